@@ -1,0 +1,1 @@
+"""Words and pure pieces that every other package uses; imports nothing of ours."""
