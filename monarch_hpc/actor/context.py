@@ -1,0 +1,83 @@
+"""Who and where am I: what an endpoint may ask about itself and about the message it handles."""
+
+from __future__ import annotations
+
+import contextvars
+from dataclasses import dataclass
+
+from monarch_hpc.core.shape import Extent, Point
+
+__all__ = ["Context", "ProcInfo", "context", "current_actor_name", "current_rank", "current_size", "entered"]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcInfo:
+    """The proc that this code runs in.
+
+    Attributes:
+        rank: rank in its proc mesh.
+        host: name of the host.
+        host_rank: place of the host in the allocation.
+        local_rank: place among the procs of its mesh on this host.
+        gpus: GPU indices of this proc, its own first.
+    """
+
+    allocation: str
+    run: str
+    rank: int
+    num_ranks: int
+    host: str
+    host_rank: int
+    local_rank: int
+    gpus: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The message being handled.
+
+    Attributes:
+        actor_name: the name given to `spawn`.
+        spawn_rank: where the actor stands in the mesh that was spawned.
+        message_rank: where it stands in the mesh that the message was sent to, which may be a slice.
+    """
+
+    actor_name: str
+    spawn_rank: Point
+    message_rank: Point
+    proc: ProcInfo
+
+
+_CONTROLLER = Context(
+    "controller",
+    Point(0, Extent((), ())),
+    Point(0, Extent((), ())),
+    ProcInfo(allocation="", run="", rank=0, num_ranks=1, host="", host_rank=-1, local_rank=0, gpus=()),
+)
+
+_current: contextvars.ContextVar[Context] = contextvars.ContextVar("monarch_hpc_context", default=_CONTROLLER)
+
+
+def context() -> Context:
+    """The context of the running endpoint; outside of endpoints the controller's."""
+    return _current.get()
+
+
+def entered(entering: Context) -> contextvars.Token[Context]:
+    """Make *entering* the context of the running thread or task."""
+    return _current.set(entering)
+
+
+def current_rank() -> Point:
+    """Where this actor stands in the mesh that the message was sent to."""
+    return _current.get().message_rank
+
+
+def current_size() -> dict[str, int]:
+    """The sizes of the mesh that the message was sent to, by dimension."""
+    return _current.get().message_rank.extent.to_dict()
+
+
+def current_actor_name() -> str:
+    """The name given to `spawn`."""
+    return _current.get().actor_name

@@ -1,0 +1,185 @@
+"""Named dimensions: extents, points in them, and strided views that cost nothing to slice."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+__all__ = ["Extent", "Point", "Region"]
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Names and sizes of the dimensions of a mesh, outermost first.
+
+    An extent with no dimension holds exactly one element.
+    """
+
+    labels: tuple[str, ...]
+    sizes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.labels) != len(self.sizes):
+            raise ValueError(f"{len(self.labels)} labels for {len(self.sizes)} sizes")
+        if len(set(self.labels)) != len(self.labels):
+            raise ValueError(f"dimension names repeat: {', '.join(self.labels)}")
+        for label, size in zip(self.labels, self.sizes, strict=True):
+            if size < 1:
+                raise ValueError(f"dimension {label!r} has size {size}; at least 1")
+
+    @classmethod
+    def of(cls, sizes: Mapping[str, int]) -> Extent:
+        """Make an extent of *sizes*, in the mapping's order."""
+        return cls(tuple(sizes), tuple(sizes.values()))
+
+    def __len__(self) -> int:
+        return math.prod(self.sizes)
+
+    def to_dict(self) -> dict[str, int]:
+        """Sizes by name."""
+        return dict(zip(self.labels, self.sizes, strict=True))
+
+    def point(self, rank: int) -> Point:
+        """The coordinates of the element at *rank*, counted row by row."""
+        return Point(rank, self)
+
+    def __str__(self) -> str:
+        return " x ".join(f"{label}={size}" for label, size in zip(self.labels, self.sizes, strict=True)) or "single"
+
+
+class Point(Mapping[str, int]):
+    """Coordinates by dimension name, and their rank, in an extent."""
+
+    __slots__ = ("extent", "rank")
+
+    def __init__(self, rank: int, extent: Extent) -> None:
+        if not 0 <= rank < len(extent):
+            raise IndexError(f"rank {rank} of {len(extent)}")
+        self.rank = rank
+        self.extent = extent
+
+    def __getitem__(self, label: str) -> int:
+        rest = self.rank
+        for name, size in zip(reversed(self.extent.labels), reversed(self.extent.sizes), strict=True):
+            rest, coordinate = divmod(rest, size)
+            if name == label:
+                return coordinate
+        raise KeyError(f"no dimension {label!r}; there are: {', '.join(self.extent.labels) or 'none'}")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.extent.labels)
+
+    def __len__(self) -> int:
+        return len(self.extent.labels)
+
+    def __hash__(self) -> int:
+        return hash((self.rank, self.extent))
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Point):
+            return self.rank == other.rank and self.extent == other.extent
+        return dict(self) == other
+
+    def __repr__(self) -> str:
+        return "{" + ", ".join(f"{label}: {coordinate}" for label, coordinate in self.items()) + "}"
+
+    def __reduce__(self) -> tuple[type[Point], tuple[int, Extent]]:
+        return Point, (self.rank, self.extent)
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A view of a mesh: which of the *base* ranks, in which order and under which dimension names.
+
+    The element with coordinates c has base rank ``offset + sum(c[i] * strides[i])``.
+    """
+
+    extent: Extent
+    offset: int
+    strides: tuple[int, ...]
+
+    @classmethod
+    def whole(cls, extent: Extent) -> Region:
+        """The view of all of *extent*, whose ranks become the base ranks."""
+        strides = []
+        stride = 1
+        for size in reversed(extent.sizes):
+            strides.append(stride)
+            stride *= size
+        return cls(extent, 0, tuple(reversed(strides)))
+
+    def __len__(self) -> int:
+        return len(self.extent)
+
+    def slice(self, **selection: int | slice) -> Region:
+        """Keep part of each named dimension: a slice keeps the dimension, a number removes it.
+
+        Raises:
+            KeyError: no dimension of that name.
+            IndexError: the number is outside the dimension, or nothing is left of it.
+        """
+        unknown = selection.keys() - set(self.extent.labels)
+        if unknown:
+            raise KeyError(
+                f"no dimension {sorted(unknown)[0]!r}; there are: {', '.join(self.extent.labels) or 'none'}"
+            )
+        offset = self.offset
+        labels: list[str] = []
+        sizes: list[int] = []
+        strides: list[int] = []
+        for label, size, stride in zip(self.extent.labels, self.extent.sizes, self.strides, strict=True):
+            chosen = selection.get(label, slice(None))
+            if isinstance(chosen, slice):
+                kept = range(size)[chosen]
+                if not kept:
+                    raise IndexError(f"{label}={chosen.start}:{chosen.stop}:{chosen.step} keeps nothing of {size}")
+                offset += kept.start * stride
+                labels.append(label)
+                sizes.append(len(kept))
+                strides.append(stride * kept.step)
+            else:
+                if not -size <= chosen < size:
+                    raise IndexError(f"{label}={chosen} is outside 0..{size - 1}")
+                offset += (chosen % size) * stride
+        return Region(Extent(tuple(labels), tuple(sizes)), offset, tuple(strides))
+
+    def base_rank(self, rank: int) -> int:
+        """The base rank of the element at *rank* of this view."""
+        if not 0 <= rank < len(self.extent):
+            raise IndexError(f"rank {rank} of {len(self.extent)}")
+        base = self.offset
+        for size, stride in zip(reversed(self.extent.sizes), reversed(self.strides), strict=True):
+            rank, coordinate = divmod(rank, size)
+            base += coordinate * stride
+        return base
+
+    def base_ranks(self) -> Iterator[int]:
+        """The base ranks of all elements, in the order of this view."""
+        return (self.base_rank(rank) for rank in range(len(self.extent)))
+
+    def rank_of(self, base_rank: int) -> int:
+        """The place in this view of the element with *base_rank*.
+
+        Raises:
+            ValueError: the view does not hold it.
+        """
+        rest = base_rank - self.offset
+        # A reversed dimension (negative stride) is read from its other end.
+        rest -= sum(stride * (size - 1) for size, stride in zip(self.extent.sizes, self.strides, strict=True) if stride < 0)
+        coordinates = [0] * len(self.strides)
+        # Largest stride first: what a dimension leaves over is below its own stride. One of size 1
+        # says nothing, and its stride may be larger than the dimensions outside it.
+        axes = [axis for axis, size in enumerate(self.extent.sizes) if size > 1]
+        for axis in sorted(axes, key=lambda axis: -abs(self.strides[axis])):
+            size, stride = self.extent.sizes[axis], self.strides[axis]
+            coordinate, rest = divmod(rest, abs(stride))
+            if not 0 <= coordinate < size:
+                raise ValueError(f"base rank {base_rank} is not in this view")
+            coordinates[axis] = coordinate if stride > 0 else size - 1 - coordinate
+        if rest:
+            raise ValueError(f"base rank {base_rank} is not in this view")
+        rank = 0
+        for coordinate, size in zip(coordinates, self.extent.sizes, strict=True):
+            rank = rank * size + coordinate
+        return rank

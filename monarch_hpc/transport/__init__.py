@@ -1,0 +1,1 @@
+"""Moving frames between the processes of an allocation, and nobody else's."""

@@ -1,0 +1,103 @@
+"""What every fabric offers: an ordered, authenticated stream of frames between two incarnations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from monarch_hpc.core.errors import TransportError
+from monarch_hpc.core.ids import Role
+from monarch_hpc.wire.frames import Frame
+
+__all__ = ["Channel", "Listener", "Peer", "TransportLimits"]
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Who is at the other end of a channel, as it proved.
+
+    Attributes:
+        python: ``major.minor.micro`` of its interpreter.
+        package: version of its monarch_hpc.
+        address: where it is, as ``tcp://address:port``.
+    """
+
+    role: Role
+    host: str
+    incarnation: int
+    epoch: int
+    python: str
+    package: str
+    address: str
+
+    def __str__(self) -> str:
+        return f"{self.role.name.lower()} on {self.host or 'an unnamed host'} ({self.address})"
+
+
+@dataclass(frozen=True, slots=True)
+class TransportLimits:
+    """The limits of channels; defaults live in configs/default.yaml, section `transport`."""
+
+    handshake_s: float
+    max_half_open: int
+    max_frame_bytes: int
+    send_queue_bytes: int
+    connect_s: float
+
+
+class Channel(Protocol):
+    """One end of an established channel.
+
+    Frames arrive at the other end in the order sent, each once, or the channel is lost as a whole.
+    """
+
+    @property
+    def peer(self) -> Peer:
+        """Who is at the other end."""
+        ...
+
+    @property
+    def error(self) -> TransportError | None:
+        """Why the channel is over: `ChannelClosed` or `PeerLost`; None while it is open."""
+        ...
+
+    @property
+    def heard_s(self) -> float:
+        """When bytes last arrived, on the engine's clock."""
+        ...
+
+    def send(self, frame: Frame) -> None:
+        """Send *frame*.
+
+        From an engine callback it never blocks. From any other thread it returns when the buffers
+        may be changed again; while the queue is full it waits, driving the engine.
+
+        Raises:
+            ChannelClosed: this side has closed.
+            PeerLost: the other side, or the wire, is gone.
+            FrameError: the frame is over a limit; the channel lives on.
+        """
+        ...
+
+    def close(self, reason: str) -> None:
+        """Tell the other side *reason* and end the channel; frames already sent still arrive."""
+        ...
+
+
+class Listener(Protocol):
+    """Who is told what happens on the channels of a process; called by the thread that drives the engine.
+
+    The methods must be short and must not block.
+    """
+
+    def on_channel(self, channel: Channel) -> None:
+        """A channel that the other side opened is established."""
+        ...
+
+    def on_frame(self, channel: Channel, frame: Frame) -> None:
+        """A frame arrived."""
+        ...
+
+    def on_lost(self, channel: Channel, error: TransportError) -> None:
+        """The channel is over; no frame of it follows."""
+        ...

@@ -1,0 +1,349 @@
+"""The one I/O engine of a process: whoever waits drives it.
+
+A thread blocked on a `Signal` polls the sockets itself, so that an answer reaches it with no thread
+switch. When nobody waits, a background thread polls. At any moment at most one thread, the driver,
+runs callbacks: what only callbacks touch needs no lock.
+
+The background thread does not take over the moment a driver leaves: in a loop of calls the next
+driver comes within microseconds, and waking a thread in between would cost more than the call.
+It comes back after `_HANDBACK_S` without a driver.
+"""
+
+from __future__ import annotations
+
+import _thread
+import heapq
+import itertools
+import logging
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+__all__ = ["Engine", "Signal", "Timer"]
+
+_HANDBACK_S = 0.002
+"""How long an engine without a driver is left alone before the background thread polls.
+
+Longer than the gap between two calls of a loop, shorter than a person or a batch of work notices.
+"""
+
+_log = logging.getLogger(__name__)
+
+
+class Timer:
+    """A callback that will run once, unless cancelled first."""
+
+    __slots__ = ("_callback", "at_s")
+
+    def __init__(self, at_s: float, callback: Callable[[], None]) -> None:
+        self.at_s = at_s
+        self._callback: Callable[[], None] | None = callback
+
+    def cancel(self) -> None:
+        """Make sure that the callback does not run (again)."""
+        self._callback = None
+
+    def fire(self) -> None:
+        """Run the callback, if it was not cancelled."""
+        callback, self._callback = self._callback, None
+        if callback is not None:
+            callback()
+
+
+class _Sleeper:
+    """A thread's bed: `sleep` until `wake`; a wake that comes first is remembered."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = _thread.allocate_lock()
+        self._lock.acquire()
+
+    def sleep(self, timeout_s: float | None) -> None:
+        self._lock.acquire(timeout=-1 if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX))
+
+    def wake(self) -> None:
+        try:
+            self._lock.release()
+        except RuntimeError:  # awake already
+            pass
+
+
+class Engine:
+    """Polls file descriptors and timers for all threads of a process.
+
+    Args:
+        spin_s: how long a driver polls without sleeping before it sleeps, in seconds.
+    """
+
+    def __init__(self, spin_s: float = 0.0) -> None:
+        self.clock = time.monotonic
+        self._spin_s = spin_s
+        self._epoll = select.epoll()
+        self._callbacks: dict[int, Callable[[int], None]] = {}
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._order = itertools.count()
+        self._soon: deque[Callable[[], None]] = deque()
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll.register(self._wake_fd, select.EPOLLIN)
+        self._drive = _thread.allocate_lock()
+        self._driver = 0  # thread id of the driver, 0 for none
+        self._left_s = 0.0  # when the last driver left
+        self._polling = False  # the driver may be asleep in the kernel
+        self._waiters: list[_Sleeper] = []
+        self._waiters_lock = _thread.allocate_lock()
+        self._local = threading.local()
+        self._closing = False
+        self._background_bed = _Sleeper()
+        self._background_asleep = False
+        self._background: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the background thread."""
+        self._background = threading.Thread(target=self._run_background, name="monarch-engine", daemon=True)
+        self._background.start()
+
+    def close(self) -> None:
+        """End the background thread and free the descriptors; callbacks no longer run."""
+        if self._closing:
+            return
+        self._closing = True
+        self._poke()
+        self._background_bed.wake()
+        if self._background is not None and self._background is not threading.current_thread():
+            self._background.join()
+        for waiter in list(self._waiters):
+            waiter.wake()
+        if not self.driving:
+            with self._drive:
+                self._release()
+        else:
+            self._release()
+
+    def _release(self) -> None:
+        self._epoll.close()
+        os.close(self._wake_fd)
+        self._callbacks.clear()
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closing
+
+    @property
+    def driving(self) -> bool:
+        """Whether the calling thread is the driver, that is, runs inside a callback."""
+        return self._driver == _thread.get_ident()
+
+    # ---- what callers register ----
+
+    def watch(self, fd: int, callback: Callable[[int], None], *, read: bool = True, write: bool = False) -> None:
+        """Call *callback* with the epoll event mask whenever *fd* is ready; replaces an earlier watch."""
+        mask = (select.EPOLLIN if read else 0) | (select.EPOLLOUT if write else 0)
+        known = fd in self._callbacks
+        self._callbacks[fd] = callback
+        if known:
+            self._epoll.modify(fd, mask)
+        else:
+            self._epoll.register(fd, mask)
+
+    def unwatch(self, fd: int) -> None:
+        """Stop watching *fd*; call it before closing the descriptor. Unknown descriptors are ignored."""
+        if self._callbacks.pop(fd, None) is not None and not self._epoll.closed:
+            self._epoll.unregister(fd)
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> Timer:
+        """Run *callback* on the driver in *delay_s* seconds; from any thread."""
+        timer = Timer(self.clock() + delay_s, callback)
+        entry = (timer.at_s, next(self._order), timer)
+        if self.driving:
+            heapq.heappush(self._timers, entry)
+        else:
+            self.call_soon(lambda: heapq.heappush(self._timers, entry))
+        return timer
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        """Run *callback* on the driver as soon as possible; from any thread."""
+        self._soon.append(callback)
+        if not self.driving:
+            self._poke()
+
+    def _poke(self) -> None:
+        if not self._epoll.closed:
+            os.eventfd_write(self._wake_fd, 1)
+
+    # ---- driving ----
+
+    def wait(self, ready: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Drive, or wait while another thread drives, until *ready* or the time is over.
+
+        Whoever makes *ready* true from another thread must call `wake_waiters` afterwards.
+        """
+        if ready():
+            return True
+        assert not self.driving, "a callback of the engine must not wait for the engine"
+        end_s = None if timeout_s is None else self.clock() + timeout_s
+        bed: _Sleeper | None = getattr(self._local, "bed", None)
+        if bed is None:
+            bed = self._local.bed = _Sleeper()
+        with self._waiters_lock:
+            self._waiters.append(bed)
+        try:
+            while not self._closing:
+                if self._drive.acquire(blocking=False):
+                    try:
+                        return self._drive_until(ready, end_s)
+                    finally:
+                        self._leave(bed)
+                if ready():
+                    return True
+                left_s = None if end_s is None else end_s - self.clock()
+                if left_s is not None and left_s <= 0:
+                    return False
+                if self._background is not None and self._driver == self._background.ident:
+                    self._poke()
+                bed.sleep(left_s)
+                if ready():
+                    return True
+            return ready()
+        finally:
+            with self._waiters_lock:
+                self._waiters.remove(bed)
+
+    def wake_waiters(self) -> None:
+        """Make waiting threads look at their condition again; cheap when nobody waits."""
+        if self._waiters:
+            here = _thread.get_ident()
+            if self._driver not in (0, here) and self._polling:
+                self._poke()
+            own = getattr(self._local, "bed", None)
+            with self._waiters_lock:
+                beds = list(self._waiters)
+            for bed in beds:
+                if bed is not own:
+                    bed.wake()
+
+    def _drive_until(self, ready: Callable[[], bool], end_s: float | None) -> bool:
+        self._driver = _thread.get_ident()
+        while not ready():
+            if self._closing:
+                return False
+            left_s = -1.0
+            if end_s is not None:
+                left_s = end_s - self.clock()
+                if left_s <= 0:
+                    return False
+            self._poll(left_s, ready)
+        return True
+
+    def _leave(self, bed: _Sleeper | None) -> None:
+        self._driver = 0
+        self._left_s = self.clock()
+        self._drive.release()
+        if len(self._waiters) > (bed is not None):
+            with self._waiters_lock:
+                others = [other for other in self._waiters if other is not bed]
+            if others:
+                others[0].wake()
+                return
+        if self._background_asleep:
+            self._background_bed.wake()
+
+    def _poll(self, timeout_s: float, ready: Callable[[], bool] | None) -> None:
+        """Run what is due; sleep at most *timeout_s* seconds (-1: for ever) when nothing is."""
+        soon = self._soon
+        while soon:
+            self._guard(soon.popleft())
+        timers = self._timers
+        if timers:
+            now_s = self.clock()
+            while timers and timers[0][0] <= now_s:
+                self._guard(heapq.heappop(timers)[2].fire)
+            if timers:
+                next_s = max(timers[0][0] - now_s, 0.0)
+                timeout_s = next_s if timeout_s < 0 else min(timeout_s, next_s)
+        events = self._events(timeout_s, ready)
+        for fd, mask in events:
+            if fd == self._wake_fd:
+                try:
+                    os.eventfd_read(fd)
+                except BlockingIOError:
+                    pass
+                continue
+            callback = self._callbacks.get(fd)
+            if callback is not None:
+                try:
+                    callback(mask)
+                except Exception:
+                    _log.exception("a callback of the I/O engine failed")
+
+    def _events(self, timeout_s: float, ready: Callable[[], bool] | None) -> list[tuple[int, int]]:
+        if self._spin_s > 0:
+            end_s = self.clock() + self._spin_s
+            while True:
+                events = self._epoll.poll(0)
+                if events or self._soon:
+                    return events
+                if self.clock() >= end_s:
+                    break
+        # From here on another thread pokes when it changes something; what changed before is seen now.
+        self._polling = True
+        if self._soon or self._closing or (ready is not None and ready()):
+            timeout_s = 0
+        try:
+            return self._epoll.poll(timeout_s)
+        except InterruptedError:
+            return []
+        finally:
+            self._polling = False
+
+    def _guard(self, callback: Callable[[], None]) -> None:
+        try:
+            callback()
+        except Exception:
+            _log.exception("a callback of the I/O engine failed")
+
+    def _run_background(self) -> None:
+        while not self._closing:
+            if self._driver:
+                self._background_asleep = True
+                if self._driver:
+                    self._background_bed.sleep(None)
+                self._background_asleep = False
+                continue
+            idle_s = self.clock() - self._left_s
+            if idle_s < _HANDBACK_S or not self._drive.acquire(blocking=False):
+                self._background_bed.sleep(_HANDBACK_S)
+                continue
+            try:
+                self._driver = _thread.get_ident()
+                while not self._closing and not self._waiters:
+                    self._poll(-1, None)
+            finally:
+                self._leave(None)
+
+
+class Signal:
+    """A flag that threads wait for by driving the engine."""
+
+    __slots__ = ("_engine", "_set")
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._set = False
+
+    def set(self) -> None:
+        """Raise the flag, for good; from any thread."""
+        self._set = True
+        self._engine.wake_waiters()
+
+    def is_set(self) -> bool:
+        """Tell whether the flag is up."""
+        return self._set
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until the flag is up; False when *timeout_s* passed first."""
+        return self._engine.wait(self.is_set, timeout_s)

@@ -1,0 +1,376 @@
+"""One process's seat in the allocation: it listens, dials, and holds the channels that came of it."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from urllib.parse import urlsplit
+
+from monarch_hpc.core.errors import AuthenticationError, PeerLost, TransportError, VersionMismatch
+from monarch_hpc.core.ids import Identity
+from monarch_hpc.transport.api import Channel, Listener, Peer, TransportLimits
+from monarch_hpc.transport.engine import Engine, Signal, Timer
+from monarch_hpc.transport.handshake import ANSWER_BYTES, HELLO_BYTES, Accepting, Dialing, check_versions
+from monarch_hpc.transport.noise import Cipher
+from monarch_hpc.transport.tcp import TcpChannel
+from monarch_hpc.wire.frames import Frame
+
+__all__ = ["Node"]
+
+_log = logging.getLogger(__name__)
+
+Done = Callable[[Channel | TransportError], None]
+
+
+class Node:
+    """Listens and dials for one process; see `transport.api.Listener` for what it reports.
+
+    Args:
+        key: the allocation's key, 32 bytes.
+        listener: told of channels that others open, of frames, and of lost channels.
+    """
+
+    def __init__(
+        self, engine: Engine, identity: Identity, key: bytes, listener: Listener, limits: TransportLimits
+    ) -> None:
+        self._engine = engine
+        self._identity = identity
+        self._key = key
+        self._listener = listener
+        self._limits = limits
+        self._channels: dict[int, TcpChannel] = {}
+        self._listening: list[socket.socket] = []
+        self._half_open: dict[_Inbound, None] = {}  # in order of arrival
+        self._refused = 0
+        self._closed = False
+
+    @property
+    def identity(self) -> Identity:
+        """Who this process is."""
+        return self._identity
+
+    @property
+    def channels(self) -> Mapping[int, Channel]:
+        """The open channels, by the peer's incarnation."""
+        return self._channels
+
+    @property
+    def num_refused(self) -> int:
+        """How many greetings were refused so far."""
+        return self._refused
+
+    # ---- listening ----
+
+    def listen(self, hosts: Sequence[str]) -> list[str]:
+        """Listen on a free port of each IP address in *hosts*; return the addresses, ``tcp://address:port``.
+
+        Raises:
+            PeerLost: an address cannot be bound.
+        """
+        addresses = []
+        for host in hosts:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+            try:
+                sock.bind((host, 0))
+            except OSError as error:
+                sock.close()
+                raise PeerLost(host, f"cannot listen there: {error.strerror}") from error
+            sock.listen(512)
+            self._listening.append(sock)
+            self._engine.watch(sock.fileno(), lambda _mask, sock=sock: self._accept(sock))
+            addresses.append(_render(sock.getsockname()))
+        return addresses
+
+    def _accept(self, sock: socket.socket) -> None:
+        while True:
+            try:
+                accepted, address = sock.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                _log.warning("cannot accept a connection: %s", error)
+                return
+            if len(self._half_open) >= self._limits.max_half_open:
+                # The oldest has had the most time: a flood of silent strangers only evicts itself.
+                next(iter(self._half_open)).drop()
+            inbound = _Inbound(self, accepted, _render(address))
+            self._half_open[inbound] = None
+
+    # ---- dialling ----
+
+    def dial(self, addresses: Sequence[str], incarnation: int, done: Done) -> None:
+        """Open a channel to whoever listens at one of *addresses*; call *done* with it or with why not.
+
+        All addresses are tried at once; the first proven one wins. From callbacks of the engine.
+        """
+        known = self._channels.get(incarnation) if incarnation else None
+        if known is not None and known.error is None:
+            done(known)
+            return
+        _Race(self, list(addresses), incarnation, done)
+
+    def connect(self, addresses: Sequence[str], incarnation: int = 0, timeout_s: float | None = None) -> Channel:
+        """Like `dial`, for threads outside the engine: wait for the channel and return it.
+
+        Raises:
+            PeerLost: nobody answers in time (default: config key `transport.connect_s`).
+            AuthenticationError, VersionMismatch: somebody does, but cannot be spoken to.
+        """
+        known = self._channels.get(incarnation) if incarnation else None
+        if known is not None and known.error is None:
+            return known
+        outcome: list[Channel | TransportError] = []
+        signal = Signal(self._engine)
+
+        def done(result: Channel | TransportError) -> None:
+            outcome.append(result)
+            signal.set()
+
+        self._engine.call_soon(lambda: self.dial(addresses, incarnation, done))
+        wait_s = self._limits.connect_s if timeout_s is None else timeout_s
+        if not signal.wait(wait_s):
+            raise PeerLost(", ".join(addresses), f"no answer in {wait_s:.1f} s")
+        if isinstance(outcome[0], TransportError):
+            raise outcome[0]
+        return outcome[0]
+
+    # ---- channels ----
+
+    def adopt(self, sock: socket.socket, peer: Peer, ciphers: tuple[Cipher, Cipher]) -> TcpChannel:
+        """Make a channel of a socket whose handshake is done."""
+        channel = TcpChannel(self._engine, sock, peer, ciphers, self, self._limits)
+        self._channels[peer.incarnation] = channel
+        channel.start()
+        return channel
+
+    def on_channel(self, channel: Channel) -> None:
+        """Pass on a channel that the other side opened."""
+        self._listener.on_channel(channel)
+
+    def on_frame(self, channel: Channel, frame: Frame) -> None:
+        """Pass on a frame."""
+        self._listener.on_frame(channel, frame)
+
+    def on_lost(self, channel: Channel, error: TransportError) -> None:
+        """Forget a channel and pass the news on."""
+        if self._channels.get(channel.peer.incarnation) is channel:
+            del self._channels[channel.peer.incarnation]
+        self._listener.on_lost(channel, error)
+
+    def close(self, reason: str) -> None:
+        """Stop listening and close all channels, telling the other sides *reason*."""
+        self._closed = True
+        for sock in self._listening:
+            self._engine.unwatch(sock.fileno())
+            sock.close()
+        self._listening.clear()
+        for inbound in list(self._half_open):
+            inbound.drop()
+        for channel in list(self._channels.values()):
+            channel.close(reason)
+
+    # ---- for the handshakes below ----
+
+    def greeted(self, inbound: _Inbound, hello: bytes) -> None:
+        """Judge a complete greeting."""
+        del self._half_open[inbound]
+        try:
+            answer, peer, ciphers = Accepting(self._identity, self._key, inbound.address).answer(hello)
+            inbound.sock.send(answer)  # 144 bytes always fit an empty socket buffer
+            check_versions(peer.python, peer.package, str(peer))
+        except (AuthenticationError, VersionMismatch, OSError, ValueError) as error:
+            inbound.sock.close()
+            self.refuse(inbound.address, str(error))
+            return
+        self.on_channel(self.adopt(inbound.sock, peer, ciphers))
+
+    def refuse(self, address: str, why: str) -> None:
+        """Count a refused greeting; one line for the first and for each hundredth."""
+        self._refused += 1
+        if self._refused % 100 == 1:
+            _log.warning("refused %s (%d so far): %s", address, self._refused, why)
+
+    def forget(self, inbound: _Inbound, why: str) -> None:
+        """Drop a connection that did not greet."""
+        if self._half_open.pop(inbound, self) is None:
+            self.refuse(inbound.address, why)
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that this node runs on."""
+        return self._engine
+
+    @property
+    def limits(self) -> TransportLimits:
+        """The limits of its channels."""
+        return self._limits
+
+    def dialing(self, incarnation: int, address: str) -> Dialing:
+        """Begin a handshake with *address*."""
+        return Dialing(self._identity, self._key, incarnation, address)
+
+
+class _Inbound:
+    """A connection that has not greeted completely: at most `HELLO_BYTES` bytes, and a deadline."""
+
+    def __init__(self, node: Node, sock: socket.socket, address: str) -> None:
+        self.sock = sock
+        self.address = address
+        self._node = node
+        self._hello = b""
+        sock.setblocking(False)
+        _tune(sock)
+        self._timer: Timer = node.engine.call_later(node.limits.handshake_s, self._late)
+        node.engine.watch(sock.fileno(), self._on_ready)
+
+    def _late(self) -> None:
+        self.drop("it sent no complete greeting in time")
+
+    def _on_ready(self, _mask: int) -> None:
+        try:
+            data = self.sock.recv(HELLO_BYTES - len(self._hello))
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self.drop(str(error))
+            return
+        if not data:
+            self.drop("it left before greeting")
+            return
+        self._hello += data
+        if len(self._hello) == HELLO_BYTES:
+            self._timer.cancel()
+            self._node.engine.unwatch(self.sock.fileno())
+            self._node.greeted(self, self._hello)
+
+    def drop(self, why: str = "too many connections have not greeted") -> None:
+        """Close the connection."""
+        self._timer.cancel()
+        self._node.engine.unwatch(self.sock.fileno())
+        self.sock.close()
+        self._node.forget(self, why)
+
+
+class _Race:
+    """Dials several addresses at once; the first one that proves itself wins."""
+
+    def __init__(self, node: Node, addresses: list[str], incarnation: int, done: Done) -> None:
+        self._node = node
+        self._done: Done | None = done
+        self._errors: list[TransportError] = []
+        self._outbound: list[_Outbound] = []
+        self._timer = node.engine.call_later(node.limits.connect_s, self._late)
+        self._addresses = addresses
+        if not addresses:
+            self._end(PeerLost("a peer", "it has no address"))
+        for address in addresses:
+            if self._done is not None:
+                self._outbound.append(_Outbound(node, self, incarnation, address))
+
+    def won(self, outbound: _Outbound, peer: Peer, ciphers: tuple[Cipher, Cipher]) -> None:
+        if self._done is None:
+            outbound.sock.close()
+            return
+        channel = self._node.adopt(outbound.sock, peer, ciphers)
+        self._end(channel)
+
+    def lost(self, error: TransportError) -> None:
+        self._errors.append(error)
+        if len(self._errors) == len(self._addresses):
+            # What somebody with our key said is worth more than silence from the other addresses.
+            said = [e for e in self._errors if not isinstance(e, PeerLost)]
+            self._end((said or self._errors)[0])
+
+    def _late(self) -> None:
+        self._end(PeerLost(", ".join(self._addresses), f"no answer in {self._node.limits.connect_s:.1f} s"))
+
+    def _end(self, result: Channel | TransportError) -> None:
+        done, self._done = self._done, None
+        if done is not None:
+            self._timer.cancel()
+            for outbound in self._outbound:
+                outbound.drop()
+            done(result)
+
+
+class _Outbound:
+    """One address of a race."""
+
+    def __init__(self, node: Node, race: _Race, incarnation: int, address: str) -> None:
+        self._node = node
+        self._race = race
+        self._address = address
+        self._answer = b""
+        self._sent = False
+        self._over = False
+        host, port = _parse(address)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        _tune(self.sock)
+        self._dialing = node.dialing(incarnation, address)
+        status = self.sock.connect_ex((host, port))
+        if status not in (0, 115):  # EINPROGRESS
+            self._fail(OSError(status, "cannot connect"))
+            return
+        node.engine.watch(self.sock.fileno(), self._on_ready, read=False, write=True)
+
+    def _on_ready(self, _mask: int) -> None:
+        try:
+            if not self._sent:
+                status = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                if status:
+                    raise OSError(status, "cannot connect")
+                self.sock.send(self._dialing.hello)  # 192 bytes always fit an empty socket buffer
+                self._sent = True
+                self._node.engine.watch(self.sock.fileno(), self._on_ready)
+                return
+            data = self.sock.recv(ANSWER_BYTES - len(self._answer))
+            if not data:
+                raise AuthenticationError(
+                    self._address, "it closed at our greeting, as an agent does that holds another key"
+                )
+            self._answer += data
+            if len(self._answer) < ANSWER_BYTES:
+                return
+            peer, ciphers = self._dialing.finish(self._answer)
+        except BlockingIOError:
+            return
+        except (OSError, TransportError) as error:
+            self._fail(error)
+            return
+        self._over = True
+        self._node.engine.unwatch(self.sock.fileno())
+        self._race.won(self, peer, ciphers)
+
+    def _fail(self, error: OSError | TransportError) -> None:
+        self.drop()
+        if isinstance(error, OSError):
+            lost = PeerLost(self._address, error.strerror or str(error))
+            lost.__cause__ = error
+            error = lost
+        self._race.lost(error)
+
+    def drop(self) -> None:
+        """Give up this address, unless it won."""
+        if not self._over:
+            self._over = True
+            self._node.engine.unwatch(self.sock.fileno())
+            self.sock.close()
+
+
+def _tune(sock: socket.socket) -> None:
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def _render(address: tuple[str, int] | tuple[str, int, int, int]) -> str:
+    host, port = address[0], address[1]
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
+def _parse(address: str) -> tuple[str, int]:
+    parts = urlsplit(address)
+    if parts.scheme != "tcp" or not parts.hostname or not parts.port:
+        raise PeerLost(address, "not an address of the form tcp://address:port")
+    return parts.hostname, parts.port

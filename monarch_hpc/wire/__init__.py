@@ -1,0 +1,1 @@
+"""What travels between processes: frames, control messages and serialized values. Pure, versioned."""

@@ -1,0 +1,135 @@
+"""The frame: a fixed header, a small body, and buffers that are never copied into the body.
+
+Layout, little-endian (24 bytes, then one u64 per buffer):
+
+    u8  version     `PROTOCOL`
+    u8  kind        `Kind`
+    u16 num_buffers
+    u32 body_bytes
+    u64 dest        what the frame is for: an actor, a reply slot; 0 for the process itself
+    u64 reply       where an answer goes; 0 for none
+    u64 * num_buffers   the length of each buffer, in bytes
+
+The parser is total: any bytes give a `Head` or a `FrameError`, and no length is believed before it
+is checked against the limits.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from monarch_hpc.core.errors import FrameError
+
+__all__ = ["HEAD_BYTES", "MAX_BODY_BYTES", "MAX_BUFFERS", "PROTOCOL", "Buffer", "Frame", "Head", "Kind", "pack_head", "parse_head"]
+
+PROTOCOL = 1
+"""Version of everything on the wire; two sides that differ refuse each other."""
+
+MAX_BODY_BYTES = 64 * 2**20
+"""A body is a pickled skeleton or a control message: larger ones are a mistake (buffers carry bulk)."""
+
+MAX_BUFFERS = 4096
+"""More buffers than this in one message cost more in bookkeeping than a copy would."""
+
+Buffer = bytes | bytearray | memoryview
+
+_HEAD = struct.Struct("<BBHIQQ")
+HEAD_BYTES = _HEAD.size
+
+
+class Kind(enum.IntEnum):
+    """What a frame is."""
+
+    CONTROL = 1  # JSON body, see wire.messages
+    SPAWN = 2  # make an actor: dest = actor id
+    CALL = 3  # run an endpoint: dest = actor id, reply = reply slot or 0
+    RESULT = 4  # dest = reply slot
+    FAILURE = 5  # dest = reply slot; body is a pickled exception
+    STOP = 6  # stop an actor: dest = actor id
+    PING = 7  # sign of life; never passed on
+    BYE = 8  # the sender closes; body is the reason, UTF-8
+
+
+_KINDS = {int(kind): kind for kind in Kind}
+
+
+@dataclass(slots=True)
+class Frame:
+    """One message between two processes.
+
+    Buffers of a received frame are writable and belong to the receiver.
+    """
+
+    kind: Kind
+    dest: int = 0
+    reply: int = 0
+    body: Buffer = b""
+    buffers: Sequence[Buffer] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A parsed header.
+
+    Attributes:
+        buffer_bytes: length of each buffer that follows the body.
+        size: bytes of the header itself with its table of lengths.
+    """
+
+    kind: Kind
+    dest: int
+    reply: int
+    body_bytes: int
+    buffer_bytes: tuple[int, ...]
+    size: int
+
+
+def pack_head(frame: Frame) -> bytes:
+    """Render the header of *frame*, table of lengths included.
+
+    Raises:
+        FrameError: the frame is larger than the protocol allows.
+    """
+    num = len(frame.buffers)
+    if num > MAX_BUFFERS or len(frame.body) > MAX_BODY_BYTES:
+        raise FrameError(
+            f"{len(frame.body)} bytes of body and {num} buffers; at most {MAX_BODY_BYTES} and {MAX_BUFFERS}: "
+            "send bulk data as arrays or bytes, in fewer pieces"
+        )
+    head = _HEAD.pack(PROTOCOL, frame.kind, num, len(frame.body), frame.dest, frame.reply)
+    if not num:
+        return head
+    return head + struct.pack(f"<{num}Q", *[memoryview(buffer).nbytes for buffer in frame.buffers])
+
+
+def parse_head(data: Buffer, max_frame_bytes: int) -> Head:
+    """Read the header at the start of *data*.
+
+    Raises:
+        FrameError: the bytes are no header of this protocol, or promise more than *max_frame_bytes*.
+    """
+    if len(data) < HEAD_BYTES:
+        raise FrameError(f"{len(data)} bytes, a header has {HEAD_BYTES}")
+    version, kind, num, body_bytes, dest, reply = _HEAD.unpack_from(data)
+    if version != PROTOCOL:
+        raise FrameError(f"protocol {version}, this side speaks {PROTOCOL}")
+    known = _KINDS.get(kind)
+    if known is None:
+        raise FrameError(f"kind {kind}")
+    if num > MAX_BUFFERS:
+        raise FrameError(f"{num} buffers, at most {MAX_BUFFERS}")
+    if body_bytes > MAX_BODY_BYTES:
+        raise FrameError(f"{body_bytes} bytes of body, at most {MAX_BODY_BYTES}")
+    size = HEAD_BYTES + 8 * num
+    if not num:
+        return Head(known, dest, reply, body_bytes, (), size)
+    if len(data) < size:
+        raise FrameError(f"{len(data)} bytes, a header with {num} buffers has {size}")
+    lengths = struct.unpack_from(f"<{num}Q", data, HEAD_BYTES)
+    total = body_bytes + sum(lengths)
+    if total > max_frame_bytes:
+        raise FrameError(f"{total} bytes, at most {max_frame_bytes} (config key 'transport.max_frame_bytes')")
+    return Head(known, dest, reply, body_bytes, lengths, size)

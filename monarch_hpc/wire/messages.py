@@ -1,0 +1,343 @@
+"""Control messages between controller, head, agents and procs: frozen dataclasses that travel as JSON.
+
+Plain data on purpose: agents and the command line never unpickle what users sent. Each message
+names the run it belongs to, so that the head can pass it on without understanding it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+import typing
+from dataclasses import dataclass, field
+
+from monarch_hpc.core.errors import FrameError
+
+__all__ = [
+    "CloseRun",
+    "HostEntry",
+    "HostLost",
+    "Join",
+    "Message",
+    "OpenRun",
+    "Output",
+    "ProcEnded",
+    "ProcHello",
+    "ProcReady",
+    "ProcsStopped",
+    "Refused",
+    "Roster",
+    "RunClosed",
+    "RunOpened",
+    "ShutDown",
+    "ShutDownDone",
+    "SpawnFailed",
+    "SpawnProcs",
+    "Status",
+    "StatusReport",
+    "StopProcs",
+    "decode",
+    "encode",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Base of all control messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostEntry:
+    """What an agent reports of its host: what Slurm *granted*, never what the machine has.
+
+    Args:
+        rank: place of the host in the allocation, from 0.
+        addresses: where its agent listens, ``tcp://address:port``, best first.
+        cpus: granted CPU numbers.
+        gpus: granted GPU indices or UUIDs, in Slurm's order.
+        memory_bytes: granted memory; the machine's where no limit is set.
+        interfaces: interface name -> IPv4 address.
+    """
+
+    rank: int
+    name: str
+    addresses: list[str]
+    pid: int
+    python: str
+    package: str
+    cpus: list[int]
+    gpus: list[str]
+    memory_bytes: int
+    interfaces: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Join(Message):
+    """Agent to head: here I am. *problem* names what is wrong with the host, empty if nothing."""
+
+    host: HostEntry
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class Roster(Message):
+    """Head to agents: all hosts of the allocation."""
+
+    hosts: list[HostEntry]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRun(Message):
+    """Controller to head: a run begins, or joins the one of the same id."""
+
+    run: str
+    title: str
+    controller_host: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunOpened(Message):
+    """Head to controller: the run is known; these are its hosts."""
+
+    run: str
+    epoch: int
+    hosts: list[HostEntry]
+
+
+@dataclass(frozen=True, slots=True)
+class CloseRun(Message):
+    """Controller to head: the run is over; end what is left of it."""
+
+    run: str
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunClosed(Message):
+    """Head to controller: no proc of the run is left."""
+
+    run: str
+
+
+@dataclass(frozen=True, slots=True)
+class SpawnProcs(Message):
+    """Controller to head to agents: start procs.
+
+    Args:
+        mesh: number of the proc mesh, unique in the run.
+        hosts: ranks of the hosts that start procs.
+        first_rank: for each of *hosts*, the mesh rank of its first proc; the others follow.
+        per_host: how many procs on each host.
+        num_ranks: size of the whole mesh.
+        environment: variables for each proc; an empty dict inherits the agent's.
+        preload: modules that the zygote imports before it forks.
+        sys_path: the controller's import path.
+        cwd: the controller's working directory.
+        gpu_visible: ``own-first``, ``own`` or ``all``; see config key `procs.gpu_visible`.
+        deadline_s: seconds until a proc must have reported.
+    """
+
+    run: str
+    mesh: int
+    hosts: list[int]
+    first_rank: list[int]
+    per_host: int
+    num_ranks: int
+    environment: dict[str, str]
+    preload: list[str]
+    sys_path: list[str]
+    cwd: str
+    gpu_visible: str
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ProcHello(Message):
+    """Proc to its agent, over its own pipe: ready, and listening here."""
+
+    mesh: int
+    rank: int
+    incarnation: int
+    addresses: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcReady(Message):
+    """Agent to controller: one proc runs and listens. *incarnation* is a decimal string: JSON has no u64."""
+
+    run: str
+    mesh: int
+    rank: int
+    host: int
+    pid: int
+    incarnation: str
+    addresses: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class SpawnFailed(Message):
+    """Agent to controller: one proc did not start."""
+
+    run: str
+    mesh: int
+    rank: int
+    host: int
+    cause: str
+    last_lines: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcEnded(Message):
+    """Agent to controller: one proc is gone. *expected* after `StopProcs`; *cause* in words."""
+
+    run: str
+    mesh: int
+    rank: int
+    host: int
+    expected: bool
+    cause: str
+    last_lines: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class StopProcs(Message):
+    """Controller to head to agents: end these procs, politely for *grace_s* seconds."""
+
+    run: str
+    mesh: int
+    hosts: list[int]
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ProcsStopped(Message):
+    """Agent to controller: no proc of the mesh is left on this host, and all their output was sent."""
+
+    run: str
+    mesh: int
+    host: int
+
+
+@dataclass(frozen=True, slots=True)
+class Output(Message):
+    """Agent to controller: lines that a proc wrote. *stream* is ``out`` or ``err``; *dropped* counts lines left out."""
+
+    run: str
+    mesh: int
+    rank: int
+    host: int
+    stream: str
+    lines: list[str]
+    dropped: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostLost(Message):
+    """Head to controller: a host and all on it is gone."""
+
+    run: str
+    host: int
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused(Message):
+    """Head or agent: what was asked cannot be done, and why."""
+
+    run: str
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class Status(Message):
+    """Tool to head: what runs?"""
+
+
+@dataclass(frozen=True, slots=True)
+class StatusReport(Message):
+    """Head to tool: hosts with their state, and runs with their procs, as plain data."""
+
+    hosts: list[dict[str, object]]
+    runs: list[dict[str, object]]
+
+
+@dataclass(frozen=True, slots=True)
+class ShutDown(Message):
+    """Tool to head to agents: end all procs, sweep, and leave."""
+
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ShutDownDone(Message):
+    """Agent to head to tool: how many processes of ours are left on each host (name -> count)."""
+
+    left: dict[str, int] = field(default_factory=dict)
+
+
+def _subclasses() -> dict[str, type[Message]]:
+    return {cls.__name__: cls for cls in Message.__subclasses__()}
+
+
+_BY_NAME: dict[str, type[Message]] = {}
+_HINTS: dict[type, dict[str, object]] = {}
+
+
+def encode(message: Message) -> bytes:
+    """Render *message* for the body of a CONTROL frame."""
+    return json.dumps({"op": type(message).__name__, **dataclasses.asdict(message)}, separators=(",", ":")).encode()
+
+
+def decode(body: bytes | bytearray | memoryview) -> Message:
+    """Read the body of a CONTROL frame.
+
+    Raises:
+        FrameError: not JSON, an unknown message, or a field that is missing, unknown or of the wrong type.
+    """
+    try:
+        document = json.loads(bytes(body))
+    except ValueError as error:
+        raise FrameError(f"control message is not JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise FrameError("control message is not an object")
+    if not _BY_NAME:
+        _BY_NAME.update(_subclasses())
+    name = document.pop("op", None)
+    cls = _BY_NAME.get(name) if isinstance(name, str) else None
+    if cls is None:
+        raise FrameError(f"unknown control message {name!r}")
+    message = _build(cls, document, cls.__name__)
+    assert isinstance(message, Message)
+    return message
+
+
+def _build(cls: type, document: dict[str, object], where: str) -> object:
+    hints = _HINTS.get(cls)
+    if hints is None:
+        hints = _HINTS[cls] = dict(typing.get_type_hints(cls))
+    if document.keys() != hints.keys():
+        wrong = sorted(set(document) ^ set(hints))
+        raise FrameError(f"{where}: fields {wrong} are missing or unknown")
+    return cls(**{name: _checked(hint, document[name], f"{where}.{name}") for name, hint in hints.items()})
+
+
+def _checked(hint: object, value: object, where: str) -> object:
+    origin = typing.get_origin(hint)
+    if origin is list and isinstance(value, list):
+        (item,) = typing.get_args(hint)
+        return [_checked(item, entry, where) for entry in value]
+    if origin is dict and isinstance(value, dict):
+        _, item = typing.get_args(hint)
+        return {key: _checked(item, entry, f"{where}.{key}") for key, entry in value.items()}
+    if hint is object:
+        return value
+    if hint is float and type(value) is int:
+        return float(value)
+    if isinstance(hint, type) and not isinstance(hint, types.GenericAlias):
+        if dataclasses.is_dataclass(hint) and isinstance(value, dict):
+            return _build(hint, value, where)
+        if type(value) is hint:
+            return value
+    raise FrameError(f"{where}: {value!r:.80} is not of type {hint}")
