@@ -1,3 +1,102 @@
-"""monarch-hpc: program a Slurm allocation from one Python script."""
+"""monarch-hpc: program a Slurm allocation from one Python script.
+
+    import monarch_hpc
+    procs = monarch_hpc.hosts().spawn_procs(per_host={"gpus": 2})
+
+Names are loaded at their first use, so that the command line starts without the runtime.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from monarch_hpc.actor.context import Context, context, current_actor_name, current_rank, current_size
+    from monarch_hpc.actor.endpoint import Actor, endpoint
+    from monarch_hpc.actor.future import Future
+    from monarch_hpc.core.errors import (
+        ActorDied,
+        ActorError,
+        ActorFailed,
+        AllocationError,
+        DeliveryUnknown,
+        MeshError,
+        MonarchError,
+        SpawnError,
+    )
+    from monarch_hpc.core.shape import Extent, Point
+    from monarch_hpc.mesh.actors import ActorMesh
+    from monarch_hpc.mesh.host import HostMesh, hosts
+    from monarch_hpc.mesh.proc import ProcMesh
+    from monarch_hpc.mesh.spmd import spmd
+    from monarch_hpc.mesh.value import ValueMesh
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "Actor": "actor.endpoint",
+    "ActorDied": "core.errors",
+    "ActorError": "core.errors",
+    "ActorFailed": "core.errors",
+    "ActorMesh": "mesh.actors",
+    "AllocationError": "core.errors",
+    "Context": "actor.context",
+    "DeliveryUnknown": "core.errors",
+    "Extent": "core.shape",
+    "Future": "actor.future",
+    "HostMesh": "mesh.host",
+    "MeshError": "core.errors",
+    "MonarchError": "core.errors",
+    "Point": "core.shape",
+    "ProcMesh": "mesh.proc",
+    "SpawnError": "core.errors",
+    "ValueMesh": "mesh.value",
+    "context": "actor.context",
+    "current_actor_name": "actor.context",
+    "current_rank": "actor.context",
+    "current_size": "actor.context",
+    "endpoint": "actor.endpoint",
+    "hosts": "mesh.host",
+    "spmd": "mesh.spmd",
+}
+
+__all__ = [
+    "Actor",
+    "ActorDied",
+    "ActorError",
+    "ActorFailed",
+    "ActorMesh",
+    "AllocationError",
+    "Context",
+    "DeliveryUnknown",
+    "Extent",
+    "Future",
+    "HostMesh",
+    "MeshError",
+    "MonarchError",
+    "Point",
+    "ProcMesh",
+    "SpawnError",
+    "ValueMesh",
+    "context",
+    "current_actor_name",
+    "current_rank",
+    "current_size",
+    "endpoint",
+    "hosts",
+    "spmd",
+]
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'monarch_hpc' has no attribute {name!r}")
+    value: object = getattr(importlib.import_module(f"monarch_hpc.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -19,13 +19,14 @@ class Future(Generic[T]):
     A timed-out `get` leaves the future as it is; a stored exception is raised at every read.
     """
 
-    __slots__ = ("_callbacks", "_done", "_engine", "_error", "_value")
+    __slots__ = ("_callbacks", "_done", "_engine", "_error", "_resolve", "_value")
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._done = False
         self._value: T | None = None
         self._error: BaseException | None = None
+        self._resolve: Callable[[], T] | None = None
         self._callbacks: list[Callable[[Future[T]], None]] = []
 
     def done(self) -> bool:
@@ -50,8 +51,16 @@ class Future(Generic[T]):
                 if self._engine.closed:
                     raise RuntimeError("the connection to the allocation was closed while a call was under way")
                 raise TimeoutError(f"no answer in {timeout} s; the call goes on and can be read again")
+        resolve = self._resolve
+        if resolve is not None:
+            try:
+                self._value = resolve()
+            except Exception as error:  # noqa: BLE001 what a remote rank raised, or user code that rebuilds values
+                self._error = error
+            self._resolve = None
         if self._error is not None:
-            raise self._error
+            # Each reader gets its own traceback, not the one of those who read before.
+            raise self._error.with_traceback(None)
         return cast(T, self._value)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
@@ -73,7 +82,10 @@ class Future(Generic[T]):
                 if not waiter.done():
                     waiter.set_result(None)
 
-            self.add_done_callback(lambda _: loop.call_soon_threadsafe(wake))
+            def done(_future: Future[T]) -> None:
+                loop.call_soon_threadsafe(wake)
+
+            self.add_done_callback(done)
             yield from waiter.__await__()
         return self.get()
 
@@ -87,6 +99,15 @@ class Future(Generic[T]):
         """Complete the future; for whoever made it. Only the first completion counts."""
         if not self._done:
             self._value = value
+            self._complete()
+
+    def set_resolver(self, resolve: Callable[[], T]) -> None:
+        """Complete the future with what *resolve* returns or raises, in the thread that first reads it.
+
+        User values are rebuilt by user code, which must not run where the I/O is driven.
+        """
+        if not self._done:
+            self._resolve = resolve
             self._complete()
 
     def set_exception(self, error: BaseException) -> None:

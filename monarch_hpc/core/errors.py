@@ -22,6 +22,7 @@
     |   |-- DeliveryUnknown    sent, not answered, and the peer is gone
     |   |-- MeshError          several ranks failed
     |   `-- SpawnError         a proc could not be started
+    |-- LabError               the Slurm lab on this machine cannot do what was asked
     `-- InternalError          our bug
 
 Fields come first and are passed to `super().__init__`, so that every error survives pickling on
@@ -45,6 +46,7 @@ __all__ = [
     "FrameError",
     "InternalError",
     "JobFailed",
+    "LabError",
     "MeshError",
     "MonarchError",
     "PeerLost",
@@ -160,7 +162,10 @@ class SlurmParseError(SlurmError):
         self.text = text
 
     def __str__(self) -> str:
-        return f"cannot read the answer of '{self.command}': {self.text[:200]!r}; please report it with 'scontrol --version'"
+        return (
+            f"cannot read the answer of '{self.command}': {self.text[:200]!r}; "
+            "please report it with 'scontrol --version'"
+        )
 
 
 class JobFailed(SlurmError):
@@ -219,9 +224,9 @@ class AgentsMissing(AllocationError):
         self.last_words = {host: tuple(lines) for host, lines in last_words.items()}
 
     def __str__(self) -> str:
+        num = len(self.last_words)
         parts = [
-            f"allocation '{self.name}': no agent from {len(self.last_words)} host(s) "
-            f"{self.deadline_s:.0f} s after the job started:"
+            f"allocation '{self.name}': no agent from {num} host(s) {self.deadline_s:.0f} s after the job started:"
         ]
         for host, lines in sorted(self.last_words.items()):
             parts.append(f"  {host}: " + ("(wrote nothing)" if not lines else ""))
@@ -424,6 +429,23 @@ class SpawnError(ActorError):
     def __str__(self) -> str:
         lines = "".join(f"\n    {line}" for line in self.last_lines)
         return f"no proc on {self.host}: {self.cause}{lines}"
+
+
+class LabError(MonarchError):
+    """The Slurm lab on this machine (`monarch_hpc.testing.slurmlab`) cannot do what was asked.
+
+    Args:
+        lab: the lab's name or folder.
+        problem: what is wrong and what to do.
+    """
+
+    def __init__(self, lab: str, problem: str) -> None:
+        super().__init__(lab, problem)
+        self.lab = lab
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"slurmlab '{self.lab}': {self.problem}"
 
 
 class InternalError(MonarchError):

@@ -121,9 +121,7 @@ class Region:
         """
         unknown = selection.keys() - set(self.extent.labels)
         if unknown:
-            raise KeyError(
-                f"no dimension {sorted(unknown)[0]!r}; there are: {', '.join(self.extent.labels) or 'none'}"
-            )
+            raise KeyError(f"no dimension {sorted(unknown)[0]!r}; there are: {', '.join(self.extent.labels) or 'none'}")
         offset = self.offset
         labels: list[str] = []
         sizes: list[int] = []
@@ -166,7 +164,9 @@ class Region:
         """
         rest = base_rank - self.offset
         # A reversed dimension (negative stride) is read from its other end.
-        rest -= sum(stride * (size - 1) for size, stride in zip(self.extent.sizes, self.strides, strict=True) if stride < 0)
+        rest -= sum(
+            stride * (size - 1) for size, stride in zip(self.extent.sizes, self.strides, strict=True) if stride < 0
+        )
         coordinates = [0] * len(self.strides)
         # Largest stride first: what a dimension leaves over is below its own stride. One of size 1
         # says nothing, and its stride may be larger than the dimensions outside it.

@@ -66,6 +66,11 @@ class Channel(Protocol):
         """When bytes last arrived, on the engine's clock."""
         ...
 
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes accepted by `send` that are not with the kernel yet."""
+        ...
+
     def send(self, frame: Frame) -> None:
         """Send *frame*.
 
@@ -81,6 +86,10 @@ class Channel(Protocol):
 
     def close(self, reason: str) -> None:
         """Tell the other side *reason* and end the channel; frames already sent still arrive."""
+        ...
+
+    def give_up(self, reason: str) -> None:
+        """Declare the other side lost, for *reason*: the channel ends at once with `PeerLost`."""
         ...
 
 

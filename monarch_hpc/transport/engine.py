@@ -12,6 +12,7 @@ It comes back after `_HANDBACK_S` without a driver.
 from __future__ import annotations
 
 import _thread
+import functools
 import heapq
 import itertools
 import logging
@@ -275,10 +276,7 @@ class Engine:
                 continue
             callback = self._callbacks.get(fd)
             if callback is not None:
-                try:
-                    callback(mask)
-                except Exception:
-                    _log.exception("a callback of the I/O engine failed")
+                self._guard(functools.partial(callback, mask))
 
     def _events(self, timeout_s: float, ready: Callable[[], bool] | None) -> list[tuple[int, int]]:
         if self._spin_s > 0:
@@ -303,7 +301,7 @@ class Engine:
     def _guard(self, callback: Callable[[], None]) -> None:
         try:
             callback()
-        except Exception:
+        except Exception:  # noqa: BLE001 one broken callback must not stop the others' I/O
             _log.exception("a callback of the I/O engine failed")
 
     def _run_background(self) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import functools
 import logging
+import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from urllib.parse import urlsplit
@@ -13,8 +16,8 @@ from monarch_hpc.transport.api import Channel, Listener, Peer, TransportLimits
 from monarch_hpc.transport.engine import Engine, Signal, Timer
 from monarch_hpc.transport.handshake import ANSWER_BYTES, HELLO_BYTES, Accepting, Dialing, check_versions
 from monarch_hpc.transport.noise import Cipher
-from monarch_hpc.transport.tcp import TcpChannel
-from monarch_hpc.wire.frames import Frame
+from monarch_hpc.transport.tcp import LINGER_S, TcpChannel
+from monarch_hpc.wire.frames import Frame, Kind
 
 __all__ = ["Node"]
 
@@ -42,6 +45,8 @@ class Node:
         self._channels: dict[int, TcpChannel] = {}
         self._listening: list[socket.socket] = []
         self._half_open: dict[_Inbound, None] = {}  # in order of arrival
+        self._unproven: dict[Channel, Timer] = {}  # greeted, but maybe with a recorded greeting
+        self._open: set[TcpChannel] = set()  # all of them, also those that a later one replaced
         self._refused = 0
         self._closed = False
 
@@ -79,11 +84,11 @@ class Node:
                 raise PeerLost(host, f"cannot listen there: {error.strerror}") from error
             sock.listen(512)
             self._listening.append(sock)
-            self._engine.watch(sock.fileno(), lambda _mask, sock=sock: self._accept(sock))
+            self._engine.watch(sock.fileno(), functools.partial(self._accept, sock))
             addresses.append(_render(sock.getsockname()))
         return addresses
 
-    def _accept(self, sock: socket.socket) -> None:
+    def _accept(self, sock: socket.socket, _mask: int) -> None:
         while True:
             try:
                 accepted, address = sock.accept()
@@ -92,9 +97,12 @@ class Node:
             except OSError as error:
                 _log.warning("cannot accept a connection: %s", error)
                 return
-            if len(self._half_open) >= self._limits.max_half_open:
-                # The oldest has had the most time: a flood of silent strangers only evicts itself.
-                next(iter(self._half_open)).drop()
+            # The oldest has had the most time: a flood of silent strangers only evicts itself.
+            if len(self._half_open) + len(self._unproven) >= self._limits.max_half_open:
+                if self._half_open:
+                    next(iter(self._half_open)).drop()
+                else:
+                    next(iter(self._unproven)).give_up("too many greetings are unconfirmed")
             inbound = _Inbound(self, accepted, _render(address))
             self._half_open[inbound] = None
 
@@ -139,11 +147,18 @@ class Node:
     # ---- channels ----
 
     def adopt(self, sock: socket.socket, peer: Peer, ciphers: tuple[Cipher, Cipher]) -> TcpChannel:
-        """Make a channel of a socket whose handshake is done."""
+        """Make a channel of a socket that this side dialled and whose handshake is done."""
         channel = TcpChannel(self._engine, sock, peer, ciphers, self, self._limits)
+        self._open.add(channel)
         self._channels[peer.incarnation] = channel
         channel.start()
+        channel.send(Frame(Kind.PING))  # proves to the other side that our greeting is not a recorded one
         return channel
+
+    def _on_proven(self, channel: TcpChannel) -> None:
+        self._unproven.pop(channel).cancel()
+        self._channels[channel.peer.incarnation] = channel
+        self.on_channel(channel)
 
     def on_channel(self, channel: Channel) -> None:
         """Pass on a channel that the other side opened."""
@@ -155,12 +170,25 @@ class Node:
 
     def on_lost(self, channel: Channel, error: TransportError) -> None:
         """Forget a channel and pass the news on."""
+        self._open.discard(channel)
+        unproven = self._unproven.pop(channel, None)
+        if unproven is not None:
+            unproven.cancel()
+            self.refuse(channel.peer.address, f"its greeting was never confirmed: {error}")
+            return
         if self._channels.get(channel.peer.incarnation) is channel:
             del self._channels[channel.peer.incarnation]
         self._listener.on_lost(channel, error)
 
     def close(self, reason: str) -> None:
-        """Stop listening and close all channels, telling the other sides *reason*."""
+        """Stop listening and close all channels, telling the other sides *reason*.
+
+        Outside of callbacks it returns when what was sent is with the kernel, at most `LINGER_S` later.
+        """
+        if not self._engine.driving:
+            self._engine.call_soon(lambda: self.close(reason))
+            self._engine.wait(lambda: self._closed and not self._open, 2 * LINGER_S)
+            return
         self._closed = True
         for sock in self._listening:
             self._engine.unwatch(sock.fileno())
@@ -168,8 +196,9 @@ class Node:
         self._listening.clear()
         for inbound in list(self._half_open):
             inbound.drop()
-        for channel in list(self._channels.values()):
+        for channel in list(self._open):
             channel.close(reason)
+        self._engine.wake_waiters()
 
     # ---- for the handshakes below ----
 
@@ -184,7 +213,11 @@ class Node:
             inbound.sock.close()
             self.refuse(inbound.address, str(error))
             return
-        self.on_channel(self.adopt(inbound.sock, peer, ciphers))
+        channel = TcpChannel(self._engine, inbound.sock, peer, ciphers, self, self._limits, self._on_proven)
+        self._open.add(channel)
+        late = functools.partial(channel.give_up, "no proof in time")
+        self._unproven[channel] = self._engine.call_later(self._limits.handshake_s, late)
+        channel.start()
 
     def refuse(self, address: str, why: str) -> None:
         """Count a refused greeting; one line for the first and for each hundredth."""
@@ -194,7 +227,8 @@ class Node:
 
     def forget(self, inbound: _Inbound, why: str) -> None:
         """Drop a connection that did not greet."""
-        if self._half_open.pop(inbound, self) is None:
+        if inbound in self._half_open:
+            del self._half_open[inbound]
             self.refuse(inbound.address, why)
 
     @property
@@ -311,8 +345,8 @@ class _Outbound:
         _tune(self.sock)
         self._dialing = node.dialing(incarnation, address)
         status = self.sock.connect_ex((host, port))
-        if status not in (0, 115):  # EINPROGRESS
-            self._fail(OSError(status, "cannot connect"))
+        if status not in (0, errno.EINPROGRESS):
+            self._fail(OSError(status, os.strerror(status)))
             return
         node.engine.watch(self.sock.fileno(), self._on_ready, read=False, write=True)
 
@@ -321,7 +355,7 @@ class _Outbound:
             if not self._sent:
                 status = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                 if status:
-                    raise OSError(status, "cannot connect")
+                    raise OSError(status, os.strerror(status))
                 self.sock.send(self._dialing.hello)  # 192 bytes always fit an empty socket buffer
                 self._sent = True
                 self._node.engine.watch(self.sock.fileno(), self._on_ready)

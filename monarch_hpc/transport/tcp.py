@@ -11,7 +11,7 @@ import _thread
 import socket
 import struct
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from monarch_hpc.core.errors import AuthenticationError, ChannelClosed, FrameError, PeerLost, TransportError
 from monarch_hpc.transport.api import Listener, Peer, TransportLimits
@@ -19,7 +19,7 @@ from monarch_hpc.transport.engine import Engine
 from monarch_hpc.transport.noise import TAG_BYTES, Cipher
 from monarch_hpc.wire.frames import Buffer, Frame, Head, Kind, pack_head, parse_head
 
-__all__ = ["CHUNK_BYTES", "INLINE_BYTES", "TcpChannel"]
+__all__ = ["CHUNK_BYTES", "INLINE_BYTES", "LINGER_S", "TcpChannel"]
 
 INLINE_BYTES = 64 * 1024
 """Up to here one copy into one record is cheaper than several records."""
@@ -30,7 +30,8 @@ CHUNK_BYTES = 2**20
 _LENGTH = struct.Struct("<I")
 _READ_BYTES = 256 * 1024
 _READS_PER_EVENT = 16  # then other channels get their turn
-_LINGER_S = 2.0  # how long a closing channel may still drain
+LINGER_S = 2.0
+"""How long a closing channel may take to send what was accepted: a peer that does not read loses it."""
 
 
 class _Outgoing:
@@ -44,7 +45,13 @@ class _Outgoing:
 
 
 class TcpChannel:
-    """An established channel over one socket; see `transport.api.Channel`."""
+    """An established channel over one socket; see `transport.api.Channel`.
+
+    Args:
+        ciphers: for sending and for receiving.
+        proven: called when the first record opens. Only that proves the dialling side: its greeting
+            may be a recorded one.
+    """
 
     def __init__(
         self,
@@ -54,7 +61,9 @@ class TcpChannel:
         ciphers: tuple[Cipher, Cipher],
         listener: Listener,
         limits: TransportLimits,
+        proven: Callable[[TcpChannel], None] | None = None,
     ) -> None:
+        self._proven = proven
         self._engine = engine
         self._sock = sock
         self._fd = sock.fileno()
@@ -98,6 +107,11 @@ class TcpChannel:
     def heard_s(self) -> float:
         """When bytes last arrived, on the engine's clock."""
         return self._heard_s
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes accepted by `send` that are not with the kernel yet."""
+        return self._queued_bytes
 
     # ---- sending ----
 
@@ -176,7 +190,12 @@ class TcpChannel:
             self._queued_bytes += len(bye)
             if len(self._queue) == 1:
                 self._pump()
-        self._engine.call_later(_LINGER_S, self._finish)
+        self._engine.call_later(LINGER_S, self._finish)
+
+    def give_up(self, reason: str) -> None:
+        """Declare the other side lost, for *reason*."""
+        with self._lock:
+            self._fail_soon(PeerLost(str(self._peer), reason), None)
 
     # ---- receiving ----
 
@@ -242,6 +261,9 @@ class TcpChannel:
                 return
             plain = bytearray(len(sealed) - TAG_BYTES)
             self._open.open_into(sealed, memoryview(plain))
+            if self._proven is not None:
+                proven, self._proven = self._proven, None
+                proven(self)
         except AuthenticationError as error:
             raise FrameError("a record that the other side did not seal") from error
         head = parse_head(plain, self._limits.max_frame_bytes)
@@ -295,12 +317,12 @@ class TcpChannel:
         assert self._error is not None
         self._fail(self._error, None)
 
-    def _fail_soon(self, error: TransportError, cause: BaseException) -> None:
+    def _fail_soon(self, error: TransportError, cause: BaseException | None) -> None:
         """Record the end now (the lock is held), tell the listener from the driver."""
         if self._error is None:
             error.__cause__ = cause
             self._error = error
-        self._engine.call_soon(self._finish)
+            self._engine.call_soon(self._finish)
 
     def _fail(self, error: TransportError, cause: BaseException | None) -> None:
         if self._lost:

@@ -23,7 +23,18 @@ from dataclasses import dataclass
 
 from monarch_hpc.core.errors import FrameError
 
-__all__ = ["HEAD_BYTES", "MAX_BODY_BYTES", "MAX_BUFFERS", "PROTOCOL", "Buffer", "Frame", "Head", "Kind", "pack_head", "parse_head"]
+__all__ = [
+    "HEAD_BYTES",
+    "MAX_BODY_BYTES",
+    "MAX_BUFFERS",
+    "PROTOCOL",
+    "Buffer",
+    "Frame",
+    "Head",
+    "Kind",
+    "pack_head",
+    "parse_head",
+]
 
 PROTOCOL = 1
 """Version of everything on the wire; two sides that differ refuse each other."""

@@ -89,12 +89,16 @@ class Roster(Message):
 
 @dataclass(frozen=True, slots=True)
 class OpenRun(Message):
-    """Controller to head: a run begins, or joins the one of the same id."""
+    """Controller to head: a run begins, or joins the one of the same id.
+
+    The run ends with its *owner*, whichever of its processes attached first.
+    """
 
     run: str
     title: str
     controller_host: str
     pid: int
+    owner: bool
 
 
 @dataclass(frozen=True, slots=True)

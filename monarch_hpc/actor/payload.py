@@ -1,0 +1,87 @@
+"""What the frames between actors carry: spawns, calls, results and failures.
+
+Tuples of plain values on purpose: those take the serializer's fast path.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from monarch_hpc.core.errors import ActorFailed
+from monarch_hpc.core.shape import Extent, Region
+from monarch_hpc.wire.frames import Buffer, Frame
+from monarch_hpc.wire.serializer import dumps, loads
+
+__all__ = ["View", "pack_call", "pack_failure", "region_of", "unpack_call", "unpack_failure", "view_of"]
+
+View = tuple[tuple[str, ...], tuple[int, ...], int, tuple[int, ...]]
+"""A `Region` as plain values: labels, sizes, offset, strides."""
+
+Call = tuple[str, View, tuple[object, ...], tuple[tuple[str, object], ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    where: str
+    type_name: str
+    message: str
+    remote_traceback: str
+
+
+def view_of(region: Region) -> View:
+    """*region* as plain values."""
+    return region.extent.labels, region.extent.sizes, region.offset, region.strides
+
+
+def region_of(view: View) -> Region:
+    """The region that `view_of` flattened."""
+    labels, sizes, offset, strides = view
+    return Region(Extent(labels, sizes), offset, strides)
+
+
+def pack_call(
+    method: str, region: Region, args: tuple[object, ...], kwargs: dict[str, object]
+) -> tuple[bytes, list[Buffer]]:
+    """Serialize a call; the same bytes serve every rank of *region*."""
+    return dumps((method, view_of(region), args, tuple(kwargs.items())))
+
+
+def unpack_call(frame: Frame) -> Call:
+    """The method, the view that was called, its arguments and keyword arguments."""
+    call = loads(frame.body, frame.buffers)
+    assert isinstance(call, tuple)
+    method, view, args, kwargs = call
+    return method, view, args, kwargs
+
+
+def pack_failure(where: str, error: BaseException) -> tuple[bytes, Sequence[Buffer]]:
+    """Serialize *error*, raised at *where*: as itself if it can travel, as its words in any case."""
+    text = "".join(traceback.format_exception(error))
+    failure = (where, type(error).__name__, str(error), text)
+    try:
+        exception, buffers = dumps(error)
+        return dumps((failure, exception, tuple(bytes(buffer) for buffer in buffers)))
+    except Exception as unpicklable:  # noqa: BLE001 pickling runs user code
+        note = f"(the exception itself could not travel: {type(unpicklable).__name__}: {unpicklable})"
+        return dumps(((*failure[:3], f"{text}{note}\n"), b"", ()))
+
+
+def unpack_failure(frame: Frame) -> BaseException:
+    """The remote exception, with the remote traceback, rank and host as a note."""
+    document = loads(frame.body, frame.buffers)
+    assert isinstance(document, tuple)
+    fields, exception, buffers = document
+    failure = _Failure(*fields)
+    if exception:
+        try:
+            error = loads(exception, buffers)
+        except Exception as unloadable:  # noqa: BLE001 unpickling runs user code
+            note = f"(its exception could not be rebuilt here: {type(unloadable).__name__}: {unloadable})\n"
+            failure = _Failure(failure.where, failure.type_name, failure.message, failure.remote_traceback + note)
+        else:
+            if isinstance(error, BaseException):
+                error.add_note(f"raised by {failure.where}; remote traceback:\n{failure.remote_traceback}")
+                return error
+    return ActorFailed(failure.where, failure.type_name, failure.message, failure.remote_traceback)

@@ -1,0 +1,31 @@
+"""What `monarch-hpc run` tells the program that it starts, through the environment."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["DIRECTORY_VARIABLE", "RUN_VARIABLE", "Program", "read_program"]
+
+DIRECTORY_VARIABLE = "MONARCH_HPC_DIRECTORY"
+RUN_VARIABLE = "MONARCH_HPC_RUN"
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Which allocation and which run this program belongs to.
+
+    Attributes:
+        directory: the allocation's directory; None where the program was started without `run`.
+        run: the run's id, empty without `run`.
+    """
+
+    directory: Path | None
+    run: str
+
+
+def read_program() -> Program:
+    """Read this process's own environment."""
+    directory = os.environ.get(DIRECTORY_VARIABLE)
+    return Program(Path(directory) if directory else None, os.environ.get(RUN_VARIABLE, ""))

@@ -1,0 +1,104 @@
+"""torch.distributed on a proc mesh: addresses and ports are found here, nobody sets an environment.
+
+This is the door to torch, imported only in the procs.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from typing import Any
+
+from monarch_hpc.actor.context import context, current_rank
+from monarch_hpc.actor.endpoint import Actor, endpoint
+from monarch_hpc.agent.grant import read_interfaces
+from monarch_hpc.mesh.proc import ProcMesh
+
+__all__ = ["Spmd", "spmd"]
+
+_TIMEOUT_S = 300.0
+"""How long ranks wait for each other in set-up and collectives, in seconds.
+
+A first collective may wait for the slowest rank to import its libraries from a cold file system.
+"""
+
+
+class _Member(Actor):
+    """One rank of the process group."""
+
+    def __init__(self) -> None:
+        self._store: Any = None
+
+    @endpoint
+    def serve_store(self, address: str, num_ranks: int) -> int:
+        """Serve the rendezvous store here; return the port, chosen by the kernel and bound already."""
+        import torch.distributed as dist
+
+        timeout = datetime.timedelta(seconds=_TIMEOUT_S)
+        self._store = dist.TCPStore(  # type: ignore[attr-defined]
+            address, 0, num_ranks, is_master=True, timeout=timeout, wait_for_workers=False
+        )
+        return int(self._store.port)
+
+    @endpoint
+    def join(self, backend: str, port: int, addresses: list[str]) -> int:
+        """Join the process group of the procs at *addresses*, by rank; return this rank."""
+        import torch.distributed as dist
+
+        rank = current_rank().rank
+        num_ranks = len(addresses)
+        timeout = datetime.timedelta(seconds=_TIMEOUT_S)
+        # Left alone, gloo and nccl guess an interface from the host's name, and on clusters guess wrong.
+        for name, address in read_interfaces().items():
+            if address == addresses[rank]:
+                os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = name
+        os.environ["LOCAL_RANK"] = str(context().proc.local_rank)
+        if self._store is None:
+            self._store = dist.TCPStore(  # type: ignore[attr-defined]
+                addresses[0], port, num_ranks, is_master=False, timeout=timeout
+            )
+        dist.init_process_group(backend, store=self._store, rank=rank, world_size=num_ranks, timeout=timeout)
+        return dist.get_rank()
+
+    @endpoint
+    def leave(self) -> None:
+        """Leave the process group."""
+        import torch.distributed as dist
+
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+class Spmd:
+    """torch.distributed for the procs of one mesh; ranks are the mesh's, row by row."""
+
+    def __init__(self, procs: ProcMesh) -> None:
+        self._procs = procs
+        self._members = procs.spawn("spmd", _Member)
+
+    def init(self, backend: str = "gloo") -> None:
+        """Set up the default process group on every proc; endpoints may then use `torch.distributed`.
+
+        Args:
+            backend: ``gloo`` for CPUs, ``nccl`` for NVIDIA GPUs, or what else torch knows.
+
+        Raises:
+            Exception: what torch raised on a rank.
+        """
+        addresses = [_ip(proc.addresses[0]) for proc in self._procs.procs]
+        first = self._members.slice(**dict.fromkeys(self._members.extent.labels, 0))
+        port = first.serve_store.call_one(addresses[0], len(addresses)).get()
+        self._members.join.call(backend, port, addresses).get()
+
+    def close(self) -> None:
+        """Take the process group down on every proc."""
+        self._members.leave.call().get()
+
+
+def spmd(procs: ProcMesh) -> Spmd:
+    """torch.distributed for *procs*: ``spmd(procs).init("gloo")``."""
+    return Spmd(procs)
+
+
+def _ip(address: str) -> str:
+    return address.removeprefix("tcp://").rpartition(":")[0].strip("[]")

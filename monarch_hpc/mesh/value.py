@@ -1,0 +1,51 @@
+"""The results of a call on a mesh, by mesh coordinate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Generic, Self, TypeVar
+
+from monarch_hpc.core.shape import Point, Region
+from monarch_hpc.mesh.view import MeshView
+
+__all__ = ["ValueMesh"]
+
+T = TypeVar("T")
+
+
+class ValueMesh(MeshView, Generic[T]):
+    """One value for each element of the mesh that was called; iterating gives (point, value) pairs."""
+
+    def __init__(self, region: Region, values: Sequence[T]) -> None:
+        super().__init__(region)
+        self._values = values
+
+    def _viewing(self, region: Region) -> Self:
+        return type(self)(region, self._values)
+
+    def items(self) -> Iterator[tuple[Point, T]]:
+        """Coordinates and values, row by row."""
+        for rank, base_rank in enumerate(self._region.base_ranks()):
+            yield self.extent.point(rank), self._values[base_rank]
+
+    def __iter__(self) -> Iterator[tuple[Point, T]]:
+        return self.items()
+
+    def values(self) -> Iterator[T]:
+        """The values, row by row."""
+        return (self._values[base_rank] for base_rank in self._region.base_ranks())
+
+    def item(self, **coordinates: int) -> T:
+        """The value at *coordinates*; dimensions of size 1 need not be named.
+
+        Raises:
+            ValueError: the coordinates leave more than one value.
+        """
+        chosen = self._region.slice(**coordinates)
+        if len(chosen) != 1:
+            raise ValueError(f"{len(chosen)} values are left ({chosen.extent}); name every dimension")
+        return self._values[chosen.base_rank(0)]
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{point}: {value!r}" for point, (_, value) in zip(range(4), self.items(), strict=False))
+        return f"ValueMesh({self.extent}: {shown}{', ...' if len(self) > 4 else ''})"
