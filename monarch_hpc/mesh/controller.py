@@ -17,6 +17,7 @@ from typing import ClassVar
 from monarch_hpc.actor.context import ProcInfo
 from monarch_hpc.actor.runtime import ProcRef, Runtime
 from monarch_hpc.agent.attach import attach
+from monarch_hpc.agent.bootstrap import read_config
 from monarch_hpc.agent.local import open_local
 from monarch_hpc.agent.pulse import Pulse
 from monarch_hpc.config.load import load
@@ -74,11 +75,13 @@ class Controller(Runtime):
     @classmethod
     def _open(cls) -> Controller:
         program = read_program()
-        config = load().config
         resources = contextlib.ExitStack()
         directory = program.directory
         if directory is None:
+            config = load().config
             directory = resources.enter_context(open_local(1, config))
+        else:
+            config = read_config(directory)
         try:
             return cls(directory, program.run or new_run_id(), config, resources, owner=not program.run)
         except BaseException:
@@ -88,11 +91,12 @@ class Controller(Runtime):
     def __init__(
         self, directory: Path, run: str, config: Config, resources: contextlib.ExitStack, *, owner: bool
     ) -> None:
-        engine = Engine(config.engine.spin_us / 1e6)
+        # No spinning: controllers live on login nodes, which are shared and count CPU time.
+        engine = Engine()
         host = platform.node()
         nowhere = ProcInfo(allocation="", run=run, rank=0, num_ranks=1, host=host, host_rank=-1, local_rank=0, gpus=())
         super().__init__(engine, nowhere)
-        self.hosts: list[HostEntry] = []
+        self.hosts: dict[int, HostEntry] = {}
         self._run = run
         self._config = config
         self._resources = resources
@@ -210,7 +214,7 @@ class Controller(Runtime):
         message = messages.decode(frame.body)
         match message:
             case messages.RunOpened():
-                self.hosts = message.hosts
+                self.hosts = {host.rank: host for host in message.hosts}
                 self._epoch = message.epoch
                 self._opened.set()
             case messages.ProcReady():

@@ -57,7 +57,7 @@ class HostMesh(MeshView):
         inner = Extent.of(dict(per_host or {}))
         extent = Extent((*self.extent.labels, *inner.labels), (*self.extent.sizes, *inner.sizes))
         mesh, procs = self._controller.spawn_procs(
-            list(self._region.base_ranks()), len(inner), name, dict(env or {}), list(preload)
+            [entry.rank for entry in self.entries], len(inner), name, dict(env or {}), list(preload)
         )
         return ProcMesh(name or f"procs{mesh}", mesh, Region.whole(extent), procs, self._controller, self._controller)
 
@@ -73,5 +73,5 @@ def hosts() -> HostMesh:
         VersionMismatch: it runs another Python or package.
     """
     controller = Controller.instance()
-    entries = controller.hosts
+    entries = list(controller.hosts.values())
     return HostMesh(Region.whole(Extent(("hosts",), (len(entries),))), entries, controller)

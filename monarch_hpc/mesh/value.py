@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Generic, Self, TypeVar
 
@@ -47,5 +48,5 @@ class ValueMesh(MeshView, Generic[T]):
         return self._values[chosen.base_rank(0)]
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{point}: {value!r}" for point, (_, value) in zip(range(4), self.items(), strict=False))
+        shown = ", ".join(f"{point}: {value!r}" for point, value in itertools.islice(self, 4))
         return f"ValueMesh({self.extent}: {shown}{', ...' if len(self) > 4 else ''})"
