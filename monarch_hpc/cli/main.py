@@ -1,0 +1,140 @@
+"""Entry of `monarch-hpc`: finds the verb, and turns whatever it raises into a sentence and an exit code.
+
+Verbs are imported when they are called, so that `--help` answers at once also on a cold file system.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import sys
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from monarch_hpc import __version__
+from monarch_hpc.cli.output import Format, Output, plain
+from monarch_hpc.core.errors import InternalError, MonarchError
+
+if TYPE_CHECKING:
+    from monarch_hpc.config.load import Loaded
+
+__all__ = ["VERBS", "cli", "load_for_command", "main"]
+
+# What `--help` shows, here so that it need not import every verb. A guard compares them with the verbs' own.
+VERBS: Mapping[str, str] = {
+    "alloc": "Take hosts from Slurm and hold them.",
+    "run": "Run a script on an allocation.",
+    "status": "Show allocations and what they do.",
+    "logs": "Show what agents and runs wrote.",
+    "release": "Give allocations back to Slurm.",
+    "config": "Show the configuration.",
+}
+
+_EXIT_USAGE = 64
+_EXIT_IO = 73
+_EXIT_INTERRUPTED = 130
+
+
+class _Verbs(click.Group):
+    """A group that imports a verb's module when the verb is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        command = importlib.import_module(f"monarch_hpc.cli.{cmd_name}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="monarch-hpc")
+def cli() -> None:
+    """Program a Slurm allocation from one Python script.
+
+    A session: 'monarch-hpc alloc NAME -N 4 -t 30', then 'monarch-hpc run SCRIPT' as often as you like, then
+    'monarch-hpc release NAME'. Without Slurm: 'monarch-hpc run --local 2 SCRIPT'.
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code.
+
+    A verb returns its exit code, None for 0. What it raises becomes one sentence on stderr (one JSON object on
+    stdout with ``--json``) and the exit code of the error's class.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        # A name that the locale cannot show must not end a command in the middle of its answer.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    output = Output(sys.stdout, sys.stderr, colour=colour)
+    try:
+        result = cli.main(arguments, prog_name="monarch-hpc", standalone_mode=False, obj=output)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return _EXIT_USAGE
+    except click.ClickException as error:
+        # The parser failed before it came to options, so that --json is still unread.
+        if "--json" in (sys.argv[1:] if arguments is None else arguments):
+            output.format = Format.JSON
+        context = getattr(error, "ctx", None)
+        hint = f"; see '{context.command_path} --help'" if context else ""
+        output.error("UsageError", error.format_message().rstrip(".") + hint, _EXIT_USAGE)
+        return _EXIT_USAGE
+    except (click.Abort, KeyboardInterrupt):
+        output.error("Interrupted", "interrupted", _EXIT_INTERRUPTED)
+        return _EXIT_INTERRUPTED
+    except MonarchError as error:
+        output.error(type(error).__name__, _sentence(error), error.exit_code)
+        return error.exit_code
+    except OSError as error:
+        output.error(type(error).__name__, f"{_sentence(error)} (details in {_save_traceback(error)})", _EXIT_IO)
+        return _EXIT_IO
+    except Exception as error:  # noqa: BLE001 - the edge: a bug of ours still ends in a sentence
+        problem = f"unexpected {type(error).__name__}: {error} (details in {_save_traceback(error)})"
+        output.error("InternalError", str(InternalError(problem)), InternalError.exit_code)
+        return InternalError.exit_code
+    return result if isinstance(result, int) else 0
+
+
+def load_for_command(flags: Mapping[str, object]) -> Loaded:
+    """Load the configuration for a verb that was given *flags*: dotted key -> value, None where not given.
+
+    The site is recognised from the environment and slurm.conf; slurmctld is not asked.
+    """
+    from monarch_hpc.config.load import load
+
+    return load(flags)
+
+
+def _sentence(error: BaseException) -> str:
+    return "\n".join([str(error), *getattr(error, "__notes__", [])])
+
+
+def _save_traceback(error: BaseException) -> str:
+    """Keep the traceback for a report and say where it is."""
+    from monarch_hpc.core.files import private_dir, write_private
+
+    lines = "".join(traceback.format_exception(error))
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
+    try:
+        path: Path = private_dir(load_for_command({}).config.paths.state / "tracebacks") / name
+        write_private(path, f"monarch_hpc {__version__}, Python {sys.version}\n{lines}".encode(errors="replace"))
+    except (MonarchError, OSError):
+        # The same full disk or broken file may be what went wrong; then the terminal is what is left.
+        sys.stderr.write(plain(lines, lines=True))
+        return "the lines above"
+    return str(path)

@@ -1,0 +1,155 @@
+"""How results and errors are shown: a table for people, JSON for programs, bare words for shell scripts.
+
+Results go to stdout, all else to stderr, so that `--json` never mixes with progress. Texts that came
+from elsewhere (host names, job names, Slurm's words) cannot reach the terminal as control codes.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TextIO, TypeVar
+
+import click
+
+__all__ = ["Format", "Output", "Table", "current_output", "output_options", "plain"]
+
+SCHEMA = 1
+"""Version of the JSON documents: raised when a field goes away or changes its meaning."""
+
+_Function = TypeVar("_Function", bound=Callable[..., object])
+
+
+class Format(enum.Enum):
+    """For whom a result is written."""
+
+    TABLE = "table"
+    JSON = "json"
+    QUIET = "quiet"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under headings; every row has one text a column."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+class Output:
+    """Where one command writes.
+
+    Args:
+        stdout: for results.
+        stderr: for progress and errors.
+        colour: whether stdout may get terminal codes.
+    """
+
+    def __init__(self, stdout: TextIO, stderr: TextIO, *, colour: bool) -> None:
+        self.format = Format.TABLE
+        self._stdout = stdout
+        self._stderr = stderr
+        self._colour = colour
+
+    def show(self, document: Mapping[str, object], text: str | Table, quiet: Sequence[str] = ()) -> None:
+        """Write a command's result, once a command.
+
+        Args:
+            document: the result for programs; `schema` is added.
+            text: the same for people.
+            quiet: the same for shell scripts, one word or path a line.
+        """
+        match self.format:
+            case Format.JSON:
+                self._json(document)
+            case Format.QUIET:
+                self._write(self._stdout, "".join(f"{plain(line)}\n" for line in quiet))
+            case Format.TABLE:
+                if isinstance(text, str):
+                    self._write(self._stdout, plain(text, lines=True) + "\n")
+                elif self._colour:
+                    self._rich_table(text)
+                else:
+                    self._write(self._stdout, _aligned(text))
+
+    def progress(self, text: str) -> None:
+        """Tell people what is going on, one line on stderr; silent for shell scripts."""
+        if self.format is not Format.QUIET:
+            self._write(self._stderr, plain(text) + "\n")
+
+    def warn(self, text: str) -> None:
+        """Tell people what they should know although the command goes on, on stderr."""
+        self._write(self._stderr, f"monarch-hpc: warning: {plain(text, lines=True)}\n")
+
+    def error(self, type_name: str, message: str, exit_code: int) -> None:
+        """Write why the command failed."""
+        if self.format is Format.JSON:
+            self._json({"error": {"type": type_name, "message": message, "exit_code": exit_code}})
+        else:
+            self._write(self._stderr, f"monarch-hpc: error: {plain(message, lines=True)}\n")
+
+    def _json(self, document: Mapping[str, object]) -> None:
+        # ASCII only: safe on any terminal and in any locale.
+        self._write(self._stdout, json.dumps({"schema": SCHEMA, **document}, indent=1) + "\n")
+
+    def _rich_table(self, table: Table) -> None:
+        # Imported where it is needed: rich takes longer to import than most commands take to run.
+        from rich.console import Console
+        from rich.table import Table as RichTable
+        from rich.text import Text
+
+        rich_table = RichTable(box=None, pad_edge=False, header_style="bold")
+        for column in table.columns:
+            rich_table.add_column(column, overflow="fold")
+        for row in table.rows:
+            # Text objects: rich reads markup in plain strings, and these came from elsewhere.
+            rich_table.add_row(*(Text(plain(cell)) for cell in row))
+        Console(file=self._stdout).print(rich_table)
+
+    @staticmethod
+    def _write(stream: TextIO, text: str) -> None:
+        stream.write(text)
+        stream.flush()
+
+
+def current_output() -> Output:
+    """Return the running command's output; plain stdout and stderr outside of a command."""
+    context = click.get_current_context(silent=True)
+    found = context.find_object(Output) if context else None
+    return found or Output(sys.stdout, sys.stderr, colour=False)
+
+
+def output_options(function: _Function) -> _Function:
+    """Give a command the options ``--json`` and ``--quiet``; it reads them from `current_output`."""
+
+    def choose(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+        output = context.find_object(Output)
+        if value and output is not None:
+            output.format = Format(parameter.name)
+
+    # Eager, so that a later option's callback that fails is already reported as JSON.
+    for name, text in (("quiet", "Only names, one a line."), ("json", "One JSON object on stdout, errors too.")):
+        function = click.option(
+            f"--{name}", is_flag=True, is_eager=True, expose_value=False, callback=choose, help=text
+        )(function)
+    return function
+
+
+def plain(text: str, *, lines: bool = False) -> str:
+    """Return *text* with every control character made visible.
+
+    Args:
+        lines: keep line breaks.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or (lines and c == "\n") else ascii(c)[1:-1] for c in text)
+
+
+def _aligned(table: Table) -> str:
+    rows = [table.columns, *([plain(cell) for cell in row] for row in table.rows)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(table.columns))]
+    return "".join("  ".join(map(str.ljust, row, widths)).rstrip() + "\n" for row in rows)

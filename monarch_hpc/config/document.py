@@ -1,0 +1,166 @@
+"""YAML texts as settings that know their line.
+
+Nodes are read, not objects: a mark is needed for every key, and texts must stay as written. YAML 1.1
+would turn an account ``0123`` into 83 and a time ``1:30`` into 90.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from monarch_hpc.config.schema import SITE_ONLY, convert, known_keys
+from monarch_hpc.core.errors import ConfigError
+
+__all__ = ["Setting", "parse_document", "parse_value", "unknown_key"]
+
+# The C parser is ten times as fast; PyYAML is built without it where libyaml was missing.
+_Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_NULL = "tag:yaml.org,2002:null"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One value for one key.
+
+    Args:
+        key: dotted; a flag of a mapping of flags is a key of its own, ``slurm.job_flags.no-kill``.
+        value: converted to the key's type.
+        origin: ``file:line``, ``$VARIABLE`` or ``command line``.
+    """
+
+    key: str
+    value: object
+    origin: str
+
+
+def parse_document(text: str, name: str) -> list[Setting]:
+    """Read all settings of a configuration file.
+
+    `match` and `checked`, which only profiles have, come as plain values under their own names.
+
+    Args:
+        text: the file's text.
+        name: how errors and origins call the file.
+
+    Raises:
+        ConfigError: with file and line, of what is no YAML, no known key, or of another type.
+    """
+    try:
+        loader = _Loader(text)
+        root = loader.get_single_node()
+        return [] if root is None else list(_settings(loader, root, name))
+    except yaml.YAMLError as error:
+        raise _syntax_error(error, name) from error
+    except (ValueError, RecursionError) as error:
+        # PyYAML lets these through, e.g. for the date 2026-13-45.
+        raise ConfigError("", "", name, f"a value that cannot be read: {error}") from error
+
+
+def parse_value(key: str, text: str, source: str) -> object:
+    """Read the value of *key* from the text of an environment variable.
+
+    Texts are taken as they are, where an empty one unsets what may be unset; all else is YAML.
+    """
+    kind = known_keys()[key]
+    if _is_text(kind):
+        return convert(key, text or (None if isinstance(kind, types.UnionType) else text), kind, source)
+    try:
+        loader = _Loader(text)
+        root = loader.get_single_node()
+        value = None if root is None else _leaf(loader, root, kind)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(key, repr(text), source, "is not a YAML value") from error
+    return convert(key, value, kind, source)
+
+
+def unknown_key(key: str, source: str) -> ConfigError:
+    """Make the error for a key that does not exist, naming those that are spelled like it."""
+    # Imported where it is needed: only for a mistake, and not at every start.
+    import difflib
+
+    known = list(known_keys())
+    sections = {name.split(".")[0] for name in known}
+    near = difflib.get_close_matches(key, known, n=3, cutoff=0.75)
+    section = key.split(".")[0]
+    if near:
+        advice = "did you mean " + " or ".join(near) + "?"
+    elif section in sections:
+        advice = f"known keys of {section}: " + ", ".join(k.split(".")[1] for k in known if k.startswith(section + "."))
+    else:
+        advice = "known: " + ", ".join(sorted(sections))
+    return ConfigError("", "", source, f"unknown key {key!r}; {advice}")
+
+
+def _settings(loader: yaml.SafeLoader, root: yaml.Node, name: str) -> Iterator[Setting]:
+    keys = known_keys()
+    sections = {key.split(".")[0] for key in keys if "." in key}
+    for top, top_node in _pairs(root, name, "the file"):
+        origin = f"{name}:{top_node.start_mark.line + 1}"
+        if top in SITE_ONLY:
+            yield Setting(top, loader.construct_object(top_node, deep=True), origin)
+        elif top in keys:
+            yield from _setting(loader, top, top_node, keys[top], name)
+        elif top not in sections:
+            raise unknown_key(top, _at(name, top_node))
+        elif top_node.tag != _NULL:  # a section whose keys are all commented out
+            for key, node in _pairs(top_node, name, top):
+                if f"{top}.{key}" not in keys:
+                    raise unknown_key(f"{top}.{key}", _at(name, node))
+                yield from _setting(loader, f"{top}.{key}", node, keys[f"{top}.{key}"], name)
+
+
+def _setting(loader: yaml.SafeLoader, key: str, node: yaml.Node, kind: object, name: str) -> Iterator[Setting]:
+    if typing.get_origin(kind) is Mapping and isinstance(node, yaml.MappingNode):
+        for flag, flag_node in _pairs(node, name, key):
+            source = _at(name, flag_node)
+            value = convert(key, {flag: _leaf(loader, flag_node, kind)}, kind, source)
+            yield Setting(f"{key}.{flag}", typing.cast("dict[str, object]", value)[flag], source)
+        return
+    source = _at(name, node)
+    yield Setting(key, convert(key, _leaf(loader, node, kind), kind, source), source)
+
+
+def _leaf(loader: yaml.SafeLoader, node: yaml.Node, kind: object) -> object:
+    """Construct a value, keeping as written what may be a text."""
+    if isinstance(node, yaml.SequenceNode):
+        return [_leaf(loader, part, str) for part in node.value]
+    if isinstance(node, yaml.MappingNode):
+        return {key: _leaf(loader, part, kind) for key, part in _pairs(node, "", "")}
+    value: object = loader.construct_object(node)
+    keeps_bool = not _is_text(kind) and isinstance(value, bool)
+    wants_number = kind in (int, float)
+    if value is None or keeps_bool or wants_number:
+        return value
+    return str(node.value)
+
+
+def _pairs(node: yaml.Node, name: str, what: str) -> Iterator[tuple[str, yaml.Node]]:
+    if not isinstance(node, yaml.MappingNode):
+        raise ConfigError("", "", _at(name, node), f"{what} must be a mapping, 'key: value' lines")
+    seen: set[str] = set()
+    for key_node, value_node in node.value:
+        key = str(key_node.value)
+        if key in seen:
+            raise ConfigError("", "", _at(name, key_node), f"key {key!r} is there twice")
+        seen.add(key)
+        yield key, value_node
+
+
+def _is_text(kind: object) -> bool:
+    return kind in (str, Path) or kind == str | None or typing.get_origin(kind) is typing.Literal
+
+
+def _at(name: str, node: yaml.Node) -> str:
+    return f"{name}:{node.start_mark.line + 1}"
+
+
+def _syntax_error(error: yaml.YAMLError, name: str) -> ConfigError:
+    mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
+    problem = error.problem if isinstance(error, yaml.MarkedYAMLError) else str(error)
+    return ConfigError("", "", f"{name}:{mark.line + 1}" if mark else name, f"not valid YAML: {problem}")

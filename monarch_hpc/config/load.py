@@ -1,0 +1,246 @@
+"""The configuration as this process finds it: layers, the later over the earlier, each value with its origin."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import stat
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from monarch_hpc.config.document import Setting, parse_document, parse_value, unknown_key
+from monarch_hpc.config.schema import OWNER_ONLY, SITE_ONLY, Config, build, convert, known_keys
+from monarch_hpc.config.site import Profile, choose_profile, find_cluster_name, parse_profile
+from monarch_hpc.core.assets import asset
+from monarch_hpc.core.errors import ConfigError
+
+__all__ = ["Loaded", "load", "load_config"]
+
+_PREFIX = "MONARCH_HPC_"
+_PROJECT_FILE = "monarch-hpc.yaml"
+# People write a hundred lines at most; more is a mistake, such as a link to a log.
+_MAX_FILE_BYTES = 64 << 10
+_SLURM_KEYS = ("account", "partition", "qos", "reservation", "constraint")
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::-([^}]*))?\})", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A configuration and where its values came from."""
+
+    config: Config
+    settings: Mapping[str, Setting] = field(repr=False)
+
+    def origin(self, key: str) -> str:
+        """Where the value of *key* came from: ``file:line``, ``$VARIABLE`` or ``command line``.
+
+        A flag of a mapping of flags is a key of its own: ``slurm.job_flags.no-kill``.
+        """
+        if key not in self.settings:
+            raise unknown_key(key, "here")
+        return self.settings[key].origin
+
+
+def load(flags: Mapping[str, object] | None = None) -> Loaded:
+    """Load the configuration of this process.
+
+    Args:
+        flags: dotted key -> value as given on the command line; None for a flag that was not given.
+
+    Raises:
+        ConfigError: in a file, a variable or a flag; its `source` says where.
+    """
+    try:
+        cwd = Path.cwd()
+    except FileNotFoundError:
+        # The working directory was removed; there is no project above it.
+        cwd = Path("/")
+    return load_config(os.environ, cwd, os.uname().nodename, find_cluster_name(os.environ), flags or {})
+
+
+def load_config(
+    environ: Mapping[str, str], cwd: Path, hostname: str, cluster_name: str | None, flags: Mapping[str, object]
+) -> Loaded:
+    """Load the configuration that a process with this environment finds.
+
+    Args:
+        environ: its environment.
+        cwd: its working directory; the project's file is looked for from here upwards.
+        hostname: name of its machine.
+        cluster_name: Slurm's ClusterName; None where there is no Slurm.
+        flags: as `load`.
+    """
+    home = Path(environ.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir)
+    chosen_by_people = [
+        *_read_own(Path(environ.get("XDG_CONFIG_HOME") or home / ".config") / "monarch-hpc" / "config.yaml"),
+        *_read_project(cwd, home),
+        *_from_slurm_variables(environ),
+        *_from_variables(environ),
+        *_from_flags(flags),
+    ]
+    layers = [*_read_shipped("default.yaml"), *_site_settings(chosen_by_people, environ, hostname, cluster_name)]
+    merged = {setting.key: setting for setting in [*layers, *chosen_by_people]}
+    values: dict[str, object] = {}
+    for key, kind in known_keys().items():
+        flag_settings = {k.removeprefix(key + "."): s for k, s in merged.items() if k.startswith(key + ".")}
+        if key in merged:
+            setting = merged[key]
+            values[key] = _expand(setting, environ, home) if kind is Path else setting.value
+        else:
+            values[key] = {flag: setting.value for flag, setting in flag_settings.items()}
+    # Empty stands for the interpreter that runs us, which no file can name.
+    values["agent.python"] = values["agent.python"] or sys.executable
+    loaded = Loaded(build(values), merged)
+    _check(loaded)
+    return loaded
+
+
+def _read_shipped(name: str) -> list[Setting]:
+    return parse_document(asset("configs", name).read_text(encoding="utf-8"), f"configs/{name}")
+
+
+def _read_own(path: Path) -> list[Setting]:
+    """Read a file that a person wrote; nothing where there is none."""
+    try:
+        # O_NONBLOCK: a FIFO by this name must not hang every command.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            found = os.fstat(file.fileno())
+            data = file.read(_MAX_FILE_BYTES + 1) if stat.S_ISREG(found.st_mode) else b""
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise ConfigError("", "", str(path), f"cannot be read: {error.strerror}") from error
+    if not stat.S_ISREG(found.st_mode):
+        raise ConfigError("", "", str(path), "is not a regular file")
+    if found.st_uid not in (0, os.geteuid()) or found.st_mode & stat.S_IWOTH:
+        problem = f"was or may have been written by another user (owner {found.st_uid}); make it yours, or move it away"
+        raise ConfigError("", "", str(path), problem)
+    if len(data) > _MAX_FILE_BYTES:
+        raise ConfigError("", "", str(path), f"is larger than {_MAX_FILE_BYTES} bytes")
+    try:
+        settings = parse_document(data.decode(), str(path))
+    except UnicodeDecodeError as error:
+        raise ConfigError("", "", str(path), "is not UTF-8 text") from error
+    for setting in settings:
+        if setting.key in SITE_ONLY:
+            raise ConfigError(setting.key, "...", setting.origin, "only a profile in configs/sites has this key")
+    return settings
+
+
+def _read_project(cwd: Path, home: Path) -> list[Setting]:
+    for folder in [cwd, *cwd.parents]:
+        settings = _read_own(folder / _PROJECT_FILE)
+        for setting in settings:
+            for key in OWNER_ONLY:
+                if setting.key == key or setting.key.startswith(key + "."):
+                    problem = (
+                        "a project's file may not decide what runs as you or where files go; "
+                        f"set it in your own file or by ${_variable(key)}"
+                    )
+                    raise ConfigError(setting.key, repr(setting.value), setting.origin, problem)
+        if settings or folder == home:
+            return settings
+    return []
+
+
+def _from_slurm_variables(environ: Mapping[str, str]) -> Iterator[Setting]:
+    for key in _SLURM_KEYS:
+        # sbatch reads the first of these, srun and people's shell profiles the second.
+        for variable in (f"SBATCH_{key.upper()}", f"SLURM_{key.upper()}"):
+            if environ.get(variable):
+                origin = f"${variable}"
+                yield Setting(f"slurm.{key}", parse_value(f"slurm.{key}", environ[variable], origin), origin)
+                break
+
+
+def _from_variables(environ: Mapping[str, str]) -> Iterator[Setting]:
+    keys = known_keys()
+    for variable, text in environ.items():
+        name = variable.removeprefix(_PREFIX)
+        # Variables without a section are the package's own, such as the name of the run.
+        if name == variable or ("__" not in name and name != "SITE"):
+            continue
+        key = name.lower().replace("__", ".", 1)
+        origin = f"${variable}"
+        if key not in keys:
+            raise unknown_key(key, origin)
+        yield from _split(key, parse_value(key, text, origin), origin)
+
+
+def _from_flags(flags: Mapping[str, object]) -> Iterator[Setting]:
+    keys = known_keys()
+    for key, value in flags.items():
+        if value is None:
+            continue
+        if key not in keys:
+            raise unknown_key(key, "command line")
+        yield from _split(key, convert(key, value, keys[key], "command line"), "command line")
+
+
+def _split(key: str, value: object, origin: str) -> Iterator[Setting]:
+    if isinstance(value, Mapping):
+        yield from (Setting(f"{key}.{flag}", flag_value, origin) for flag, flag_value in value.items())
+    else:
+        yield Setting(key, value, origin)
+
+
+def _site_settings(
+    settings: Sequence[Setting], environ: Mapping[str, str], hostname: str, cluster_name: str | None
+) -> Sequence[Setting]:
+    profiles = [_read_profile(path.name) for path in sorted(asset("configs", "sites").glob("*.yaml"))]
+    by_hand = [setting for setting in settings if setting.key == "site"]
+    if not by_hand:
+        profile = choose_profile(profiles, environ, hostname, cluster_name)
+        return profile.settings if profile else []
+    wanted = by_hand[-1]
+    if wanted.value == "generic":
+        return []
+    for profile in profiles:
+        if profile.name == wanted.value:
+            return profile.settings
+    known = ", ".join(["generic", *(profile.name for profile in profiles)])
+    raise ConfigError("site", str(wanted.value), wanted.origin, f"no such profile; known: {known}")
+
+
+def _read_profile(name: str) -> Profile:
+    return parse_profile(_read_shipped(f"sites/{name}"), f"configs/sites/{name}")
+
+
+def _expand(setting: Setting, environ: Mapping[str, str], home: Path) -> Path:
+    """Replace variables and ~ in a path."""
+
+    def value_of(match: re.Match[str]) -> str:
+        name = match[1] or match[2]
+        value = environ.get(name) or match[3]
+        if value is None:
+            raise ConfigError(setting.key, str(setting.value), setting.origin, f"${name} is not set")
+        return value
+
+    text = _VARIABLE.sub(value_of, str(setting.value))
+    path = home / text[2:] if text.startswith("~/") else Path(text)
+    if not path.is_absolute() or ".." in path.parts or not text.isprintable():
+        problem = f"gives {text!r}; must be an absolute path without '..', maybe after ~/ or a $VARIABLE"
+        raise ConfigError(setting.key, str(setting.value), setting.origin, problem)
+    return path
+
+
+def _check(loaded: Loaded) -> None:
+    """Check what holds between values."""
+    slurm, live = loaded.config.slurm, loaded.config.liveness
+    rules = (
+        (slurm.time_min > 0, "slurm.time_min", slurm.time_min, "must be more than 0"),
+        (slurm.poll_min_s > 0, "slurm.poll_min_s", slurm.poll_min_s, "must be more than 0"),
+        (slurm.poll_min_s <= slurm.poll_max_s, "slurm.poll_min_s", slurm.poll_min_s, "exceeds slurm.poll_max_s"),
+        (0 < live.heartbeat_s < live.suspect_s, "liveness.heartbeat_s", live.heartbeat_s, "not below suspect_s, or 0"),
+        (live.suspect_s < live.dead_s, "liveness.suspect_s", live.suspect_s, "must be below liveness.dead_s"),
+    )
+    for holds, key, value, problem in rules:
+        if not holds:
+            raise ConfigError(key, str(value), loaded.origin(key), problem)
+
+
+def _variable(key: str) -> str:
+    return _PREFIX + key.replace(".", "__").upper()

@@ -1,0 +1,265 @@
+"""What can be configured: one frozen dataclass a section. Meanings and defaults are in configs/default.yaml."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from monarch_hpc.core.errors import ConfigError
+from monarch_hpc.core.units import parse_size
+
+__all__ = [
+    "OWNER_ONLY",
+    "SITE_ONLY",
+    "AgentConfig",
+    "Config",
+    "EngineConfig",
+    "FlagValue",
+    "LivenessConfig",
+    "LoginConfig",
+    "PathsConfig",
+    "ProcsConfig",
+    "RunConfig",
+    "SlurmConfig",
+    "TransportConfig",
+    "as_document",
+    "build",
+    "convert",
+    "known_keys",
+]
+
+FlagValue = str | bool | None
+"""Value of a command's flag: a text, True for a bare flag, None or False to leave it out."""
+
+# A project's file may come from somebody else: it must not decide what runs as the user or where we write.
+OWNER_ONLY = frozenset(
+    {
+        "paths.shared",
+        "paths.state",
+        "agent.python",
+        "agent.prologue",
+        "procs.preload",
+        "slurm.job_flags",
+        "slurm.step_flags",
+        "slurm.extra",
+    }
+)
+
+# Only profiles have these; they say when a profile applies and how old it is, and configure nothing.
+SITE_ONLY = frozenset({"match", "checked"})
+
+
+@dataclass(frozen=True)
+class SlurmConfig:
+    """What is asked of Slurm, and how patiently."""
+
+    partition: str | None
+    qos: str | None
+    account: str | None
+    reservation: str | None
+    constraint: str | None
+    time_min: int
+    gpus_form: Literal["gpus-per-node", "gres", "none"]
+    job_flags: Mapping[str, FlagValue]
+    step_flags: Mapping[str, FlagValue]
+    extra: tuple[str, ...]
+    poll_min_s: float
+    poll_max_s: float
+    command_timeout_s: float
+    bootstrap_s: float
+
+
+@dataclass(frozen=True)
+class PathsConfig:
+    """Where files are kept; absolute."""
+
+    shared: Path
+    state: Path
+
+
+@dataclass(frozen=True)
+class AgentConfig:
+    """How agents are started and how long they wait for those they lost."""
+
+    python: str
+    prologue: tuple[str, ...]
+    interfaces: tuple[str, ...]
+    grace_s: float
+
+
+@dataclass(frozen=True)
+class LoginConfig:
+    """What differs on login nodes."""
+
+    interfaces: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ProcsConfig:
+    """How procs start, what they see, how they stop."""
+
+    start_s: float
+    gpu_visible: Literal["own-first", "own", "all"]
+    preload: tuple[str, ...]
+    stop_s: float
+
+
+@dataclass(frozen=True)
+class LivenessConfig:
+    """When a silent host counts as suspect, and as dead."""
+
+    heartbeat_s: float
+    suspect_s: float
+    dead_s: float
+
+
+@dataclass(frozen=True)
+class TransportConfig:
+    """Limits of channels."""
+
+    handshake_s: float
+    max_half_open: int
+    max_frame_bytes: int
+    send_queue_bytes: int
+    connect_s: float
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How the I/O engine waits."""
+
+    spin_us: int
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """How a run ends."""
+
+    stop_grace_s: float
+
+
+@dataclass(frozen=True)
+class Config:
+    """All that can be configured."""
+
+    site: str
+    slurm: SlurmConfig
+    paths: PathsConfig
+    agent: AgentConfig
+    login: LoginConfig
+    procs: ProcsConfig
+    liveness: LivenessConfig
+    transport: TransportConfig
+    engine: EngineConfig
+    run: RunConfig
+
+
+def known_keys() -> Mapping[str, object]:
+    """Return the type of every key, by dotted key."""
+    keys: dict[str, object] = {}
+    for name, section in typing.get_type_hints(Config).items():
+        if dataclasses.is_dataclass(section):
+            keys.update({f"{name}.{key}": kind for key, kind in typing.get_type_hints(section).items()})
+        else:
+            keys[name] = section
+    return keys
+
+
+def convert(key: str, value: object, kind: object, source: str) -> object:
+    """Return *value* as the type that *key* has.
+
+    Args:
+        key: dotted key, for the error and for the unit in its name.
+        value: as YAML gives it.
+        kind: the type, as `known_keys` gives it.
+        source: where the value came from, for the error.
+
+    Raises:
+        ConfigError: it has another type.
+    """
+    if isinstance(kind, types.UnionType):
+        if value is None:
+            return None
+        kind = typing.get_args(kind)[0]
+    origin = typing.get_origin(kind)
+    if origin is Literal:
+        if value in typing.get_args(kind):
+            return value
+        raise _wrong(key, value, source, "one of " + ", ".join(typing.get_args(kind)))
+    if origin is tuple:
+        if isinstance(value, list | tuple) and all(isinstance(part, str) and _printable(part) for part in value):
+            return tuple(value)
+        raise _wrong(key, value, source, "a list of texts, e.g. [a, b]")
+    if origin is Mapping:
+        if isinstance(value, Mapping) and all(_is_flag(*item) for item in value.items()):
+            return {name: str(flag) if type(flag) is int else flag for name, flag in value.items()}
+        raise _wrong(key, value, source, "a mapping of flag names without dashes to a text, a number, true or null")
+    if kind in (int, float):
+        return _number(key, value, source, whole=kind is int)
+    if kind is str and isinstance(value, int | float) and not isinstance(value, bool):
+        value = str(value)
+    if isinstance(value, str) and _printable(value):
+        return Path(value) if kind is Path else value
+    raise _wrong(key, value, source, "a text of printable characters")
+
+
+def build(values: Mapping[str, object]) -> Config:
+    """Make the configuration of one converted value for every key of `known_keys`."""
+    fields: dict[str, object] = {}
+    for name, section in typing.get_type_hints(Config).items():
+        if isinstance(section, type) and dataclasses.is_dataclass(section):
+            fields[name] = section(**{f.name: values[f"{name}.{f.name}"] for f in dataclasses.fields(section)})
+        else:
+            fields[name] = values[name]
+    # The names are Config's own and the values were converted to its types, key by key.
+    make: Callable[..., Config] = Config
+    return make(**fields)
+
+
+def as_document(config: Config) -> dict[str, object]:
+    """Return *config* as plain data for JSON: sections as objects, paths as texts."""
+    document: dict[str, object] = {}
+    for name, value in dataclasses.asdict(config).items():
+        document[name] = {k: _plain(v) for k, v in value.items()} if isinstance(value, dict) else value
+    return document
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Path):
+        return str(value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _number(key: str, value: object, source: str, *, whole: bool) -> int | float:
+    if key.endswith("_bytes") and isinstance(value, str):
+        try:
+            return parse_size(value)
+        except ConfigError as error:
+            raise ConfigError(key, value, source, error.problem) from error
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf"):
+        if not whole:
+            return float(value)
+        if isinstance(value, int):
+            return value
+    unit = " or a size such as 64MiB" if key.endswith("_bytes") else ""
+    raise _wrong(key, value, source, ("a whole number" if whole else "a number") + ", 0 or more" + unit)
+
+
+def _is_flag(name: object, value: object) -> bool:
+    plain_name = isinstance(name, str) and name.isascii() and name.replace("-", "").isalnum() and name[0] != "-"
+    plain_value = value is None or isinstance(value, bool | int) or (isinstance(value, str) and _printable(value))
+    return plain_name and plain_value
+
+
+def _printable(text: str) -> bool:
+    # A line break in a value would add a line to a batch script.
+    return text.isprintable()
+
+
+def _wrong(key: str, value: object, source: str, wanted: str) -> ConfigError:
+    return ConfigError(key, repr(value), source, f"must be {wanted}")

@@ -1,0 +1,122 @@
+"""Which site this is: profiles and how they are recognised, without asking slurmctld."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TypeGuard
+
+from monarch_hpc.config.document import Setting
+from monarch_hpc.config.schema import SITE_ONLY
+from monarch_hpc.core.errors import ConfigError
+
+__all__ = ["Profile", "choose_profile", "find_cluster_name", "parse_profile"]
+
+# Where Slurm itself looks; the second is where a "configless" slurmd or sackd leaves what it fetched.
+_SLURM_CONFS = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What describes one site.
+
+    Args:
+        name: the value of its key `site`.
+        environment: variable -> wildcard; all must match.
+        clusters: wildcards for Slurm's ClusterName.
+        hostnames: wildcards for this machine's name.
+        settings: what it sets.
+    """
+
+    name: str
+    environment: Mapping[str, str]
+    clusters: Sequence[str]
+    hostnames: Sequence[str]
+    settings: Sequence[Setting]
+
+
+def parse_profile(settings: Sequence[Setting], source: str) -> Profile:
+    """Make a profile of a site file's settings."""
+    by_key = {setting.key: setting for setting in settings}
+    for key in ("site", "match", "checked"):
+        if key not in by_key:
+            raise ConfigError(
+                key, "(missing)", source, "a profile says its name, how it is recognised, and when checked"
+            )
+    if not isinstance(by_key["checked"].value, datetime.date):
+        raise ConfigError("checked", repr(by_key["checked"].value), by_key["checked"].origin, "must be a date")
+    match = by_key["match"]
+    rules = match.value if isinstance(match.value, Mapping) else {"": match.value}
+    environment, clusters, hostnames = rules.get("environment", {}), rules.get("cluster", []), rules.get("hostname", [])
+    wrong = ConfigError(
+        "match",
+        repr(match.value),
+        match.origin,
+        "must be {environment: {VARIABLE: value}, cluster: [names], hostname: [names]}, any of these",
+    )
+    if set(rules) - {"environment", "cluster", "hostname"} or not isinstance(environment, Mapping):
+        raise wrong
+    if not _texts([*environment, *environment.values()]) or not _texts(clusters) or not _texts(hostnames):
+        raise wrong
+    rest = [setting for setting in settings if setting.key not in SITE_ONLY]
+    return Profile(str(by_key["site"].value), environment, clusters, hostnames, rest)
+
+
+def choose_profile(
+    profiles: Sequence[Profile], environ: Mapping[str, str], hostname: str, cluster_name: str | None
+) -> Profile | None:
+    """Return the profile of this site, or None where none matches.
+
+    A variable that the site sets says most, a name pattern of login nodes least; the first kind of rule
+    that matches at all decides.
+
+    Raises:
+        ConfigError: two profiles match by the same kind of rule.
+    """
+    kinds = (
+        [p for p in profiles if p.environment and _environment_matches(p.environment, environ)],
+        [p for p in profiles if cluster_name is not None and _any_matches(p.clusters, cluster_name)],
+        [p for p in profiles if _any_matches(p.hostnames, hostname)],
+    )
+    for matching in kinds:
+        if len(matching) > 1:
+            names = ", ".join(profile.name for profile in matching)
+            raise ConfigError("site", names, "configs/sites", "several profiles match; set MONARCH_HPC_SITE to one")
+        if matching:
+            return matching[0]
+    return None
+
+
+def find_cluster_name(environ: Mapping[str, str], slurm_confs: Sequence[str] = _SLURM_CONFS) -> str | None:
+    """Return Slurm's ClusterName from the environment or slurm.conf; no command is run.
+
+    Files that slurm.conf includes are not followed: where the name is in one, a profile has other marks.
+    """
+    if name := environ.get("SLURM_CLUSTER_NAME"):
+        return name
+    for path in [environ["SLURM_CONF"]] if environ.get("SLURM_CONF") else slurm_confs:
+        try:
+            text = Path(path).read_text(errors="replace")
+        except OSError:
+            continue
+        for line in text.splitlines():
+            key, _, value = line.partition("#")[0].partition("=")
+            if key.strip().lower() == "clustername":
+                return value.strip() or None
+        return None
+    return None
+
+
+def _environment_matches(rules: Mapping[str, str], environ: Mapping[str, str]) -> bool:
+    return all(name in environ and fnmatchcase(environ[name], wanted) for name, wanted in rules.items())
+
+
+def _any_matches(patterns: Sequence[str], name: str) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _texts(value: object) -> TypeGuard[list[str]]:
+    return isinstance(value, list) and all(isinstance(part, str) for part in value)
