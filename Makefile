@@ -1,0 +1,65 @@
+# Two commands on a fresh machine: `make demo` and `make test`. `make help` lists the rest.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+BIN := .venv/bin
+# The first interpreter that is new enough and can make a virtual environment; PYTHON=... chooses another.
+PYTHON ?= $(shell for candidate in python3 /usr/bin/python3 python3.14 python3.13 python3.12 python3.11; do \
+    "$$candidate" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2> /dev/null \
+    && echo "$$candidate" && break; done)
+# Needs nothing installed: it says what is missing before pip does.
+CHECK := $(PYTHON) -m monarch_hpc.testing.slurmlab check
+# What an installation depends on: it is made again when one of these is newer.
+SOURCES := setup.cfg pyproject.toml constraints.txt
+
+.PHONY: help demo test slurm-demo lint clean python system-packages
+.NOTPARALLEL:
+
+help:
+	@echo "make demo        install, and train on real data on this machine (no Slurm needed)"
+	@echo "make slurm-demo  the same on a real four-node Slurm on this machine (needs root)"
+	@echo "make test        install what tests need, and run all checks and tests"
+	@echo "make lint        style and types only"
+	@echo "make clean       remove everything that these made"
+
+demo: .venv/installed-examples
+	@$(BIN)/monarch-hpc run --local 2 examples/digits_ddp.py
+
+test: system-packages .venv/installed-dev lint
+	$(BIN)/pytest
+
+lint: .venv/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+slurm-demo: .venv/installed-examples system-packages
+	@examples/slurm_demo.sh
+
+python:
+	@if [ -z '$(PYTHON)' ]; then \
+	    echo "make: needs Python 3.11 or newer with venv; on Debian and Ubuntu: apt-get install python3 python3-venv" >&2; \
+	    exit 1; \
+	fi
+
+# Installations: .venv/installed-EXTRA. Ordinary users of the lab read the environment too, hence the umask.
+.venv/installed-%: $(SOURCES) | python
+	@echo "make: installing monarch-hpc[$*] into .venv; the first time takes a few minutes"
+	@umask 022 && { [ -x $(BIN)/python ] || $(PYTHON) -m venv .venv; } \
+	    && $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$*]'
+	@touch $@
+
+system-packages: python
+	@missing=$$($(CHECK) --packages); \
+	if [ -n "$$missing" ] && [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
+	    apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $$missing; \
+	elif [ -n "$$missing" ]; then \
+	    echo "make: ask the administrator for: apt-get install --no-install-recommends $$missing"; \
+	fi
+	@$(CHECK) || echo "make: tests that need a Slurm on this machine (marker 'slurm') are skipped"
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

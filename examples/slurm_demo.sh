@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# A whole session on a real Slurm of four hosts on this machine, as the ordinary user alice: `make slurm-demo`.
+# Needs root, for the hosts' namespaces.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+python=$PWD/.venv/bin/python
+lab() { "$python" -m monarch_hpc.testing.slurmlab "$1" --name slurm-demo "${@:2}"; }
+alice() {
+    printf '\nalice@login$ monarch-hpc %s\n' "$*"
+    lab exec --user alice -- "$PWD/.venv/bin/monarch-hpc" "$@"
+}
+
+"$python" -m monarch_hpc.testing.slurmlab check
+# The lab goes down whatever happens in between, Ctrl-C included.
+trap 'lab down' EXIT
+lab up --hosts 4 --share "$PWD"
+
+alice alloc demo -N 4 -t 10
+alice run -a demo examples/digits_ddp.py
+alice run -a demo examples/digits_ddp.py
+alice status
+alice release demo

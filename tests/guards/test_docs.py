@@ -1,0 +1,125 @@
+"""What the documents say is true: links lead somewhere, commands exist, code runs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import pytest
+
+from monarch_hpc.cli.main import cli
+from tests.guards.tree import ROOT
+
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+TARGETS = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of code: where it is, its language, its text."""
+
+    place: str
+    language: str
+    text: str
+
+
+def blocks(path: Path) -> list[Block]:
+    found = []
+    for match in re.finditer(r"^```(\w*)\n(.*?)^```$", path.read_text(), re.MULTILINE | re.DOTALL):
+        line = path.read_text()[: match.start()].count("\n") + 1
+        found.append(Block(f"{path.relative_to(ROOT)}:{line}", match[1], match[2]))
+    return found
+
+
+BLOCKS = [block for path in DOCUMENTS for block in blocks(path)]
+
+
+def commands(text: str) -> list[list[str]]:
+    """Return the simple commands of a shell text, without comments, redirections and what follows a pipe."""
+    found: list[list[str]] = []
+    for line in text.replace("\\\n", " ").splitlines():
+        lexer = shlex.shlex(line.removeprefix("$ "), posix=True, punctuation_chars=True)
+        lexer.commenters = "#"
+        command: list[str] = []
+        for word in [*lexer, ";"]:
+            if word in (";", "&&", "||", "|", "&", "(", ")", ">", "<", ">>"):
+                found.append(command)
+                command = []
+            else:
+                command.append(word)
+    return [command for command in found if command]
+
+
+def check_monarch_hpc(arguments: list[str]) -> None:
+    """Parse a command line as the program does, up to the point where it would act."""
+    group: click.Command = cli
+    while isinstance(group, click.Group):
+        context = group.make_context("monarch-hpc", list(arguments), resilient_parsing=True)
+        arguments = [*context._protected_args, *context.args]
+        if not arguments:
+            return
+        name, command, arguments = group.resolve_command(context, arguments)
+        if name is None or command is None:
+            raise click.UsageError(f"no such command {name}")
+        group = command
+    group.make_context("monarch-hpc", list(arguments), resilient_parsing=True)
+
+
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b.language in ("bash", "sh", "console")], ids=lambda b: b.place)
+def test_commands_are_real(block: Block) -> None:
+    for command in commands(block.text):
+        name = Path(command[0]).name
+        if name == "make":
+            assert set(command[1:]) <= TARGETS, f"{block.place}: {command}"
+        elif name == "monarch-hpc":
+            try:
+                check_monarch_hpc(command[1:])
+            except click.ClickException as error:
+                pytest.fail(f"{block.place}: {shlex.join(command)}: {error.format_message()}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "python"], ids=lambda b: b.place)
+def test_python_runs(block: Block, tmp_path: Path) -> None:
+    compile(block.text, block.place, "exec")
+    # The tests run whole examples elsewhere; what is shown of them need not run again.
+    if any(block.text.strip() in path.read_text() for path in (ROOT / "examples").glob("*.py")):
+        return
+    program = tmp_path / "block.py"
+    program.write_text(block.text)
+    command = [sys.executable, "-m", "monarch_hpc.cli", "run", "--local", "2", str(program)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, f"{block.place}:\n{done.stdout}{done.stderr}"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(path: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        file, _, anchor = target.partition("#")
+        linked = (path.parent / file) if file else path
+        assert linked.exists(), f"{path}: {target}"
+        if anchor:
+            assert anchor in anchors(linked), f"{path}: {target}"
+
+
+def anchors(path: Path) -> set[str]:
+    headings = re.findall(r"^#+ +(.*)$", path.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_readmes_first_screen_shows_both_commands() -> None:
+    first_screen = "\n".join((ROOT / "README.md").read_text().splitlines()[:40])
+    assert "make demo" in first_screen
+    assert "make test" in first_screen
+
+
+def test_contributing_is_short() -> None:
+    assert len((ROOT / "CONTRIBUTING.md").read_text().splitlines()) <= 100

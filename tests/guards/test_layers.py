@@ -1,0 +1,141 @@
+"""Imports point down, and each vendor has one door: these tables are the architecture, docs/architecture.md draws it."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.guards.tree import Module, imports, modules
+
+# Top to bottom. A package imports what stands in a lower row, never its neighbours in its own row.
+LAYERS = (
+    {"testing"},
+    {"cli"},
+    {"mesh"},
+    {"actor"},
+    {"agent"},
+    {"slurm", "transport", "supervision"},
+    {"wire"},
+    {"config"},
+    {"core"},
+)
+
+# What is not ours and not Python's, and the only modules that may import it.
+DOORS = {
+    "click": {"cli"},
+    "cloudpickle": {"wire.serializer"},
+    "cryptography": {"transport.noise", "transport.tcp"},
+    "pytest": {"testing.fixtures"},
+    "rich": {"cli.output"},
+    "torch": {"mesh.spmd"},
+    "yaml": {"config"},
+}
+
+# Who may start a process; others may name the types of what these return.
+PROCESS_DOORS = {"agent.spawn", "slurm.client", "testing"}
+STARTERS = {
+    "subprocess": {"Popen", "call", "check_call", "check_output", "getoutput", "run"},
+    "os": {"popen", "posix_spawn", "posix_spawnp", "spawnl", "spawnv", "system"},
+}
+ENVIRON_DOORS = {
+    "agent.__main__",
+    "agent.local",
+    "agent.zygote",
+    "cli.main",
+    "config.load",
+    "config.program",
+    # torch.distributed takes its network interface and local rank from the environment.
+    "mesh.spmd",
+    "slurm.allocation",
+    "testing",
+}
+
+
+def within(module: Module, doors: set[str]) -> bool:
+    name = module.name.removeprefix("monarch_hpc.")
+    return any(name == door or name.startswith(f"{door}.") for door in doors)
+
+
+def package_of(name: str) -> str:
+    """Return the package below `monarch_hpc` that a dotted name is in; empty for `monarch_hpc` itself."""
+    parts = name.split(".")
+    return parts[1] if len(parts) > 1 else ""
+
+
+def row_of(package: str) -> int:
+    return next(row for row, packages in enumerate(LAYERS) if package in packages)
+
+
+@pytest.mark.parametrize("module", modules(), ids=lambda module: module.name)
+def test_imports_point_down(module: Module) -> None:
+    package = package_of(module.name)
+    if not package:
+        # The root offers names of all layers, each imported at its first use; nothing runs at import.
+        return
+    for line, name in imports(module):
+        target = package_of(name)
+        if name.split(".")[0] != "monarch_hpc" or target in (package, "", "__version__"):
+            continue
+        assert target in set().union(*LAYERS), f"{module.path}:{line}: {name} is in no layer"
+        assert row_of(package) < row_of(target), f"{module.path}:{line}: {package} may not import {target}"
+
+
+@pytest.mark.parametrize("module", modules(), ids=lambda module: module.name)
+def test_each_vendor_has_one_door(module: Module) -> None:
+    for line, name in imports(module):
+        vendor = name.split(".")[0]
+        if vendor == "monarch_hpc" or vendor in sys.stdlib_module_names:
+            continue
+        assert within(module, DOORS.get(vendor, set())), f"{module.path}:{line}: {vendor} may not be imported here"
+
+
+@pytest.mark.parametrize("module", modules(), ids=lambda module: module.name)
+def test_nothing_reaches_around_the_layers_through_the_root(module: Module) -> None:
+    used = {name for line, name in attributes(module, "monarch_hpc")}
+    assert used <= {"__file__", "__version__"}
+
+
+@pytest.mark.parametrize("module", modules(), ids=lambda module: module.name)
+def test_processes_and_the_environment_are_reached_through_their_doors(module: Module) -> None:
+    if not within(module, PROCESS_DOORS):
+        for library, starters in STARTERS.items():
+            lines = [line for line, name in called(module, library) if name in starters]
+            assert not lines, f"{module.path}:{lines}: starts a process"
+    if not within(module, ENVIRON_DOORS):
+        reached = {"environ", "environb", "getenv", "putenv", "unsetenv"}
+        lines = [line for line, name in attributes(module, "os") if name in reached]
+        assert not lines, f"{module.path}:{lines}: os.environ"
+
+
+def test_nobody_takes_a_name_out_of_os_or_subprocess_past_these_tests() -> None:
+    for module in modules():
+        for line, name in imports(module):
+            assert not name.startswith(("os.environ", "os.getenv", "subprocess.")), f"{module.path}:{line}: {name}"
+
+
+def attributes(module: Module, library: str) -> Iterator[tuple[int, str]]:
+    """Yield line and name of each attribute of *library* that a module reads."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == library:
+            yield node.lineno, node.attr
+
+
+def called(module: Module, library: str) -> Iterator[tuple[int, str]]:
+    """Yield line and name of each function of *library* that a module calls."""
+    for node in ast.walk(module.tree):
+        function = node.func if isinstance(node, ast.Call) else None
+        if (
+            isinstance(function, ast.Attribute)
+            and isinstance(function.value, ast.Name)
+            and function.value.id == library
+        ):
+            yield function.lineno, function.attr
+
+
+def test_the_tables_name_no_module_that_is_gone() -> None:
+    names = {module.name.removeprefix("monarch_hpc.") for module in modules()}
+    doors = set().union(*LAYERS, *DOORS.values(), PROCESS_DOORS, ENVIRON_DOORS)
+    assert doors <= names, f"not in the tree: {sorted(doors - names)}"

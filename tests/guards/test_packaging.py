@@ -1,0 +1,121 @@
+"""What is installed is what is in the tree, and it finds its files from any working directory."""
+
+from __future__ import annotations
+
+import configparser
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.guards.tree import ROOT, modules
+
+FOLDERS = ("configs", "launchers", "sbatch_templates")
+
+
+def setup_cfg() -> configparser.ConfigParser:
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / "setup.cfg")
+    return parser
+
+
+def asset_files() -> set[str]:
+    files = (path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file())
+    return {str(path.relative_to(ROOT)) for path in files}
+
+
+def test_setup_cfg_lists_every_package() -> None:
+    in_tree = {
+        module.name if module.path.stem == "__init__" else module.name.rpartition(".")[0] for module in modules()
+    }
+    listed = set(setup_cfg()["options"]["packages"].split())
+    assert listed == in_tree | {f"monarch_hpc.{folder}" for folder in FOLDERS}
+    for package in in_tree:
+        assert (ROOT / package.replace(".", "/") / "__init__.py").is_file()
+
+
+def test_every_dependency_has_a_reason() -> None:
+    lines = (ROOT / "setup.cfg").read_text().splitlines()
+    start = lines.index("install_requires =")
+    block = lines[start + 1 : next(i for i in range(start + 1, len(lines)) if lines[i] and lines[i][0] != " ")]
+    for above, line in zip(["", *block], block, strict=False):
+        assert not line.strip() or "#" in line or "#" in above, f"setup.cfg: why {line.strip()}?"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build a wheel from a copy of the tree: setuptools leaves its work beside what it builds."""
+    source = tmp_path_factory.mktemp("source")
+    for name in ("setup.cfg", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        if (ROOT / name).exists():
+            shutil.copy2(ROOT / name, source)
+    for folder in ("monarch_hpc", *FOLDERS):
+        shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    target = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    done = subprocess.run(
+        [*command, "--wheel-dir", str(target), str(source)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (built,) = target.glob("*.whl")
+    return built
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_tree_and_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    sources = {str(module.path.relative_to(ROOT)) for module in modules()}
+    assert names == sources | {f"monarch_hpc/{name}" for name in asset_files()} | {"monarch_hpc/py.typed"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cwd", [Path("/"), ROOT], ids=["elsewhere", "checkout"])
+def test_an_installed_wheel_finds_its_files(wheel: Path, tmp_path: Path, cwd: Path) -> None:
+    target = tmp_path / "site"
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--no-index",
+            "--target",
+            str(target),
+            str(wheel),
+        ],
+        check=True,
+        timeout=120,
+    )
+    assert found_files(f"sys.path.insert(0, {str(target)!r})", cwd) == asset_files()
+    launchers = list((target / "monarch_hpc" / "launchers").glob("*.sh"))
+    assert launchers
+    assert all(launcher.stat().st_mode & 0o111 for launcher in launchers)
+
+
+@pytest.mark.parametrize("cwd", [Path("/"), ROOT], ids=["elsewhere", "checkout"])
+def test_a_checkout_finds_its_files(cwd: Path) -> None:
+    assert found_files(f"sys.path.insert(0, {str(ROOT)!r})", cwd) == asset_files()
+
+
+def found_files(first: str, cwd: Path) -> set[str]:
+    """Return the asset files that a fresh interpreter finds."""
+    code = f"""
+import sys
+{first}
+from monarch_hpc.core.assets import asset
+for folder in {FOLDERS!r}:
+    root = asset(folder)
+    for path in root.rglob("*"):
+        if path.is_file():
+            print(folder + "/" + str(path.relative_to(root)))
+"""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], cwd=cwd, check=True, capture_output=True, text=True, timeout=60
+    )
+    return set(done.stdout.splitlines())
