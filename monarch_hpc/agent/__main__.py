@@ -1,0 +1,135 @@
+"""`python -m monarch_hpc.agent`: one agent, started by the batch script's step with the key on its standard input."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import logging
+import os
+import resource
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from monarch_hpc.agent.bootstrap import KEY_BYTES, read_config
+from monarch_hpc.agent.grant import host_name, read_grant
+from monarch_hpc.agent.service import Post, Service
+from monarch_hpc.core.errors import ConfigError, MonarchError
+from monarch_hpc.core.hostlist import expand
+from monarch_hpc.transport.engine import Engine
+
+__all__ = ["main"]
+
+_PR_SET_CHILD_SUBREAPER = 36
+_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1}
+_FINISHED = signal.SIGUSR1  # from our own engine to our main thread
+
+
+def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Serve one host until the allocation ends; return the exit code."""
+    options = _parse(arguments)
+    name = f"local{options.rank}" if options.local else host_name(environment)
+    logging.basicConfig(level=logging.INFO, format=f"agent {name}: %(message)s", stream=sys.stderr)
+    os.umask(0o077)
+    # Taken from a queue by the main thread: a handler could run in the middle of the engine. SIGINT and SIGHUP
+    # are for the terminal that an agent was started from, and change nothing.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    # Whatever procs leave behind becomes our child, and can be found and ended.
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    try:
+        code = _serve(options, name, _read_key(), environment)
+    except (MonarchError, OSError) as error:
+        logging.error("%s", error)
+        code = error.exit_code if isinstance(error, MonarchError) else 1
+    if options.lifeline and options.rank == 0:
+        # Whoever made the directory may have been killed; if not, it does the same.
+        shutil.rmtree(options.directory, ignore_errors=True)
+    return code
+
+
+def _serve(options: argparse.Namespace, name: str, key: bytes, environment: Mapping[str, str]) -> int:
+    config = read_config(options.directory)
+    grant = read_grant(
+        environment, config.agent.interfaces, (options.rank, options.num_hosts) if options.local else None
+    )
+    post = Post(
+        directory=options.directory,
+        allocation=options.allocation,
+        rank=options.rank,
+        num_hosts=options.num_hosts,
+        name=name,
+        key=key,
+        job_id=int(environment["SLURM_JOB_ID"]) if environment.get("SLURM_JOB_ID", "").isdecimal() else None,
+        host_names=_host_names(options, environment),
+        environment=environment,
+        entry=options.entry,
+    )
+    codes: list[int] = []
+
+    def finished(code: int) -> None:
+        codes.append(code)
+        signal.pthread_kill(threading.main_thread().ident or 0, _FINISHED)
+
+    engine = Engine()
+    service = Service(engine, post, grant, config, finished)
+    # Still the only thread, so that what is wrong from the start is raised here.
+    service.start()
+    if options.lifeline:
+        os.set_blocking(0, False)
+        engine.watch(0, lambda _mask: _check_lifeline(engine, service))
+    engine.start()
+    while not codes:
+        if signal.sigwait(_SIGNALS) is signal.SIGTERM:
+            engine.call_soon(service.end)
+    engine.close()
+    return codes[0]
+
+
+def _check_lifeline(engine: Engine, service: Service) -> None:
+    with contextlib.suppress(BlockingIOError):
+        if not os.read(0, 1):
+            engine.unwatch(0)
+            service.end()
+
+
+def _read_key() -> bytes:
+    key = b""
+    while len(key) < KEY_BYTES:
+        data = os.read(0, KEY_BYTES - len(key))
+        if not data:
+            raise ConfigError(
+                "", "", "standard input", f"{len(key)} bytes of the allocation's {KEY_BYTES}-byte key came"
+            )
+        key += data
+    return key
+
+
+def _host_names(options: argparse.Namespace, environment: Mapping[str, str]) -> list[str]:
+    if options.local:
+        return [f"local{rank}" for rank in range(options.num_hosts)]
+    # The step's list is in the order of its tasks; the job's may have more hosts.
+    with contextlib.suppress(ConfigError):
+        return expand(environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", ""))
+    return []
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m monarch_hpc.agent", description=__doc__)
+    parser.add_argument("--directory", type=Path, required=True, help="the allocation's directory")
+    parser.add_argument("--allocation", required=True, help="the allocation's uuid, 32 hexadecimal digits")
+    parser.add_argument("--rank", type=int, required=True, help="place of this host, from 0")
+    parser.add_argument("--num-hosts", type=int, required=True)
+    parser.add_argument("--local", action="store_true", help="all hosts are this machine: listen on loopback only")
+    parser.add_argument("--lifeline", action="store_true", help="end when standard input ends, and clean up")
+    parser.add_argument("--entry", default="monarch_hpc.actor.process:main", help="what procs run")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], dict(os.environ)))

@@ -1,0 +1,145 @@
+"""Reach the head of an allocation from a controller or a command."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import monarch_hpc
+from monarch_hpc.agent.bootstrap import Ready, limits, read_config, read_key, read_ready
+from monarch_hpc.core.errors import AllocationError, ConfigError, TransportError, VersionMismatch
+from monarch_hpc.core.ids import Identity, Role, new_incarnation
+from monarch_hpc.transport.api import Channel, Listener
+from monarch_hpc.transport.engine import Engine, Signal
+from monarch_hpc.transport.node import Node
+from monarch_hpc.wire.frames import PROTOCOL, Frame, Kind
+from monarch_hpc.wire.messages import Message, ShutDown, ShutDownDone, Status, StatusReport, decode, encode
+
+__all__ = ["Attachment", "attach", "check_allocation", "query_status", "shut_down"]
+
+_ANSWER_S = 12.0
+"""Beyond the procs' grace, how long a head may take to end an allocation; its agents have a deadline before that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """A process's place in an allocation, and its channel to the head."""
+
+    ready: Ready
+    node: Node
+    channel: Channel
+
+    def send(self, message: Message) -> None:
+        """Send a control message to the head.
+
+        Raises:
+            TransportError: the channel is over.
+        """
+        self.channel.send(Frame(Kind.CONTROL, body=encode(message)))
+
+
+def check_allocation(directory: Path) -> Ready:
+    """Read what the head wrote and make sure that this process can speak to it; nothing is dialled.
+
+    Raises:
+        AllocationError: it has ended, or its agents are not ready.
+        VersionMismatch: the two sides would not understand each other.
+    """
+    ready = read_ready(directory)
+    if (directory / "ended.json").exists():
+        raise AllocationError(directory.name, "its Slurm job has ended; see 'monarch-hpc status' for how")
+    if ready is None:
+        if not directory.is_dir():
+            raise AllocationError(directory.name, f"its directory {directory} is gone: it has ended")
+        raise AllocationError(directory.name, "its agents are not ready yet; 'monarch-hpc status' shows how far it is")
+    if not ready.addresses:
+        raise AllocationError(directory.name, f"its first host is missing (missing: {', '.join(ready.missing)})")
+    there = f"on {ready.hosts.get(0, 'the head')}"
+    if ready.protocol != PROTOCOL:
+        raise VersionMismatch("the protocol", str(PROTOCOL), f"{ready.protocol} {there}")
+    if ready.package != monarch_hpc.__version__:
+        raise VersionMismatch("monarch_hpc", monarch_hpc.__version__, f"{ready.package} {there}")
+    here = platform.python_version()
+    if ready.python.split(".")[:2] != here.split(".")[:2]:
+        raise VersionMismatch("Python", f"{here} ({sys.executable})", f"{ready.python} {there}")
+    return ready
+
+
+def attach(directory: Path, role: Role, listener: Listener, engine: Engine) -> Attachment:
+    """Dial the head of the allocation in *directory*.
+
+    Args:
+        listener: told of frames and of the end of channels; the attachment's node is its own from here on.
+        engine: started.
+
+    Raises:
+        AllocationError: the allocation has ended, or its agents are not ready.
+        VersionMismatch: the two sides would not understand each other.
+        PeerLost: the head does not answer.
+        AuthenticationError: somebody else does.
+    """
+    ready = check_allocation(directory)
+    key = read_key(directory)
+    identity = Identity(ready.allocation, role, platform.node(), new_incarnation())
+    node = Node(engine, identity, key, listener, limits(read_config(directory)))
+    return Attachment(ready, node, node.connect(ready.addresses))
+
+
+def query_status(directory: Path, timeout_s: float) -> dict[str, object] | None:
+    """Ask the head what runs: ``{"hosts": [...], "runs": [...]}``; None when it cannot be reached in time."""
+    answer = _ask(directory, Status(), StatusReport, timeout_s)
+    return {"hosts": answer.hosts, "runs": answer.runs} if isinstance(answer, StatusReport) else None
+
+
+def shut_down(directory: Path, timeout_s: float) -> dict[str, int] | None:
+    """End all procs and agents of an allocation.
+
+    Args:
+        timeout_s: how long procs have between SIGTERM and SIGKILL.
+
+    Returns:
+        How many processes are left on each host, -1 where nobody said; None when the head cannot be reached.
+    """
+    answer = _ask(directory, ShutDown(timeout_s), ShutDownDone, timeout_s + _ANSWER_S)
+    return dict(answer.left) if isinstance(answer, ShutDownDone) else None
+
+
+class _Asker:
+    """Waits for one answer."""
+
+    def __init__(self, engine: Engine, wanted: type[Message]) -> None:
+        self._wanted = wanted
+        self.answer: Message | None = None
+        self.over = Signal(engine)
+
+    def on_channel(self, channel: Channel) -> None:
+        """Nobody dials a tool."""
+
+    def on_frame(self, channel: Channel, frame: Frame) -> None:
+        """Keep the answer."""
+        message = decode(frame.body)
+        if isinstance(message, self._wanted):
+            self.answer = message
+            self.over.set()
+
+    def on_lost(self, channel: Channel, error: TransportError) -> None:
+        """No answer will come."""
+        self.over.set()
+
+
+def _ask(directory: Path, question: Message, wanted: type[Message], timeout_s: float) -> Message | None:
+    engine = Engine()
+    engine.start()
+    asker = _Asker(engine, wanted)
+    try:
+        attachment = attach(directory, Role.TOOL, asker, engine)
+        attachment.send(question)
+        asker.over.wait(timeout_s)
+        attachment.node.close("the question is answered")
+    except (AllocationError, ConfigError, TransportError, OSError):
+        return None
+    finally:
+        engine.close()
+    return asker.answer

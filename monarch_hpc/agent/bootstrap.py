@@ -1,0 +1,238 @@
+"""The files through which agents, head and the login side find each other, in the allocation's directory."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import monarch_hpc
+from monarch_hpc.config import Config, as_document
+from monarch_hpc.config.schema import build, convert, known_keys
+from monarch_hpc.core.errors import AllocationError, ConfigError
+from monarch_hpc.core.files import private_dir, read_json, read_private, write_json
+from monarch_hpc.transport.api import TransportLimits
+from monarch_hpc.wire.frames import PROTOCOL
+from monarch_hpc.wire.messages import HostEntry
+
+__all__ = [
+    "KEY_BYTES",
+    "Ready",
+    "claim",
+    "limits",
+    "read_config",
+    "read_head",
+    "read_key",
+    "read_ready",
+    "render_ready",
+    "write_config",
+    "write_head",
+    "write_host",
+    "write_ready",
+]
+
+KEY_BYTES = 32
+_SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What the head wrote when it stopped waiting for agents.
+
+    Attributes:
+        addresses: of the head.
+        hosts: names of the hosts whose agent is there, by rank.
+        missing: names of the others.
+    """
+
+    allocation: str
+    protocol: int
+    package: str
+    python: str
+    job_id: int | None
+    addresses: list[str]
+    hosts: dict[int, str]
+    missing: list[str]
+
+
+def write_config(directory: Path, config: Config) -> None:
+    """Leave the effective configuration for the agents, which may see neither the user's files nor his environment."""
+    write_json(directory / "config.json", {"schema": _SCHEMA, "config": as_document(config)})
+
+
+def read_config(directory: Path) -> Config:
+    """Read what `write_config` left; the shipped defaults where nothing was.
+
+    Raises:
+        ConfigError: a key is unknown, missing or of the wrong type.
+    """
+    path = directory / "config.json"
+    try:
+        document = _object(read_json(path), path)
+    except FileNotFoundError:
+        # Only here: it brings YAML, which agents do without.
+        from monarch_hpc.config.load import load_config
+
+        return load_config({"HOME": "/"}, Path("/"), "", None, {}).config
+    sections = _object(document.get("config"), path)
+    values: dict[str, object] = {}
+    for key, kind in known_keys().items():
+        section, _, name = key.rpartition(".")
+        holder = _object(sections.get(section), path) if section else sections
+        if name not in holder:
+            raise ConfigError(key, "missing", str(path), "the allocation was made by another version of monarch-hpc")
+        values[key] = convert(key, holder[name], kind, str(path))
+    return build(values)
+
+
+def limits(config: Config) -> TransportLimits:
+    """Return the channels' limits."""
+    return TransportLimits(**dataclasses.asdict(config.transport))
+
+
+def read_key(directory: Path) -> bytes:
+    """Read the allocation's key.
+
+    Raises:
+        AllocationError: it is gone: the allocation was released, or has ended.
+        ConfigError: others may have read it, or it has the wrong size.
+    """
+    path = directory / "key"
+    try:
+        key = read_private(path, KEY_BYTES)
+    except FileNotFoundError as error:
+        raise AllocationError(
+            directory.name, "it has ended or was released; take one with 'monarch-hpc alloc'"
+        ) from error
+    if len(key) != KEY_BYTES:
+        raise ConfigError("", "", str(path), f"holds {len(key)} bytes, a key has {KEY_BYTES}")
+    return key
+
+
+def claim(directory: Path, text: str) -> None:
+    """Become the one head of the allocation.
+
+    Raises:
+        AllocationError: there is one.
+    """
+    path = directory / "head.claim"
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError as error:
+        holder = path.read_text(errors="replace").strip()
+        raise AllocationError(directory.name, f"has a head already: {holder}; this second agent ends") from error
+    with open(descriptor, "w") as file:
+        file.write(text)
+
+
+def write_host(directory: Path, entry: HostEntry, nonce: str) -> None:
+    """Prove that this host writes the shared directory: what was written must be there when read again.
+
+    Raises:
+        OSError, ConfigError: it does not.
+    """
+    path = private_dir(directory / "hosts") / f"{entry.rank}.json"
+    write_json(path, {"schema": _SCHEMA, "rank": entry.rank, "name": entry.name, "pid": entry.pid, "nonce": nonce})
+    if _object(read_json(path), path).get("nonce") != nonce:
+        raise ConfigError("paths.shared", str(directory), str(path), "reads back something else than was written")
+
+
+def write_head(directory: Path, addresses: list[str]) -> None:
+    """Tell the other agents where the head listens."""
+    write_json(directory / "head.json", {"schema": _SCHEMA, "addresses": addresses})
+
+
+def read_head(directory: Path) -> list[str] | None:
+    """Return the head's addresses; None while it has not written them."""
+    path = directory / "head.json"
+    try:
+        # Opening the directory makes NFS ask its server; without it a file that was missing stays so for a minute.
+        if path.name not in os.listdir(directory):
+            return None
+        return _texts(_object(read_json(path), path).get("addresses"), path)
+    except FileNotFoundError:
+        return None
+
+
+def render_ready(allocation: str, job_id: int | None, hosts: list[HostEntry], missing: list[str]) -> dict[str, object]:
+    """Return the content of ``ready.json``."""
+    return {
+        "schema": _SCHEMA,
+        "allocation": allocation,
+        "protocol": PROTOCOL,
+        "package": monarch_hpc.__version__,
+        "python": platform.python_version(),
+        "job_id": job_id,
+        "hosts": [
+            {
+                "rank": host.rank,
+                "name": host.name,
+                "addresses": host.addresses,
+                "cpus": len(host.cpus),
+                "gpus": host.gpus,
+                "memory_bytes": host.memory_bytes,
+                "interfaces": host.interfaces,
+            }
+            for host in hosts
+        ],
+        "missing": missing,
+    }
+
+
+def write_ready(directory: Path, document: Mapping[str, object]) -> None:
+    """Tell the login side that the agents are there, or which are not."""
+    write_json(directory / "ready.json", document)
+
+
+def read_ready(directory: Path) -> Ready | None:
+    """Return what the head wrote; None while it has not.
+
+    Raises:
+        ConfigError: it is not what a head writes.
+    """
+    path = directory / "ready.json"
+    try:
+        if path.name not in os.listdir(directory):
+            return None
+        document = _object(read_json(path), path)
+    except FileNotFoundError:
+        return None
+    try:
+        hosts = [_object(host, path) for host in _list(document["hosts"], path)]
+        head = next((host for host in hosts if host["rank"] == 0), None)
+        job_id = document["job_id"]
+        return Ready(
+            allocation=str(document["allocation"]),
+            protocol=int(str(document["protocol"])),
+            package=str(document["package"]),
+            python=str(document["python"]),
+            job_id=None if job_id is None else int(str(job_id)),
+            addresses=_texts(head["addresses"], path) if head is not None else [],
+            hosts={int(str(host["rank"])): str(host["name"]) for host in hosts},
+            missing=_texts(document["missing"], path),
+        )
+    except (KeyError, ValueError) as error:
+        raise _unreadable(path) from error
+
+
+def _object(value: object, path: Path) -> dict[str, object]:
+    if not isinstance(value, dict):
+        raise _unreadable(path)
+    return value
+
+
+def _list(value: object, path: Path) -> list[object]:
+    if not isinstance(value, list):
+        raise _unreadable(path)
+    return value
+
+
+def _texts(value: object, path: Path) -> list[str]:
+    return [str(item) for item in _list(value, path)]
+
+
+def _unreadable(path: Path) -> ConfigError:
+    return ConfigError("", "", str(path), "is not what this version of monarch-hpc writes")

@@ -1,0 +1,87 @@
+"""What our memory control group allows, and whether it killed somebody; cgroup v1 and v2."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+__all__ = ["memory_groups", "memory_limit", "num_oom_kills", "parse_counters", "parse_groups", "parse_limit"]
+
+_ROOT = Path("/sys/fs/cgroup")
+# The kernel writes "no limit" in v1 as the largest page-aligned number.
+_UNLIMITED_BYTES = 1 << 62
+
+
+def parse_groups(text: str) -> dict[str, str]:
+    """Read ``/proc/PID/cgroup``: controller name -> path; the one group of v2 has the name ``""``."""
+    groups: dict[str, str] = {}
+    for line in text.splitlines():
+        _, _, rest = line.partition(":")
+        controllers, colon, path = rest.partition(":")
+        if colon:
+            groups.update((name, path) for name in controllers.split(","))
+    return groups
+
+
+def parse_limit(text: str) -> int | None:
+    """Read ``memory.max`` or ``memory.limit_in_bytes``; None for no limit, or for what is no number."""
+    words = text.split()
+    if not words or not words[0].isdecimal():
+        return None
+    value = int(words[0])
+    return value if value < _UNLIMITED_BYTES else None
+
+
+def parse_counters(text: str) -> dict[str, int]:
+    """Read a file of ``name number`` lines, e.g. ``memory.events``; other lines are left out."""
+    counters: dict[str, int] = {}
+    for line in text.splitlines():
+        name, _, value = line.partition(" ")
+        if value.isdecimal():
+            counters[name] = int(value)
+    return counters
+
+
+def memory_groups(groups: dict[str, str]) -> list[PurePosixPath]:
+    """Return the directories that may limit our memory below the mount point, innermost first."""
+    if "memory" in groups:
+        inner = PurePosixPath("memory") / groups["memory"].lstrip("/")
+        top = PurePosixPath("memory")
+    else:
+        inner = PurePosixPath(groups.get("", "/").lstrip("/"))
+        top = PurePosixPath()
+    return [group for group in (inner, *inner.parents) if group.is_relative_to(top)]
+
+
+def memory_limit() -> int | None:
+    """Return the smallest memory limit on this process, in bytes; None where there is none."""
+    limits = [
+        limit
+        for group in _own_groups()
+        for name in ("memory.max", "memory.limit_in_bytes")
+        if (limit := parse_limit(_read(group / name))) is not None
+    ]
+    return min(limits, default=None)
+
+
+def num_oom_kills() -> int:
+    """Return how often the kernel killed a process of our group because its memory was used up."""
+    for group in _own_groups():
+        for name in ("memory.events", "memory.oom_control"):
+            counters = parse_counters(_read(group / name))
+            if "oom_kill" in counters:
+                return counters["oom_kill"]
+    return 0
+
+
+def _own_groups() -> Iterator[Path]:
+    groups = memory_groups(parse_groups(_read(Path("/proc/self/cgroup"))))
+    return (_ROOT / group for group in groups)
+
+
+def _read(path: Path) -> str:
+    # In containers the path that /proc names is often not mounted: no file is no limit.
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError):
+        return ""

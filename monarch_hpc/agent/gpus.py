@@ -1,0 +1,66 @@
+"""Which GPUs a proc calls its own, and which it sees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+__all__ = ["own_block", "parse_gpus", "visible_gpus"]
+
+# CUDA's variable first: Slurm sets it as seen from inside the step, after any renumbering by cgroups.
+_VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
+_DEFAULT_VARIABLE = "CUDA_VISIBLE_DEVICES"
+
+
+def parse_gpus(environment: Mapping[str, str]) -> tuple[str, list[str]] | None:
+    """Return the variable that tells procs their GPUs and the GPUs that Slurm granted; None if nothing says.
+
+    An empty list is an answer: no GPU was granted.
+    """
+    for variable in _VARIABLES:
+        text = environment.get(variable)
+        if text is not None:
+            named = variable if variable.endswith("_VISIBLE_DEVICES") else _DEFAULT_VARIABLE
+            return named, _parse_list(text)
+    return None
+
+
+def own_block(gpus: Sequence[str], place: int, num_places: int) -> list[str]:
+    """Return the GPUs of one of *num_places* that share a host's GPUs: equal blocks, or turns if there are too few."""
+    if not gpus:
+        return []
+    if num_places > len(gpus):
+        return [gpus[place % len(gpus)]]
+    return list(gpus[place * len(gpus) // num_places : (place + 1) * len(gpus) // num_places])
+
+
+def visible_gpus(gpus: Sequence[str], local_rank: int, per_host: int, visible: str) -> list[str]:
+    """Return what a proc sees, in order.
+
+    Args:
+        gpus: the host's, in Slurm's order.
+        local_rank: the proc's place among the *per_host* procs of its mesh on this host.
+        visible: ``own-first``: its own, then the others, so that peers stay reachable for CUDA IPC;
+            ``own``: its own; ``all``: all, in Slurm's order.
+    """
+    own = own_block(gpus, local_rank, per_host)
+    match visible:
+        case "own":
+            return own
+        case "all":
+            return list(gpus)
+        case _:
+            return own + [gpu for gpu in gpus if gpu not in own]
+
+
+def _parse_list(text: str) -> list[str]:
+    gpus: list[str] = []
+    for item in text.split(","):
+        item = item.strip()
+        low, dash, high = item.partition("-")
+        if dash and low.isdecimal() and high.isdecimal():
+            gpus.extend(str(number) for number in range(int(low), int(high) + 1))
+        elif item.isdecimal() or item.startswith(("GPU-", "MIG-")):
+            gpus.append(item)
+        else:
+            break  # as CUDA does: NoDevFiles, -1 and the like end the list
+    return gpus

@@ -1,0 +1,145 @@
+"""What was granted to this host: CPUs, memory, GPUs and the addresses to listen on.
+
+Granted, never what the machine has: a job that shares a host would else be sized for all of it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import socket
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from monarch_hpc.agent import cgroup
+from monarch_hpc.agent.gpus import own_block, parse_gpus
+from monarch_hpc.core.errors import ConfigError
+
+__all__ = [
+    "Grant",
+    "choose_interfaces",
+    "granted_memory",
+    "host_name",
+    "parse_device_gpus",
+    "read_grant",
+    "read_interfaces",
+]
+
+_SIOCGIFFLAGS, _SIOCGIFADDR = 0x8913, 0x8915
+_IFF_UP = 0x1
+# Bridges of containers and virtual machines have the same address on every host: whoever dials it meets itself.
+_BRIDGES = ("docker*", "virbr*", "br-*", "cni*", "podman*", "lxc*")
+_GPU_DEVICE = re.compile(r"nvidia(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What procs on this host may use.
+
+    Attributes:
+        cpus: CPU numbers.
+        gpus: indices or UUIDs, in Slurm's order.
+        gpu_variable: the environment variable that tells a proc its GPUs.
+        interfaces: name -> IPv4 address of those chosen to listen on, best first.
+    """
+
+    cpus: list[int]
+    memory_bytes: int
+    gpus: list[str]
+    gpu_variable: str
+    interfaces: dict[str, str]
+
+
+def granted_memory(environment: Mapping[str, str], limit_bytes: int | None, total_bytes: int) -> int:
+    """Return the smallest of what Slurm says, what the control group allows and what the machine has."""
+    sizes = [total_bytes]
+    if limit_bytes is not None:
+        sizes.append(limit_bytes)
+    told_mib = environment.get("SLURM_MEM_PER_NODE", "")
+    if told_mib.isdecimal() and int(told_mib):  # 0 asks for all of it
+        sizes.append(int(told_mib) << 20)
+    return min(sizes)
+
+
+def parse_device_gpus(names: Sequence[str]) -> list[str]:
+    """Return the GPU indices among the file names of ``/dev``."""
+    found = sorted(int(match[1]) for name in names if (match := _GPU_DEVICE.fullmatch(name)))
+    return [str(index) for index in found]
+
+
+def choose_interfaces(found: Mapping[str, str], wanted: Sequence[str], *, local: bool) -> dict[str, str]:
+    """Return the interfaces to listen on, best first; never a wildcard address.
+
+    Args:
+        found: all that are up, name -> IPv4 address.
+        wanted: names or patterns of the configuration, best first; empty for all that route.
+        local: the whole allocation is on this machine.
+
+    Raises:
+        ConfigError: none of *wanted* is here.
+    """
+    loopback = {name: address for name, address in found.items() if address.startswith("127.")}
+    if local:
+        return dict(list(loopback.items())[:1]) or {"lo": "127.0.0.1"}
+    if wanted:
+        chosen = {name: found[name] for pattern in wanted for name in found if fnmatchcase(name, pattern)}
+        if not chosen:
+            known = ", ".join(sorted(found)) or "none"
+            raise ConfigError(
+                "agent.interfaces", repr(list(wanted)), "config.json", f"no such interface here; known: {known}"
+            )
+        return chosen
+    routing = {
+        name: address
+        for name, address in found.items()
+        if name not in loopback and not any(fnmatchcase(name, bridge) for bridge in _BRIDGES)
+    }
+    return routing or loopback
+
+
+def read_interfaces() -> dict[str, str]:
+    """Return the interfaces of this machine that are up, name -> first IPv4 address, in the kernel's order."""
+    found: dict[str, str] = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                flags = struct.unpack_from("<H", fcntl.ioctl(sock, _SIOCGIFFLAGS, request), 16)[0]
+                if flags & _IFF_UP:
+                    found[name] = socket.inet_ntoa(fcntl.ioctl(sock, _SIOCGIFADDR, request)[20:24])
+            except OSError:
+                continue  # it has no IPv4 address, or has just gone
+    return found
+
+
+def read_grant(environment: Mapping[str, str], wanted: Sequence[str], local_place: tuple[int, int] | None) -> Grant:
+    """Look at this process and its host.
+
+    Args:
+        wanted: configured interfaces, see `choose_interfaces`.
+        local_place: in an allocation that is all on this machine: this host's rank and the number of hosts.
+
+    Raises:
+        ConfigError: see `choose_interfaces`.
+    """
+    variable, gpus = parse_gpus(environment) or ("CUDA_VISIBLE_DEVICES", [])
+    if local_place is not None:
+        if parse_gpus(environment) is None:
+            gpus = parse_device_gpus(os.listdir("/dev"))
+        gpus = own_block(gpus, *local_place)
+    total_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Grant(
+        cpus=sorted(os.sched_getaffinity(0)),
+        memory_bytes=granted_memory(environment, cgroup.memory_limit(), total_bytes),
+        gpus=gpus,
+        gpu_variable=variable,
+        interfaces=choose_interfaces(read_interfaces(), wanted, local=local_place is not None),
+    )
+
+
+def host_name(environment: Mapping[str, str]) -> str:
+    """Return this host's name as Slurm writes it, else its short host name."""
+    return environment.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]

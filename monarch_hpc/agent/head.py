@@ -1,0 +1,393 @@
+"""What the agent of the first host does for all: it keeps the roster, the runs, and who gets which message.
+
+It understands messages only as far as it must to pass them on. No I/O here: links and timers come in.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from monarch_hpc.agent.link import Link
+from monarch_hpc.agent.seats import Seats
+from monarch_hpc.supervision.lease import Life
+from monarch_hpc.wire.messages import (
+    CloseRun,
+    HostEntry,
+    HostLost,
+    Join,
+    Message,
+    OpenRun,
+    Output,
+    ProcEnded,
+    ProcReady,
+    ProcsStopped,
+    Refused,
+    Roster,
+    RunClosed,
+    RunOpened,
+    ShutDown,
+    ShutDownDone,
+    SpawnFailed,
+    SpawnProcs,
+    Status,
+    StatusReport,
+    StopProcs,
+)
+
+__all__ = ["Head"]
+
+_CLOSE_S = 10.0
+"""Beyond the procs' own grace, how long agents may take to say that a run's procs are gone."""
+
+_ORPHAN_S = 2.0
+"""How long a run without any process waits for its owner, which may attach after a short program has ended."""
+
+_log = logging.getLogger(__name__)
+
+Later = Callable[[float, Callable[[], None]], object]
+
+
+@dataclass(slots=True)
+class _Mesh:
+    link: Link  # who asked for it
+    hosts: set[int]
+    alive: dict[int, int] = field(default_factory=dict)  # rank of a proc -> its host
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    opened: OpenRun
+    opened_s: float
+    owner: Link | None = None
+    members: list[Link] = field(default_factory=list)
+    meshes: dict[int, _Mesh] = field(default_factory=dict)
+    closing: set[int] | None = None  # hosts that have not said that nothing is left
+    dropped: dict[tuple[int, int, str], int] = field(default_factory=dict)
+
+
+class Head:
+    """The roster and the runs of one allocation.
+
+    Args:
+        num_hosts: how many agents are to come.
+        clock: seconds that never go back.
+        later: runs a callback in so many seconds.
+        stop_s: between SIGTERM and SIGKILL of procs whose controller is gone.
+        changed: told, with all hosts, whenever a host joined or the wait for them is over.
+        ended: called once everything was shut down and those who asked were told.
+    """
+
+    def __init__(
+        self,
+        num_hosts: int,
+        clock: Callable[[], float],
+        later: Later,
+        stop_s: float,
+        changed: Callable[[list[HostEntry], dict[int, str]], None],
+        ended: Callable[[], None],
+    ) -> None:
+        self._clock = clock
+        self._later = later
+        self._stop_s = stop_s
+        self._changed = changed
+        self._ended = ended
+        self._seats = Seats(num_hosts)
+        self._runs: dict[str, _Run] = {}
+        self._epochs = itertools.count(1)
+        self._late = False
+        self._shutting: set[int] | None = None  # hosts that have not said what is left
+        self._over = False
+        self._left: dict[str, int] = {}
+        self._askers: list[Link] = []
+
+    # ---- agents ----
+
+    def on_join(self, link: Link, join: Join) -> None:
+        """Seat an agent; a second one on the same host is refused, so that one host has one agent."""
+        problem = self._seats.join(link, join)
+        if problem:
+            link.send(Refused("", problem))
+            link.close(problem)
+            return
+        if join.problem:
+            _log.warning("%s: %s", join.host.name, join.problem)
+        self._announce()
+
+    def on_bootstrap_deadline(self) -> None:
+        """Stop waiting for agents; those that come later are seated all the same."""
+        self._late = True
+        self._announce()
+
+    def on_life(self, link: Link, life: Life) -> None:
+        """Take note of how an agent's heart beats."""
+        seat = self._seats.of(link)
+        if seat is not None:
+            seat.life = life
+
+    def on_agent(self, link: Link, message: Message) -> None:
+        """Pass on what an agent says."""
+        seat = self._seats.of(link)
+        if seat is None:
+            return
+        match message:
+            case RunClosed():
+                self._closed_on(message.run, seat.entry.rank)
+            case ShutDownDone():
+                self._left.update(message.left)
+                self._shut_on(seat.entry.rank)
+            case ProcReady() | SpawnFailed() | ProcEnded() | ProcsStopped() | Output():
+                self._to_controller(message)
+            case _:
+                _log.warning("%s sent %s, which no head handles", seat.entry.name, type(message).__name__)
+
+    def on_agent_lost(self, link: Link, cause: str) -> None:
+        """An agent, its host or the way to it is gone."""
+        seat = self._seats.of(link)
+        if seat is None:
+            return
+        seat.link, seat.life, seat.cause = None, Life.DEAD, cause
+        rank = seat.entry.rank
+        if self._shutting is None:
+            _log.warning("lost %s: %s", seat.entry.name, cause)
+        for name, run in list(self._runs.items()):
+            for member in run.members:
+                member.send(HostLost(name, rank, cause))
+            for number, mesh in list(run.meshes.items()):
+                mesh.alive = {proc: host for proc, host in mesh.alive.items() if host != rank}
+                self._stopped_on(run, number, rank)
+            self._closed_on(name, rank)
+        self._shut_on(rank)
+
+    # ---- controllers and tools ----
+
+    def on_client(self, link: Link, message: Message) -> None:
+        """Do or pass on what a controller or a tool asks."""
+        match message:
+            case OpenRun():
+                self._open(link, message)
+            case SpawnProcs():
+                self._spawn(link, message)
+            case StopProcs():
+                self._stop(link, message)
+            case CloseRun():
+                run = self._runs.get(message.run)
+                if run is None:
+                    link.send(RunClosed(message.run))
+                else:
+                    if link not in run.members:
+                        run.members.append(link)
+                    self._close(message.run, message.exit_code)
+            case Status():
+                link.send(self._report())
+            case ShutDown():
+                self.shut_down(message.grace_s, link)
+            case _:
+                link.send(Refused("", f"the head does not handle {type(message).__name__}"))
+
+    def on_client_lost(self, link: Link, cause: str) -> None:
+        """A controller or tool is gone: its procs go, and with the owner the run."""
+        if link in self._askers:
+            self._askers.remove(link)
+        for name, run in list(self._runs.items()):
+            if link not in run.members:
+                continue
+            run.members.remove(link)
+            if link is run.owner:
+                _log.info("run %s: its controller is gone: %s", name, cause)
+                self._close(name, -1)
+                continue
+            for number, mesh in list(run.meshes.items()):
+                if mesh.link is link:
+                    self._seats.send(mesh.hosts, StopProcs(name, number, sorted(mesh.hosts), self._stop_s))
+            if run.owner is None and not run.members:
+                self._later(_ORPHAN_S, partial(self._close_orphan, name, run))
+
+    def shut_down(self, grace_s: float, asker: Link | None) -> None:
+        """End all procs; tell *asker* how many processes are left on each host, -1 where nobody said."""
+        if asker is not None:
+            self._askers.append(asker)
+        if self._shutting is not None:
+            return
+        self._shutting = self._seats.linked()
+        self._later(grace_s + _CLOSE_S, self._shut_late)
+        self._seats.send(set(self._shutting), ShutDown(grace_s))
+        self._shut_on(-1)
+
+    @property
+    def shutting_down(self) -> bool:
+        """Whether `shut_down` was called."""
+        return self._shutting is not None
+
+    def owns(self, link: Link) -> bool:
+        """Tell whether *link* is of the owner of a run."""
+        return any(run.owner is link for run in self._runs.values())
+
+    # ---- runs ----
+
+    def _open(self, link: Link, message: OpenRun) -> None:
+        if self._shutting is not None:
+            link.send(Refused(message.run, "the allocation is being released"))
+            return
+        run = self._runs.get(message.run)
+        if run is not None and run.closing is not None:
+            link.send(Refused(message.run, f"run {message.run} is over"))
+            return
+        if run is None:
+            run = self._runs[message.run] = _Run(message, self._clock())
+        if message.owner:
+            run.owner = link
+            run.opened = message
+        if link not in run.members:
+            run.members.append(link)
+        link.send(RunOpened(message.run, next(self._epochs), self._seats.hosts()))
+
+    def _spawn(self, link: Link, message: SpawnProcs) -> None:
+        run = self._runs.get(message.run)
+        problem = ""
+        if run is None or link not in run.members or run.closing is not None:
+            problem = "the run is over"
+        elif message.mesh in run.meshes:
+            problem = f"mesh {message.mesh} exists already in this run"
+        elif len(message.hosts) != len(message.first_rank) or message.per_host < 1:
+            problem = "the order makes no sense: each host needs a first rank"
+        present = {rank for rank in message.hosts if not problem and self._seats.usable(rank)}
+        for rank, first in zip(message.hosts, message.first_rank, strict=False):
+            if rank not in present:
+                cause = problem or self._seats.absence(rank)
+                for mesh_rank in range(first, first + max(message.per_host, 1)):
+                    link.send(SpawnFailed(message.run, message.mesh, mesh_rank, rank, cause, []))
+        if run is not None and not problem:
+            run.meshes[message.mesh] = _Mesh(link, set(present))
+            self._seats.send(present, message)
+
+    def _stop(self, link: Link, message: StopProcs) -> None:
+        run = self._runs.get(message.run)
+        mesh = run.meshes.get(message.mesh) if run is not None else None
+        present = {rank for rank in message.hosts if mesh is not None and self._seats.usable(rank)}
+        for rank in message.hosts:
+            if rank not in present:
+                link.send(ProcsStopped(message.run, message.mesh, rank))
+        self._seats.send(present, message)
+
+    def _close(self, name: str, exit_code: int) -> None:
+        run = self._runs[name]
+        if run.closing is not None:
+            return
+        run.closing = self._seats.linked()
+        self._seats.send(set(run.closing), CloseRun(name, exit_code))
+        self._later(self._stop_s + _CLOSE_S, partial(self._close_late, name, run))
+        self._closed_on(name, -1)
+
+    def _close_orphan(self, name: str, run: _Run) -> None:
+        if self._runs.get(name) is run and not run.members:
+            self._close(name, -1)
+
+    def _close_late(self, name: str, run: _Run) -> None:
+        if self._runs.get(name) is run:
+            left = [self._seats.name(rank) for rank in sorted(run.closing or ())]
+            _log.warning("run %s: procs may be left on %s", name, ", ".join(left))
+            run.closing = set()
+            self._closed_on(name, -1)
+
+    def _closed_on(self, name: str, rank: int) -> None:
+        run = self._runs.get(name)
+        if run is None or run.closing is None:
+            return
+        run.closing.discard(rank)
+        if not run.closing:
+            del self._runs[name]
+            for member in run.members:
+                member.send(RunClosed(name))
+
+    def _to_controller(self, message: ProcReady | SpawnFailed | ProcEnded | ProcsStopped | Output) -> None:
+        run = self._runs.get(message.run)
+        mesh = run.meshes.get(message.mesh) if run is not None else None
+        if run is None or mesh is None:
+            return
+        match message:
+            case ProcReady():
+                mesh.alive[message.rank] = message.host
+            case SpawnFailed() | ProcEnded():
+                mesh.alive.pop(message.rank, None)
+            case ProcsStopped():
+                self._stopped_on(run, message.mesh, message.host)
+            case Output():
+                key = message.mesh, message.rank, message.stream
+                if mesh.link.crowded:
+                    run.dropped[key] = run.dropped.get(key, 0) + message.dropped + len(message.lines)
+                    return
+                message = replace(message, dropped=message.dropped + run.dropped.pop(key, 0))
+        mesh.link.send(message)
+
+    @staticmethod
+    def _stopped_on(run: _Run, mesh: int, rank: int) -> None:
+        run.meshes[mesh].hosts.discard(rank)
+        if not run.meshes[mesh].hosts:
+            del run.meshes[mesh]
+
+    # ---- the end ----
+
+    def _shut_on(self, rank: int) -> None:
+        if self._shutting is None:
+            return
+        self._shutting.discard(rank)
+        if not self._shutting and not self._over:
+            self._over = True
+            for asker in self._askers:
+                asker.send(ShutDownDone(self._left))
+            self._ended()
+
+    def _shut_late(self) -> None:
+        for rank in list(self._shutting or ()):
+            self._left.setdefault(self._seats.name(rank), -1)  # it did not say
+            self._shut_on(rank)
+
+    # ---- the roster ----
+
+    def _announce(self) -> None:
+        missing = self._seats.missing()
+        if missing and not self._late:
+            return
+        hosts = self._seats.hosts()
+        self._changed(hosts, missing)
+        self._seats.send([host.rank for host in hosts], Roster(hosts))
+
+    def _report(self) -> StatusReport:
+        now_s = self._clock()
+        hosts: list[dict[str, object]] = [
+            {
+                "rank": seat.entry.rank,
+                "name": seat.entry.name,
+                "state": "lost" if seat.link is None else seat.life.value,
+                "problem": seat.problem or seat.cause,
+                "cpus": len(seat.entry.cpus),
+                "gpus": seat.entry.gpus,
+                "memory_bytes": seat.entry.memory_bytes,
+                "addresses": seat.entry.addresses,
+                "pid": seat.entry.pid,
+                "procs": sum(
+                    host == seat.entry.rank
+                    for run in self._runs.values()
+                    for mesh in run.meshes.values()
+                    for host in mesh.alive.values()
+                ),
+            }
+            for seat in self._seats.all()
+        ]
+        runs: list[dict[str, object]] = [
+            {
+                "run": name,
+                "title": run.opened.title,
+                "controller_host": run.opened.controller_host,
+                "pid": run.opened.pid,
+                "age_s": round(now_s - run.opened_s, 1),
+                "procs": sum(len(mesh.alive) for mesh in run.meshes.values()),
+                "state": "running" if run.closing is None else "closing",
+            }
+            for name, run in self._runs.items()
+        ]
+        return StatusReport(hosts, runs)

@@ -1,0 +1,74 @@
+"""A way to send control messages to one other party: over a channel, or within the head's own process."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Protocol
+
+from monarch_hpc.core.errors import TransportError
+from monarch_hpc.transport.api import Channel
+from monarch_hpc.wire.frames import Frame, Kind
+from monarch_hpc.wire.messages import Message, encode
+
+__all__ = ["CROWDED_BYTES", "ChannelLink", "Link", "LocalLink"]
+
+CROWDED_BYTES = 4 << 20
+"""More than this on the way to somebody, and output is left out for him: half a second of a slow login node."""
+
+
+class Link(Protocol):
+    """Sends messages; never blocks, never fails: whoever owns the link is told of its end."""
+
+    @property
+    def crowded(self) -> bool:
+        """Whether too much waits already."""
+        ...
+
+    def send(self, message: Message) -> None:
+        """Send *message*."""
+        ...
+
+    def close(self, reason: str) -> None:
+        """Send what was sent, then *reason*, and end."""
+        ...
+
+
+class ChannelLink:
+    """A link over a channel."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+
+    @property
+    def crowded(self) -> bool:
+        """Whether too much waits already."""
+        return self.channel.queued_bytes > CROWDED_BYTES
+
+    def send(self, message: Message) -> None:
+        """Send *message*."""
+        # A channel that is over reports that itself, with the reason.
+        with contextlib.suppress(TransportError):
+            self.channel.send(Frame(Kind.CONTROL, body=encode(message)))
+
+    def close(self, reason: str) -> None:
+        """End the channel."""
+        self.channel.close(reason)
+
+
+class LocalLink:
+    """A link within this process."""
+
+    crowded = False
+
+    def __init__(self, deliver: Callable[[Message], None], closed: Callable[[str], None]) -> None:
+        self._deliver = deliver
+        self._closed = closed
+
+    def send(self, message: Message) -> None:
+        """Deliver *message*."""
+        self._deliver(message)
+
+    def close(self, reason: str) -> None:
+        """Tell the other side that it is over."""
+        self._closed(reason)

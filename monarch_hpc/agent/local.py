@@ -1,0 +1,178 @@
+"""Allocations that live as long as one program: on this machine, or in the Slurm job that it runs in."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from monarch_hpc.agent import bootstrap
+from monarch_hpc.agent.spawn import launch
+from monarch_hpc.agent.sweep import cookies, sweep
+from monarch_hpc.config import Config
+from monarch_hpc.core.clock import Deadline
+from monarch_hpc.core.errors import AgentsMissing, AllocationError
+from monarch_hpc.core.files import private_dir, write_private
+from monarch_hpc.core.ids import new_allocation_id
+
+__all__ = ["open_local", "open_step"]
+
+_POLL_S = 0.005
+_END_S = 15.0
+"""Longest wait for agents to end; their own deadlines are shorter."""
+_SWEEP_S = 5.0
+_NUM_LAST_LINES = 20
+_DEFAULT_ENTRY = "monarch_hpc.actor.process:main"
+
+
+@contextlib.contextmanager
+def open_local(
+    num_hosts: int, config: Config, directory: Path | None = None, *, entry: str = _DEFAULT_ENTRY
+) -> Iterator[Path]:
+    """Make an allocation of *num_hosts* hosts that all are this machine; yields its directory.
+
+    The agents are processes of this machine that listen on loopback only, named ``local0``, ``local1``, ...
+    They end, and everything they started, when the context does, or with this process, however it ends.
+
+    Args:
+        directory: where to keep its files, made if missing; by default a fresh one in ``$XDG_RUNTIME_DIR`` or
+            the temporary directory. It is removed at the end.
+        entry: ``module:function`` that procs run.
+
+    Raises:
+        AgentsMissing: an agent did not report before the deadline (config key `slurm.bootstrap_s`).
+        AllocationError: an agent ended instead.
+    """
+    allocation = new_allocation_id()
+    where = _make_directory(directory)
+    try:
+        key = os.urandom(bootstrap.KEY_BYTES)
+        _prepare(where, key, config)
+        with _Agents(where) as agents:
+            for rank in range(num_hosts):
+                argv = [
+                    *(sys.executable, "-P", "-m", "monarch_hpc.agent"),
+                    *("--directory", str(where), "--allocation", allocation),
+                    *("--rank", str(rank), "--num-hosts", str(num_hosts)),
+                    *("--local", "--lifeline", "--entry", entry),
+                ]
+                agents.start(f"local{rank}", argv, key)
+            agents.wait_ready(config.slurm.bootstrap_s)
+            yield where
+    finally:
+        sweep(cookies(allocation), _SWEEP_S)
+        shutil.rmtree(where, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def open_step(
+    config: Config, render: Callable[[Path, str], Sequence[str]], environment: dict[str, str]
+) -> Iterator[Path]:
+    """Make an allocation of the hosts of the Slurm job that this process runs in; yields its directory.
+
+    One step of the job carries the agents and ends with the context, or with this process.
+
+    Args:
+        render: returns the step's command line from the allocation's directory and uuid.
+        environment: of the step.
+
+    Raises:
+        AgentsMissing, AllocationError: as `open_local`.
+    """
+    allocation = new_allocation_id()
+    where = private_dir(config.paths.shared / allocation[:8])
+    try:
+        key = os.urandom(bootstrap.KEY_BYTES)
+        _prepare(where, key, config)
+        with _Agents(where) as agents:
+            agents.start("step", render(where, allocation), key, environment)
+            agents.wait_ready(config.slurm.bootstrap_s)
+            yield where
+    finally:
+        shutil.rmtree(where, ignore_errors=True)
+
+
+def _make_directory(directory: Path | None) -> Path:
+    if directory is not None:
+        return private_dir(directory)
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    usable = runtime if runtime and os.access(runtime, os.W_OK) else None
+    return Path(tempfile.mkdtemp(prefix="monarch-hpc-", dir=usable))
+
+
+def _prepare(directory: Path, key: bytes, config: Config) -> None:
+    write_private(directory / "key", key)
+    bootstrap.write_config(directory, config)
+
+
+class _Agents:
+    """The processes that carry an allocation's agents; ended with the context."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> _Agents:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        deadline = Deadline(_END_S)
+        for process in self._processes.values():
+            # The end of its standard input asks an agent to end.
+            assert process.stdin is not None
+            with contextlib.suppress(OSError):
+                process.stdin.close()
+        for process in self._processes.values():
+            try:
+                process.wait(deadline.left_s())
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def start(self, name: str, argv: Sequence[str], key: bytes, environment: dict[str, str] | None = None) -> None:
+        """Start one process; what it writes to stderr goes to ``NAME.err``."""
+        descriptor = os.open(self._err(name), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            process = launch(
+                argv, environment, stdin=subprocess.PIPE, stdout=descriptor, stderr=descriptor, new_session=True
+            )
+        finally:
+            os.close(descriptor)
+        self._processes[name] = process
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended; `wait_ready` says why
+            process.stdin.write(key)
+            process.stdin.flush()
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """Wait until all agents have reported to the head."""
+        name = self._directory.name
+        deadline = Deadline(timeout_s)
+        while (ready := bootstrap.read_ready(self._directory)) is None:
+            for who, process in self._processes.items():
+                code = process.poll()
+                if code is not None:
+                    how = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+                    words = "".join(f"\n    {line}" for line in self._last_words(who))
+                    raise AllocationError(name, f"the agent {who} ended ({how}):{words or ' it wrote nothing'}")
+            if deadline.passed():
+                raise AgentsMissing(name, timeout_s, {who: self._last_words(who) for who in self._processes})
+            time.sleep(_POLL_S)
+        if ready.missing:
+            raise AgentsMissing(name, timeout_s, {who: self._last_words(who) for who in ready.missing})
+
+    def _err(self, name: str) -> Path:
+        return self._directory / f"{name}.err"
+
+    def _last_words(self, name: str) -> list[str]:
+        path = self._err(name if name in self._processes else next(iter(self._processes)))
+        with contextlib.suppress(OSError):
+            return path.read_text(errors="replace").splitlines()[-_NUM_LAST_LINES:]
+        return []

@@ -1,0 +1,88 @@
+"""Heartbeats on channels: say that we live, and notice who does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from monarch_hpc.core.errors import TransportError
+from monarch_hpc.supervision.lease import Lease, Life
+from monarch_hpc.transport.api import Channel
+from monarch_hpc.transport.engine import Engine
+from monarch_hpc.wire.frames import Frame, Kind
+
+__all__ = ["Pulse"]
+
+
+class Pulse:
+    """Sends a PING on every watched channel and judges those that are to be judged.
+
+    A dead channel is given up, so that its listener's `on_lost` is called like for any other end.
+
+    Args:
+        heartbeat_s: between two PINGs, in seconds.
+        changed: told when the state of a judged channel changes; called on the driver.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        heartbeat_s: float,
+        lease: Lease,
+        changed: Callable[[Channel, Life], None] = lambda _channel, _life: None,
+    ) -> None:
+        self._engine = engine
+        self._heartbeat_s = heartbeat_s
+        self._lease = lease
+        self._changed = changed
+        self._lives: dict[Channel, Life] = {}
+        self._quiet: set[Channel] = set()
+        self._awake_s = self._beat_s = engine.clock()
+        self._timer = engine.call_later(heartbeat_s, self._beat)
+
+    def watch(self, channel: Channel, *, judged: bool = True) -> None:
+        """Begin to beat on *channel*; one that is not *judged* is never declared dead.
+
+        From callbacks of the engine only, as everything here.
+        """
+        if judged:
+            self._lives.setdefault(channel, Life.ALIVE)
+            self._quiet.discard(channel)
+        elif channel not in self._lives:
+            self._quiet.add(channel)
+
+    def forget(self, channel: Channel) -> None:
+        """Stop beating on *channel*; unknown ones are ignored."""
+        self._lives.pop(channel, None)
+        self._quiet.discard(channel)
+
+    def life(self, channel: Channel) -> Life:
+        """What is known of a channel; alive if it is not judged."""
+        return self._lives.get(channel, Life.ALIVE)
+
+    def close(self) -> None:
+        """Stop beating."""
+        self._timer.cancel()
+        self._lives.clear()
+        self._quiet.clear()
+
+    def _beat(self) -> None:
+        self._timer = self._engine.call_later(self._heartbeat_s, self._beat)
+        now_s = self._engine.clock()
+        # A process that was stopped or starved heard nobody, and must not condemn its healthy peers for that:
+        # their time starts again when it wakes up.
+        if now_s - self._beat_s > self._heartbeat_s + self._lease.suspect_s:
+            self._awake_s = now_s
+        self._beat_s = now_s
+        for channel in [*self._lives, *self._quiet]:
+            try:
+                channel.send(Frame(Kind.PING))
+            except TransportError:
+                continue  # it is over; on_lost is on its way
+        for channel, before in list(self._lives.items()):
+            after = self._lease.judge(before, max(channel.heard_s, self._awake_s), now_s)
+            if after is before:
+                continue
+            self._lives[channel] = after
+            self._changed(channel, after)
+            if after is Life.DEAD:
+                channel.give_up(f"no heartbeat for {now_s - channel.heard_s:.1f} s")

@@ -1,0 +1,326 @@
+"""The agent's process: channels in, messages to the agent and, on the first host, to the head."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import monarch_hpc
+from monarch_hpc.agent import bootstrap, cgroup
+from monarch_hpc.agent.agent import Agent, Place
+from monarch_hpc.agent.grant import Grant
+from monarch_hpc.agent.head import Head
+from monarch_hpc.agent.link import ChannelLink, Link, LocalLink
+from monarch_hpc.agent.output import LogFiles
+from monarch_hpc.agent.pulse import Pulse
+from monarch_hpc.agent.reap import Reaper
+from monarch_hpc.agent.spawn import Zygotes, ZygoteSettings
+from monarch_hpc.config import Config
+from monarch_hpc.core.clock import Deadline
+from monarch_hpc.core.errors import ConfigError, FrameError, TransportError
+from monarch_hpc.core.ids import Identity, Role, new_incarnation
+from monarch_hpc.supervision.lease import Lease, Life
+from monarch_hpc.transport.api import Channel
+from monarch_hpc.transport.engine import Engine
+from monarch_hpc.transport.node import Node
+from monarch_hpc.wire.frames import Frame, Kind
+from monarch_hpc.wire.messages import HostEntry, Join, Message, Refused, Roster, ShutDown, ShutDownDone, decode
+
+__all__ = ["Post", "Service"]
+
+_DIAL_AGAIN_S = 0.1
+_POLL_S = 0.05
+_FAREWELL_S = 2.0
+"""How long a last message may take to leave before the process ends."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Post:
+    """Where an agent sits: what its command line and its host say.
+
+    Args:
+        host_names: names of all hosts by rank, where Slurm tells them.
+        environment: what procs inherit.
+        entry: ``module:function`` that procs run.
+    """
+
+    directory: Path
+    allocation: str
+    rank: int
+    num_hosts: int
+    name: str
+    key: bytes
+    job_id: int | None
+    host_names: list[str]
+    environment: Mapping[str, str]
+    entry: str
+
+
+class Service:
+    """One agent, with the head in it on the first host; ends by calling *finished* with an exit code.
+
+    All methods but the constructor are for the driver of the engine.
+    """
+
+    def __init__(
+        self, engine: Engine, post: Post, grant: Grant, config: Config, finished: Callable[[int], None]
+    ) -> None:
+        self._engine = engine
+        self._post = post
+        self._config = config
+        self._finished = finished
+        limits = bootstrap.limits(config)
+        identity = Identity(post.allocation, Role.AGENT, post.name, new_incarnation())
+        self._node = Node(engine, identity, post.key, self, limits)
+        self._deadline = Deadline(config.slurm.bootstrap_s, engine.clock)
+        listen_hosts = list(grant.interfaces.values())
+        self._entry = HostEntry(
+            rank=post.rank,
+            name=post.name,
+            addresses=self._node.listen(listen_hosts),
+            pid=os.getpid(),
+            python=platform.python_version(),
+            package=monarch_hpc.__version__,
+            cpus=grant.cpus,
+            gpus=grant.gpus,
+            memory_bytes=grant.memory_bytes,
+            interfaces=grant.interfaces,
+        )
+        self._reaper = Reaper(engine, cgroup.num_oom_kills)
+        settings = ZygoteSettings(post.allocation, post.rank, post.entry, post.environment)
+        self._zygotes = Zygotes(engine, self._reaper, settings)
+        self._files = LogFiles(post.directory / "runs", lambda: engine.call_soon(self._agent.resume_output))
+        place = Place(
+            allocation=post.allocation,
+            rank=post.rank,
+            name=post.name,
+            key=post.key,
+            grant=grant,
+            listen_hosts=listen_hosts,
+            spin_s=config.engine.spin_us / 1e6,
+            stop_s=config.procs.stop_s,
+            limits=limits,
+        )
+        self._agent = Agent(
+            engine, place, self._zygotes, self._reaper, self._files, self._send_up, lambda: self._up.crowded
+        )
+        self._pulse = Pulse(
+            engine,
+            config.liveness.heartbeat_s,
+            Lease(config.liveness.suspect_s, config.liveness.dead_s),
+            self._on_life,
+        )
+        self._links: dict[Channel, ChannelLink] = {}
+        self._up: Link = LocalLink(lambda _message: None, lambda _reason: None)  # until the head is known
+        self._head: Head | None = None
+        self._said_bye = False
+        self._leaving = False
+        self._code = 0
+
+    def start(self) -> None:
+        """Report to the head, or be it.
+
+        Raises:
+            AllocationError: there is a head already.
+        """
+        self._zygotes.warm(self._config.procs.preload)
+        problem = self._prove_shared()
+        if self._post.rank == 0:
+            self._start_head(problem)
+        else:
+            self._find_head(problem)
+
+    def _prove_shared(self) -> str:
+        directory = self._post.directory
+        try:
+            bootstrap.write_host(directory, self._entry, secrets.token_hex(8))
+        except (OSError, ConfigError) as error:
+            return f"cannot use the shared directory {directory} (config key 'paths.shared'): {error}"
+        return ""
+
+    def _start_head(self, problem: str) -> None:
+        bootstrap.claim(self._post.directory, f"process {os.getpid()} on {self._post.name}")
+        head = self._head = Head(
+            self._post.num_hosts,
+            self._engine.clock,
+            self._engine.call_later,
+            self._config.agent.grace_s,
+            self._write_ready,
+            self._everybody_left,
+        )
+        down = LocalLink(lambda message: self._engine.call_soon(partial(self._on_order, message)), self._refused)
+        self._up = LocalLink(
+            lambda message: self._engine.call_soon(partial(head.on_agent, down, message)), lambda _reason: None
+        )
+        self._engine.call_later(self._deadline.left_s(), head.on_bootstrap_deadline)
+        bootstrap.write_head(self._post.directory, self._entry.addresses)
+        head.on_join(down, Join(self._entry, problem))
+
+    def _write_ready(self, hosts: list[HostEntry], missing: dict[int, str]) -> None:
+        names = [self._host_name(rank) for rank in missing]
+        for rank, why in missing.items():
+            _log.warning("%s is missing: %s", self._host_name(rank), why)
+        document = bootstrap.render_ready(self._post.allocation, self._post.job_id, hosts, names)
+        try:
+            bootstrap.write_ready(self._post.directory, document)
+        except OSError as error:
+            _log.error("cannot write ready.json in %s: %s", self._post.directory, error)
+
+    def _host_name(self, rank: int) -> str:
+        names = self._post.host_names
+        return names[rank] if rank < len(names) else f"host {rank}"
+
+    # ---- the way to the head ----
+
+    def _find_head(self, problem: str) -> None:
+        if self._leaving:
+            return
+        addresses = bootstrap.read_head(self._post.directory)
+        if addresses is not None:
+            self._node.dial(addresses, 0, partial(self._dialled, problem))
+        elif self._deadline.passed():
+            self._fail(f"no head after {self._deadline.timeout_s:.0f} s: {self._post.directory}/head.json is missing")
+        else:
+            self._engine.call_later(_POLL_S, partial(self._find_head, problem))
+
+    def _dialled(self, problem: str, result: Channel | TransportError) -> None:
+        if not isinstance(result, TransportError):
+            link = self._links[result] = ChannelLink(result)
+            self._up = link
+            self._pulse.watch(result)
+            link.send(Join(self._entry, problem))
+        elif result.retryable and not self._deadline.passed():
+            self._engine.call_later(_DIAL_AGAIN_S, partial(self._find_head, problem))
+        else:
+            self._fail(f"cannot reach the head: {result}")
+
+    def _send_up(self, message: Message) -> None:
+        self._up.send(message)
+
+    def _on_order(self, message: Message) -> None:
+        match message:
+            case ShutDown():
+                self.leave(message.grace_s)
+            case Refused():
+                self._refused(message.problem)
+            case Roster():
+                pass  # agents do not speak to each other
+            case _:
+                self._agent.handle(message)
+
+    def _refused(self, problem: str) -> None:
+        if not self._leaving:
+            self._fail(f"the head refused this agent: {problem}")
+
+    # ---- channels ----
+
+    def on_channel(self, channel: Channel) -> None:
+        """Greet who dials the head; nobody dials the others."""
+        if self._head is None:
+            channel.close("this agent is not the head")
+            return
+        self._links[channel] = ChannelLink(channel)
+        # A program that computes without releasing the interpreter's lock is silent and alive: it is not judged
+        # until it owns a run from another host, where `monarch-hpc run` beats for it.
+        self._pulse.watch(channel, judged=channel.peer.role is Role.AGENT)
+
+    def on_frame(self, channel: Channel, frame: Frame) -> None:
+        """Take a control message; other frames are not for agents."""
+        link = self._links.get(channel)
+        if link is None or frame.kind is not Kind.CONTROL:
+            channel.close(f"an agent takes no {frame.kind.name} frames")
+            return
+        try:
+            message = decode(frame.body)
+        except FrameError as error:
+            channel.close(str(error))
+            return
+        head = self._head
+        if head is None:
+            self._on_order(message)
+        elif channel.peer.role is not Role.AGENT:
+            head.on_client(link, message)
+            if head.owns(link) and not channel.peer.address.startswith("tcp://127."):
+                self._pulse.watch(channel)
+        elif isinstance(message, Join):
+            head.on_join(link, message)
+        else:
+            head.on_agent(link, message)
+
+    def on_lost(self, channel: Channel, error: TransportError) -> None:
+        """A channel is over."""
+        link = self._links.pop(channel, None)
+        self._pulse.forget(channel)
+        if link is None:
+            return
+        if self._head is None:
+            if not self._leaving:
+                _log.warning("lost the head: %s", error)
+                self.leave(self._config.agent.grace_s)
+            elif self._said_bye:
+                self._end()
+        elif channel.peer.role is Role.AGENT:
+            self._head.on_agent_lost(link, str(error))
+        else:
+            self._head.on_client_lost(link, str(error))
+
+    def _on_life(self, channel: Channel, life: Life) -> None:
+        link = self._links.get(channel)
+        if self._head is not None and link is not None and channel.peer.role is Role.AGENT:
+            self._head.on_life(link, life)
+
+    # ---- the end ----
+
+    def end(self) -> None:
+        """Leave because somebody outside asked for it: a signal, or the end of who started us."""
+        if self._head is not None:
+            self._head.shut_down(self._config.procs.stop_s, None)
+        else:
+            self.leave(self._config.procs.stop_s)
+
+    def leave(self, grace_s: float) -> None:
+        """End this host's procs and what they left, tell the head, and end."""
+        if not self._leaving:
+            self._leaving = True
+            self._agent.leave(grace_s, self._left)
+
+    def _left(self, num_left: int) -> None:
+        if num_left:
+            _log.warning("%d processes of this allocation do not die", num_left)
+        self._up.send(ShutDownDone({self._post.name: num_left}))
+        self._said_bye = True
+        if self._head is None:
+            if self._up not in self._links.values():
+                self._end()
+            # The head closes the channel when it has heard us.
+            self._engine.call_later(_FAREWELL_S, self._end)
+
+    def _everybody_left(self) -> None:
+        self._node.close("the allocation is over")
+        self._engine.call_later(_FAREWELL_S, self._end)
+        self._end_when_told()
+
+    def _end_when_told(self) -> None:
+        if self._node.channels:
+            self._engine.call_later(_POLL_S, self._end_when_told)
+        else:
+            self._end()
+
+    def _fail(self, problem: str) -> None:
+        _log.error("%s", problem)
+        self._code = 1
+        self._leaving = True
+        self._agent.leave(0.0, lambda _num_left: self._end())
+
+    def _end(self) -> None:
+        finished, self._finished = self._finished, lambda _code: None
+        self._files.close(_FAREWELL_S)
+        finished(self._code)

@@ -1,0 +1,116 @@
+"""What a proc is told at its start, and the environment that it starts with."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from monarch_hpc.agent.sweep import COOKIE, HOST_COOKIE, RUN_COOKIE
+from monarch_hpc.transport.api import TransportLimits
+
+__all__ = ["ProcOrder", "ProcStart", "parse_order", "proc_environment", "render_order"]
+
+# What tells an MPI or a Slurm client that it is a task of a step: the agent's step is not the proc's.
+_STEP_PREFIXES = ("PMI", "SLURM_STEP", "SLURM_PMI", "SLURM_SRUN_", "SLURM_CPU_BIND", "SLURM_MEM_BIND", "SLURM_GPU")
+_STEP_VARIABLES = frozenset(
+    {
+        "SLURM_DISTRIBUTION",
+        "SLURM_GTIDS",
+        "SLURM_LAUNCH_NODE_IPADDR",
+        "SLURM_LOCALID",
+        "SLURM_MPI_TYPE",
+        "SLURM_NODEID",
+        "SLURM_NPROCS",
+        "SLURM_NTASKS",
+        "SLURM_NTASKS_PER_NODE",
+        "SLURM_PROCID",
+        "SLURM_TASKS_PER_NODE",
+        "SLURM_TASK_PID",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcStart:
+    """What a proc needs to take its place in the allocation.
+
+    Args:
+        rank: place in its mesh of *num_ranks* procs.
+        local_rank: place among the *per_host* procs of its mesh on this host.
+        host_rank: the host's place in the allocation.
+        listen_hosts: IP addresses to listen on.
+        gpus: the GPUs it sees, its own first unless configured otherwise.
+        hello_fd: where it writes one encoded `ProcHello` and a line feed, and then closes.
+        spin_s: how long its engine may spin.
+    """
+
+    allocation: str
+    run: str
+    mesh: int
+    rank: int
+    num_ranks: int
+    local_rank: int
+    per_host: int
+    host_rank: int
+    host_name: str
+    key: bytes
+    listen_hosts: list[str]
+    gpus: list[str]
+    hello_fd: int
+    spin_s: float
+    limits: TransportLimits
+
+
+@dataclass(frozen=True, slots=True)
+class ProcOrder:
+    """The procs of one mesh on one host, as the zygote is asked for them.
+
+    Args:
+        starts: one for each proc; their `hello_fd` is filled in by the zygote.
+        environment: variables that replace or join the agent's.
+        sys_path: the controller's import path.
+        cwd: its working directory; used where it exists.
+        gpu_variable: the variable that carries `ProcStart.gpus`.
+    """
+
+    starts: list[ProcStart]
+    environment: dict[str, str]
+    sys_path: list[str]
+    cwd: str
+    gpu_variable: str
+
+
+def render_order(order: ProcOrder) -> dict[str, object]:
+    """Return *order* as plain data for JSON."""
+    document = dataclasses.asdict(order)
+    for start in document["starts"]:
+        start["key"] = start["key"].hex()
+    return document
+
+
+def parse_order(text: str | bytes) -> ProcOrder:
+    """Read what `render_order` gave, as JSON. Both ends are ours and of one version, so it is not checked."""
+    document = json.loads(text)
+    document["starts"] = [
+        ProcStart(**{**start, "key": bytes.fromhex(start["key"]), "limits": TransportLimits(**start["limits"])})
+        for start in document["starts"]
+    ]
+    return ProcOrder(**document)
+
+
+def proc_environment(inherited: Mapping[str, str], order: ProcOrder, start: ProcStart) -> dict[str, str]:
+    """Return the environment of one proc: the agent's without its step, the user's, and ours."""
+    environment = {
+        name: value
+        for name, value in inherited.items()
+        if name not in _STEP_VARIABLES and not name.startswith(_STEP_PREFIXES)
+    }
+    environment.update(order.environment)
+    if start.gpus:
+        environment[order.gpu_variable] = ",".join(start.gpus)
+    environment[COOKIE] = start.allocation
+    environment[HOST_COOKIE] = str(start.host_rank)
+    environment[RUN_COOKIE] = start.run
+    return environment

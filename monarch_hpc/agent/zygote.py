@@ -1,0 +1,245 @@
+"""A warm process that procs are forked from, so that a proc starts in milliseconds and shares its memory.
+
+It runs no user code but the modules it is told to import, and holds one thread. Started by the agent
+with a socket; it lives until the socket ends, and then ends what the agent may have left behind.
+
+A proc is forked twice: the one in between ends at once, so that the kernel gives the proc to the
+agent, which then sees its death and its exit code itself.
+"""
+
+from __future__ import annotations
+
+import array
+import atexit
+import contextlib
+import ctypes
+import dataclasses
+import faulthandler
+import gc
+import importlib
+import io
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+
+from monarch_hpc.agent.start import ProcOrder, ProcStart, parse_order, proc_environment
+from monarch_hpc.agent.sweep import RUN_COOKIE, cookies, sweep
+
+__all__ = ["NO_RUN", "PIPES_PER_PROC", "main", "render"]
+
+PIPES_PER_PROC = 3
+"""Standard output, standard error, hello."""
+
+NO_RUN = "0" * 8
+"""Stands for a run's identity in the zygote's own environment, and is overwritten in each proc."""
+
+_LENGTH = struct.Struct("<I")
+_MAX_FDS = 253  # SCM_MAX_FD of the kernel
+_PR_SET_PDEATHSIG = 1
+_ADOPTION_S = 10.0
+_SWEEP_S = 5.0
+_NUM_LAST_LINES = 20
+
+
+def render(document: object) -> bytes:
+    """Return one message between agent and zygote."""
+    body = json.dumps(document, separators=(",", ":")).encode()
+    return _LENGTH.pack(len(body)) + body
+
+
+def main() -> int:
+    """Serve one agent until its socket ends."""
+    # The agent takes its signals from a queue; what it blocks must not stay blocked in procs.
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    with socket.socket(fileno=int(sys.argv[1])) as sock:
+        hello = _receive(sock)
+        if hello is None:
+            return 0
+        settings = json.loads(hello[0])
+        try:
+            entry = _resolve(settings["entry"])
+            for module in settings["preload"]:
+                importlib.import_module(module)
+        except BaseException:  # noqa: BLE001
+            # Whatever a module does on import, the agent must hear of it: SystemExit too.
+            sock.sendall(render({"failed": traceback.format_exc().splitlines()[-_NUM_LAST_LINES:]}))
+            return 1
+        # What exists now is shared by all procs until somebody writes to it; the collector would.
+        gc.collect()
+        gc.freeze()
+        sock.sendall(render({"ready": True}))
+        while (request := _receive(sock)) is not None:
+            sock.sendall(render(_serve(sock, *request, settings["agent_pid"], entry)))
+    # Procs died with the agent. What they started did not, and nobody else is left to look for it.
+    sweep(cookies(settings["allocation"], settings["host"]), _SWEEP_S)
+    return 0
+
+
+def _receive(sock: socket.socket) -> tuple[bytes, list[int]] | None:
+    """Return the next message and the descriptors that came with it; None at the end."""
+    fds = array.array("i")
+    head = b""
+    while len(head) < _LENGTH.size:
+        try:
+            data, ancillary, _, _ = sock.recvmsg(_LENGTH.size - len(head), socket.CMSG_SPACE(_MAX_FDS * fds.itemsize))
+        except ConnectionResetError:
+            return None
+        if not data:
+            return None
+        head += data
+        for level, kind, payload in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
+    left = _LENGTH.unpack(head)[0]
+    parts = []
+    while left:
+        data = sock.recv(min(left, 1 << 16))
+        if not data:
+            return None
+        parts.append(data)
+        left -= len(data)
+    return b"".join(parts), list(fds)
+
+
+def _serve(
+    sock: socket.socket, body: bytes, fds: list[int], agent_pid: int, entry: Callable[[ProcStart], int]
+) -> dict[str, object]:
+    """Fork the procs of one request; return the answer: their process ids, or an error."""
+    order = parse_order(body)
+    read, write = os.pipe()
+    try:
+        try:
+            between = os.fork()
+        except OSError as error:
+            return {"error": f"fork: {error.strerror}"}
+        if not between:
+            _fork_all(sock, order, fds, (read, write), agent_pid, entry)
+        os.waitpid(between, 0)
+        os.set_blocking(read, False)
+        try:
+            answer: dict[str, object] = json.loads(os.read(read, 1 << 16))
+        except (BlockingIOError, ValueError):
+            return {"error": "the process between zygote and proc died"}
+        return answer
+    finally:
+        for fd in (read, write, *fds):
+            os.close(fd)
+
+
+def _fork_all(
+    sock: socket.socket,
+    order: ProcOrder,
+    fds: list[int],
+    pipe: tuple[int, int],
+    agent_pid: int,
+    entry: Callable[[ProcStart], int],
+) -> None:
+    """In between: fork the procs, report them, and go."""
+    pids: list[int] = []
+    answer: dict[str, object] = {"pids": pids}
+    try:
+        for index, start in enumerate(order.starts):
+            pid = os.fork()
+            if not pid:
+                own = fds[index * PIPES_PER_PROC : (index + 1) * PIPES_PER_PROC]
+                for fd in (sock.detach(), *pipe, *(fd for fd in fds if fd not in own)):
+                    os.close(fd)
+                _run(order, start, own, agent_pid, entry)
+            pids.append(pid)
+    except OSError as error:
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        answer = {"error": f"fork: {error.strerror}"}
+    os.write(pipe[1], json.dumps(answer).encode())
+    os._exit(0)
+
+
+def _run(
+    order: ProcOrder, start: ProcStart, fds: Sequence[int], agent_pid: int, entry: Callable[[ProcStart], int]
+) -> None:
+    """In the proc: settle, run *entry*, and leave without returning."""
+    code = 1
+    try:
+        out, err, hello = fds
+        os.dup2(out, 1)
+        os.dup2(err, 2)
+        os.close(out)
+        os.close(err)
+        _settle(order, start, agent_pid)
+        code = entry(dataclasses.replace(start, hello_fd=hello))
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if isinstance(error.code, str):
+            print(error.code, file=sys.stderr)
+    except BaseException:  # noqa: BLE001  # this is the last frame of the proc: it says what happened and exits
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(BaseException):
+            atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code & 0xFF)
+
+
+def _settle(order: ProcOrder, start: ProcStart, agent_pid: int) -> None:
+    os.setsid()
+    end_s = time.monotonic() + _ADOPTION_S
+    while os.getppid() != agent_pid:
+        if time.monotonic() > end_s:
+            raise SystemExit(f"process {agent_pid}, the agent, is not the parent of this proc: it has ended")
+        time.sleep(0.0002)
+    _libc().prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != agent_pid:
+        os._exit(1)  # it died before the kernel knew of our wish
+    _stamp(start.run)
+    environment = proc_environment(os.environ, order, start)
+    os.environ.clear()
+    os.environ.update(environment)
+    with contextlib.suppress(OSError):  # it is the controller's; a host may not have it
+        os.chdir(order.cwd)
+    sys.path[:0] = [path or order.cwd for path in order.sys_path if path not in sys.path]
+    sys.argv = [f"proc {start.rank}"]
+    # Fresh objects: those of the zygote remember that they were made on a file, and seek.
+    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    faulthandler.enable()
+    if "numpy" in sys.modules:
+        # A fork copies the state of its generator: all procs would draw the same numbers.
+        importlib.import_module("numpy.random").seed()
+
+
+def _stamp(run: str) -> None:
+    """Write the run's cookie into the environment that the kernel shows of this process.
+
+    ``/proc/PID/environ`` shows the memory of the last exec, which was the zygote's; what a proc
+    forks without exec is to be found by its run as well.
+    """
+    name = f"{RUN_COOKIE}=".encode()
+    with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/self/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+        begin, end = int(fields[47]), int(fields[48])  # env_start and env_end of proc(5), from the third field on
+        found = ctypes.string_at(begin, end - begin).find(name + NO_RUN.encode()) if begin else -1
+        if found >= 0 and len(run) == len(NO_RUN):
+            ctypes.memmove(begin + found + len(name), run.encode(), len(run))
+
+
+def _resolve(entry: str) -> Callable[[ProcStart], int]:
+    module, _, function = entry.partition(":")
+    target: Callable[[ProcStart], int] = getattr(importlib.import_module(module), function)
+    return target
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

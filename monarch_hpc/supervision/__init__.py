@@ -1,0 +1,7 @@
+"""Who is alive: pure machines that take times and events and answer with decisions."""
+
+from __future__ import annotations
+
+from monarch_hpc.supervision.lease import Lease, Life
+
+__all__ = ["Lease", "Life"]

@@ -1,0 +1,190 @@
+"""A controller for tests: speaks to the head by messages alone, and starts procs that run what a test gives them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+from monarch_hpc.agent.attach import Attachment, attach
+from monarch_hpc.core.errors import TransportError
+from monarch_hpc.core.ids import Role
+from monarch_hpc.transport.api import Channel
+from monarch_hpc.transport.engine import Engine
+from monarch_hpc.wire.frames import Frame
+from monarch_hpc.wire.messages import (
+    Message,
+    OpenRun,
+    Output,
+    ProcReady,
+    RunOpened,
+    SpawnProcs,
+    decode,
+)
+
+__all__ = ["ENTRY", "Client", "alive", "cookie_holders", "eventually", "standin_path"]
+
+ENTRY = "monarch_standin:main"
+
+_STANDIN = '''
+"""A proc that reports and then runs the Python code in the variable CODE."""
+import os
+from monarch_hpc.wire.messages import ProcHello, encode
+
+def main(start):
+    scope = {"start": start, "code": 0}
+    exec(os.environ.get("BEFORE", ""), scope)
+    os.write(start.hello_fd, encode(ProcHello(start.mesh, start.rank, 1000 + start.rank, ["tcp://127.0.0.1:9"])) + b"\\n")
+    os.close(start.hello_fd)
+    exec(os.environ.get("CODE", "import time; time.sleep(600)"), scope)
+    return scope["code"]
+'''
+
+_M = TypeVar("_M", bound=Message)
+_WAIT_S = 20.0
+
+
+def standin_path(folder: Path) -> str:
+    """Write the module that test procs run and return the PYTHONPATH under which agents find it."""
+    (folder / "monarch_standin.py").write_text(_STANDIN)
+    return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def eventually(look: Callable[[], object], what: str, timeout_s: float = _WAIT_S) -> None:
+    """Wait until *look* gives something true; fail with what it gave last."""
+    end_s = time.monotonic() + timeout_s
+    while not (last := look()):
+        assert time.monotonic() < end_s, f"{what}: not within {timeout_s:g} s; last: {last!r}"
+        time.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    """Tell whether a process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def cookie_holders(directory: Path) -> list[int]:
+    """Return the processes, of whatever kind, whose environment names the allocation in *directory*, or its agents."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and int(entry.name) != os.getpid():
+            try:
+                held = (entry / "environ").read_bytes() + (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if str(directory).encode() in held:
+                found.append(int(entry.name))
+    return found
+
+
+class Client:
+    """One controller of one run; keeps every message that it gets."""
+
+    def __init__(self, directory: Path, run: str, *, owner: bool = True) -> None:
+        self.run = run
+        self.messages: list[Message] = []
+        self.lost: TransportError | None = None
+        self._engine = Engine()
+        self._engine.start()
+        self.attachment: Attachment = attach(directory, Role.CONTROLLER, self, self._engine)
+        self.send(OpenRun(run, "a test", "here", os.getpid(), owner))
+        self.opened = self.wait(RunOpened)
+        self._num_meshes = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave."""
+        self.attachment.node.close("the test is over")
+        self._engine.close()
+
+    def on_channel(self, channel: Channel) -> None:
+        """Nobody dials this client."""
+
+    def on_frame(self, channel: Channel, frame: Frame) -> None:
+        """Keep the message."""
+        self.messages.append(decode(frame.body))
+
+    def on_lost(self, channel: Channel, error: TransportError) -> None:
+        """Keep the reason."""
+        self.lost = error
+
+    def send(self, message: Message) -> None:
+        """Send to the head."""
+        self.attachment.send(message)
+
+    def spawn(
+        self,
+        hosts: list[int],
+        per_host: int = 1,
+        code: str = "import time; time.sleep(600)",
+        before: str = "",
+        preload: list[str] | None = None,
+        deadline_s: float = _WAIT_S,
+        environment: dict[str, str] | None = None,
+    ) -> int:
+        """Order procs and return their mesh's number."""
+        self._num_meshes += 1
+        mesh = self.opened.epoch << 20 | self._num_meshes
+        self.send(
+            SpawnProcs(
+                run=self.run,
+                mesh=mesh,
+                hosts=hosts,
+                first_rank=[index * per_host for index in range(len(hosts))],
+                per_host=per_host,
+                num_ranks=per_host * len(hosts),
+                environment={"CODE": code, "BEFORE": before, **(environment or {})},
+                preload=preload or [],
+                sys_path=[],
+                cwd=os.getcwd(),
+                gpu_visible="own-first",
+                deadline_s=deadline_s,
+            )
+        )
+        return mesh
+
+    def spawn_ready(self, hosts: list[int], per_host: int = 1, code: str = "import time; time.sleep(600)") -> list[int]:
+        """Order procs, wait until they are ready, and return their process ids by rank."""
+        mesh = self.spawn(hosts, per_host, code)
+        num = per_host * len(hosts)
+        ready = self.wait_all(ProcReady, num, lambda message: message.mesh == mesh)
+        return [message.pid for message in sorted(ready, key=lambda message: message.rank)]
+
+    def wait(self, kind: type[_M], match: Callable[[_M], bool] = lambda _message: True) -> _M:
+        """Wait for the first message of a kind."""
+        return self.wait_all(kind, 1, match)[0]
+
+    def wait_all(self, kind: type[_M], num: int, match: Callable[[_M], bool] = lambda _message: True) -> list[_M]:
+        """Wait for *num* messages of a kind."""
+
+        def found() -> list[_M]:
+            return [message for message in list(self.messages) if isinstance(message, kind) and match(message)]
+
+        try:
+            eventually(lambda: len(found()) >= num or self.lost, f"{num} {kind.__name__}")
+        except AssertionError as error:
+            raise AssertionError(f"{error}; messages: {self.messages}") from error
+        assert len(found()) >= num, f"the channel is lost ({self.lost}); messages: {self.messages}"
+        return found()
+
+    def lines(self, mesh: int, rank: int, stream: str = "out") -> list[str]:
+        """Return what a proc wrote so far."""
+        return [
+            line
+            for message in list(self.messages)
+            if isinstance(message, Output) and (message.mesh, message.rank, message.stream) == (mesh, rank, stream)
+            for line in message.lines
+        ]
+
+
