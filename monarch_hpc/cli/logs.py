@@ -1,0 +1,82 @@
+"""`monarch-hpc logs`: what agents and procs wrote, read from the allocation's directory."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import click
+
+from monarch_hpc.cli.main import load_for_command
+from monarch_hpc.cli.output import current_output, output_options
+from monarch_hpc.core.errors import AllocationError
+from monarch_hpc.slurm import Allocations, Record
+
+__all__ = ["command"]
+
+_PROC_LOG = re.compile(r"r(\d+)\.(.+)\.log")
+# What is printed of one file, from its end. The whole is where the heading says.
+_SHOWN_BYTES = 1 << 20
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option("--agents", is_flag=True, help="What Slurm, the batch script and the agents wrote.")
+@click.option("--run", "run", metavar="RUN", help="Of this run; the last one if left out.")
+@click.option("--rank", type=click.IntRange(min=0), help="Of this rank alone.")
+@output_options
+def command(name: str | None, agents: bool, run: str | None, rank: int | None) -> int:
+    """Show what agents and runs wrote.
+
+    Of an allocation on which nothing has run yet, the agents' log.
+    """
+    if agents and (run is not None or rank is not None):
+        raise click.UsageError("--agents goes with neither --run nor --rank")
+    record = Allocations.open(load_for_command({}).config).find(name)
+    runs = _runs(record)
+    if agents or (not runs and run is None and rank is None):
+        files = {"agents": record.directory / "slurm.out"}
+        if not files["agents"].exists():
+            raise AllocationError(record.name, f"nothing was written yet to {files['agents']}")
+    else:
+        files = _proc_files(record, runs, run, rank)
+    parts = [(label, path, _text(path)) for label, path in files.items()]
+    document = {
+        "name": record.name,
+        "logs": [{"label": label, "path": str(path), "text": text} for label, path, text in parts],
+    }
+    text = "\n".join(f"==> {label}  {path}\n{text}".rstrip("\n") for label, path, text in parts)
+    current_output().show(document, text, [str(path) for path in files.values()])
+    return 0
+
+
+def _runs(record: Record) -> list[str]:
+    """Return the runs that left logs, the last one last."""
+    folder = record.directory / "runs"
+    found = [entry for entry in folder.iterdir() if entry.is_dir()] if folder.is_dir() else []
+    return [entry.name for entry in sorted(found, key=lambda entry: (entry.stat().st_mtime, entry.name))]
+
+
+def _proc_files(record: Record, runs: list[str], run: str | None, rank: int | None) -> dict[str, Path]:
+    if not runs or (run is not None and run not in runs):
+        known = ", ".join(runs) or "none"
+        raise AllocationError(
+            record.name, f"no logs of {'a run' if run is None else f'run {run}'} (there are: {known})"
+        )
+    folder = record.directory / "runs" / (run or runs[-1])
+    found: list[tuple[int, str, Path]] = []
+    for path in folder.iterdir():
+        match = _PROC_LOG.fullmatch(path.name)
+        if match and (rank is None or int(match[1]) == rank):
+            found.append((int(match[1]), match[2], path))
+    if not found:
+        what = "no proc" if rank is None else f"no proc of rank {rank}"
+        raise AllocationError(record.name, f"{what} of run {folder.name} wrote anything")
+    return {f"run {folder.name} rank {number} on {host}": path for number, host, path in sorted(found)}
+
+
+def _text(path: Path) -> str:
+    with open(path, "rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - _SHOWN_BYTES))
+        return file.read(_SHOWN_BYTES).decode(errors="replace")

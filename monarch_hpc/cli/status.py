@@ -1,0 +1,154 @@
+"""`monarch-hpc status`: what allocations there are, how far they have come, and what runs on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import click
+
+from monarch_hpc.cli.main import load_for_command
+from monarch_hpc.cli.output import Table, current_output, output_options
+from monarch_hpc.core.errors import MonarchError, TransportError
+from monarch_hpc.core.units import format_duration
+from monarch_hpc.slurm import Allocations, Phase, QueueRow, Record, Seen, look, reason_in_words
+
+__all__ = ["command"]
+
+# A head that does not answer within this is shown as such; a table that hangs helps nobody.
+_ASK_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """All that is known of one allocation."""
+
+    record: Record
+    row: QueueRow | None
+    seen: Seen
+    head: Mapping[str, object] | None
+    problem: str
+
+
+@click.command()
+@click.argument("name", required=False)
+@output_options
+def command(name: str | None) -> int:
+    """Show allocations and what they do."""
+    config = load_for_command({}).config
+    output = current_output()
+    allocations = Allocations.open(config)
+    census = allocations.reconcile(config.slurm.poll_min_s)
+    for change in census.changes:
+        output.progress(change)
+    if census.problem is not None:
+        output.warn(f"{census.problem}\nwhat follows is from files alone")
+    if name is None:
+        records = [record for record in census.records if record.live]
+    else:
+        records = [allocations.find(name)]
+    views = [_view(record, census.rows.get(record.job_name)) for record in records]
+    rows = [[v.record.name, str(v.record.job_id or "-"), _state(v), _hosts(v), _left(v), _runs(v)] for v in views]
+    document = {
+        "slurm": None if census.problem is None else str(census.problem),
+        "changes": list(census.changes),
+        "allocations": [_document(view) for view in views],
+    }
+    text: Table | str = Table(["ALLOC", "JOB", "STATE", "HOSTS", "LEFT", "RUNS"], rows)
+    if not views:
+        text = "there is no allocation; take one: monarch-hpc alloc NAME -N HOSTS -t MINUTES"
+    output.show(document, text, [view.record.name for view in views])
+    return 0
+
+
+def _view(record: Record, row: QueueRow | None) -> _View:
+    seen = look(record.directory)
+    head: Mapping[str, object] | None = None
+    problem = ""
+    if record.live and seen.ready is not None and seen.exit_status is None:
+        from monarch_hpc.agent.attach import query_status
+
+        try:
+            head = query_status(record.directory, _ASK_S)
+            problem = "" if head is not None else "no head"
+        except (MonarchError, OSError) as error:
+            problem = f"head does not answer: {error}" if isinstance(error, TransportError) else str(error)
+    return _View(record, row, seen, head, problem)
+
+
+def _state(view: _View) -> str:
+    """Say in a few words how far an allocation has come."""
+    record, row, seen = view.record, view.row, view.seen
+    if record.ended is not None:
+        return f"ended: {record.ended.state}: {record.ended.reason}"
+    if record.release_wanted:
+        return "releasing"
+    if record.job_id is None:
+        return f"being submitted on {record.owner.host}"
+    if seen.exit_status is not None or (row is not None and row.state.phase is Phase.ENDING):
+        return "ending"
+    if seen.ready is not None:
+        missing = f", {len(seen.ready.missing)} missing" if seen.ready.missing else ""
+        return (view.problem or "ready") + missing
+    if seen.granted is not None:
+        return f"agents {len(seen.reported)}/{len(seen.granted.hosts)}"
+    if row is None:
+        return "submitted"
+    if row.state.phase is Phase.QUEUED:
+        return f"queued: {reason_in_words(row.reason)}" if row.reason else "queued"
+    return "starting" if row.state.phase in (Phase.STARTING, Phase.RUNNING) else row.word.lower()
+
+
+def _hosts(view: _View) -> str:
+    if view.seen.ready is not None:
+        total = len(view.seen.ready.hosts) + len(view.seen.ready.missing)
+        there = len(view.seen.ready.hosts)
+        if view.head is not None:
+            there = sum(host.get("state") != "lost" and host.get("state") != "dead" for host in _items(view, "hosts"))
+        return f"{there}/{total}"
+    return f"0/{view.row.num_hosts if view.row is not None else view.record.num_hosts}"
+
+
+def _left(view: _View) -> str:
+    if view.row is None or not view.record.live or view.row.state.phase is Phase.QUEUED:
+        return "-"
+    return view.row.left or "-"
+
+
+def _runs(view: _View) -> str:
+    runs = _items(view, "runs")
+    return ", ".join(f"{run.get('run')} {run.get('state')} {_age(run.get('age_s'))}".strip() for run in runs) or "-"
+
+
+def _age(age_s: object) -> str:
+    return format_duration(age_s) if isinstance(age_s, int | float) else ""
+
+
+def _items(view: _View, key: str) -> Sequence[Mapping[str, object]]:
+    found = view.head.get(key) if view.head is not None else None
+    return [item for item in found if isinstance(item, Mapping)] if isinstance(found, list) else []
+
+
+def _document(view: _View) -> dict[str, object]:
+    record = view.record
+    ended = record.ended
+    return {
+        "name": record.name,
+        "id": record.allocation,
+        "job_id": record.job_id,
+        "job_name": record.job_name,
+        "directory": str(record.directory),
+        "state": _state(view),
+        "live": record.live,
+        "slurm_state": view.row.word if view.row is not None else None,
+        "reason": view.row.reason if view.row is not None else "",
+        "nodelist": view.seen.granted.nodelist if view.seen.granted is not None else "",
+        "left": view.row.left if view.row is not None else "",
+        "end": view.row.end if view.row is not None else "",
+        "missing": list(view.seen.ready.missing) if view.seen.ready is not None else [],
+        "hosts": [dict(host) for host in _items(view, "hosts")],
+        "runs": [dict(run) for run in _items(view, "runs")],
+        "ended": None
+        if ended is None
+        else {"state": ended.state, "reason": ended.reason, "source": ended.source, "at_s": ended.at_s},
+    }

@@ -1,0 +1,35 @@
+"""Hosts from Slurm: ask for them, follow them, give them back, and lose none."""
+
+from __future__ import annotations
+
+from monarch_hpc.slurm.allocation import Allocations, Census, Released
+from monarch_hpc.slurm.directory import Seen, look
+from monarch_hpc.slurm.inside import JobHere, find_job_here, open_inside
+from monarch_hpc.slurm.job import Life, Stage
+from monarch_hpc.slurm.messages import reason_in_words
+from monarch_hpc.slurm.parse import QueueRow
+from monarch_hpc.slurm.registry import Ended, Record
+from monarch_hpc.slurm.script import Request, plan_job_flags, render_script
+from monarch_hpc.slurm.states import JobState, Phase
+
+__all__ = [
+    "Allocations",
+    "Census",
+    "Ended",
+    "JobHere",
+    "JobState",
+    "Life",
+    "Phase",
+    "QueueRow",
+    "Record",
+    "Released",
+    "Request",
+    "Seen",
+    "Stage",
+    "find_job_here",
+    "look",
+    "open_inside",
+    "plan_job_flags",
+    "reason_in_words",
+    "render_script",
+]

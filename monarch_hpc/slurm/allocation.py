@@ -1,0 +1,390 @@
+"""Allocations from intent to end: carries out what `monarch_hpc.slurm.job` decides, with files and Slurm's commands."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from monarch_hpc.config import Config
+from monarch_hpc.core.clock import Deadline
+from monarch_hpc.core.errors import (
+    AgentsMissing,
+    AllocationError,
+    JobFailed,
+    MonarchError,
+    SlurmBusy,
+    SlurmMissing,
+    SlurmParseError,
+)
+from monarch_hpc.core.files import private_dir
+from monarch_hpc.slurm.argv import flag_words
+from monarch_hpc.slurm.client import SlurmClient
+from monarch_hpc.slurm.directory import last_words, look, prepare, tail
+from monarch_hpc.slurm.job import (
+    IN_FLIGHT_S,
+    AskSlurm,
+    CancelJob,
+    CloseRecord,
+    Life,
+    Stage,
+    decide,
+    decide_gone,
+    how_it_ended,
+)
+from monarch_hpc.slurm.owner import current_owner, owner_lives
+from monarch_hpc.slurm.parse import JobDetail, QueueRow
+from monarch_hpc.slurm.registry import Ended, Record, Registry, Snapshot
+from monarch_hpc.slurm.script import Request, plan_job_flags, render_script
+
+__all__ = ["Allocations", "Census", "Released"]
+
+# Between two looks into a directory: short against what a person notices, cheap for a file server.
+_LOOK_S = 0.15
+# A job's end takes the site's KillWait (30 s by default) and its epilogue.
+_END_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """What there is after records and Slurm's queue were compared.
+
+    Args:
+        records: all records, the oldest first.
+        rows: the jobs that squeue listed, by job name.
+        changes: what was found and done, in sentences.
+        problem: why Slurm could not be asked; nothing was changed then.
+    """
+
+    records: tuple[Record, ...]
+    rows: Mapping[str, QueueRow]
+    changes: tuple[str, ...] = ()
+    problem: MonarchError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """What was seen when an allocation was given back.
+
+    Args:
+        record: closed.
+        left: processes of ours left on each host, as the agents counted; None if no agent could be asked.
+        waited_s: how long it took.
+    """
+
+    record: Record
+    left: Mapping[str, int] | None
+    waited_s: float
+
+
+class Allocations:
+    """The allocations of this user, as this login node's registry and Slurm have them.
+
+    Args:
+        config: the configuration.
+        registry: the records.
+        slurm: Slurm's commands.
+    """
+
+    def __init__(self, config: Config, registry: Registry, slurm: SlurmClient) -> None:
+        self.registry = registry
+        self.slurm = slurm
+        self._config = config
+
+    @classmethod
+    def open(cls, config: Config) -> Allocations:
+        """Open what the configuration names, with Slurm as this process's environment finds it."""
+        client = SlurmClient(os.environ, config.slurm.command_timeout_s)
+        return cls(config, Registry(config.paths.state), client)
+
+    def find(self, name: str | None) -> Record:
+        """Return the allocation that a command means; Slurm is not asked. See `Registry.find`."""
+        return self.registry.find(name)
+
+    def reconcile(self, max_age_s: float = 0.0) -> Census:
+        """Compare records with the queue: adopt, cancel and close what a crash or an end has left.
+
+        Args:
+            max_age_s: what squeue said so many seconds ago is new enough.
+        """
+        records = self.registry.records()
+        try:
+            snapshot = self._snapshot(records, max_age_s)
+        except (SlurmBusy, SlurmMissing) as error:
+            return Census(records, {}, (), error)
+        rows = snapshot.rows()
+        changes: list[str] = []
+        settled: list[Record] = []
+        problem: MonarchError | None = None
+        for record in records:
+            try:
+                settled.append(self._settle(record, rows.get(record.job_name), changes))
+            except (SlurmBusy, SlurmMissing) as error:
+                settled.append(record)
+                problem = error
+        self.registry.prune(time.time())
+        return Census(tuple(settled), rows, tuple(changes), problem)
+
+    def submit(self, request: Request) -> Record:
+        """Ask Slurm for an allocation; the intent is on disk before sbatch runs.
+
+        Raises:
+            AllocationError: a live allocation has the name.
+            SlurmBusy: slurmctld did not answer in time; should the job exist, the next command cancels it.
+            SlurmCommandError: refused; nothing is left behind.
+        """
+        self.slurm.require("sbatch")
+        script = render_script(self._config, request)
+        flags = dict(word[2:].partition("=")[::2] for word in flag_words(plan_job_flags(self._config, request)))
+        record = Record(
+            request.allocation, request.name, request.directory, request.num_hosts, current_owner(), time.time()
+        )
+        self.registry.create(record)
+        try:
+            private_dir(self._config.paths.shared)
+            path = prepare(request.directory, self._config, os.urandom(32), script)
+            job_id = self._submit(record, path, flags)
+        except SlurmBusy:
+            raise
+        except (MonarchError, OSError) as error:
+            self.registry.close(record, Ended("REFUSED", str(error).splitlines()[0], "monarch-hpc", time.time()))
+            shutil.rmtree(request.directory, ignore_errors=True)
+            raise
+        return self.registry.set_job(record, job_id, time.time())
+
+    def follow(self, record: Record, tell: Callable[[Life], None], stop: Callable[[], bool]) -> Life:
+        """Wait until the agents of *record* are ready.
+
+        Args:
+            record: one with a job.
+            tell: called with each new sight of it.
+            stop: asked between two looks; True ends the wait early, with the allocation as it is.
+
+        Raises:
+            JobFailed: the job ended before.
+            AgentsMissing: agents did not report in time; the job is still there.
+            AllocationError: the job runs, yet its directory shows no sign of it; the job is still there.
+        """
+        slurm = self._config.slurm
+        life = Life(slurm.bootstrap_s, time.time())
+        told: Life | None = None
+        interval_s = slurm.poll_min_s
+        poll = Deadline(0.0)
+        while not stop():
+            was_granted = life.granted is not None
+            life = life.see_files(look(record.directory), time.time())
+            just_granted = life.granted is not None and not was_granted
+            if poll.passed() or just_granted:
+                # Its end is known from now on, to a squeue that was not asked before.
+                life = self._see_slurm(record, life, 0.0 if just_granted else 0.9 * interval_s)
+                poll = Deadline(interval_s)
+                # Once it runs, its files tell; squeue is for the death of a job that could write none.
+                interval_s = min(interval_s * 1.5, slurm.poll_max_s) if life.granted is None else slurm.poll_max_s
+            if life.stage is Stage.ENDED:
+                raise self._job_failed(record, life)
+            if life != told:
+                tell(life)
+                told = life
+            if life.stage is Stage.READY:
+                return life
+            if life.overdue(time.time()):
+                raise self._agents_missing(record, life)
+            time.sleep(_LOOK_S)
+        return life
+
+    def release(self, record: Record, shut_down: Callable[[Path], Mapping[str, int] | None] | None = None) -> Released:
+        """Give an allocation back, and return when Slurm's queue no longer shows its job.
+
+        Args:
+            record: a live one.
+            shut_down: asks the head in this directory to end all of ours on all hosts, and returns the number of
+                processes left by host, or None if there is no head.
+
+        Raises:
+            SlurmBusy: slurmctld does not answer; the wish is recorded, and the next command tries again.
+            AllocationError: the job is still there after two minutes.
+        """
+        started = Deadline(_END_S)
+        record = self.registry.want_release(record)
+        left = None
+        if shut_down is not None and look(record.directory).ready is not None:
+            left = shut_down(record.directory)
+        try:
+            if record.job_id is None:
+                record = self._await_number(record, started)
+            if record.job_id is not None and record.live:
+                self.slurm.cancel(record.job_id)
+                self._await_end(record, started)
+        except SlurmBusy as error:
+            error.add_note(f"'{record.name}' is marked for release: the next monarch-hpc command tries again")
+            raise
+        if record.live:
+            record = self.registry.close(record, Ended("RELEASED", "it was released", "monarch-hpc", time.time()))
+        return Released(record, left, started.elapsed_s())
+
+    def _snapshot(self, records: Sequence[Record], max_age_s: float) -> Snapshot:
+        """Return what squeue says of all that may have a job, asked at most every *max_age_s* seconds."""
+        now_s = time.time()
+        watched = [record for record in records if record.live or _may_appear(record, now_s)]
+        names = frozenset(record.job_name for record in watched)
+        if not names:
+            return Snapshot(now_s, names, "")
+        kept = self.registry.load_snapshot()
+        newest_s = max(record.submitted_s or record.created_s for record in watched)
+        if kept is not None and names <= kept.names and newest_s < kept.at_s <= now_s < kept.at_s + max_age_s:
+            return kept
+        snapshot = Snapshot(now_s, names, self.slurm.list_queue(names))
+        self.registry.store_snapshot(snapshot)
+        return snapshot
+
+    def _settle(self, record: Record, row: QueueRow | None, changes: list[str]) -> Record:
+        """Do what is due for one record and return it as it is then."""
+        lives = None
+        if record.live and record.job_id is None:
+            lives = owner_lives(record.owner)
+            # Whoever is gone may have written the job's number, or the end, just before.
+            record = next((new for new in self.registry.records() if new.allocation == record.allocation), record)
+        decision = decide(record, row, lives, time.time())
+        if isinstance(decision, AskSlurm):
+            detail = self.slurm.find_job(decision.job_id)
+            decision = decide_gone(record, detail, look(record.directory).exit_status, time.time())
+        if isinstance(decision, CancelJob):
+            if record.live and record.job_id is None:
+                record = self.registry.set_job(record, decision.job_id, time.time())
+                record = self.registry.want_release(record)
+            self.slurm.cancel(decision.job_id)
+            changes.append(f"{record.name}: job {decision.job_id} was cancelled: {decision.why}")
+        elif isinstance(decision, CloseRecord):
+            record = self.registry.close(record, decision.ended)
+            job = f"job {record.job_id}" if record.job_id else "no job"
+            changes.append(f"{record.name}: {job}: {decision.ended.state}: {decision.ended.reason}")
+        return record
+
+    def _submit(self, record: Record, script: Path, flags: Mapping[str, str]) -> int:
+        try:
+            return self.slurm.submit(script, flags)
+        except (SlurmBusy, SlurmParseError) as error:
+            # The request may have been accepted all the same: never ask twice, look for it.
+            row = self._look_for(record, error)
+        return row.job_id
+
+    def _look_for(self, record: Record, error: MonarchError) -> QueueRow:
+        deadline = Deadline(IN_FLIGHT_S)
+        asked = False
+        while True:
+            late = deadline.passed()
+            try:
+                rows = self.slurm.queue([record.job_name])
+                asked = True
+            except SlurmBusy:
+                rows = ()
+                asked = False
+            if rows:
+                return rows[0]
+            if late:
+                break
+            time.sleep(min(2.0, deadline.left_s()))
+        if asked:
+            error.add_note(f"no job {record.job_name} appeared within {IN_FLIGHT_S:.0f} s; nothing was left behind")
+            now_s = time.time()
+            self.registry.close(record, Ended("NEVER_SUBMITTED", "slurmctld did not take it", "monarch-hpc", now_s))
+        else:
+            error.add_note("should the job exist after all, the next monarch-hpc command finds and cancels it")
+        raise error
+
+    def _see_slurm(self, record: Record, life: Life, max_age_s: float) -> Life:
+        try:
+            # All of the user's waiting commands share one squeue.
+            row = self._snapshot(self.registry.records(), max_age_s).rows().get(record.job_name)
+            if row is not None and row.state.phase.alive:
+                return life.see_queue(row, time.time())
+            return life.see_detail(self._find_job(record), time.time())
+        except SlurmBusy:
+            return life
+
+    def _find_job(self, record: Record) -> JobDetail | None:
+        assert record.job_id is not None
+        return self.slurm.find_job(record.job_id)
+
+    def _job_failed(self, record: Record, life: Life) -> JobFailed:
+        """Close the record of a job that ended and return the error that says how."""
+        detail = life.detail
+        # The script's last word comes a moment before Slurm's.
+        deadline = Deadline(5.0)
+        while (detail is None or detail.state.phase.alive) and not deadline.passed():
+            try:
+                detail = self._find_job(record)
+            except SlurmBusy:
+                break
+            if detail is None:
+                break
+            time.sleep(_LOOK_S if detail.state.phase.alive else 0)
+        if detail is not None and detail.state.phase.alive:
+            detail = None
+        ended = how_it_ended(record, detail, life.exit_status, time.time())
+        self.registry.close(record, ended)
+        words = tail(record.directory / "slurm.out", 5)
+        reason = ended.reason
+        if life.granted is None and life.exit_status is None and not words and detail is not None and detail.batch_host:
+            reason += (
+                f"; {detail.batch_host} wrote nothing into {record.directory}: is it on a file system that hosts "
+                "write (config key paths.shared)?"
+            )
+        if words:
+            reason += f"; last lines of {record.directory}/slurm.out:" + "".join(f"\n    {line}" for line in words)
+        return JobFailed(record.job_id or 0, ended.state, reason)
+
+    def _agents_missing(self, record: Record, life: Life) -> AllocationError:
+        if life.granted is None:
+            return AllocationError(
+                record.name,
+                f"job {record.job_id} runs for {life.bootstrap_s:.0f} s, yet its hosts wrote nothing into "
+                f"{record.directory}: is it on a file system that they write (config key paths.shared)?",
+            )
+        seen = look(record.directory)
+        hosts = life.granted.hosts
+        missing = [host for rank, host in enumerate(hosts) if rank not in seen.reported]
+        if life.ready is not None:
+            missing = list(life.ready.missing)
+        words = last_words(record.directory, hosts)
+        # All reported, but the head is not done: what it wrote last is what there is to say.
+        shown = missing or list(hosts[:1])
+        return AgentsMissing(record.name, life.bootstrap_s, {host: words.get(host, ()) for host in shown})
+
+    def _await_number(self, record: Record, deadline: Deadline) -> Record:
+        """Wait for the end of a record whose job has no number yet, or for that number."""
+        pause_s = 0.5
+        while record.live and record.job_id is None:
+            if deadline.passed():
+                raise AllocationError(
+                    record.name, f"is still being submitted by process {record.owner.pid} on {record.owner.host}"
+                )
+            census = self.reconcile()
+            if census.problem is not None:
+                raise census.problem
+            record = next(found for found in census.records if found.allocation == record.allocation)
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, 5.0)
+        return record
+
+    def _await_end(self, record: Record, deadline: Deadline) -> None:
+        """Wait until squeue no longer shows the job; one that is COMPLETING still holds hosts."""
+        pause_s = 0.2
+        while rows := self.slurm.queue([record.job_name]):
+            if deadline.passed():
+                raise AllocationError(
+                    record.name,
+                    f"job {record.job_id} is still {rows[0].word} on {rows[0].hosts or 'no host'} after "
+                    f"{deadline.timeout_s:.0f} s; it is marked for release, and 'monarch-hpc status' goes on with it",
+                )
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, 5.0)
+
+
+def _may_appear(record: Record, now_s: float) -> bool:
+    """Tell whether the job of a closed record may yet turn up in the queue."""
+    ended = record.ended
+    return ended is not None and ended.state == "NEVER_SUBMITTED" and now_s - ended.at_s < 3600.0

@@ -1,0 +1,175 @@
+"""The commands that we give to Slurm, their environment, and how the flags of a job come together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from monarch_hpc.config import FlagValue
+from monarch_hpc.core.errors import ConfigError
+from monarch_hpc.slurm.parse import SQUEUE_FORMAT
+
+__all__ = [
+    "flag_words",
+    "merge_options",
+    "partitions_argv",
+    "queue_argv",
+    "release_argv",
+    "reservations_argv",
+    "scrubbed",
+    "show_job_argv",
+    "submit_argv",
+]
+
+# Variables that would change what a command of ours does or prints, or that tell of a job that we may be in.
+_SLURM_PREFIXES = (
+    "SLURM_",
+    "SLURMD_",
+    "SBATCH_",
+    "SALLOC_",
+    "SRUN_",
+    "SQUEUE_",
+    "SCANCEL_",
+    "SCONTROL_",
+    "SINFO_",
+    "PMI_",
+    "PMI2_",
+    "PMIX_",
+)
+# How to reach and to satisfy slurmctld.
+_KEPT = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_SACK_KEY", "SLURM_SACK_SOCKET"})
+
+# sbatch's one-letter options.
+_LONG = {
+    "A": "account",
+    "C": "constraint",
+    "D": "chdir",
+    "G": "gpus",
+    "H": "hold",
+    "J": "job-name",
+    "L": "licenses",
+    "M": "clusters",
+    "N": "nodes",
+    "O": "overcommit",
+    "S": "core-spec",
+    "W": "wait",
+    "a": "array",
+    "b": "begin",
+    "c": "cpus-per-task",
+    "d": "dependency",
+    "e": "error",
+    "k": "no-kill",
+    "m": "distribution",
+    "n": "ntasks",
+    "o": "output",
+    "p": "partition",
+    "q": "qos",
+    "s": "oversubscribe",
+    "t": "time",
+    "w": "nodelist",
+    "x": "exclude",
+}
+# Flags of which the later one cancels the earlier.
+_RIVALS = (
+    frozenset({"requeue", "no-requeue"}),
+    frozenset({"mem", "mem-per-cpu", "mem-per-gpu"}),
+    frozenset({"exclusive", "oversubscribe"}),
+)
+_OURS = {
+    "job-name": "it is how a job is found again after a crash",
+    "output": "agents' last words are read from it",
+    "error": "agents' last words are read from the output",
+    "array": "an allocation is one job; take several under several names",
+    "clusters": "submit on a login node of that cluster",
+    "parsable": "it is given already",
+    "test-only": "use --dry-run to see the script, and 'sbatch --test-only' with it",
+    "wait": "alloc waits by itself; --bg does not",
+    "wrap": "the script is ours",
+}
+
+
+def submit_argv(script: Path) -> tuple[str, ...]:
+    """Submit *script*; all flags of the job are in it."""
+    return ("sbatch", "--parsable", str(script))
+
+
+def queue_argv(names: Iterable[str]) -> tuple[str, ...]:
+    """List those of our jobs that wait or run, by job name."""
+    return ("squeue", "--me", "--noheader", f"--format={SQUEUE_FORMAT}", f"--name={','.join(sorted(names))}")
+
+
+def show_job_argv(job_id: int) -> tuple[str, ...]:
+    """Show a job, also one that ended some minutes ago."""
+    return ("scontrol", "--oneliner", "show", "job", str(job_id))
+
+
+def release_argv(job_id: int) -> tuple[str, ...]:
+    """End a job: SIGTERM to all of it, SIGKILL after the site's KillWait."""
+    return ("scancel", str(job_id))
+
+
+def partitions_argv() -> tuple[str, ...]:
+    """List the partitions that we may see."""
+    return ("sinfo", "--noheader", "--format=%R")
+
+
+def reservations_argv() -> tuple[str, ...]:
+    """Show the reservations."""
+    return ("scontrol", "--oneliner", "show", "reservation")
+
+
+def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return *environ* without what would change Slurm's commands; what names slurmctld stays.
+
+    Users' SBATCH_ACCOUNT and the like are not lost: the configuration reads them, and they are in the
+    script's flags.
+    """
+    return {name: value for name, value in environ.items() if name in _KEPT or not name.startswith(_SLURM_PREFIXES)}
+
+
+def merge_options(flags: Mapping[str, FlagValue], options: Sequence[str]) -> dict[str, FlagValue]:
+    """Return *flags* with sbatch options as a user writes them added; a later one replaces an earlier.
+
+    Args:
+        flags: name without dashes to value; True for a bare flag, None or False to leave it out.
+        options: ``--name``, ``--name=value``, ``--name value``, ``-x`` or ``-xvalue`` each.
+
+    Raises:
+        ConfigError: not an option, or one that must stay ours.
+    """
+    merged = dict(flags)
+    for option in options:
+        name, value = _parse_option(option)
+        if name in _OURS:
+            raise ConfigError("slurm.extra", option, "--slurm", f"cannot be changed: {_OURS[name]}")
+        for rivals in _RIVALS:
+            if name in rivals:
+                merged = {flag: old for flag, old in merged.items() if flag not in rivals}
+        merged[name] = value
+    return merged
+
+
+def flag_words(flags: Mapping[str, FlagValue]) -> list[str]:
+    """Return ``--name`` and ``--name=value`` words of those *flags* that are on, in their order."""
+    return [
+        f"--{name}" if value is True else f"--{name}={value}"
+        for name, value in flags.items()
+        if value is not None and value is not False
+    ]
+
+
+def _parse_option(option: str) -> tuple[str, FlagValue]:
+    text = option.strip()
+    if not text.isprintable():
+        raise ConfigError("slurm.extra", repr(option), "--slurm", "must be one line of printable characters")
+    if text.startswith("--") and text[2:3].isalpha():
+        # The first '=' or space ends the name: "--mem=0", "--mem 0", "--comment=a b=c".
+        cut = min((i for i in (text.find("="), text.find(" ")) if i >= 0), default=len(text))
+        value = text[cut + 1 :].strip()
+        return text[2:cut], value if cut < len(text) else True
+    if text.startswith("-") and text[1:2] in _LONG:
+        value = text[2:].lstrip()
+        return _LONG[text[1]], value or True
+    raise ConfigError(
+        "slurm.extra", repr(option), "--slurm", 'not an option of sbatch; write "--name=value" or "--name"'
+    )

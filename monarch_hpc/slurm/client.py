@@ -1,0 +1,192 @@
+"""The only module that runs Slurm's commands.
+
+A command never outlives the process that gave it: killed with SIGKILL, that process takes its sbatch
+along, so that what was recorded before is all that can be in flight.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from monarch_hpc.core.errors import SlurmBusy, SlurmCommandError, SlurmMissing, SlurmParseError
+from monarch_hpc.slurm.argv import (
+    partitions_argv,
+    queue_argv,
+    release_argv,
+    reservations_argv,
+    scrubbed,
+    show_job_argv,
+    submit_argv,
+)
+from monarch_hpc.slurm.messages import advice_for, is_busy, is_gone
+from monarch_hpc.slurm.parse import (
+    JobDetail,
+    QueueRow,
+    parse_job_id,
+    parse_partitions,
+    parse_queue,
+    parse_show_job,
+    parse_show_reservations,
+)
+
+__all__ = ["SlurmClient"]
+
+_PR_SET_PDEATHSIG = 1
+# A list of names that only improves an error message is not worth a longer wait.
+_HINT_TIMEOUT_S = 5.0
+
+
+class SlurmClient:
+    """Slurm's commands on this machine.
+
+    Args:
+        environ: environment of the caller; variables that would change the commands are left out.
+        timeout_s: longest wait for one command, in seconds.
+    """
+
+    def __init__(self, environ: Mapping[str, str], timeout_s: float) -> None:
+        self._given = dict(environ)
+        self._environ = scrubbed(environ)
+        self._timeout_s = timeout_s
+
+    def available(self) -> bool:
+        """Tell whether there is a Slurm to talk to."""
+        return self._find("squeue") is not None
+
+    def require(self, command: str) -> None:
+        """Raise `SlurmMissing` unless *command* is on PATH."""
+        if self._find(command) is None:
+            raise SlurmMissing(command)
+
+    def submit(self, script: Path, flags: Mapping[str, str]) -> int:
+        """Submit *script* and return the job's number.
+
+        Args:
+            script: the batch script, all flags in it.
+            flags: the same flags, for the advice that goes with a refusal.
+
+        Raises:
+            SlurmBusy: slurmctld did not answer; the job may or may not exist.
+            SlurmCommandError: refused; no job exists.
+        """
+        try:
+            return parse_job_id(self._run(submit_argv(script)))
+        except SlurmBusy:
+            raise
+        except SlurmCommandError as error:
+            known = self._known_names(error.stderr)
+            advice = advice_for(error.stderr, flags, known)
+            raise SlurmCommandError(error.argv, error.status, error.stderr, advice) from error
+
+    def list_queue(self, names: Iterable[str]) -> str:
+        """Return what squeue prints of those of this user's jobs with one of *names* that wait, run or end."""
+        return self._run(queue_argv(names))
+
+    def queue(self, names: Iterable[str]) -> tuple[QueueRow, ...]:
+        """Return the jobs that `list_queue` lists."""
+        return parse_queue(self.list_queue(names))
+
+    def find_job(self, job_id: int) -> JobDetail | None:
+        """Return a job, also one that ended some minutes ago; None for one that Slurm does not know."""
+        try:
+            return parse_show_job(self._run(show_job_argv(job_id)))
+        except SlurmBusy:
+            raise
+        except SlurmCommandError as error:
+            if is_gone(error.stderr):
+                return None
+            raise
+
+    def cancel(self, job_id: int) -> None:
+        """End a job. One that Slurm does not know, or that is over, needs no end."""
+        try:
+            self._run(release_argv(job_id))
+        except SlurmBusy:
+            raise
+        except SlurmCommandError as error:
+            if not is_gone(error.stderr):
+                raise
+
+    def start_script(self, script: Path, log: Path) -> subprocess.Popen[bytes]:
+        """Start a batch script as a process of ours, in the job that we are in.
+
+        Args:
+            script: it needs the variables of the job, so that none is left out.
+            log: where its output is added.
+        """
+        bash = shutil.which("bash", path=self._given.get("PATH", os.defpath)) or "/bin/bash"
+        with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), "wb") as output:
+            return subprocess.Popen(
+                [bash, str(script)],
+                env=self._given,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                preexec_fn=_die_with_parent(),
+            )
+
+    def _known_names(self, stderr: str) -> tuple[str, ...]:
+        """List what could have been named instead of what was refused; nothing where that fails."""
+        try:
+            if "partition" in stderr and "account" not in stderr:
+                return parse_partitions(self._run(partitions_argv(), _HINT_TIMEOUT_S))
+            if "reservation" in stderr:
+                reservations = parse_show_reservations(self._run(reservations_argv(), _HINT_TIMEOUT_S))
+                return tuple(f"{found.name} from {found.start} to {found.end}" for found in reservations)
+        except (SlurmCommandError, SlurmMissing, SlurmParseError):
+            pass
+        return ()
+
+    def _find(self, command: str) -> str | None:
+        return shutil.which(command, path=self._environ.get("PATH", os.defpath))
+
+    def _run(self, argv: Sequence[str], timeout_s: float | None = None) -> str:
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        executable = self._find(argv[0])
+        if executable is None:
+            raise SlurmMissing(argv[0])
+        try:
+            done = subprocess.run(
+                argv,
+                executable=executable,
+                env=self._environ,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",
+                timeout=timeout_s,
+                # Ctrl-C at the terminal is ours to handle: an sbatch that dies of it never tells the job's number.
+                start_new_session=True,
+                umask=0o077,
+                preexec_fn=_die_with_parent(),
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise SlurmBusy(argv, 124, f"no answer in {timeout_s:.0f} s") from error
+        if done.returncode == 0:
+            return done.stdout
+        words = done.stderr or done.stdout
+        # Killed by a signal, it may have asked slurmctld already: nothing is known.
+        busy = is_busy(words) or done.returncode < 0
+        raise (SlurmBusy if busy else SlurmCommandError)(argv, done.returncode, words)
+
+
+def _die_with_parent() -> Callable[[], None]:
+    """Return what a child runs before exec so that our death, also by SIGKILL, is its death."""
+    # Loaded before the fork: the child must not take the loader's lock.
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    parent = os.getpid()
+
+    def arrange() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return arrange

@@ -1,0 +1,215 @@
+"""An allocation's private directory on the shared file system: what `alloc` puts there, and what it sees appear.
+
+    key           32 bytes that all of the allocation share; gone when it ends
+    config.json   the configuration that the agents follow
+    job.sh        the batch script        agent.sh      what it starts on each host
+    slurm.out     what Slurm, the script and the agents wrote
+    granted.json  the job has begun       hosts/<n>.json  agent n has reported
+    ready.json    the agents are ready    ended.json    the batch script has ended
+
+Whoever writes one of these files writes it whole.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from monarch_hpc.config import Config, as_document
+from monarch_hpc.core.assets import asset
+from monarch_hpc.core.errors import ConfigError
+from monarch_hpc.core.files import private_dir, read_json, write_json, write_private
+from monarch_hpc.core.hostlist import expand
+
+__all__ = ["Granted", "Ready", "ReadyHost", "Seen", "last_words", "look", "prepare", "tail", "words_by_host"]
+
+_TAIL_BYTES = 256 << 10
+_LABELLED = re.compile(r"\s*(\d+): (.*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """The job has begun.
+
+    Args:
+        job_id: Slurm's number.
+        hosts: names of the hosts, in the order of the agents' ranks.
+        nodelist: the same as Slurm writes it.
+        at_s: when, on the first host's clock, in seconds since the epoch.
+    """
+
+    job_id: int
+    hosts: tuple[str, ...]
+    nodelist: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyHost:
+    """One host whose agent reported: what it was granted."""
+
+    name: str
+    num_cpus: int
+    num_gpus: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The head's word that the agents are ready; *missing* names the hosts whose agent did not come."""
+
+    hosts: tuple[ReadyHost, ...]
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What lies in the directory at one moment.
+
+    Args:
+        granted: None until the job has begun.
+        reported: ranks of the agents that reported.
+        ready: None until the head is done with waiting for agents.
+        exit_status: of the batch script; None while it runs.
+    """
+
+    granted: Granted | None = None
+    reported: frozenset[int] = frozenset()
+    ready: Ready | None = None
+    exit_status: int | None = None
+
+
+def prepare(directory: Path, config: Config, key: bytes, script: str) -> Path:
+    """Make the directory with what the job needs and return the script's path."""
+    private_dir(directory)
+    private_dir(directory / "hosts")
+    private_dir(directory / "runs")
+    # Copied: the hosts may not see the place that this package is installed in.
+    write_private(directory / "agent.sh", asset("launchers", "agent.sh").read_bytes())
+    write_private(directory / "job.sh", script.encode())
+    write_json(directory / "config.json", {"schema": 1, "config": as_document(config)})
+    write_private(directory / "key", key)
+    return directory / "job.sh"
+
+
+def look(directory: Path) -> Seen:
+    """Return what lies in *directory*.
+
+    Listed, not asked for by name: NFS remembers for up to a minute that a file was not there, but asks
+    the server when a directory is opened.
+
+    Raises:
+        ConfigError: a file is not one that the job or an agent writes.
+    """
+    try:
+        names = set(os.listdir(directory))
+        reported = os.listdir(directory / "hosts") if "hosts" in names else []
+    except FileNotFoundError:
+        return Seen()
+    ended = _read(directory / "ended.json") if "ended.json" in names else None
+    return Seen(
+        granted=_granted(directory / "granted.json") if "granted.json" in names else None,
+        reported=frozenset(int(name[:-5]) for name in reported if re.fullmatch(r"\d+\.json", name)),
+        ready=_ready(directory / "ready.json") if "ready.json" in names else None,
+        exit_status=_whole(ended, "exit_status", directory / "ended.json") if ended is not None else None,
+    )
+
+
+def last_words(directory: Path, hosts: Sequence[str], num_lines: int = 5) -> dict[str, tuple[str, ...]]:
+    """Return the last lines of ``slurm.out`` that each of *hosts* wrote, or that are about it.
+
+    Args:
+        directory: the allocation's.
+        hosts: all hosts of the job in the order of their ranks, which label the lines.
+        num_lines: at most so many for each.
+    """
+    try:
+        with open(directory / "slurm.out", "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            text = file.read(_TAIL_BYTES).decode(errors="replace")
+    except FileNotFoundError:
+        return dict.fromkeys(hosts, ())
+    return words_by_host(text, hosts, num_lines)
+
+
+def words_by_host(text: str, hosts: Sequence[str], num_lines: int) -> dict[str, tuple[str, ...]]:
+    """Split the labelled output of the agents' step by host, the last *num_lines* of each.
+
+    srun puts a task's rank before each of its lines; its own complaints name the host, as in
+    ``srun: error: n3: task 2: Exited with exit code 1`` or ``... failed on node n3: ...``.
+    """
+    words: dict[str, list[str]] = {host: [] for host in hosts}
+    complaint = {host: re.compile(rf"^(?:srun|slurmstepd)\b.*(?<![\w.-]){re.escape(host)}(?![\w.-])") for host in hosts}
+    for line in text.splitlines():
+        match = _LABELLED.fullmatch(line)
+        if match:
+            if int(match[1]) < len(hosts):
+                words[hosts[int(match[1])]].append(match[2])
+            continue
+        for host in hosts:
+            if complaint[host].search(line):
+                words[host].append(line)
+    return {host: tuple(line for line in lines if line.strip())[-num_lines:] for host, lines in words.items()}
+
+
+def tail(path: Path, num_lines: int) -> tuple[str, ...]:
+    """Return the last lines of a text file; none where there is no file."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            lines = file.read(_TAIL_BYTES).decode(errors="replace").splitlines()
+    except FileNotFoundError:
+        return ()
+    return tuple(line for line in lines if line.strip())[-num_lines:]
+
+
+def _granted(path: Path) -> Granted:
+    document = _read(path)
+    nodelist = _text(document, "nodelist", path)
+    return Granted(
+        job_id=_whole(document, "job_id", path),
+        hosts=tuple(expand(nodelist)),
+        nodelist=nodelist,
+        at_s=float(_whole(document, "time_s", path)),
+    )
+
+
+def _ready(path: Path) -> Ready:
+    document = _read(path)
+    hosts, missing = document.get("hosts"), document.get("missing")
+    if not isinstance(hosts, list) or not isinstance(missing, list):
+        raise _unreadable(path, "hosts")
+    return Ready(
+        hosts=tuple(
+            ReadyHost(_text(host, "name", path), _whole(host, "cpus", path), len(host.get("gpus", ())))
+            for host in hosts
+        ),
+        missing=tuple(str(name) for name in missing),
+    )
+
+
+def _read(path: Path) -> Mapping[str, object]:
+    document = read_json(path)
+    if not isinstance(document, dict) or document.get("schema") != 1:
+        raise _unreadable(path, "schema")
+    return document
+
+
+def _whole(document: Mapping[str, object], key: str, path: Path) -> int:
+    value = document.get(key)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise _unreadable(path, key)
+    return value
+
+
+def _text(document: Mapping[str, object], key: str, path: Path) -> str:
+    value = document.get(key)
+    if not isinstance(value, str):
+        raise _unreadable(path, key)
+    return value
+
+
+def _unreadable(path: Path, key: str) -> ConfigError:
+    return ConfigError(key, "", str(path), "is not what this version of monarch-hpc writes")

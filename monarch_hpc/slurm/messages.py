@@ -1,0 +1,211 @@
+"""What Slurm's sentences mean for the user: why it refused, why a job waits, whether it answered at all.
+
+Matched on the part that has been the same from 20.11 to 26.05; an unknown sentence is shown as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+__all__ = ["advice_for", "is_busy", "is_gone", "reason_in_words"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """One kind of refusal.
+
+    Args:
+        words: parts of Slurm's sentence, any of which marks this kind.
+        flags: flags of the job that it is about, in order of suspicion.
+        advice: what to change; ``{known}`` stands for the names that exist, where they could be listed.
+    """
+
+    words: tuple[str, ...]
+    flags: tuple[str, ...]
+    advice: str
+
+
+_ASSOCIATIONS = "list yours with: sacctmgr -nP show assoc user=$USER format=account,partition,qos"
+
+# In this order: sbatch may print two sentences, and the first kind that matches says more.
+_REFUSALS = (
+    _Refusal(
+        ("Invalid account or account/partition combination", "InvalidAccount"),
+        ("account", "partition"),
+        f"name an account that may use this partition with -A; {_ASSOCIATIONS}",
+    ),
+    _Refusal(
+        ("Invalid partition name", "invalid partition specified", "No partition specified"),
+        ("partition",),
+        "name a partition with -p{known}; limits of each: sinfo -s",
+    ),
+    _Refusal(("Invalid qos", "InvalidQOS"), ("qos",), f"name a QOS that your account has with -q; {_ASSOCIATIONS}"),
+    _Refusal(
+        ("Requested time limit is invalid", "Time limit specification required", "Invalid --time"),
+        ("time", "partition"),
+        "name a time within the partition's limit with -t; limits of each: sinfo -o '%R %l'",
+    ),
+    _Refusal(
+        ("QOSMaxWallDurationPerJobLimit",),
+        ("time", "qos"),
+        "the QOS allows less time; name less with -t, or another QOS with -q",
+    ),
+    _Refusal(
+        ("AssocMaxSubmitJobLimit", "QOSMaxSubmitJobPerUserLimit", "AssocGrpSubmitJobsLimit"),
+        ("account", "qos"),
+        "you have as many jobs in the queue as the account or QOS allows (some sites say this also where the "
+        "account is missing: name it with -A); see yours with: squeue --me",
+    ),
+    _Refusal(
+        ("Job violates accounting/QOS policy",),
+        ("account", "qos", "time", "nodes"),
+        f"a limit of the account or QOS forbids this size, time or number of jobs; {_ASSOCIATIONS},maxwall,maxtres",
+    ),
+    _Refusal(
+        ("Invalid generic resource", "Invalid GRES"),
+        ("gpus-per-node", "gres"),
+        "hosts have no such GPUs, or the site wants another form (config key slurm.gpus_form); "
+        "what hosts have: sinfo -o '%R %G'",
+    ),
+    _Refusal(
+        ("Invalid feature specification",),
+        ("constraint",),
+        "no host has this feature; name one with -C; what hosts have: sinfo -o '%R %f'",
+    ),
+    _Refusal(
+        ("Requested reservation", "requested reservation", "ReservationName"),
+        ("reservation",),
+        "name a reservation that you may use and that has begun with --reservation{known}; some sites also want "
+        "a QOS of their own for it (-q)",
+    ),
+    _Refusal(
+        ("User's group not permitted", "Access/permission denied", "not permitted to use this partition"),
+        ("partition", "account"),
+        "this partition is not for you or your account; name another with -p{known}",
+    ),
+    _Refusal(
+        ("Node count specification invalid", "More processors requested than permitted"),
+        ("nodes", "ntasks-per-node", "partition"),
+        "the partition does not have, or not give to one job, as much; ask for less with -N; "
+        "limits: scontrol show partition",
+    ),
+    _Refusal(
+        ("Requested node configuration is not available",),
+        ("nodes", "gpus-per-node", "gres", "constraint", "mem", "partition"),
+        "no hosts have all of this together; what they have: sinfo -o '%R %D %c %m %G %f'",
+    ),
+    _Refusal(
+        ("Invalid node name specified",), ("nodelist", "exclude"), "name existing hosts with -w or -x; see: sinfo -N"
+    ),
+    _Refusal(
+        ("read-only on the compute nodes", "read-only file system"),
+        ("output", "chdir"),
+        "set config key paths.shared to a directory that the compute nodes can write",
+    ),
+    _Refusal(
+        ("unrecognized option", "unrecognised option", "ambiguous option", "invalid option"),
+        (),
+        "this Slurm does not know an option; check --slurm and the config keys slurm.job_flags and slurm.extra",
+    ),
+    _Refusal(
+        ("Job size specification needs to be provided", "not accept your job", "Job rejected"),
+        (),
+        "the site's own check refused the job; its words above say what it wants, and config key "
+        "slurm.job_flags can drop or change any flag",
+    ),
+)
+
+_BUSY = (
+    "Unable to contact slurm controller",
+    "Socket timed out",
+    "Rate limit exceeded",
+    "Zero Bytes were transmitted",
+    "Slurm backup controller in standby mode",
+    "Message receive failure",
+    "Connection refused",
+    "Resource temporarily unavailable",
+    "slurm_persist_conn_open",
+    "Unable to establish controller machine",
+)
+
+_GONE = ("Invalid job id specified", "Job/step already completing or completed")
+
+_MAINTENANCE = "it would run into a maintenance window; a shorter -t may fit before"
+# What squeue gives as the reason of a waiting job, and what it means. Matched on the beginning.
+_REASONS = (
+    ("Priority", "jobs of higher priority are ahead"),
+    ("Resources", "waiting for hosts to become free"),
+    ("ReqNodeNotAvail, Reserved for maintenance", _MAINTENANCE),
+    ("Job can not start due to maintenance", _MAINTENANCE),
+    ("ReqNodeNotAvail, May be reserved", "hosts asked for are reserved for other jobs; drop -w"),
+    ("ReqNodeNotAvail", "hosts asked for are down, drained or reserved; drop -w or -C, or wait"),
+    ("Nodes required for job are DOWN", "hosts asked for are down, drained or reserved"),
+    ("QOSMaxJobsPerUser", "as many of your jobs run as the QOS allows; release another allocation"),
+    ("AssocMaxJobs", "as many jobs run as your account allows; release another allocation"),
+    ("QOSMaxSubmitJob", "as many of your jobs are queued as the QOS allows"),
+    ("AssocMaxSubmitJob", "as many jobs are queued as your account allows"),
+    ("QOSMaxGRES", "your GPUs in use have reached the QOS's limit"),
+    ("QOSMaxNode", "your hosts in use have reached the QOS's limit"),
+    ("QOSGrpGRES", "all GPUs of the QOS are in use"),
+    ("QOSGrpNode", "all hosts of the QOS are in use"),
+    ("MaxGRESPerAccount", "your account's GPUs are in use"),
+    ("QOSMaxWall", "the QOS allows less time; release it and ask for less with -t"),
+    ("AssocMaxWall", "your account allows less time; release it and ask for less with -t"),
+    ("AssocGrp", "your account's hours or hosts are used up; less time (-t) may fit"),
+    ("QOSGrp", "the QOS's hours or hosts are used up; less time (-t) may fit"),
+    ("PartitionTimeLimit", "the partition allows less time; release it and ask for less with -t"),
+    ("PartitionNodeLimit", "the partition gives fewer hosts to one job, or hosts are down"),
+    ("PartitionDown", "the administrators closed the partition"),
+    ("PartitionInactive", "the administrators closed the partition"),
+    ("BadConstraints", "no hosts can ever give what was asked; release it and ask for something else"),
+    ("JobHeldUser", "you hold it; let it go with: scontrol release"),
+    ("JobHeldAdmin", "the administrators hold it; ask them"),
+    ("launch failed requeued held", "hosts failed to start it, and Slurm holds it; ask the administrators"),
+    ("JobHoldMaxRequeue", "hosts failed to start it too often, and Slurm holds it; ask the administrators"),
+    ("DependencyNeverSatisfied", "what it depends on can no longer happen; release it"),
+    ("Dependency", "waiting for another job"),
+    ("BeginTime", "its time to begin has not come"),
+    ("ReservationDeleted", "its reservation is gone; release it"),
+    ("Reservation", "waiting for its reservation to begin"),
+    ("InvalidAccount", "the account is not, or no longer, valid"),
+    ("InvalidQOS", "the QOS is not, or no longer, valid"),
+    ("QOSUsageThreshold", "the QOS's use has fallen behind its threshold"),
+    ("Licenses", "waiting for a licence"),
+    ("Cleaning", "being requeued"),
+    ("MaxPoweredUpNodes", "waiting for cloud hosts to boot"),
+)
+
+
+def advice_for(stderr: str, flags: Mapping[str, str], known: Sequence[str] = ()) -> str:
+    """Return what to change after a refusal; empty for a sentence that we do not know.
+
+    Args:
+        stderr: Slurm's words.
+        flags: what the job asked for: flag without dashes to value.
+        known: names that would be right, where they could be listed.
+    """
+    for refusal in _REFUSALS:
+        if any(words in stderr for words in refusal.words):
+            asked = ", ".join(f"--{flag}={flags[flag]}" for flag in refusal.flags if flags.get(flag))
+            names = f" (there are: {', '.join(known)})" if known else ""
+            return (f"asked was {asked}; " if asked else "") + refusal.advice.format(known=names)
+    return ""
+
+
+def is_busy(stderr: str) -> bool:
+    """Tell whether *stderr* says that slurmctld did not answer, so that nothing is known about what was asked."""
+    return any(words in stderr for words in _BUSY)
+
+
+def is_gone(stderr: str) -> bool:
+    """Tell whether *stderr* says that Slurm does not know the job, or that it is over."""
+    return any(words in stderr for words in _GONE)
+
+
+def reason_in_words(reason: str) -> str:
+    """Return Slurm's reason with its meaning; the reason alone where we know none."""
+    for beginning, meaning in _REASONS:
+        if reason.startswith(beginning):
+            return f"{reason}: {meaning}"
+    return reason

@@ -1,0 +1,54 @@
+"""Which process makes an allocation, and whether it still lives: a pid alone may have been reused."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Owner", "current_owner", "owner_lives"]
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """One process of one boot of one machine.
+
+    Args:
+        host: name of the machine.
+        boot_id: Linux's number of that machine's boot.
+        pid: process id.
+        start_ticks: when it started, in clock ticks since boot.
+    """
+
+    host: str
+    boot_id: str
+    pid: int
+    start_ticks: int
+
+
+def current_owner() -> Owner:
+    """Return this process."""
+    pid = os.getpid()
+    return Owner(os.uname().nodename, _boot_id(), pid, _start_ticks(pid) or 0)
+
+
+def owner_lives(owner: Owner) -> bool | None:
+    """Tell whether *owner* still runs; None where that cannot be seen from this machine."""
+    if owner.host != os.uname().nodename:
+        return None
+    return owner.boot_id == _boot_id() and _start_ticks(owner.pid) == owner.start_ticks
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def _start_ticks(pid: int) -> int | None:
+    """Return when a process started; None where there is none, or only its zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    # The name, in parentheses, may hold anything; what follows the last one is plain.
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else int(fields[19])

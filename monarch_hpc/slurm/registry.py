@@ -1,0 +1,341 @@
+"""The login side's own list of allocations: a folder each, in it a file for each thing that happened.
+
+    <state>/<uuid8>/record.json    the intent, written before sbatch is called
+    <state>/<uuid8>/job.json       Slurm's job id
+    <state>/<uuid8>/release.json   somebody wants it released
+    <state>/<uuid8>/ended.json     how it ended
+    <state>/names/<name>/<number>  which allocation has the name: a link whose target is the uuid8
+    <state>/queue.json             what squeue said last, for all commands of this user
+
+Every file is written once and whole, so that no two processes can lose each other's change and no lock
+is needed, which shared file systems may not honour.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from monarch_hpc.core.errors import AllocationError, ConfigError
+from monarch_hpc.core.files import private_dir, read_json, write_json
+from monarch_hpc.slurm.owner import Owner
+from monarch_hpc.slurm.parse import QueueRow, parse_queue
+
+__all__ = ["Ended", "Record", "Registry", "Snapshot"]
+
+_SCHEMA = 1
+_KEPT_ENDED = 50
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_SHORT_ID = re.compile(r"[0-9a-f]{8}")
+# Longer than any start of a command takes from making a folder to writing its record.
+_UNFINISHED_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How an allocation ended.
+
+    Args:
+        state: Slurm's word, or ``REFUSED``, ``NEVER_SUBMITTED``, ``RELEASED`` or ``UNKNOWN``.
+        reason: in words.
+        source: who says so: ``squeue``, ``scontrol``, ``ended.json`` or ``monarch-hpc``.
+        at_s: when it was recorded, in seconds since the epoch.
+    """
+
+    state: str
+    reason: str
+    source: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One allocation, as the registry has it.
+
+    Args:
+        allocation: its uuid, 32 hexadecimal digits.
+        name: what the user calls it.
+        directory: its private directory on the shared file system.
+        num_hosts: hosts asked for, as Slurm takes it.
+        owner: the process that makes it.
+        created_s: when, in seconds since the epoch.
+        job_id: Slurm's number; None before sbatch answered.
+        submitted_s: when sbatch had answered.
+        release_wanted: whether it is to go, as soon as Slurm can be told.
+        ended: how it ended; None while it lives.
+    """
+
+    allocation: str
+    name: str
+    directory: Path
+    num_hosts: str
+    owner: Owner
+    created_s: float
+    job_id: int | None = None
+    submitted_s: float | None = None
+    release_wanted: bool = False
+    ended: Ended | None = None
+
+    @property
+    def short_id(self) -> str:
+        """The first 8 digits of the uuid, which name the allocation's folders and job."""
+        return self.allocation[:8]
+
+    @property
+    def job_name(self) -> str:
+        """The unique name of the Slurm job."""
+        return f"mh-{self.short_id}"
+
+    @property
+    def live(self) -> bool:
+        """Whether it has, may have, or is about to have a job."""
+        return self.ended is None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What squeue said.
+
+    Args:
+        at_s: when it was asked, in seconds since the epoch.
+        names: the job names that it was asked for.
+        text: what it printed.
+    """
+
+    at_s: float
+    names: frozenset[str]
+    text: str
+
+    def rows(self) -> dict[str, QueueRow]:
+        """Return the listed jobs by name."""
+        return {row.name: row for row in parse_queue(self.text)}
+
+
+class Registry:
+    """The records under one folder.
+
+    Args:
+        root: the folder; made where it is missing.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = private_dir(root)
+
+    def create(self, record: Record) -> None:
+        """Write the intent, then take the name.
+
+        Raises:
+            AllocationError: a live allocation has the name; the intent is closed again.
+            ConfigError: not a name.
+        """
+        check_name(record.name)
+        self._folder(record).mkdir(0o700)
+        write_json(self._folder(record) / "record.json", _record_document(record))
+        holder = self._take_name(record)
+        if holder is not None:
+            shutil.rmtree(self._folder(record))
+            raise AllocationError(record.name, _in_use(holder))
+
+    def set_job(self, record: Record, job_id: int, now_s: float) -> Record:
+        """Write Slurm's number of the job."""
+        write_json(self._folder(record) / "job.json", {"schema": _SCHEMA, "job_id": job_id, "submitted_s": now_s})
+        return replace(record, job_id=job_id, submitted_s=now_s)
+
+    def want_release(self, record: Record) -> Record:
+        """Write that the allocation is to go."""
+        write_json(self._folder(record) / "release.json", {"schema": _SCHEMA})
+        return replace(record, release_wanted=True)
+
+    def release_wanted(self, record: Record) -> bool:
+        """Tell whether somebody wants the allocation to go."""
+        return (self._folder(record) / "release.json").exists()
+
+    def close(self, record: Record, ended: Ended) -> Record:
+        """Write how the allocation ended; its key, name and place among the live ones go."""
+        with contextlib.suppress(FileNotFoundError):
+            (record.directory / "key").unlink()
+        write_json(self._folder(record) / "ended.json", {"schema": _SCHEMA, **asdict(ended)})
+        return replace(record, ended=ended)
+
+    def records(self) -> tuple[Record, ...]:
+        """Return all records, the oldest first."""
+        found: list[Record] = []
+        for entry in os.scandir(self.root):
+            if _SHORT_ID.fullmatch(entry.name):
+                # A record that is not there yet, or no longer, belongs to a command that just began or to `prune`.
+                with contextlib.suppress(FileNotFoundError):
+                    found.append(_load_record(Path(entry.path)))
+        return tuple(sorted(found, key=lambda record: (record.created_s, record.allocation)))
+
+    def find(self, name: str | None) -> Record:
+        """Return the allocation that a command means.
+
+        Args:
+            name: its name, or the first 8 digits of its uuid. None stands for ``default``, or for the only live one.
+
+        Raises:
+            AllocationError: there is none, or several may be meant.
+        """
+        records = self.records()
+        if name is not None:
+            named = [record for record in records if name in (record.name, record.short_id)]
+            if not named:
+                known = ", ".join(sorted({record.name for record in records if record.live})) or "none"
+                raise AllocationError(name, f"no such allocation (live: {known}); take one: monarch-hpc alloc {name}")
+            # A dead one only where no live one has the name.
+            return max(named, key=lambda record: (record.live, record.created_s))
+        live = [record for record in records if record.live]
+        for record in live:
+            if record.name == "default":
+                return record
+        if len(live) == 1:
+            return live[0]
+        if live:
+            names = ", ".join(record.name for record in live)
+            raise AllocationError("default", f"several allocations live; name one of them: {names}")
+        raise AllocationError("default", "there is no allocation; take one: monarch-hpc alloc -N HOSTS -t MINUTES")
+
+    def prune(self, now_s: float) -> None:
+        """Forget all but the newest ended allocations, with their directories."""
+        ended = [record for record in self.records() if not record.live]
+        for record in ended[:-_KEPT_ENDED]:
+            # Only what we made: `create` gives every allocation a directory of this name.
+            if record.directory.name == record.short_id:
+                shutil.rmtree(record.directory, ignore_errors=True)
+            shutil.rmtree(self._folder(record), ignore_errors=True)
+        for entry in os.scandir(self.root):
+            if _SHORT_ID.fullmatch(entry.name) and not (Path(entry.path) / "record.json").exists():
+                with contextlib.suppress(FileNotFoundError):
+                    if now_s - entry.stat().st_mtime > _UNFINISHED_S:
+                        shutil.rmtree(entry.path, ignore_errors=True)
+
+    def load_snapshot(self) -> Snapshot | None:
+        """Return what squeue said last; None if nothing is known."""
+        try:
+            document = _object(read_json(self.root / "queue.json"), self.root / "queue.json")
+            if document.get("schema") != _SCHEMA:
+                return None
+            names = frozenset(str(document["names"]).split())
+            return Snapshot(float(str(document["at_s"])), names, str(document["text"]))
+        except (FileNotFoundError, KeyError, ValueError):
+            return None
+
+    def store_snapshot(self, snapshot: Snapshot) -> None:
+        """Keep what squeue said, for the next command."""
+        names = " ".join(sorted(snapshot.names))
+        write_json(
+            self.root / "queue.json", {"schema": _SCHEMA, "at_s": snapshot.at_s, "names": names, "text": snapshot.text}
+        )
+
+    def _folder(self, record: Record) -> Path:
+        return self.root / record.short_id
+
+    def _take_name(self, record: Record) -> Record | None:
+        """Claim the name; return the live record that has it, None when it is ours.
+
+        Claims are numbered and the highest counts. A link is made whole or not at all, and only one process
+        can make the next one, so that a claim whose holder has ended needs no removal, which would race.
+        """
+        claims = private_dir(private_dir(self.root / "names") / record.name)
+        while True:
+            numbers = sorted(int(name) for name in os.listdir(claims) if name.isdigit())
+            if numbers:
+                holder = os.readlink(claims / str(numbers[-1]))
+                with contextlib.suppress(FileNotFoundError):
+                    held = _load_record(self.root / holder)
+                    if held.live:
+                        return held
+            number = numbers[-1] + 1 if numbers else 1
+            try:
+                os.symlink(record.short_id, claims / str(number))
+            except FileExistsError:
+                continue
+            # Between the listing and the link others may have come, gone, and tidied up this number.
+            late = max(int(name) for name in os.listdir(claims) if name.isdigit()) > number
+            for old in [number] if late else numbers:
+                with contextlib.suppress(FileNotFoundError):
+                    (claims / str(old)).unlink()
+            if not late:
+                return None
+
+
+def check_name(name: str) -> None:
+    """Raise `ConfigError` unless *name* can name an allocation, and a folder."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            "NAME",
+            repr(name),
+            "command line",
+            "must be 1 to 64 letters, digits, '.', '_' or '-', a letter or digit first",
+        )
+
+
+def _in_use(holder: Record) -> str:
+    owner = holder.owner
+    what = f"job {holder.job_id}" if holder.job_id else f"being submitted by process {owner.pid} on {owner.host}"
+    return (
+        f"exists already ({what}); use it with 'monarch-hpc run -a {holder.name} SCRIPT', give it back with "
+        f"'monarch-hpc release {holder.name}', or take another under another name"
+    )
+
+
+def _record_document(record: Record) -> dict[str, object]:
+    return {
+        "schema": _SCHEMA,
+        "allocation": record.allocation,
+        "name": record.name,
+        "directory": str(record.directory),
+        "num_hosts": record.num_hosts,
+        "owner": asdict(record.owner),
+        "created_s": record.created_s,
+    }
+
+
+def _load_record(folder: Path) -> Record:
+    """Read one allocation's files.
+
+    Raises:
+        FileNotFoundError: there is no record.
+        ConfigError: a file is not ours, or not one that this version writes.
+    """
+    path = folder / "record.json"
+    document = _object(read_json(path), path)
+    job = _optional(folder / "job.json")
+    ended = _optional(folder / "ended.json")
+    try:
+        if document["schema"] != _SCHEMA:
+            raise ConfigError("", "", str(path), f"was written by another version (schema {document['schema']})")
+        return Record(
+            allocation=str(document["allocation"]),
+            name=str(document["name"]),
+            directory=Path(str(document["directory"])),
+            num_hosts=str(document["num_hosts"]),
+            owner=Owner(**_object(document["owner"], path)),  # type: ignore[arg-type]  # checked by the schema number
+            created_s=float(str(document["created_s"])),
+            job_id=int(str(job["job_id"])) if job else None,
+            submitted_s=float(str(job["submitted_s"])) if job else None,
+            release_wanted=(folder / "release.json").exists(),
+            ended=Ended(str(ended["state"]), str(ended["reason"]), str(ended["source"]), float(str(ended["at_s"])))
+            if ended
+            else None,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError("", "", str(path), f"is not a record of an allocation ({error!r}); move it away") from error
+
+
+def _optional(path: Path) -> Mapping[str, object] | None:
+    try:
+        return _object(read_json(path), path)
+    except FileNotFoundError:
+        return None
+
+
+def _object(value: object, path: Path) -> Mapping[str, object]:
+    if not isinstance(value, dict):
+        raise ConfigError("", "", str(path), "is not a JSON object; move it away")
+    return value

@@ -1,0 +1,147 @@
+"""Slurm's words for what a job is doing, and the few cases that we tell apart."""
+
+from __future__ import annotations
+
+import enum
+
+__all__ = ["JobState", "Phase"]
+
+
+class Phase(enum.Enum):
+    """What a job's state means for whoever waits for it."""
+
+    QUEUED = "queued"
+    STARTING = "starting"
+    RUNNING = "running"
+    ENDING = "ending"
+    ENDED = "ended"
+    # A word that no list of ours has. Such a job is alive until Slurm says otherwise.
+    UNKNOWN = "unknown"
+
+    @property
+    def alive(self) -> bool:
+        """Whether the job may still hold hosts or come to hold them."""
+        return self is not Phase.ENDED
+
+
+class JobState(enum.Enum):
+    """Every state and state flag of Slurm 20.11 to 26.05, as squeue and scontrol print them.
+
+    Slurm prints a flag in place of the state that it modifies, so that both are states here.
+    """
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    SUSPENDED = "SUSPENDED"
+    COMPLETED = "COMPLETED"
+    CANCELLED = "CANCELLED"
+    FAILED = "FAILED"
+    TIMEOUT = "TIMEOUT"
+    PREEMPTED = "PREEMPTED"
+    NODE_FAIL = "NODE_FAIL"
+    BOOT_FAIL = "BOOT_FAIL"
+    DEADLINE = "DEADLINE"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+
+    CONFIGURING = "CONFIGURING"
+    COMPLETING = "COMPLETING"
+    EXPEDITING = "EXPEDITING"
+    LAUNCH_FAILED = "LAUNCH_FAILED"
+    POWER_UP_NODE = "POWER_UP_NODE"
+    RECONFIG_FAIL = "RECONFIG_FAIL"
+    REQUEUED = "REQUEUED"
+    REQUEUE_FED = "REQUEUE_FED"
+    REQUEUE_HOLD = "REQUEUE_HOLD"
+    RESIZING = "RESIZING"
+    RESV_DEL_HOLD = "RESV_DEL_HOLD"
+    REVOKED = "REVOKED"
+    SIGNALING = "SIGNALING"
+    SPECIAL_EXIT = "SPECIAL_EXIT"
+    STAGE_OUT = "STAGE_OUT"
+    STOPPED = "STOPPED"
+    UPDATE_DB = "UPDATE_DB"
+
+    UNKNOWN = "UNKNOWN"
+
+    @classmethod
+    def parse(cls, word: str) -> JobState:
+        """Return the state for Slurm's *word*, `UNKNOWN` for one that we do not know.
+
+        ``CANCELLED by 1000`` and ``CANCELLED+`` are CANCELLED.
+        """
+        name = word.strip().split(" ", 1)[0].rstrip("+").upper()
+        try:
+            return cls(name)
+        except ValueError:
+            return cls.UNKNOWN
+
+    @property
+    def phase(self) -> Phase:
+        """The phase of this state.
+
+        The match is total on purpose: a state that is on no list must stop the type check, not pass
+        for finished.
+        """
+        match self:
+            case (
+                JobState.PENDING
+                | JobState.EXPEDITING
+                | JobState.REQUEUED
+                | JobState.REQUEUE_FED
+                | JobState.REQUEUE_HOLD
+                | JobState.RESV_DEL_HOLD
+                | JobState.SPECIAL_EXIT
+            ):
+                return Phase.QUEUED
+            case JobState.CONFIGURING | JobState.POWER_UP_NODE:
+                return Phase.STARTING
+            case (
+                JobState.RUNNING
+                | JobState.SUSPENDED
+                | JobState.RESIZING
+                | JobState.SIGNALING
+                | JobState.STOPPED
+                | JobState.UPDATE_DB
+            ):
+                return Phase.RUNNING
+            case JobState.COMPLETING | JobState.STAGE_OUT:
+                return Phase.ENDING
+            case (
+                JobState.COMPLETED
+                | JobState.CANCELLED
+                | JobState.FAILED
+                | JobState.TIMEOUT
+                | JobState.PREEMPTED
+                | JobState.NODE_FAIL
+                | JobState.BOOT_FAIL
+                | JobState.DEADLINE
+                | JobState.OUT_OF_MEMORY
+                | JobState.REVOKED
+            ):
+                return Phase.ENDED
+            # A failed launch or reconfiguration is requeued, held or ended, as the site decided.
+            case JobState.LAUNCH_FAILED | JobState.RECONFIG_FAIL | JobState.UNKNOWN:
+                return Phase.UNKNOWN
+
+    @property
+    def meaning(self) -> str:
+        """Why a job is in this state, for people; empty where the word says it."""
+        match self:
+            case JobState.TIMEOUT:
+                return "the time limit was reached; ask for more with -t"
+            case JobState.NODE_FAIL:
+                return "a host failed"
+            case JobState.PREEMPTED:
+                return "a job of higher priority took the hosts"
+            case JobState.OUT_OF_MEMORY:
+                return "the job used more memory than it had been given"
+            case JobState.BOOT_FAIL:
+                return "a host did not boot"
+            case JobState.DEADLINE:
+                return "the job's deadline passed"
+            case JobState.CANCELLED:
+                return "it was cancelled"
+            case JobState.COMPLETED | JobState.FAILED:
+                return "its batch script ended"
+            case _:
+                return ""

@@ -1,0 +1,395 @@
+"""`SlurmLab`: a login host and compute hosts with a real Slurm, made of namespaces on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+from monarch_hpc.core.errors import LabError
+from monarch_hpc.testing.slurmlab import slurmconf, users
+from monarch_hpc.testing.slurmlab.daemons import Daemons
+from monarch_hpc.testing.slurmlab.folder import LabFolder, Settings, find_root
+from monarch_hpc.testing.slurmlab.hosts import HostSet
+from monarch_hpc.testing.slurmlab.openings import find_needed_paths, is_closed, plan_openings
+from monarch_hpc.testing.slurmlab.processes import HostProcess, read_command, read_uid
+from monarch_hpc.testing.slurmlab.requirements import SYSTEM_PATH, find_problems
+from monarch_hpc.testing.slurmlab.slurmconf import LOGIN, Cluster
+from monarch_hpc.testing.slurmlab.users import ROOT, Account
+from monarch_hpc.testing.waiting import wait_until
+
+__all__ = ["SlurmLab"]
+
+
+class SlurmLab:
+    """A lab; as a context manager it is up inside the ``with`` and leaves nothing behind.
+
+    An object may also stand for a lab that another process made: every method but `up` only needs its name or base.
+
+    Args:
+        name: tells labs on one machine apart; they share nothing but its cores.
+        base: folder for all files of the lab; by default one made from *name*.
+        num_hosts: number of compute hosts, ``n1`` and so on.
+        share: more folders of this machine to show on every host, read-only.
+        tied: all dies with this process, also when it is killed. Otherwise the lab stays until `down`.
+    """
+
+    def __init__(
+        self,
+        name: str = "lab",
+        *,
+        base: Path | None = None,
+        num_hosts: int = 4,
+        share: Iterable[Path] = (),
+        tied: bool = False,
+    ) -> None:
+        if not 1 <= num_hosts <= 64:
+            raise LabError(name, f"{num_hosts} hosts asked for; a lab has 1 to 64")
+        self._folder = LabFolder(Path(os.path.abspath(base or find_root(os.environ, os.geteuid()) / name)))
+        self._wanted = Cluster(num_hosts=num_hosts)
+        self._share = tuple(Path(os.path.abspath(path)) for path in share)
+        self._tied = tied
+        self._machines = HostSet(self._folder, tied)
+        self._daemons = Daemons(self._folder, self._machines)
+
+    # ---- life
+
+    def up(self) -> None:
+        """Start the lab; all hosts are idle when this returns.
+
+        Raises:
+            LabError: a lab of this name is up, this machine lacks something, or a part did not start. Nothing is left.
+        """
+        if problems := find_problems():
+            raise LabError(self.name, "; ".join(problems))
+        with self._folder.open_locked(create=True):
+            if self._machines.names_up():
+                raise LabError(self.name, "it is up already; use it, take it down, or choose another name")
+            try:
+                # What a lab left whose starter was killed.
+                self._folder.clear()
+                self._start()
+            except BaseException:
+                self._stop()
+                raise
+
+    def down(self) -> None:
+        """End every process of the lab and remove its files; a lab half made or half removed is no obstacle.
+
+        Raises:
+            LabError: there is no such lab.
+        """
+        # A start that was killed at its first step leaves an empty folder.
+        with self._folder.open_locked(create=self._folder.path.is_dir()):
+            self._stop()
+
+    def __enter__(self) -> Self:
+        self.up()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # A test may have taken it down.
+        if self._folder.exists():
+            self.down()
+
+    def _start(self) -> None:
+        folder, cluster = self._folder, self._wanted
+        folder.make_folders()
+        taken = {
+            int(line.split(":")[2]) for line in Path("/etc/passwd").read_text().splitlines() if line.count(":") > 2
+        }
+        accounts = users.plan_accounts(folder.homes, taken)
+        settings = Settings(
+            cluster,
+            {one.name: one.uid for one in accounts},
+            Path(sys.executable).parent,
+            (*find_needed_paths(), *self._share),
+        )
+        folder.write_settings(settings)
+        folder.write_files(cluster, accounts)
+        self._boot((LOGIN, *cluster.hosts), settings)
+        self._daemons.start_munged()
+        self.start_slurmctld()
+        for host in cluster.hosts:
+            self._daemons.start("slurmd", host)
+        self._check_interpreter()
+        self.wait_idle()
+        self._machines.run_plain(LOGIN, slurmconf.reservation_argv(cluster))
+
+    def _stop(self) -> None:
+        self._machines.power_off(list(self._folder.read_holders()))
+        self._machines.close()
+        # The last processes to end may still write a file while the folder is being emptied.
+        wait_until(f"{self._folder.path} to go", self._try_remove, 10.0)
+
+    def _try_remove(self) -> bool:
+        with contextlib.suppress(OSError):
+            self._folder.remove()
+        return not self._folder.path.exists()
+
+    def _check_interpreter(self) -> None:
+        done = self.run([sys.executable, "-c", "import monarch_hpc"], timeout_s=60)
+        if done.returncode:
+            raise LabError(
+                self.name,
+                f"alice cannot start {sys.executable} with monarch_hpc: {done.stderr.strip() or done.returncode}; "
+                "make the environment and the package readable by all users",
+            )
+
+    # ---- what there is
+
+    @property
+    def name(self) -> str:
+        """The lab's name."""
+        return self._folder.path.name
+
+    @property
+    def base(self) -> Path:
+        """The lab's folder, at the same path on this machine and on every host."""
+        return self._folder.path
+
+    @property
+    def log(self) -> Path:
+        """The folder of the daemons' logs."""
+        return self._folder.log
+
+    @property
+    def settings(self) -> Settings:
+        """What is on record about the lab."""
+        return self._folder.read_settings()
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The compute hosts; the login host is ``login``."""
+        return (self.settings.cluster if self._folder.exists() else self._wanted).hosts
+
+    def address(self, host: str) -> str:
+        """The IPv4 address of a host."""
+        return self.settings.cluster.address(host)
+
+    def home(self, user: str = "alice") -> Path:
+        """A user's home, at the same path on this machine and on every host."""
+        return self._account(user).home
+
+    def is_up(self, host: str = LOGIN) -> bool:
+        """Whether a host has power."""
+        return self._machines.is_up(host)
+
+    def processes(self, user: str | None = None, host: str = LOGIN) -> list[tuple[int, str]]:
+        """What runs on a host, as (process id outside the host, command line).
+
+        Args:
+            user: only this user's processes; None for all, also root's.
+            host: where.
+        """
+        uid = None if user is None else self._account(user).uid
+        pids = [pid for pid in self._machines.find_pids(host) if uid is None or read_uid(pid) == uid]
+        return [(pid, " ".join(command)) for pid in pids if (command := read_command(pid))]
+
+    # ---- commands
+
+    def popen(
+        self,
+        argv: Sequence[str | Path],
+        *,
+        user: str = "alice",
+        host: str = LOGIN,
+        env: Mapping[str, str] | None = None,
+        folder: Path | None = None,
+        stdin: int | IO[str] | None = subprocess.DEVNULL,
+        stdout: int | IO[str] | None = subprocess.PIPE,
+        stderr: int | IO[str] | None = subprocess.PIPE,
+        new_session: bool = True,
+    ) -> HostProcess:
+        """Start a command on a host. It dies with the host or the lab, not with the caller.
+
+        Args:
+            argv: the command.
+            user: ``alice``, ``bob`` or ``root``.
+            host: where.
+            env: added to a fresh login's environment; nothing of the caller's is passed on.
+            folder: where it starts; by default, or if the user may not enter, at home.
+            stdin: as for `subprocess.Popen`; likewise *stdout* and *stderr*.
+            new_session: lead a process group of its own, so that `HostProcess.signal_group` is a Ctrl-C. False keeps
+                the caller's terminal.
+        """
+        account = self._account(user)
+        return self._machines.popen(
+            host,
+            account,
+            [str(word) for word in argv],
+            env=self._environment(account) | dict(env or {}),
+            folder=folder or account.home,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            new_session=new_session,
+        )
+
+    def run(
+        self,
+        argv: Sequence[str | Path],
+        user: str = "alice",
+        host: str = LOGIN,
+        *,
+        timeout_s: float = 60.0,
+        check: bool = False,
+        env: Mapping[str, str] | None = None,
+        folder: Path | None = None,
+        stdin: str | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command on a host and return how it ended and all it printed.
+
+        Args:
+            argv: the command; `popen` tells of *user*, *host*, *env* and *folder*.
+            user: who.
+            host: where.
+            timeout_s: after so many seconds the command and its process group are killed.
+            check: raise if the exit status is not 0.
+            env: more environment.
+            folder: where it starts.
+            stdin: what it reads; by default nothing.
+
+        Raises:
+            subprocess.CalledProcessError: the status is not 0, and *check*; what it printed is in the note.
+            subprocess.TimeoutExpired: it took too long; likewise.
+        """
+        source = subprocess.DEVNULL if stdin is None else subprocess.PIPE
+        process = self.popen(argv, user=user, host=host, env=env, folder=folder, stdin=source)
+        with process:
+            try:
+                out, err = process.communicate(stdin, timeout=timeout_s)
+            except BaseException as error:
+                process.signal_group(signal.SIGKILL)
+                if isinstance(error, subprocess.TimeoutExpired):
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        out, err = process.communicate(timeout=5)
+                        error.add_note(f"stdout: {out}\nstderr: {err}")
+                raise
+        if check and process.returncode:
+            failure = subprocess.CalledProcessError(process.returncode, list(argv), out, err)
+            failure.add_note(f"stdout: {out}\nstderr: {err}")
+            raise failure
+        return subprocess.CompletedProcess(list(argv), process.returncode, out, err)
+
+    def _account(self, user: str) -> Account:
+        if user == ROOT.name:
+            return ROOT
+        uids = self.settings.uids
+        if user not in uids:
+            raise LabError(self.name, f"no user '{user}'; there are {', '.join(uids)} and root")
+        return Account(user, uids[user], self._folder.homes / user)
+
+    def _environment(self, account: Account) -> dict[str, str]:
+        return {
+            "HOME": str(account.home),
+            "USER": account.name,
+            "LOGNAME": account.name,
+            "SHELL": "/bin/bash",
+            "PATH": f"{self.settings.bin_folder}:{SYSTEM_PATH}",
+            "LANG": "C.UTF-8",
+            "TERM": os.environ.get("TERM", "dumb"),
+        }
+
+    # ---- faults
+
+    def kill_host(self, host: str) -> None:
+        """Take the power from a compute host: nothing on it gets a last word."""
+        self._check_compute(host)
+        with self._folder.open_locked():
+            self._machines.power_off([host])
+            self._machines.unplug(host)
+
+    def boot_host(self, host: str) -> None:
+        """Boot a compute host that has no power, with its slurmd."""
+        self._check_compute(host)
+        with self._folder.open_locked():
+            self._boot([host], self.settings)
+            self._daemons.start("slurmd", host)
+
+    def link_down(self, host: str) -> None:
+        """Pull the network cable of a compute host."""
+        self._check_compute(host)
+        self._machines.set_link(host, "down")
+
+    def link_up(self, host: str) -> None:
+        """Plug the network cable of a compute host in again."""
+        self._check_compute(host)
+        self._machines.set_link(host, "up")
+
+    def kill_slurmd(self, host: str) -> None:
+        """Kill slurmd on a compute host; jobs' processes stay."""
+        self._check_compute(host)
+        self._daemons.kill("slurmd", host)
+
+    def start_slurmd(self, host: str) -> None:
+        """Start slurmd on a compute host."""
+        self._check_compute(host)
+        self._daemons.start("slurmd", host)
+
+    def kill_slurmctld(self) -> None:
+        """Kill slurmctld; jobs go on, and Slurm's commands fail after 9 s each."""
+        self._daemons.kill("slurmctld", LOGIN)
+
+    def start_slurmctld(self) -> None:
+        """Start slurmctld, with its jobs as they were, and wait until it answers."""
+        self._daemons.start_slurmctld()
+
+    def wait_idle(self, timeout_s: float = 60.0) -> None:
+        """Wait until Slurm calls every compute host idle.
+
+        Raises:
+            TimeoutError: says the state of each.
+        """
+        wanted = dict.fromkeys(self.hosts, "idle")
+        wait_until("idle hosts", self.node_states, timeout_s, accept=lambda states: states == wanted, interval_s=0.05)
+
+    def node_states(self) -> dict[str, str]:
+        """Slurm's state of each compute host, such as ``idle``, ``mixed``, ``down*``."""
+        return self._daemons.node_states()
+
+    def reset(self, timeout_s: float = 60.0) -> None:
+        """Undo what tests did: end all jobs and users' processes, mend every fault, wait until all hosts are idle.
+
+        Homes keep their files.
+        """
+        for host in (LOGIN, *self.hosts):
+            if not self.is_up(host):
+                self.boot_host(host)
+            elif host != LOGIN:
+                self.link_up(host)
+        if not self._daemons.find("slurmctld", LOGIN):
+            self.start_slurmctld()
+        for host in self.hosts:
+            if not self._daemons.find("slurmd", host):
+                self.start_slurmd(host)
+        self._machines.run_plain(LOGIN, ["scancel", *(f"--user={user}" for user in self.settings.uids)])
+        for host in (LOGIN, *self.hosts):
+            for user in self.settings.uids:
+                for pid, _ in self.processes(user, host):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+        for host, state in self.node_states().items():
+            if state.startswith(("down", "drain", "drng", "fail")):
+                with contextlib.suppress(LabError):
+                    self._machines.run_plain(LOGIN, ["scontrol", "update", f"NodeName={host}", "State=RESUME"])
+        self.wait_idle(timeout_s)
+
+    # ---- parts
+
+    def _check_compute(self, host: str) -> None:
+        if host not in self.hosts:
+            reason = "the login host carries the lab's network and slurmctld" if host == LOGIN else "no such host"
+            raise LabError(self.name, f"not on '{host}': {reason}; compute hosts are {', '.join(self.hosts)}")
+
+    def _boot(self, names: Sequence[str], settings: Settings) -> None:
+        plan = plan_openings(settings.needed, self._folder.path, is_closed, lambda path: path.resolve())
+        self._machines.boot(names, settings.cluster, plan)

@@ -1,0 +1,140 @@
+"""How a host of the lab is made: its namespaces, what it sees in them, its wire, and how to enter it.
+
+A host is a set of anonymous namespaces, held by one process. When that process dies the kernel takes away the host's
+processes, mounts and interfaces: power loss is one SIGKILL, and there is nothing to undo on the machine.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from monarch_hpc.testing.slurmlab.openings import Opening
+from monarch_hpc.testing.slurmlab.requirements import tool
+from monarch_hpc.testing.slurmlab.slurmconf import LOGIN, Cluster
+from monarch_hpc.testing.slurmlab.users import Account
+
+__all__ = [
+    "READY",
+    "enter_argv",
+    "holder_argv",
+    "link_argv",
+    "login_network",
+    "plug_in",
+    "port_of",
+    "render_init",
+    "user_argv",
+]
+
+READY = "ready"
+# bash reads `exec 10<folder`; sh may not know descriptors of two digits.
+_FIRST_DESCRIPTOR = 10
+
+
+def render_init(host: str, base: Path, openings: Sequence[Opening]) -> str:
+    """The script that turns fresh namespaces into *host*, says `READY` and stays as its first process."""
+    q = shlex.quote
+    descriptors = range(_FIRST_DESCRIPTOR, _FIRST_DESCRIPTOR + len(openings))
+    lines = ["set -e", "umask 022", f"hostname {q(host)}"]
+    # Opened before anything is covered: a descriptor still leads there when the path does not.
+    lines += [f"exec {fd}<{q(str(one.path))}" for fd, one in zip(descriptors, openings, strict=True)]
+    # -n: without it mount notes each in /run/mount, which at first is the machine's.
+    lines += [
+        "mount -n -t tmpfs -o mode=0755 run /run",
+        "mount -n -t tmpfs -o mode=1777 tmp /tmp",
+        "mount -n -t tmpfs -o mode=1777 tmp /var/tmp",
+        "mount -n -t tmpfs -o mode=1777 shm /dev/shm",
+        # A sysfs of the host's own network, so that /sys/class/net tells the truth.
+        "mount -n -t sysfs sys /sys",
+        "mkdir -p -m 1777 /run/lock",
+        "mkdir -p /run/munge /run/slurmd",
+    ]
+    for fd, one in zip(descriptors, openings, strict=True):
+        path = q(str(one.path))
+        if one.cover:
+            lines.append(f"mount -n -t tmpfs -o mode=0755 closed {q(str(one.cover))}")
+        lines.append(f"mkdir -p {path}; mount -n -c --bind /proc/self/fd/{fd} {path}")
+        if not one.writable:
+            lines.append(f"mount -n -o remount,bind,ro {path}")
+    lines += [f"exec {fd}<&-" for fd in descriptors]
+    binds = {
+        "etc": "/etc/slurm",
+        "munge": "/run/munge",
+        "files/hosts": "/etc/hosts",
+        "files/passwd": "/etc/passwd",
+        "files/group": "/etc/group",
+        f"files/hostname.{host}": "/etc/hostname",
+    }
+    lines += [f"mount -n --bind {q(str(base / name))} {target}" for name, target in binds.items()]
+    lines += [
+        "ip link set lo up",
+        f"echo {READY}",
+        # A host's first process must reap orphans; the kernel does it for one that ignores SIGCHLD.
+        "cd /; exec env --ignore-signal=CHLD sleep infinity </dev/null >/dev/null 2>&1",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def holder_argv(init: str, tied: bool) -> list[str]:
+    """The command that makes a host, once it reads a line on its stdin.
+
+    It waits so that its process id is on record before it does anything: if the starter dies between the two, the
+    read ends and so does the process.
+
+    Args:
+        init: what `render_init` made.
+        tied: die together with the thread that starts it.
+    """
+    tie = [tool("setpriv"), "--pdeathsig", "KILL"] if tied else []
+    gate = [tool("bash"), "-c", 'read -r _ && exec "$@"', "slurmlab"]
+    make = [tool("unshare"), "--net", "--uts", "--mount", "--ipc", "--pid", "--fork", "--kill-child=SIGKILL"]
+    return [*tie, *gate, *make, "--mount-proc", tool("bash"), "-c", init]
+
+
+def enter_argv(init_pid: int) -> list[str]:
+    """Prefix of a command that shall run on the host whose first process is *init_pid*.
+
+    nsenter stays outside as a doorman, and must outlive the command: what a terminal or a caller sends to its whole
+    process group is for the command to obey.
+    """
+    patient = [tool("env"), "--ignore-signal=HUP,INT,QUIT,TERM,USR1,USR2"]
+    return [*patient, tool("nsenter"), "-t", str(init_pid), "-n", "-u", "-m", "-i", "-p"]
+
+
+def user_argv(account: Account, folder: Path, argv: Sequence[str], new_session: bool) -> list[str]:
+    """*argv* as *account*, in *folder* if it can be entered, else at home; to be run on a host.
+
+    The command keeps the process id that `enter_argv`'s command forks, so that signals find it.
+    """
+    become = [tool("setpriv"), f"--reuid={account.uid}", f"--regid={account.uid}", "--init-groups"]
+    session = [tool("setsid")] if new_session else []
+    # The doorman ignores signals, and so may whoever called; a command on a fresh host does not.
+    settle = [tool("env"), "--default-signal", tool("bash"), "--norc", "--noprofile", "-c"]
+    return [*become, *session, *settle, 'cd -- "$1" 2>/dev/null || cd; shift; exec "$@"', "-", str(folder), *argv]
+
+
+def port_of(host: str) -> str:
+    """The login host's end of a host's wire."""
+    return f"to-{host}"
+
+
+def login_network(cluster: Cluster) -> str:
+    """Commands of ip, for the login host: the switch that all wires lead to."""
+    return f"link add br0 type bridge\nlink set br0 up\naddr add {cluster.address(LOGIN)}/24 dev br0\n"
+
+
+def plug_in(host: str, cluster: Cluster, init_pid: int) -> tuple[str, str]:
+    """Commands of ip that wire *host* to the switch: for the login host, then for the host itself."""
+    port = port_of(host)
+    outer = f"link add {port} type veth peer name eth0 netns {init_pid}\nlink set {port} master br0 up\n"
+    inner = (
+        f"addr add {cluster.address(host)}/24 dev eth0\nlink set eth0 up\n"
+        f"route add default via {cluster.address(LOGIN)}\n"
+    )
+    return outer, inner
+
+
+def link_argv(host: str, state: str) -> list[str]:
+    """The command, for the login host, that sets a host's wire ``up`` or ``down``."""
+    return [tool("ip"), "link", "set", port_of(host), state]

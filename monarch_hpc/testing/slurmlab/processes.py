@@ -1,0 +1,147 @@
+"""Processes by identity: what is signalled is what was started, never a later owner of the same number."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from monarch_hpc.testing.waiting import wait_until
+
+__all__ = [
+    "HostProcess",
+    "Identity",
+    "find_children",
+    "find_pids_in",
+    "namespace_of_children",
+    "read_command",
+    "read_uid",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """One life of a process: its number and when the kernel started it, in clock ticks since boot."""
+
+    pid: int
+    start: int
+
+    @classmethod
+    def of(cls, pid: int) -> Identity | None:
+        """The process that has this number, or None if there is none or only a zombie."""
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        return None if fields[0] in "ZX" else cls(pid, int(fields[19]))
+
+    def is_alive(self) -> bool:
+        """Whether this very process still runs."""
+        return Identity.of(self.pid) == self
+
+    def kill(self, signal_number: int = signal.SIGKILL) -> bool:
+        """Signal this very process; False if it is gone."""
+        try:
+            # The descriptor pins the process: its number cannot pass to another between check and signal.
+            descriptor = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return False
+        try:
+            if not self.is_alive():
+                return False
+            signal.pidfd_send_signal(descriptor, signal_number)
+        except ProcessLookupError:
+            return False
+        finally:
+            os.close(descriptor)
+        return True
+
+
+def find_children(pid: int) -> list[int]:
+    """The children of a process's first thread."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def namespace_of_children(pid: int) -> str | None:
+    """The pid namespace that the children of *pid* live in, or None if *pid* is gone."""
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid_for_children")
+    except OSError:
+        return None
+
+
+def find_pids_in(namespace: str) -> list[int]:
+    """All processes that live in a pid namespace, zombies left out."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/{entry}/ns/pid") == namespace and Identity.of(int(entry)):
+                found.append(int(entry))
+    return sorted(found)
+
+
+def read_command(pid: int) -> list[str]:
+    """The command line of a process; empty when it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="backslashreplace")
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    return text.rstrip("\0").split("\0") if text else []
+
+
+def read_uid(pid: int) -> int | None:
+    """The effective user id of a process, or None when it is gone."""
+    # Not the owner of /proc/PID: that is root for a process that may not be traced.
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
+            if line.startswith("Uid:"):
+                return int(line.split()[2])
+    return None
+
+
+class HostProcess(subprocess.Popen[str]):
+    """A command that runs on a host of the lab.
+
+    `pid` is the doorman's (nsenter's); `inner_pid` is the command's own, as seen from outside the host. Signals go to
+    the command, and its exit status is this process's.
+    """
+
+    @property
+    def inner_pid(self) -> int:
+        """The command's process id, as seen from outside the host.
+
+        Raises:
+            ProcessLookupError: it has ended.
+        """
+        # The doorman forks once, so its only child is the command.
+        children = wait_until(
+            f"process {self.pid} to enter the host",
+            lambda: find_children(self.pid),
+            10.0,
+            # Not poll(): in a signal handler that interrupts wait() it never tells the end.
+            accept=lambda found: found or Identity.of(self.pid) is None,
+            interval_s=0.002,
+        )
+        if not children:
+            raise ProcessLookupError(self.pid)
+        return children[0]
+
+    def send_signal(self, sig: int) -> None:
+        """Signal the command alone; nothing happens if it has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.inner_pid, sig)
+
+    def signal_group(self, sig: int = signal.SIGINT) -> None:
+        """Signal the command and all of its process group, as a terminal does on Ctrl-C."""
+        with contextlib.suppress(ProcessLookupError):
+            pid = self.inner_pid
+            wait_until("the command to lead its own group", lambda: os.getpgid(pid) == pid, 10.0, interval_s=0.002)
+            os.killpg(pid, sig)

@@ -1,0 +1,150 @@
+"""The files that tell Slurm about a lab. Pure text; every setting that is not obvious has its reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from monarch_hpc.testing.slurmlab.users import RESTRICTED_GROUP
+
+__all__ = [
+    "CGROUP_CONF",
+    "LOGIN",
+    "RESERVATION",
+    "Cluster",
+    "render_gres_conf",
+    "render_hosts",
+    "render_slurm_conf",
+    "reservation_argv",
+]
+
+LOGIN = "login"
+RESERVATION = "maint"
+# slurmd looks for a cgroup file system to find out its version, and ends without one, unless it is told.
+CGROUP_CONF = "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n"
+# Only exists inside the lab's own networks, so that labs side by side may share it.
+_SUBNET = "10.177.0"
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """What the lab claims to be; the real machine may have fewer cores and no GPU at all."""
+
+    num_hosts: int = 4
+    num_cpus: int = 8
+    num_gpus: int = 4
+    memory_mib: int = 4000
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The compute hosts, in Slurm's order."""
+        return tuple(f"n{number}" for number in range(1, self.num_hosts + 1))
+
+    def address(self, host: str) -> str:
+        """The IPv4 address of a host."""
+        return f"{_SUBNET}.{1 if host == LOGIN else 11 + self.hosts.index(host)}"
+
+
+def render_hosts(cluster: Cluster) -> str:
+    """/etc/hosts of every host."""
+    names = (LOGIN, *cluster.hosts)
+    return "127.0.0.1 localhost\n" + "".join(f"{cluster.address(name)} {name}\n" for name in names)
+
+
+def render_gres_conf(cluster: Cluster, devices: Path) -> str:
+    """gres.conf of every host: Slurm counts GPUs by their device files."""
+    if not cluster.num_gpus:
+        return "AutoDetect=off\n"
+    return f"AutoDetect=off\nName=gpu Type=fake File={devices}/nvidia[0-{cluster.num_gpus - 1}]\n"
+
+
+def render_slurm_conf(cluster: Cluster, base: Path) -> str:
+    """slurm.conf of every host."""
+    few = cluster.hosts[: max(1, cluster.num_hosts // 2)]
+    return f"""\
+ClusterName=slurmlab
+SlurmctldHost={LOGIN}({cluster.address(LOGIN)})
+SlurmctldPort=26817
+SlurmdPort=26818
+SrunPortRange=27000-27999
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+# A requeued job waits cred_expire + 1 s; the default is two minutes.
+AuthInfo=socket=/run/munge/munge.socket.2,cred_expire=5
+CredType=cred/munge
+StateSaveLocation={base}/state
+# /run and /tmp are each host's own, so the same path is another folder on each.
+SlurmdSpoolDir=/run/slurmd
+TmpFS=/tmp
+SlurmctldPidFile=/run/slurmctld.pid
+SlurmdPidFile=/run/slurmd.pid
+SlurmctldLogFile={base}/log/slurmctld.log
+SlurmdLogFile={base}/log/slurmd.%n.log
+
+# Works without cgroups and without CAP_SYS_RESOURCE.
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/linux
+JobAcctGatherFrequency=task=1
+PropagateResourceLimits=NONE
+SwitchType=switch/none
+MpiDefault=none
+AccountingStorageType=accounting_storage/none
+JobCompType=jobcomp/filetxt
+JobCompLoc={base}/log/jobcomp.log
+
+# Hosts may claim more than the machine has.
+SlurmdParameters=config_overrides
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+GresTypes=gpu
+
+# Quick answers: for tests, not for production.
+SchedulerType=sched/backfill
+SchedulerParameters=sched_interval=2,batch_sched_delay=0,bf_interval=2,sched_min_interval=0
+SlurmctldTimeout=30
+SlurmdTimeout=10
+MessageTimeout=10
+TCPTimeout=2
+InactiveLimit=0
+# Smaller is slower: a step that ignores SIGTERM is gone after 5.0 s with 5, 7.6 s with 1.
+KillWait=5
+MinJobAge=120
+WaitTime=0
+# 2 would bring back by itself what an administrator set down.
+ReturnToService=1
+UnkillableStepTimeout=10
+JobRequeue=1
+EnforcePartLimits=ANY
+
+{_render_nodes(cluster)}
+PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE DefaultTime=60 State=UP OverSubscribe=NO
+PartitionName=short Nodes={",".join(few)} MaxTime=2 DefaultTime=1 State=UP
+PartitionName=low Nodes=ALL MaxTime=INFINITE DefaultTime=60 State=UP PriorityTier=1
+PartitionName={RESTRICTED_GROUP} Nodes=ALL MaxTime=INFINITE DefaultTime=60 State=UP AllowGroups={RESTRICTED_GROUP}
+"""
+
+
+def reservation_argv(cluster: Cluster) -> list[str]:
+    """The command that makes the reservation of the last host for alice."""
+    return [
+        "scontrol",
+        "create",
+        "reservation",
+        f"ReservationName={RESERVATION}",
+        "Users=alice",
+        f"Nodes={cluster.hosts[-1]}",
+        # It begins in a year, and FLEX lets its jobs begin before: so it takes the host from nobody else.
+        "StartTime=now+365days",
+        "Duration=60",
+        "Flags=FLEX",
+    ]
+
+
+def _render_nodes(cluster: Cluster) -> str:
+    cpus = cluster.num_cpus
+    claims = f"CPUs={cpus} Sockets=1 CoresPerSocket={cpus} ThreadsPerCore=1 RealMemory={cluster.memory_mib}"
+    if cluster.num_gpus:
+        claims += f" Gres=gpu:fake:{cluster.num_gpus}"
+    return "\n".join(f"NodeName={host} NodeAddr={cluster.address(host)} {claims}" for host in cluster.hosts)

@@ -1,0 +1,53 @@
+"""The ordinary users of a lab, known on its hosts only: the machine's own files stay as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["RESTRICTED_GROUP", "ROOT", "USERS", "Account", "plan_accounts", "render_group", "render_passwd"]
+
+USERS = ("alice", "bob")
+# The partition of this name takes bob's jobs and refuses alice's.
+RESTRICTED_GROUP = "vip"
+_RESTRICTED_MEMBERS = ("bob",)
+# Debian hands out 1000-59999 to people; few machines come near this block.
+_FIRST_ID = 47001
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """A user as the lab's hosts know it; the group has the same number as the user."""
+
+    name: str
+    uid: int
+    home: Path
+
+
+ROOT = Account("root", 0, Path("/root"))
+
+
+def plan_accounts(homes: Path, taken_ids: Collection[int]) -> tuple[Account, ...]:
+    """Accounts for `USERS`, with user ids that nobody on this machine has."""
+    free = (uid for uid in range(_FIRST_ID, 60000) if uid not in taken_ids)
+    return tuple(Account(name, uid, homes / name) for name, uid in zip(USERS, free, strict=False))
+
+
+def render_passwd(real: str, accounts: Sequence[Account]) -> str:
+    """The machine's passwd file, with the lab's users in place of any of the same name."""
+    lines = [f"{one.name}:x:{one.uid}:{one.uid}:{one.name} of slurmlab:{one.home}:/bin/bash" for one in accounts]
+    return _merge(real, lines)
+
+
+def render_group(real: str, accounts: Sequence[Account]) -> str:
+    """The machine's group file, with the lab's groups in place of any of the same name."""
+    lines = [f"{one.name}:x:{one.uid}:" for one in accounts]
+    lines.append(f"{RESTRICTED_GROUP}:x:{accounts[-1].uid + 1}:{','.join(_RESTRICTED_MEMBERS)}")
+    return _merge(real, lines)
+
+
+def _merge(real: str, lines: Sequence[str]) -> str:
+    ours = {line.split(":", 1)[0] for line in lines}
+    kept = [line for line in real.splitlines() if line and line.split(":", 1)[0] not in ours]
+    return "\n".join([*kept, *lines]) + "\n"
