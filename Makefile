@@ -48,7 +48,7 @@ python:
 .venv/installed-%: $(SOURCES) | python
 	@echo "make: installing monarch-hpc[$*] into .venv; the first time takes a few minutes"
 	@umask 022 && { [ -x $(BIN)/python ] || $(PYTHON) -m venv .venv; } \
-	    && $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$*]'
+	    && $(BIN)/python -m pip install --quiet --quiet --constraint constraints.txt --editable '.[$*]'
 	@touch $@
 
 system-packages: python

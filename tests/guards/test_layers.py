@@ -1,4 +1,4 @@
-"""Imports point down, and each vendor has one door: these tables are the architecture, docs/architecture.md draws it."""
+"""Imports point down, and each vendor has one door: the tables are the architecture, docs/architecture.md draws it."""
 
 from __future__ import annotations
 

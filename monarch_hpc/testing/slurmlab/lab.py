@@ -371,17 +371,25 @@ class SlurmLab:
         for host in self.hosts:
             if not self._daemons.find("slurmd", host):
                 self.start_slurmd(host)
-        self._machines.run_plain(LOGIN, ["scancel", *(f"--user={user}" for user in self.settings.uids)])
         for host in (LOGIN, *self.hosts):
             for user in self.settings.uids:
                 for pid, _ in self.processes(user, host):
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
-        for host, state in self.node_states().items():
-            if state.startswith(("down", "drain", "drng", "fail")):
+        wanted = dict.fromkeys(self.hosts, "idle")
+        wait_until("idle hosts", self._settle, timeout_s, accept=lambda states: states == wanted, interval_s=0.1)
+
+    def _settle(self) -> dict[str, str]:
+        # Again and again: a job may be queued, or a host be found down, only after slurmctld came back.
+        for user in self.settings.uids:
+            self._machines.run_plain(LOGIN, ["scancel", f"--user={user}"])
+        states = self.node_states()
+        for host, state in states.items():
+            if state.startswith(("down", "drain", "fail")):
+                # Refused while the host does not answer; then it comes back by itself.
                 with contextlib.suppress(LabError):
                     self._machines.run_plain(LOGIN, ["scontrol", "update", f"NodeName={host}", "State=RESUME"])
-        self.wait_idle(timeout_s)
+        return states
 
     # ---- parts
 

@@ -1,0 +1,80 @@
+"""Every error a user can meet, in one tree.
+
+    MonarchError
+    |-- ConfigError            a key, a file or a flag is wrong
+    |-- SlurmError
+    |   |-- SlurmMissing       no Slurm command on this machine
+    |   |-- SlurmCommandError  a Slurm command refused; its own words are kept
+    |   |   `-- SlurmBusy      slurmctld did not answer; the request may be repeated
+    |   |-- SlurmParseError    Slurm printed what we do not understand
+    |   `-- JobFailed          the job of an allocation ended
+    |-- AllocationError        an allocation by that name, in that state, cannot be used
+    |   `-- AgentsMissing      hosts whose agent did not report in time
+    |-- TransportError
+    |   |-- ChannelClosed      this side closed
+    |   |-- PeerLost           the other side, or the wire, is gone
+    |   |-- FrameError         bytes that are no frame
+    |   |-- AuthenticationError  the other side could not prove the allocation's key
+    |   `-- VersionMismatch    Python, package or protocol differ between the two sides
+    |-- ActorError
+    |   |-- ActorFailed        an endpoint raised on one rank
+    |   |-- ActorDied          the actor, its proc or its host is gone
+    |   |-- DeliveryUnknown    sent, not answered, and the peer is gone
+    |   |-- MeshError          several ranks failed
+    |   `-- SpawnError         a proc could not be started
+    |-- LabError               the Slurm lab on this machine cannot do what was asked
+    `-- InternalError          our bug
+
+Fields come first and are passed to `super().__init__`, so that every error survives pickling on
+its way from another host; `__str__` builds the sentence.
+"""
+
+from __future__ import annotations
+
+from monarch_hpc.core.errors.actor import ActorDied, ActorError, ActorFailed, DeliveryUnknown, MeshError, SpawnError
+from monarch_hpc.core.errors.root import ConfigError, InternalError, LabError, MonarchError
+from monarch_hpc.core.errors.slurm import (
+    AgentsMissing,
+    AllocationError,
+    JobFailed,
+    SlurmBusy,
+    SlurmCommandError,
+    SlurmError,
+    SlurmMissing,
+    SlurmParseError,
+)
+from monarch_hpc.core.errors.transport import (
+    AuthenticationError,
+    ChannelClosed,
+    FrameError,
+    PeerLost,
+    TransportError,
+    VersionMismatch,
+)
+
+__all__ = [
+    "ActorDied",
+    "ActorError",
+    "ActorFailed",
+    "AgentsMissing",
+    "AllocationError",
+    "AuthenticationError",
+    "ChannelClosed",
+    "ConfigError",
+    "DeliveryUnknown",
+    "FrameError",
+    "InternalError",
+    "JobFailed",
+    "LabError",
+    "MeshError",
+    "MonarchError",
+    "PeerLost",
+    "SlurmBusy",
+    "SlurmCommandError",
+    "SlurmError",
+    "SlurmMissing",
+    "SlurmParseError",
+    "SpawnError",
+    "TransportError",
+    "VersionMismatch",
+]

@@ -1,0 +1,111 @@
+"""What goes wrong in calls to actors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from monarch_hpc.core.errors.root import MonarchError
+
+__all__ = ["ActorDied", "ActorError", "ActorFailed", "DeliveryUnknown", "MeshError", "SpawnError"]
+
+
+class ActorError(MonarchError):
+    """Base of what goes wrong in a call to an actor."""
+
+    exit_code = 1
+
+
+class ActorFailed(ActorError):
+    """An endpoint raised on one rank, and its exception could not travel as itself.
+
+    Args:
+        where: actor, endpoint, rank and host.
+        type_name: class of the remote exception.
+        message: its text.
+        remote_traceback: the formatted remote traceback.
+    """
+
+    def __init__(self, where: str, type_name: str, message: str, remote_traceback: str) -> None:
+        super().__init__(where, type_name, message, remote_traceback)
+        self.where = where
+        self.type_name = type_name
+        self.message = message
+        self.remote_traceback = remote_traceback
+
+    def __str__(self) -> str:
+        return f"{self.where} raised {self.type_name}: {self.message}\n{self.remote_traceback}"
+
+
+class ActorDied(ActorError):
+    """The actor cannot answer: it, its proc or its host is gone.
+
+    Args:
+        where: actor, rank and host.
+        cause: why, in words: exit code, signal, failed constructor, lost host.
+    """
+
+    def __init__(self, where: str, cause: str) -> None:
+        super().__init__(where, cause)
+        self.where = where
+        self.cause = cause
+
+    def __str__(self) -> str:
+        return f"{self.where} died: {self.cause}"
+
+
+class DeliveryUnknown(ActorError):
+    """A call was sent, no answer came, and the peer can no longer be asked.
+
+    The endpoint may have run, at most once.
+    """
+
+    def __init__(self, where: str, cause: str) -> None:
+        super().__init__(where, cause)
+        self.where = where
+        self.cause = cause
+
+    def __str__(self) -> str:
+        return f"{self.where} may or may not have run: {self.cause}"
+
+
+class MeshError(ActorError):
+    """Several ranks of one call failed.
+
+    Args:
+        where: actor mesh and endpoint.
+        failures: the exception of each failed rank, by rank.
+    """
+
+    def __init__(self, where: str, failures: Mapping[int, BaseException]) -> None:
+        super().__init__(where, dict(failures))
+        self.where = where
+        self.failures = dict(failures)
+
+    def __str__(self) -> str:
+        rank, first = min(self.failures.items())
+        others = ", ".join(str(r) for r in sorted(self.failures)[1:9])
+        more = ", ..." if len(self.failures) > 9 else ""
+        return (
+            f"{self.where} failed on {len(self.failures)} ranks; first rank {rank}: "
+            f"{type(first).__name__}: {first} (also on ranks {others}{more})"
+        )
+
+
+class SpawnError(ActorError):
+    """A proc could not be started.
+
+    Args:
+        host: where.
+        cause: exit code, signal or the operating system's words.
+        last_lines: what the proc wrote last.
+    """
+
+    def __init__(self, host: str, cause: str, last_lines: Sequence[str] = ()) -> None:
+        super().__init__(host, cause, tuple(last_lines))
+        self.host = host
+        self.cause = cause
+        self.last_lines = tuple(last_lines)
+
+    def __str__(self) -> str:
+        lines = "".join(f"\n    {line}" for line in self.last_lines)
+        return f"no proc on {self.host}: {self.cause}{lines}"

@@ -1,0 +1,70 @@
+"""The root of the tree of errors, and what fits no branch."""
+
+from __future__ import annotations
+
+__all__ = ["ConfigError", "InternalError", "LabError", "MonarchError"]
+
+
+class MonarchError(Exception):
+    """Base of all errors of this package.
+
+    `exit_code` is what the command line exits with; `retryable` tells whether the same request
+    may succeed later with nothing changed.
+    """
+
+    exit_code = 1
+    retryable = False
+
+
+class ConfigError(MonarchError):
+    """A configuration value cannot be used.
+
+    Args:
+        key: dotted key, e.g. ``paths.shared``; empty when the file itself is at fault.
+        value: what was found, as text.
+        source: where it came from: ``file:line``, ``$VARIABLE`` or a flag.
+        problem: what is wrong and what would be right.
+    """
+
+    exit_code = 65
+
+    def __init__(self, key: str, value: str, source: str, problem: str) -> None:
+        super().__init__(key, value, source, problem)
+        self.key = key
+        self.value = value
+        self.source = source
+        self.problem = problem
+
+    def __str__(self) -> str:
+        what = f"{self.key} = {self.value}: " if self.key else ""
+        return f"{self.source}: {what}{self.problem}"
+
+
+class LabError(MonarchError):
+    """The Slurm lab on this machine (`monarch_hpc.testing.slurmlab`) cannot do what was asked.
+
+    Args:
+        lab: the lab's name or folder.
+        problem: what is wrong and what to do.
+    """
+
+    def __init__(self, lab: str, problem: str) -> None:
+        super().__init__(lab, problem)
+        self.lab = lab
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"slurmlab '{self.lab}': {self.problem}"
+
+
+class InternalError(MonarchError):
+    """A bug of ours."""
+
+    exit_code = 70
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"{self.problem}; this is a bug in monarch-hpc: please report it with the lines above"

@@ -1,0 +1,157 @@
+"""What goes wrong between us and Slurm, and with allocations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from monarch_hpc.core.errors.root import MonarchError
+
+__all__ = [
+    "AgentsMissing",
+    "AllocationError",
+    "JobFailed",
+    "SlurmBusy",
+    "SlurmCommandError",
+    "SlurmError",
+    "SlurmMissing",
+    "SlurmParseError",
+]
+
+
+class SlurmError(MonarchError):
+    """Base of what goes wrong between us and Slurm."""
+
+    exit_code = 69
+
+
+class SlurmMissing(SlurmError):
+    """A Slurm command is not on this machine's PATH."""
+
+    def __init__(self, command: str) -> None:
+        super().__init__(command)
+        self.command = command
+
+    def __str__(self) -> str:
+        return (
+            f"no Slurm here: '{self.command}' is not on PATH; load the site's Slurm module, work on a "
+            "login node, or try the program on this machine with 'monarch-hpc run --local 2 SCRIPT'"
+        )
+
+
+class SlurmCommandError(SlurmError):
+    """A Slurm command exited non-zero.
+
+    Args:
+        argv: the command as run.
+        status: its exit status.
+        stderr: Slurm's own words.
+        advice: what to change, in one line; empty when nothing better than Slurm's words is known.
+    """
+
+    exit_code = 71
+
+    def __init__(self, argv: Sequence[str], status: int, stderr: str, advice: str = "") -> None:
+        super().__init__(tuple(argv), status, stderr, advice)
+        self.argv = tuple(argv)
+        self.status = status
+        self.stderr = stderr
+        self.advice = advice
+
+    def __str__(self) -> str:
+        words = self.stderr.strip() or "(no message)"
+        advice = f"\n{self.advice}" if self.advice else ""
+        return f"{self.argv[0]} refused (exit status {self.status}): {words}{advice}"
+
+
+class SlurmBusy(SlurmCommandError):
+    """slurmctld did not answer in time; nothing is known about what was asked."""
+
+    exit_code = 69
+    retryable = True
+
+    def __str__(self) -> str:
+        return f"slurmctld does not answer '{self.argv[0]}': {self.stderr.strip()}; agents and runs go on without it"
+
+
+class SlurmParseError(SlurmError):
+    """A Slurm command printed something that this version does not understand."""
+
+    exit_code = 70
+
+    def __init__(self, command: str, text: str) -> None:
+        super().__init__(command, text)
+        self.command = command
+        self.text = text
+
+    def __str__(self) -> str:
+        return (
+            f"cannot read the answer of '{self.command}': {self.text[:200]!r}; "
+            "please report it with 'scontrol --version'"
+        )
+
+
+class JobFailed(SlurmError):
+    """The Slurm job of an allocation ended while it was needed.
+
+    Args:
+        job_id: Slurm's number.
+        state: Slurm's state word, e.g. ``TIMEOUT``.
+        reason: the reason in words.
+    """
+
+    exit_code = 72
+
+    def __init__(self, job_id: int, state: str, reason: str) -> None:
+        super().__init__(job_id, state, reason)
+        self.job_id = job_id
+        self.state = state
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"Slurm job {self.job_id} ended: {self.state}: {self.reason}"
+
+
+class AllocationError(MonarchError):
+    """An allocation cannot be used as asked.
+
+    Args:
+        name: the allocation's name.
+        problem: what is wrong and what to do.
+    """
+
+    exit_code = 72
+
+    def __init__(self, name: str, problem: str) -> None:
+        super().__init__(name, problem)
+        self.name = name
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"allocation '{self.name}': {self.problem}"
+
+
+class AgentsMissing(AllocationError):
+    """Agents did not report before the deadline.
+
+    Args:
+        name: the allocation's name.
+        deadline_s: how long was waited after the job started, in seconds.
+        last_words: for each missing host the last lines that its agent wrote, maybe none.
+    """
+
+    def __init__(self, name: str, deadline_s: float, last_words: Mapping[str, Sequence[str]]) -> None:
+        MonarchError.__init__(self, name, deadline_s, {host: tuple(lines) for host, lines in last_words.items()})
+        self.name = name
+        self.deadline_s = deadline_s
+        self.last_words = {host: tuple(lines) for host, lines in last_words.items()}
+
+    def __str__(self) -> str:
+        num = len(self.last_words)
+        parts = [
+            f"allocation '{self.name}': no agent from {num} host(s) {self.deadline_s:.0f} s after the job started:"
+        ]
+        for host, lines in sorted(self.last_words.items()):
+            parts.append(f"  {host}: " + ("(wrote nothing)" if not lines else ""))
+            parts.extend(f"    {line}" for line in lines)
+        parts.append(f"see 'monarch-hpc logs {self.name}'; give it up with 'monarch-hpc release {self.name}'")
+        return "\n".join(parts)

@@ -1,0 +1,101 @@
+"""What goes wrong on a channel."""
+
+from __future__ import annotations
+
+from monarch_hpc.core.errors.root import MonarchError
+
+__all__ = ["AuthenticationError", "ChannelClosed", "FrameError", "PeerLost", "TransportError", "VersionMismatch"]
+
+
+class TransportError(MonarchError):
+    """Base of what goes wrong on a channel."""
+
+    exit_code = 74
+
+
+class ChannelClosed(TransportError):
+    """This side closed the channel.
+
+    Args:
+        peer: the other end, as ``role host``.
+        reason: why this side closed.
+    """
+
+    def __init__(self, peer: str, reason: str) -> None:
+        super().__init__(peer, reason)
+        self.peer = peer
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"the channel to {self.peer} was closed here: {self.reason}"
+
+
+class PeerLost(TransportError):
+    """The other end of a channel, or the wire to it, is gone.
+
+    Raised by every pending and later call on the channel. If this side closed it, the call raises
+    `ChannelClosed` instead. `__cause__` holds what the transport itself reported.
+    """
+
+    retryable = True
+
+    def __init__(self, peer: str, reason: str) -> None:
+        super().__init__(peer, reason)
+        self.peer = peer
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"lost {self.peer}: {self.reason}"
+
+
+class FrameError(TransportError):
+    """Bytes that are not a frame of this protocol.
+
+    Args:
+        problem: which field is wrong and its value.
+    """
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"not a valid frame: {self.problem}"
+
+
+class AuthenticationError(TransportError):
+    """The other side could not prove that it holds the allocation's key."""
+
+    exit_code = 77
+
+    def __init__(self, peer: str, problem: str) -> None:
+        super().__init__(peer, problem)
+        self.peer = peer
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"{self.peer} is not part of this allocation: {self.problem}"
+
+
+class VersionMismatch(TransportError):
+    """Two sides run versions that cannot understand each other.
+
+    Args:
+        what: ``Python``, ``monarch_hpc`` or ``protocol``.
+        here: version on this side, with the path of the interpreter.
+        there: version on the other side, with its host.
+    """
+
+    exit_code = 76
+
+    def __init__(self, what: str, here: str, there: str) -> None:
+        super().__init__(what, here, there)
+        self.what = what
+        self.here = here
+        self.there = there
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what} differs: {self.here} here, {self.there} there; use one environment on both sides "
+            "(config key 'agent.python'), then release the allocation and take it again"
+        )
