@@ -34,15 +34,16 @@ def own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def no_leaks() -> Iterator[None]:
     """Fail a test that leaves a child process, a thread or an open file behind."""
-    before = _held()
+    before = held()
     yield
     end_s = time.monotonic() + _SETTLE_S
-    while (left := _held() - before) and time.monotonic() < end_s:
+    while (left := held() - before) and time.monotonic() < end_s:
         time.sleep(0.01)
     assert not left, f"left behind: {sorted(left)}"
 
 
-def _held() -> set[str]:
+def held() -> set[str]:
+    """The child processes, threads and open files that this process has."""
     children = {
         f"child process {pid}" for task in Path("/proc/self/task").iterdir() for pid in _read(task / "children").split()
     }

@@ -29,6 +29,19 @@ class EndpointMethod(Generic[P, R]):
         self.is_async = inspect.iscoroutinefunction(function)
         self.__doc__ = function.__doc__
         self.__name__ = function.__name__
+        self._fitting: set[int] = set()  # numbers of positional arguments that fit, of those seen so far
+
+    def check(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        """Refuse, here and now, arguments that the remote method could not take.
+
+        Raises:
+            TypeError: with the signature in its text.
+        """
+        if kwargs:
+            check_arguments(self.__name__, self.signature, args, kwargs)
+        elif len(args) not in self._fitting:  # binding takes 15 us, looking up 0.1
+            check_arguments(self.__name__, self.signature, args, kwargs)
+            self._fitting.add(len(args))
 
     @overload
     def __get__(self, instance: None, owner: type) -> EndpointMethod[P, R]: ...

@@ -15,9 +15,10 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from monarch_hpc.agent.bootstrap import KEY_BYTES, read_config
+from monarch_hpc.agent.bootstrap import KEY_BYTES
 from monarch_hpc.agent.grant import host_name, read_grant
 from monarch_hpc.agent.service import Post, Service
+from monarch_hpc.agent.settings import read_config
 from monarch_hpc.core.errors import ConfigError, MonarchError
 from monarch_hpc.core.hostlist import expand
 from monarch_hpc.transport.engine import Engine

@@ -15,9 +15,9 @@ from monarch_hpc.agent.gpus import visible_gpus
 from monarch_hpc.agent.grant import Grant
 from monarch_hpc.agent.output import LogFiles, ProcOutput, Tag
 from monarch_hpc.agent.reap import Exit, Reaper
-from monarch_hpc.agent.spawn import MAX_PROCS_PER_ORDER, Problem, Spawned, Zygotes
 from monarch_hpc.agent.start import ProcOrder, ProcStart
 from monarch_hpc.agent.sweep import cookies, find, strangers, strike
+from monarch_hpc.agent.zygotes import MAX_PROCS_PER_ORDER, Problem, Spawned, Zygotes
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.errors import FrameError
 from monarch_hpc.transport.api import TransportLimits
@@ -274,9 +274,7 @@ class Agent:
             start = proc.start
             incarnation = str(hello.incarnation)
             self._send(
-                ProcReady(
-                    start.run, start.mesh, start.rank, start.host_rank, proc.pid, incarnation, hello.addresses
-                )
+                ProcReady(start.run, start.mesh, start.rank, start.host_rank, proc.pid, incarnation, hello.addresses)
             )
 
     def _close_hello(self, proc: _Proc) -> None:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import platform
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import monarch_hpc
-from monarch_hpc.agent.bootstrap import Ready, limits, read_config, read_key, read_ready
-from monarch_hpc.core.errors import AllocationError, ConfigError, TransportError, VersionMismatch
+from monarch_hpc.agent.bootstrap import Ready, check_allocation, read_key
+from monarch_hpc.agent.settings import read_config, transport_limits
+from monarch_hpc.core.errors import AllocationError, ConfigError, TransportError
 from monarch_hpc.core.ids import Identity, Role, new_incarnation
 from monarch_hpc.transport.api import Channel, Listener
 from monarch_hpc.transport.engine import Engine, Signal
 from monarch_hpc.transport.node import Node
-from monarch_hpc.wire.frames import PROTOCOL, Frame, Kind
+from monarch_hpc.wire.frames import Frame, Kind
 from monarch_hpc.wire.messages import Message, ShutDown, ShutDownDone, Status, StatusReport, decode, encode
 
-__all__ = ["Attachment", "attach", "check_allocation", "query_status", "shut_down"]
+__all__ = ["Attachment", "attach", "query_status", "shut_down"]
 
 _ANSWER_S = 12.0
 """Beyond the procs' grace, how long a head may take to end an allocation; its agents have a deadline before that."""
@@ -40,33 +39,6 @@ class Attachment:
         self.channel.send(Frame(Kind.CONTROL, body=encode(message)))
 
 
-def check_allocation(directory: Path) -> Ready:
-    """Read what the head wrote and make sure that this process can speak to it; nothing is dialled.
-
-    Raises:
-        AllocationError: it has ended, or its agents are not ready.
-        VersionMismatch: the two sides would not understand each other.
-    """
-    ready = read_ready(directory)
-    if (directory / "ended.json").exists():
-        raise AllocationError(directory.name, "its Slurm job has ended; see 'monarch-hpc status' for how")
-    if ready is None:
-        if not directory.is_dir():
-            raise AllocationError(directory.name, f"its directory {directory} is gone: it has ended")
-        raise AllocationError(directory.name, "its agents are not ready yet; 'monarch-hpc status' shows how far it is")
-    if not ready.addresses:
-        raise AllocationError(directory.name, f"its first host is missing (missing: {', '.join(ready.missing)})")
-    there = f"on {ready.hosts.get(0, 'the head')}"
-    if ready.protocol != PROTOCOL:
-        raise VersionMismatch("the protocol", str(PROTOCOL), f"{ready.protocol} {there}")
-    if ready.package != monarch_hpc.__version__:
-        raise VersionMismatch("monarch_hpc", monarch_hpc.__version__, f"{ready.package} {there}")
-    here = platform.python_version()
-    if ready.python.split(".")[:2] != here.split(".")[:2]:
-        raise VersionMismatch("Python", f"{here} ({sys.executable})", f"{ready.python} {there}")
-    return ready
-
-
 def attach(directory: Path, role: Role, listener: Listener, engine: Engine) -> Attachment:
     """Dial the head of the allocation in *directory*.
 
@@ -83,7 +55,7 @@ def attach(directory: Path, role: Role, listener: Listener, engine: Engine) -> A
     ready = check_allocation(directory)
     key = read_key(directory)
     identity = Identity(ready.allocation, role, platform.node(), new_incarnation())
-    node = Node(engine, identity, key, listener, limits(read_config(directory)))
+    node = Node(engine, identity, key, listener, transport_limits(read_config(directory)))
     return Attachment(ready, node, node.connect(ready.addresses))
 
 

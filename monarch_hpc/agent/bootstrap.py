@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import platform
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import monarch_hpc
-from monarch_hpc.config import Config, as_document
-from monarch_hpc.config.schema import build, convert, known_keys
-from monarch_hpc.core.errors import AllocationError, ConfigError
+from monarch_hpc.core.errors import AllocationError, ConfigError, VersionMismatch
 from monarch_hpc.core.files import private_dir, read_json, read_private, write_json
-from monarch_hpc.transport.api import TransportLimits
 from monarch_hpc.wire.frames import PROTOCOL
-from monarch_hpc.wire.messages import HostEntry
+
+if TYPE_CHECKING:
+    from monarch_hpc.wire.messages import HostEntry
 
 __all__ = [
     "KEY_BYTES",
     "Ready",
+    "check_allocation",
     "claim",
-    "limits",
-    "read_config",
     "read_head",
     "read_key",
     "read_ready",
     "render_ready",
-    "write_config",
     "write_head",
     "write_host",
     "write_ready",
@@ -56,41 +54,6 @@ class Ready:
     addresses: list[str]
     hosts: dict[int, str]
     missing: list[str]
-
-
-def write_config(directory: Path, config: Config) -> None:
-    """Leave the effective configuration for the agents, which may see neither the user's files nor his environment."""
-    write_json(directory / "config.json", {"schema": _SCHEMA, "config": as_document(config)})
-
-
-def read_config(directory: Path) -> Config:
-    """Read what `write_config` left; the shipped defaults where nothing was.
-
-    Raises:
-        ConfigError: a key is unknown, missing or of the wrong type.
-    """
-    path = directory / "config.json"
-    try:
-        document = _object(read_json(path), path)
-    except FileNotFoundError:
-        # Only here: it brings YAML, which agents do without.
-        from monarch_hpc.config.load import load_config
-
-        return load_config({"HOME": "/"}, Path("/"), "", None, {}).config
-    sections = _object(document.get("config"), path)
-    values: dict[str, object] = {}
-    for key, kind in known_keys().items():
-        section, _, name = key.rpartition(".")
-        holder = _object(sections.get(section), path) if section else sections
-        if name not in holder:
-            raise ConfigError(key, "missing", str(path), "the allocation was made by another version of monarch-hpc")
-        values[key] = convert(key, holder[name], kind, str(path))
-    return build(values)
-
-
-def limits(config: Config) -> TransportLimits:
-    """Return the channels' limits."""
-    return TransportLimits(**dataclasses.asdict(config.transport))
 
 
 def read_key(directory: Path) -> bytes:
@@ -216,6 +179,33 @@ def read_ready(directory: Path) -> Ready | None:
         )
     except (KeyError, ValueError) as error:
         raise _unreadable(path) from error
+
+
+def check_allocation(directory: Path) -> Ready:
+    """Read what the head wrote and make sure that this process can speak to it; nothing is dialled.
+
+    Raises:
+        AllocationError: it has ended, or its agents are not ready.
+        VersionMismatch: the two sides would not understand each other.
+    """
+    ready = read_ready(directory)
+    if (directory / "ended.json").exists():
+        raise AllocationError(directory.name, "its Slurm job has ended; see 'monarch-hpc status' for how")
+    if ready is None:
+        if not directory.is_dir():
+            raise AllocationError(directory.name, f"its directory {directory} is gone: it has ended")
+        raise AllocationError(directory.name, "its agents are not ready yet; 'monarch-hpc status' shows how far it is")
+    if not ready.addresses:
+        raise AllocationError(directory.name, f"its first host is missing (missing: {', '.join(ready.missing)})")
+    there = f"on {ready.hosts.get(0, 'the head')}"
+    if ready.protocol != PROTOCOL:
+        raise VersionMismatch("the protocol", str(PROTOCOL), f"{ready.protocol} {there}")
+    if ready.package != monarch_hpc.__version__:
+        raise VersionMismatch("monarch_hpc", monarch_hpc.__version__, f"{ready.package} {there}")
+    here = platform.python_version()
+    if ready.python.split(".")[:2] != here.split(".")[:2]:
+        raise VersionMismatch("Python", f"{here} ({sys.executable})", f"{ready.python} {there}")
+    return ready
 
 
 def _object(value: object, path: Path) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Allocations that live as long as one program: on this machine, or in the Slurm job that it runs in."""
+"""The embedded allocation: agents as processes of this machine, for as long as one program runs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from monarch_hpc.agent import bootstrap
+from monarch_hpc.agent.settings import write_config
 from monarch_hpc.agent.spawn import launch
 from monarch_hpc.agent.sweep import cookies, sweep
 from monarch_hpc.config import Config
@@ -22,7 +23,7 @@ from monarch_hpc.core.errors import AgentsMissing, AllocationError
 from monarch_hpc.core.files import private_dir, write_private
 from monarch_hpc.core.ids import new_allocation_id
 
-__all__ = ["open_local", "open_step"]
+__all__ = ["open_local"]
 
 _POLL_S = 0.005
 _END_S = 15.0
@@ -71,34 +72,6 @@ def open_local(
         shutil.rmtree(where, ignore_errors=True)
 
 
-@contextlib.contextmanager
-def open_step(
-    config: Config, render: Callable[[Path, str], Sequence[str]], environment: dict[str, str]
-) -> Iterator[Path]:
-    """Make an allocation of the hosts of the Slurm job that this process runs in; yields its directory.
-
-    One step of the job carries the agents and ends with the context, or with this process.
-
-    Args:
-        render: returns the step's command line from the allocation's directory and uuid.
-        environment: of the step.
-
-    Raises:
-        AgentsMissing, AllocationError: as `open_local`.
-    """
-    allocation = new_allocation_id()
-    where = private_dir(config.paths.shared / allocation[:8])
-    try:
-        key = os.urandom(bootstrap.KEY_BYTES)
-        _prepare(where, key, config)
-        with _Agents(where) as agents:
-            agents.start("step", render(where, allocation), key, environment)
-            agents.wait_ready(config.slurm.bootstrap_s)
-            yield where
-    finally:
-        shutil.rmtree(where, ignore_errors=True)
-
-
 def _make_directory(directory: Path | None) -> Path:
     if directory is not None:
         return private_dir(directory)
@@ -109,7 +82,7 @@ def _make_directory(directory: Path | None) -> Path:
 
 def _prepare(directory: Path, key: bytes, config: Config) -> None:
     write_private(directory / "key", key)
-    bootstrap.write_config(directory, config)
+    write_config(directory, config)
 
 
 class _Agents:
@@ -136,13 +109,11 @@ class _Agents:
                 process.kill()
                 process.wait()
 
-    def start(self, name: str, argv: Sequence[str], key: bytes, environment: dict[str, str] | None = None) -> None:
+    def start(self, name: str, argv: Sequence[str], key: bytes) -> None:
         """Start one process; what it writes to stderr goes to ``NAME.err``."""
         descriptor = os.open(self._err(name), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
-            process = launch(
-                argv, environment, stdin=subprocess.PIPE, stdout=descriptor, stderr=descriptor, new_session=True
-            )
+            process = launch(argv, stdin=subprocess.PIPE, stdout=descriptor, stderr=descriptor, new_session=True)
         finally:
             os.close(descriptor)
         self._processes[name] = process

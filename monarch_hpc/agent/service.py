@@ -20,7 +20,8 @@ from monarch_hpc.agent.link import ChannelLink, Link, LocalLink
 from monarch_hpc.agent.output import LogFiles
 from monarch_hpc.agent.pulse import Pulse
 from monarch_hpc.agent.reap import Reaper
-from monarch_hpc.agent.spawn import Zygotes, ZygoteSettings
+from monarch_hpc.agent.settings import transport_limits
+from monarch_hpc.agent.zygotes import Zygotes, ZygoteSettings
 from monarch_hpc.config import Config
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.errors import ConfigError, FrameError, TransportError
@@ -77,7 +78,7 @@ class Service:
         self._post = post
         self._config = config
         self._finished = finished
-        limits = bootstrap.limits(config)
+        limits = transport_limits(config)
         identity = Identity(post.allocation, Role.AGENT, post.name, new_incarnation())
         self._node = Node(engine, identity, post.key, self, limits)
         self._deadline = Deadline(config.slurm.bootstrap_s, engine.clock)

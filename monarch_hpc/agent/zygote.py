@@ -17,7 +17,6 @@ import dataclasses
 import faulthandler
 import gc
 import importlib
-import io
 import json
 import os
 import signal

@@ -15,6 +15,9 @@ from monarch_hpc.slurm import Allocations, Record, Released
 
 __all__ = ["command"]
 
+# What Slurm could not be told is told by the next command.
+_PATIENCE_S = 8.0
+
 
 @click.command()
 @click.argument("name", required=False)
@@ -29,7 +32,7 @@ def command(name: str | None, everything: bool) -> int:
         raise click.UsageError("name one allocation, or give --all")
     config = load_for_command({}).config
     output = current_output()
-    allocations = Allocations.open(config)
+    allocations = Allocations.open(config, _PATIENCE_S)
     census = allocations.reconcile()
     for change in census.changes:
         output.progress(change)

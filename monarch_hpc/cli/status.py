@@ -15,6 +15,9 @@ from monarch_hpc.slurm import Allocations, Phase, QueueRow, Record, Seen, look, 
 
 __all__ = ["command"]
 
+# A table late by a dead slurmctld helps nobody; what is known from files comes at once.
+_PATIENCE_S = 8.0
+
 # A head that does not answer within this is shown as such; a table that hangs helps nobody.
 _ASK_S = 3.0
 
@@ -37,7 +40,7 @@ def command(name: str | None) -> int:
     """Show allocations and what they do."""
     config = load_for_command({}).config
     output = current_output()
-    allocations = Allocations.open(config)
+    allocations = Allocations.open(config, _PATIENCE_S)
     census = allocations.reconcile(config.slurm.poll_min_s)
     for change in census.changes:
         output.progress(change)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, ParamSpec, Self, TypeVar
 
-from monarch_hpc.actor.endpoint import Actor, EndpointMethod, check_arguments, endpoints_of
+from monarch_hpc.actor.endpoint import Actor, EndpointMethod, endpoints_of
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.payload import pack_call, unpack_failure
 from monarch_hpc.actor.runtime import Answer, ProcRef, Runtime
@@ -127,11 +127,11 @@ class Endpoint(Generic[P, R]):
 
     def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Send to every actor and wait for nothing; what goes wrong there is printed there."""
-        check_arguments(self._name, self._method.signature, args, kwargs)
+        self._method.check(args, kwargs)
         self._mesh.send(self._name, args, kwargs, None)
 
     def _send(self, args: tuple[object, ...], kwargs: dict[str, object]) -> _Gather:
-        check_arguments(self._name, self._method.signature, args, kwargs)
+        self._method.check(args, kwargs)
         gather = _Gather(_runtime(), f"{self._mesh.name}.{self._name}", len(self._mesh))
         self._mesh.send(self._name, args, kwargs, gather)
         return gather

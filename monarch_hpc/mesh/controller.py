@@ -17,9 +17,9 @@ from typing import ClassVar
 from monarch_hpc.actor.context import ProcInfo
 from monarch_hpc.actor.runtime import ProcRef, Runtime
 from monarch_hpc.agent.attach import attach
-from monarch_hpc.agent.bootstrap import read_config
 from monarch_hpc.agent.local import open_local
 from monarch_hpc.agent.pulse import Pulse
+from monarch_hpc.agent.settings import read_config
 from monarch_hpc.config.load import load
 from monarch_hpc.config.program import read_program
 from monarch_hpc.config.schema import Config

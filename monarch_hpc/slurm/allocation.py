@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import time
@@ -95,9 +96,14 @@ class Allocations:
         self._config = config
 
     @classmethod
-    def open(cls, config: Config) -> Allocations:
-        """Open what the configuration names, with Slurm as this process's environment finds it."""
-        client = SlurmClient(os.environ, config.slurm.command_timeout_s)
+    def open(cls, config: Config, patience_s: float = math.inf) -> Allocations:
+        """Open what the configuration names, with Slurm as this process's environment finds it.
+
+        Args:
+            config: the configuration.
+            patience_s: longest wait for one of Slurm's commands, if the configuration allows no shorter one.
+        """
+        client = SlurmClient(os.environ, min(patience_s, config.slurm.command_timeout_s))
         return cls(config, Registry(config.paths.state), client)
 
     def find(self, name: str | None) -> Record:
@@ -112,6 +118,7 @@ class Allocations:
         """
         records = self.registry.records()
         try:
+            self.slurm.require("squeue")
             snapshot = self._snapshot(records, max_age_s)
         except (SlurmBusy, SlurmMissing) as error:
             return Census(records, {}, (), error)
@@ -121,8 +128,10 @@ class Allocations:
         problem: MonarchError | None = None
         for record in records:
             try:
-                settled.append(self._settle(record, rows.get(record.job_name), changes))
-            except (SlurmBusy, SlurmMissing) as error:
+                # Each question to a slurmctld that does not answer takes its time: one is enough.
+                row = rows.get(record.job_name)
+                settled.append(record if problem else self._settle(record, row, changes))
+            except SlurmBusy as error:
                 settled.append(record)
                 problem = error
         self.registry.prune(time.time())
@@ -169,7 +178,7 @@ class Allocations:
             AllocationError: the job runs, yet its directory shows no sign of it; the job is still there.
         """
         slurm = self._config.slurm
-        life = Life(slurm.bootstrap_s, time.time())
+        life = Life(slurm.bootstrap_s)
         told: Life | None = None
         interval_s = slurm.poll_min_s
         poll = Deadline(0.0)
@@ -301,7 +310,7 @@ class Allocations:
             row = self._snapshot(self.registry.records(), max_age_s).rows().get(record.job_name)
             if row is not None and row.state.phase.alive:
                 return life.see_queue(row, time.time())
-            return life.see_detail(self._find_job(record), time.time())
+            return life.see_detail(self._find_job(record))
         except SlurmBusy:
             return life
 

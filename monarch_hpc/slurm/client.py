@@ -55,10 +55,6 @@ class SlurmClient:
         self._environ = scrubbed(environ)
         self._timeout_s = timeout_s
 
-    def available(self) -> bool:
-        """Tell whether there is a Slurm to talk to."""
-        return self._find("squeue") is not None
-
     def require(self, command: str) -> None:
         """Raise `SlurmMissing` unless *command* is on PATH."""
         if self._find(command) is None:

@@ -181,13 +181,13 @@ def _ready(path: Path) -> Ready:
     hosts, missing = document.get("hosts"), document.get("missing")
     if not isinstance(hosts, list) or not isinstance(missing, list):
         raise _unreadable(path, "hosts")
-    return Ready(
-        hosts=tuple(
-            ReadyHost(_text(host, "name", path), _whole(host, "cpus", path), len(host.get("gpus", ())))
-            for host in hosts
-        ),
-        missing=tuple(str(name) for name in missing),
-    )
+    return Ready(tuple(_ready_host(host, path) for host in hosts), tuple(str(name) for name in missing))
+
+
+def _ready_host(host: object, path: Path) -> ReadyHost:
+    if not isinstance(host, dict) or not isinstance(host.get("gpus"), list):
+        raise _unreadable(path, "hosts")
+    return ReadyHost(_text(host, "name", path), _whole(host, "cpus", path), len(host["gpus"]))
 
 
 def _read(path: Path) -> Mapping[str, object]:

@@ -50,9 +50,7 @@ class Life:
 
     Args:
         bootstrap_s: how long agents have from the job's begin, in seconds.
-        submitted_s: when the job was submitted; all times are of one clock.
         stage: how far it has come.
-        stage_s: when it came there.
         reason: why it waits, in Slurm's words.
         end: when the job ends at the latest, in Slurm's words; empty while unknown.
         granted: its hosts, once it has them.
@@ -65,9 +63,7 @@ class Life:
     """
 
     bootstrap_s: float
-    submitted_s: float
     stage: Stage = Stage.QUEUED
-    stage_s: float = 0.0
     reason: str = ""
     end: str = ""
     granted: Granted | None = None
@@ -97,7 +93,7 @@ class Life:
             stage = Stage.READY
         if life.exit_status is not None:
             stage = Stage.ENDED
-        return life._reach(stage, now_s)
+        return life._reach(stage)
 
     def see_queue(self, row: QueueRow, now_s: float) -> Life:
         """Return this life after squeue listed its job."""
@@ -110,11 +106,11 @@ class Life:
             running_s=now_s if running and self.running_s is None else self.running_s,
         )
 
-    def see_detail(self, detail: JobDetail | None, now_s: float) -> Life:
+    def see_detail(self, detail: JobDetail | None) -> Life:
         """Return this life after squeue did not list its job and scontrol was asked; None: Slurm does not know it."""
         if detail is not None and detail.state.phase.alive:
             return self
-        return replace(self, detail=detail)._reach(Stage.ENDED, now_s)
+        return replace(self, detail=detail)._reach(Stage.ENDED)
 
     def overdue(self, now_s: float) -> bool:
         """Tell whether agents, or the first sign of the job on its hosts, should have been there by now."""
@@ -126,8 +122,8 @@ class Life:
         since_s = self.granted_s if self.granted_s is not None else self.running_s
         return since_s is not None and now_s - since_s >= self.bootstrap_s
 
-    def _reach(self, stage: Stage, now_s: float) -> Life:
-        return replace(self, stage=stage, stage_s=now_s) if stage > self.stage else self
+    def _reach(self, stage: Stage) -> Life:
+        return replace(self, stage=max(stage, self.stage))
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,9 +174,9 @@ def _parse_row(line: str) -> QueueRow:
 
 def _fields(line: str) -> dict[str, str]:
     marks = list(_FIELD.finditer(line))
-    ends = [mark.start() for mark in marks[1:]] + [len(line)]
     fields: dict[str, str] = {}
-    for mark, end in zip(marks, ends, strict=True):
+    for number, mark in enumerate(marks, start=1):
+        end = marks[number].start() if number < len(marks) else len(line)
         # The first wins: a comment further on may hold anything, also "JobState=".
         fields.setdefault(mark[1], line[mark.end() : end].strip())
     return fields

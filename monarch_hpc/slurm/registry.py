@@ -165,11 +165,10 @@ class Registry:
     def records(self) -> tuple[Record, ...]:
         """Return all records, the oldest first."""
         found: list[Record] = []
-        for entry in os.scandir(self.root):
-            if _SHORT_ID.fullmatch(entry.name):
-                # A record that is not there yet, or no longer, belongs to a command that just began or to `prune`.
-                with contextlib.suppress(FileNotFoundError):
-                    found.append(_load_record(Path(entry.path)))
+        for folder in self._folders():
+            # A record that is not there yet, or no longer, belongs to a command that just began or to `prune`.
+            with contextlib.suppress(FileNotFoundError):
+                found.append(_load_record(folder))
         return tuple(sorted(found, key=lambda record: (record.created_s, record.allocation)))
 
     def find(self, name: str | None) -> Record:
@@ -208,11 +207,10 @@ class Registry:
             if record.directory.name == record.short_id:
                 shutil.rmtree(record.directory, ignore_errors=True)
             shutil.rmtree(self._folder(record), ignore_errors=True)
-        for entry in os.scandir(self.root):
-            if _SHORT_ID.fullmatch(entry.name) and not (Path(entry.path) / "record.json").exists():
-                with contextlib.suppress(FileNotFoundError):
-                    if now_s - entry.stat().st_mtime > _UNFINISHED_S:
-                        shutil.rmtree(entry.path, ignore_errors=True)
+        for folder in self._folders():
+            with contextlib.suppress(FileNotFoundError):
+                if not (folder / "record.json").exists() and now_s - folder.stat().st_mtime > _UNFINISHED_S:
+                    shutil.rmtree(folder, ignore_errors=True)
 
     def load_snapshot(self) -> Snapshot | None:
         """Return what squeue said last; None if nothing is known."""
@@ -231,6 +229,9 @@ class Registry:
         write_json(
             self.root / "queue.json", {"schema": _SCHEMA, "at_s": snapshot.at_s, "names": names, "text": snapshot.text}
         )
+
+    def _folders(self) -> list[Path]:
+        return [self.root / name for name in os.listdir(self.root) if _SHORT_ID.fullmatch(name)]
 
     def _folder(self, record: Record) -> Path:
         return self.root / record.short_id

@@ -305,8 +305,14 @@ class Engine:
             _log.exception("a callback of the I/O engine failed")
 
     def _run_background(self) -> None:
+        seen_left_s = -1.0
         while not self._closing:
             if self._driver:
+                if self._left_s != seen_left_s:
+                    # Drivers come and go, as in a loop of calls: look again, so that none has to wake us.
+                    seen_left_s = self._left_s
+                    self._background_bed.sleep(_HANDBACK_S)
+                    continue
                 self._background_asleep = True
                 if self._driver:
                     self._background_bed.sleep(None)

@@ -79,6 +79,7 @@ class TcpChannel:
         self._queue: deque[_Outgoing] = deque()
         self._queued_bytes = 0
         self._unsent = memoryview(b"")  # the sealed rest of a record
+        self._wants_room = False  # the engine watches for room in the socket
         self._closing = False
         # in
         self._buffer = bytearray(_READ_BYTES)
@@ -156,7 +157,9 @@ class TcpChannel:
                     self._unsent = self._unsent[sent:]
                     continue
                 if not self._queue:
-                    self._engine.watch(self._fd, self._on_ready)
+                    if self._wants_room:
+                        self._wants_room = False
+                        self._engine.watch(self._fd, self._on_ready)
                     if self._closing:
                         self._engine.call_soon(self._finish)
                     return
@@ -174,7 +177,9 @@ class TcpChannel:
                 self._seal.seal_into(plain, memoryview(record)[_LENGTH.size :])
                 self._unsent = memoryview(record)
         except BlockingIOError:
-            self._engine.watch(self._fd, self._on_ready, write=True)
+            if not self._wants_room:
+                self._wants_room = True
+                self._engine.watch(self._fd, self._on_ready, write=True)
         except OSError as error:
             self._fail_soon(PeerLost(str(self._peer), error.strerror or str(error)), error)
 
@@ -213,13 +218,14 @@ class TcpChannel:
             for _ in range(_READS_PER_EVENT):
                 if self._end == len(self._buffer):
                     self._make_room()
+                room = len(self._buffer) - self._end
                 count = self._sock.recv_into(memoryview(self._buffer)[self._end :])
                 if not count:
                     raise PeerLost(str(self._peer), "the connection ended")
                 self._end += count
                 self._heard_s = self._engine.clock()
                 self._take_records()
-                if self._lost:
+                if self._lost or count < room:  # the socket is empty
                     return
         except BlockingIOError:
             return

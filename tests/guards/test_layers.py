@@ -45,6 +45,8 @@ ENVIRON_DOORS = {
     "agent.local",
     "agent.zygote",
     "cli.main",
+    # The program that `run` starts gets the environment of `run`.
+    "cli.run",
     "config.load",
     "config.program",
     # torch.distributed takes its network interface and local rank from the environment.

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from monarch_hpc.testing import wait_until
 from monarch_hpc.testing.fixtures import slurmlab
 from monarch_hpc.testing.slurmlab import SlurmLab
+from monarch_hpc.testing.slurmlab.processes import read_command
+from tests.conftest import held
 
 __all__ = ["lab", "slurmlab"]
 
@@ -17,6 +20,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker("slurm")
+
+
+@pytest.fixture(autouse=True)
+def no_leaks() -> Iterator[None]:
+    """As for all tests, but a host that a test boots stays with the session's lab."""
+    before = held()
+    yield
+    wait_until("nothing left behind", lambda: held() - before - _lab_hosts(), 5.0, accept=lambda left: not left)
+
+
+def _lab_hosts() -> set[str]:
+    children = (pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split())
+    return {f"child process {pid}" for pid in children if "".join(read_command(int(pid))[:1]).startswith("slurmlab-")}
 
 
 @pytest.fixture

@@ -168,7 +168,9 @@ def test_jobs_outlive_slurmctld_and_slurmd(lab: SlurmLab) -> None:
     wait_until("the job", sleeps)
     # slurmctld writes its state every few seconds; killed before, it would not know the job.
     state, running_s = lab.base / "state/job_state", time.time()
-    wait_until("the job on record", lambda: state.exists() and state.stat().st_mtime, accept=lambda at_s: at_s > running_s)
+    wait_until(
+        "the job on record", lambda: state.exists() and state.stat().st_mtime, accept=lambda at_s: at_s > running_s
+    )
     lab.kill_slurmctld()
     lab.kill_slurmd("n2")
     assert sleeps()
@@ -244,6 +246,7 @@ def test_commands_make_use_and_end_a_lab_beside_another(runtime: Path) -> None:
     assert "no power" in finish(command(runtime, "status"))[1]
     assert "up already" in finish(command(runtime, "up"))[1]
     left = command(runtime, "exec", "--", "sleep", "4711")
+    wait_until("the sleep", lambda: "sleep 4711" in str(SlurmLab(base=base).processes("alice")))
     assert finish(command(runtime, "down")) == (0, "")
     assert finish(left)[0] == 128 + signal.SIGKILL
     assert_gone(base)

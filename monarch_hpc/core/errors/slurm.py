@@ -153,5 +153,5 @@ class AgentsMissing(AllocationError):
         for host, lines in sorted(self.last_words.items()):
             parts.append(f"  {host}: " + ("(wrote nothing)" if not lines else ""))
             parts.extend(f"    {line}" for line in lines)
-        parts.append(f"see 'monarch-hpc logs {self.name}'; give it up with 'monarch-hpc release {self.name}'")
+        parts.append(f"see 'monarch-hpc logs {self.name}'")
         return "\n".join(parts)

@@ -45,7 +45,16 @@ _FAULTS: dict[str, tuple[Callable[[SlurmLab, str], None], str]] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
-    arguments = _make_parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    # Not left to argparse, whose releases differ on a second "--", which belongs to the command.
+    end = words.index("--") if "--" in words else len(words)
+    parser = _make_parser()
+    arguments, unknown = parser.parse_known_args(words[:end])
+    arguments.argv = words[end + 1 :]
+    if (arguments.verb in ("exec", "on")) != bool(arguments.argv):
+        parser.error("'exec' and 'on', and no other verb, take the command to run, after '--'")
+    if unknown:
+        parser.error(f"unknown: {' '.join(unknown)}")
     try:
         return _run(arguments)
     except (MonarchError, TimeoutError) as error:
@@ -86,7 +95,7 @@ def _make_parser() -> argparse.ArgumentParser:
         command.add_argument("--user", default="alice", help="alice, bob or root (default: %(default)s)")
         if verb == "on":
             command.add_argument("host", metavar="HOST", help="login, n1, n2, ...")
-        command.add_argument("argv", nargs="+", metavar="-- CMD", help="the command and its arguments")
+        command.usage = f"%(prog)s [--name NAME] [--user USER] {'HOST ' if verb == 'on' else ''}-- CMD [ARG ...]"
     add("shell", "open a shell on the login host").add_argument("--user", default="alice", help="who (default: alice)")
     for verb, (_, text) in _FAULTS.items():
         add(verb, text).add_argument("host", metavar="HOST", help="n1, n2, ...")

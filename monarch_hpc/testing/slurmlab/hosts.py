@@ -89,7 +89,7 @@ class HostSet:
     ) -> subprocess.Popen[bytes]:
         if self.is_up(name):
             raise LabError(self._folder.path.name, f"host {name} is up already")
-        argv = holder_argv(render_init(name, self._folder.path, openings), self._tied)
+        argv = holder_argv(name, render_init(name, self._folder.path, openings), self._tied)
         with open(self._folder.log / f"host.{name}.log", "wb") as log:
             holder = starter.submit(
                 subprocess.Popen[bytes],

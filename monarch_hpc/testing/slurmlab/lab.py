@@ -51,7 +51,8 @@ class SlurmLab:
     ) -> None:
         if not 1 <= num_hosts <= 64:
             raise LabError(name, f"{num_hosts} hosts asked for; a lab has 1 to 64")
-        self._folder = LabFolder(Path(os.path.abspath(base or find_root(os.environ, os.geteuid()) / name)))
+        base = base or find_root(os.environ, os.geteuid()) / name
+        self._folder = LabFolder(Path(os.path.abspath(base)))
         self._wanted = Cluster(num_hosts=num_hosts)
         self._share = tuple(Path(os.path.abspath(path)) for path in share)
         self._tied = tied

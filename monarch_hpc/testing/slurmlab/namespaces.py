@@ -76,18 +76,19 @@ def render_init(host: str, base: Path, openings: Sequence[Opening]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def holder_argv(init: str, tied: bool) -> list[str]:
+def holder_argv(host: str, init: str, tied: bool) -> list[str]:
     """The command that makes a host, once it reads a line on its stdin.
 
     It waits so that its process id is on record before it does anything: if the starter dies between the two, the
     read ends and so does the process.
 
     Args:
+        host: the host's name, for those who look at a list of processes.
         init: what `render_init` made.
         tied: die together with the thread that starts it.
     """
     tie = [tool("setpriv"), "--pdeathsig", "KILL"] if tied else []
-    gate = [tool("bash"), "-c", 'read -r _ && exec "$@"', "slurmlab"]
+    gate = [tool("bash"), "-c", 'read -r _ && exec -a "$0" "$@"', f"slurmlab-{host}"]
     make = [tool("unshare"), "--net", "--uts", "--mount", "--ipc", "--pid", "--fork", "--kill-child=SIGKILL"]
     return [*tie, *gate, *make, "--mount-proc", tool("bash"), "-c", init]
 

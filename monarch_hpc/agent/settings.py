@@ -1,0 +1,57 @@
+"""The configuration that an allocation was made with, as its agents and programs find it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from monarch_hpc.config import Config, as_document
+from monarch_hpc.config.schema import build, convert, known_keys
+from monarch_hpc.core.errors import ConfigError
+from monarch_hpc.core.files import read_json, write_json
+from monarch_hpc.transport.api import TransportLimits
+
+__all__ = ["read_config", "transport_limits", "write_config"]
+
+_SCHEMA = 1
+
+
+def write_config(directory: Path, config: Config) -> None:
+    """Leave the effective configuration for the agents, which may see neither the user's files nor his environment."""
+    write_json(directory / "config.json", {"schema": _SCHEMA, "config": as_document(config)})
+
+
+def read_config(directory: Path) -> Config:
+    """Read what `write_config` left; the shipped defaults where nothing was.
+
+    Raises:
+        ConfigError: a key is unknown, missing or of the wrong type.
+    """
+    path = directory / "config.json"
+    try:
+        document = _object(read_json(path), path)
+    except FileNotFoundError:
+        # Only here: it brings YAML, which agents do without.
+        from monarch_hpc.config.load import load_config
+
+        return load_config({"HOME": "/"}, Path("/"), "", None, {}).config
+    sections = _object(document.get("config"), path)
+    values: dict[str, object] = {}
+    for key, kind in known_keys().items():
+        section, _, name = key.rpartition(".")
+        holder = _object(sections.get(section), path) if section else sections
+        if name not in holder:
+            raise ConfigError(key, "missing", str(path), "the allocation was made by another version of monarch-hpc")
+        values[key] = convert(key, holder[name], kind, str(path))
+    return build(values)
+
+
+def transport_limits(config: Config) -> TransportLimits:
+    """Return the channels' limits."""
+    return TransportLimits(**dataclasses.asdict(config.transport))
+
+
+def _object(value: object, path: Path) -> dict[str, object]:
+    if not isinstance(value, dict):
+        raise ConfigError("", "", str(path), "is not what this version of monarch-hpc writes")
+    return value

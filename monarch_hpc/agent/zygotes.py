@@ -1,0 +1,226 @@
+"""The agent's side of its zygotes: started when needed, kept warm, asked for procs, replaced when they die."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from monarch_hpc.agent.reap import Exit, Reaper
+from monarch_hpc.agent.spawn import launch
+from monarch_hpc.agent.start import ProcOrder, render_order
+from monarch_hpc.agent.sweep import COOKIE, HOST_COOKIE, RUN_COOKIE
+from monarch_hpc.agent.zygote import NO_RUN, PIPES_PER_PROC, render
+from monarch_hpc.transport.engine import Engine
+
+__all__ = ["MAX_PROCS_PER_ORDER", "Problem", "Spawned", "ZygoteSettings", "Zygotes"]
+
+MAX_PROCS_PER_ORDER = 64
+"""Each proc needs three descriptors, and the kernel passes 253 at once."""
+
+_MAX_ZYGOTES = 4
+_LENGTH = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why procs could not be forked."""
+
+    cause: str
+    last_lines: list[str]
+
+
+Spawned = list[int] | Problem
+"""Process ids in the order of the order, or why there are none."""
+
+_Done = Callable[[Spawned], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ZygoteSettings:
+    """What all zygotes of an agent have in common.
+
+    Args:
+        entry: ``module:function`` that procs run, called with a `ProcStart`.
+        environment: the agent's.
+    """
+
+    allocation: str
+    host_rank: int
+    entry: str
+    environment: Mapping[str, str]
+
+
+class Zygotes:
+    """The agent's zygotes, one for each list of preloaded modules, kept warm for the next order."""
+
+    def __init__(self, engine: Engine, reaper: Reaper, settings: ZygoteSettings) -> None:
+        self._engine = engine
+        self._reaper = reaper
+        self._settings = settings
+        self._zygotes: dict[tuple[str, ...], _Zygote] = {}  # least recently used first
+
+    def warm(self, preload: Sequence[str]) -> None:
+        """Have a zygote with these modules ready."""
+        self._get(tuple(preload))
+
+    def spawn(self, preload: Sequence[str], order: ProcOrder, fds: Sequence[int], done: _Done) -> None:
+        """Fork the procs of *order* from a zygote that has imported *preload*; call *done* with the outcome.
+
+        Args:
+            fds: for each proc where its output, its errors and its hello go; they may be closed on return.
+
+        Raises:
+            OSError: no zygote can be started.
+        """
+        assert len(order.starts) <= MAX_PROCS_PER_ORDER
+        assert len(fds) == len(order.starts) * PIPES_PER_PROC
+        self._get(tuple(preload)).send(render(render_order(order)), fds, done)
+
+    def close(self) -> None:
+        """Kill all zygotes; what was forked from them lives on."""
+        for zygote in self._zygotes.values():
+            zygote.kill()
+        self._zygotes.clear()
+
+    def _get(self, preload: tuple[str, ...]) -> _Zygote:
+        zygote = self._zygotes.pop(preload, None)
+        if zygote is None or zygote.gone:
+            zygote = _Zygote(self._engine, self._reaper, self._settings, preload)
+        self._zygotes[preload] = zygote
+        if len(self._zygotes) > _MAX_ZYGOTES:
+            idle = next((key for key, one in self._zygotes.items() if not one.busy and one is not zygote), None)
+            if idle is not None:
+                self._zygotes.pop(idle).kill()
+        return zygote
+
+
+class _Zygote:
+    """One zygote process: requests go in, answers come out in the same order."""
+
+    def __init__(self, engine: Engine, reaper: Reaper, settings: ZygoteSettings, preload: tuple[str, ...]) -> None:
+        self._engine = engine
+        self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._waiting: deque[_Done] = deque()
+        self._outgoing: deque[tuple[bytes, list[int]]] = deque()
+        self._incoming = b""
+        self._problem: Problem | None = None
+        self.gone = False
+        environment = {
+            **settings.environment,
+            COOKIE: settings.allocation,
+            HOST_COOKIE: str(settings.host_rank),
+            RUN_COOKIE: NO_RUN,
+        }
+        with theirs:
+            # -P: a file of the user's in the working directory must not pass for a module of ours.
+            self._process = launch(
+                [sys.executable, "-P", "-m", "monarch_hpc.agent.zygote", str(theirs.fileno())],
+                environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                new_session=True,
+            )
+        self._sock.setblocking(False)
+        engine.watch(self._sock.fileno(), self._on_ready)
+        reaper.watch(self._process.pid, self._ended)
+        hello = {
+            "entry": settings.entry,
+            "preload": list(preload),
+            "agent_pid": os.getpid(),
+            "allocation": settings.allocation,
+            "host": settings.host_rank,
+        }
+        self._queue(render(hello), [])
+
+    @property
+    def busy(self) -> bool:
+        """Whether somebody waits for it."""
+        return bool(self._waiting)
+
+    def send(self, request: bytes, fds: Sequence[int], done: _Done) -> None:
+        """Send one request; the descriptors are duplicated until it has gone out."""
+        self._waiting.append(done)
+        self._queue(request, [os.dup(fd) for fd in fds])
+
+    def kill(self) -> None:
+        """End the process; its `_ended` tells those who wait."""
+        if not self.gone:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, signal.SIGKILL)
+
+    def _queue(self, data: bytes, fds: list[int]) -> None:
+        self._outgoing.append((data, fds))
+        if len(self._outgoing) == 1:
+            self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._outgoing:
+                data, fds = self._outgoing[0]
+                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+                sent = self._sock.sendmsg([data], rights)
+                for fd in fds:
+                    os.close(fd)
+                if sent < len(data):
+                    self._outgoing[0] = (data[sent:], [])
+                else:
+                    self._outgoing.popleft()
+        except BlockingIOError:
+            pass
+        except OSError:
+            return  # the zygote has ended; the reaper tells
+        self._engine.watch(self._sock.fileno(), self._on_ready, write=bool(self._outgoing))
+
+    def _on_ready(self, mask: int) -> None:
+        if mask & select.EPOLLOUT:
+            self._flush()
+        if mask & ~select.EPOLLOUT:
+            self._read()
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError):  # nothing more for now, or a broken socket: the reaper tells
+            while data := self._sock.recv(1 << 16):
+                self._incoming += data
+            self._engine.unwatch(self._sock.fileno())
+        while len(self._incoming) >= _LENGTH.size:
+            end = _LENGTH.size + _LENGTH.unpack_from(self._incoming)[0]
+            if len(self._incoming) < end:
+                return
+            answer, self._incoming = self._incoming[_LENGTH.size : end], self._incoming[end:]
+            self._take(json.loads(answer))
+
+    def _take(self, answer: dict[str, object]) -> None:
+        match answer:
+            case {"failed": list(lines)}:
+                self._problem = Problem("a module to preload cannot be imported", [str(line) for line in lines])
+            case {"pids": list(pids)}:
+                self._waiting.popleft()(pids)
+            case {"error": str(cause)}:
+                self._waiting.popleft()(Problem(cause, []))
+
+    def _ended(self, how: Exit) -> None:
+        self._read()  # the reason may be there
+        self.gone = True
+        self._process.returncode = how.code if how.code is not None else -(how.signal or 0)
+        self._engine.unwatch(self._sock.fileno())
+        self._sock.close()
+        for _, fds in self._outgoing:
+            for fd in fds:
+                os.close(fd)
+        self._outgoing.clear()
+        problem = self._problem or Problem(f"the zygote, which procs are forked from, ended: {how}", [])
+        waiting, self._waiting = self._waiting, deque()
+        for done in waiting:
+            done(problem)

@@ -1,0 +1,221 @@
+"""`monarch-hpc run`: runs a program on an allocation, and leaves the allocation as it was."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from monarch_hpc.agent.bootstrap import check_allocation
+from monarch_hpc.cli.child import Child, End, await_signal, block_signals, wake
+from monarch_hpc.cli.main import load_for_command
+from monarch_hpc.cli.output import Output, current_output
+from monarch_hpc.config import Config
+from monarch_hpc.config.program import DIRECTORY_VARIABLE, RUN_VARIABLE
+from monarch_hpc.core.clock import Deadline
+from monarch_hpc.core.errors import AllocationError, JobFailed, MonarchError
+from monarch_hpc.core.ids import new_run_id
+
+if TYPE_CHECKING:
+    from monarch_hpc.cli.owner import RunOwner
+
+__all__ = ["command"]
+
+_EXIT_NO_SCRIPT = 66  # EX_NOINPUT of sysexits.h
+_EXIT_NOT_EXECUTABLE, _EXIT_NOT_FOUND = 126, 127  # as shells do
+_CLOSE_S = 15.0
+"""Beyond the procs' grace, how long agents may take to end a run; they have deadlines of their own."""
+_TELL_CLOSING_S = 1.0
+_JOB_END_S = 10.0
+"""How long Slurm may take to know how a job ended that we have lost."""
+
+
+class _Command(click.Command):
+    """Remembers whether the program came after ``--``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        given = list(args)
+        rest = super().parse_args(ctx, args)
+        before = given[: len(given) - len(ctx.params["program"])]
+        ctx.params["plain"] = before[-1:] == ["--"]
+        return rest
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """The allocation that a program runs on; *name* is empty for one that ends with it."""
+
+    directory: Path
+    name: str = ""
+
+
+@click.command(
+    cls=_Command,
+    context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
+    options_metavar="[OPTIONS]",
+)
+@click.option("-a", "--allocation", "name", metavar="NAME", help="The allocation; needed only if there are several.")
+@click.option("--local", "num_local", type=click.IntRange(1), metavar="N", help="N embedded hosts on this machine.")
+@click.argument(
+    "program", nargs=-1, required=True, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]... | -- CMD [ARGS]..."
+)
+def command(name: str | None, num_local: int | None, program: tuple[str, ...], plain: bool) -> int:
+    """Run a script on an allocation.
+
+    The program's output, exit code and signals pass through; the first Ctrl-C stops the run, never the
+    allocation. Without an allocation it runs on one embedded host of this machine, inside a Slurm job on that
+    job's hosts.
+    """
+    if name is not None and num_local is not None:
+        raise click.UsageError("--allocation and --local exclude each other")
+    output = current_output()
+    argv = _plan_argv(program, plain=plain)
+    if isinstance(argv, _Missing):
+        output.error(argv.kind, argv.sentence, argv.exit_code)
+        return argv.exit_code
+    config = load_for_command({}).config
+    with contextlib.ExitStack() as resources:
+        target = _choose(name, num_local, config, resources, output)
+        return _supervise(target, argv, config, output)
+
+
+@dataclass(frozen=True, slots=True)
+class _Missing:
+    kind: str
+    sentence: str
+    exit_code: int
+
+
+def _plan_argv(program: Sequence[str], *, plain: bool) -> list[str] | _Missing:
+    """Return the command line to start, or why there is none."""
+    first = program[0]
+    if plain:
+        found = shutil.which(first)
+        if found is not None:
+            return list(program)
+        if os.path.exists(first):
+            return _Missing("CommandNotExecutable", f"'{first}' is not executable", _EXIT_NOT_EXECUTABLE)
+        return _Missing("CommandNotFound", f"command '{first}' is not found on PATH", _EXIT_NOT_FOUND)
+    path = Path(first)
+    if not path.is_file():
+        what = "is a directory" if path.is_dir() else f"is not found in {Path.cwd()}"
+        hint = f"; to run a command write 'run -- {first}'" if shutil.which(first) else ""
+        return _Missing("ScriptNotFound", f"script '{first}' {what}{hint}", _EXIT_NO_SCRIPT)
+    if path.suffix != ".py" and os.access(path, os.X_OK):
+        return [str(path.absolute()), *program[1:]]
+    return [sys.executable, *program]
+
+
+# ---- which allocation ----
+
+
+def _choose(
+    name: str | None, num_local: int | None, config: Config, resources: contextlib.ExitStack, output: Output
+) -> _Target:
+    from monarch_hpc.agent.local import open_local
+
+    if num_local is not None:
+        return _Target(resources.enter_context(open_local(num_local, config)))
+    from monarch_hpc.slurm import Allocations, find_job_here, open_inside
+
+    if name is None and find_job_here(os.environ) is not None:
+        from monarch_hpc.agent.attach import shut_down
+
+        end = partial(shut_down, timeout_s=config.procs.stop_s)
+        return _Target(resources.enter_context(open_inside(config, os.environ, end, lambda: False)))
+    allocations = Allocations.open(config)
+    if name is None and not any(record.live for record in allocations.registry.records()):
+        output.progress("no allocation: running on one embedded host of this machine")
+        return _Target(resources.enter_context(open_local(1, config)))
+    record = allocations.find(name)
+    if record.ended is not None:
+        raise AllocationError(record.name, f"has ended: {record.ended.state}: {record.ended.reason}")
+    try:
+        check_allocation(record.directory)
+    except AllocationError as error:
+        raise _why_lost(config, record.name, error.problem, wait_s=0.0) from error
+    return _Target(record.directory, record.name)
+
+
+def _why_lost(config: Config, name: str, problem: str, wait_s: float) -> MonarchError:
+    """Return the error that says how an allocation ended, in Slurm's words; *problem* if it has not."""
+    from monarch_hpc.slurm import Allocations
+
+    allocations = Allocations.open(config)
+    deadline = Deadline(wait_s)
+    while True:
+        late = deadline.passed()
+        census = allocations.reconcile()
+        record = allocations.find(name)
+        if record.ended is not None:
+            return JobFailed(record.job_id or 0, record.ended.state, record.ended.reason)
+        if late or census.problem is not None:
+            row = census.rows.get(record.job_name)
+            state = f"Slurm says {row.word}" if row is not None else "Slurm was not to be asked"
+            return AllocationError(name, f"{problem} ({state}); see 'monarch-hpc status {name}'")
+        time.sleep(0.5)
+
+
+# ---- the run ----
+
+
+def _supervise(target: _Target, argv: list[str], config: Config, output: Output) -> int:
+    """Start the program, own its run while it lives, and return its exit code."""
+    check_allocation(target.directory)
+    run = new_run_id()
+    environment = {**os.environ, DIRECTORY_VARIABLE: str(target.directory), RUN_VARIABLE: run}
+    # For good: from here on there are only waits with deadlines, and they look at signals themselves.
+    block_signals()
+    # The program first, and our own way to the head while its interpreter starts: that hides 0.1 s of imports and
+    # the handshake. What usually is wrong with an allocation was seen in its files before; the program attaches
+    # by itself, and the head takes us as the run's owner whoever of us comes first.
+    child = Child(argv, environment)
+    try:
+        from monarch_hpc.cli.owner import RunOwner
+
+        owner = RunOwner(target.directory, run, " ".join(argv), config, wake)
+    except MonarchError:
+        child.end(config.run.stop_grace_s)
+        raise
+    try:
+        end = child.wait(lambda: bool(owner.lost or owner.refusal), config.run.stop_grace_s)
+        _close(owner, child.exit_code, config, output)
+    finally:
+        owner.leave()
+    if end is End.ABANDONED or (owner.lost and child.exit_code):
+        problem = f"lost its head while the program ran: {owner.lost}" if owner.lost else owner.refusal
+        if target.name:
+            raise _why_lost(config, target.name, problem, _JOB_END_S)
+        raise AllocationError(target.directory.name, problem)
+    if end is End.STOPPED and target.name:
+        output.progress(
+            f"the run was stopped; allocation '{target.name}' lives on: 'monarch-hpc run -a {target.name} SCRIPT' "
+            f"uses it again, 'monarch-hpc release {target.name}' gives it back"
+        )
+    return child.exit_code
+
+
+def _close(owner: RunOwner, code: int, config: Config, output: Output) -> None:
+    """End the run, and wait until nothing is left of it."""
+    owner.close(code)
+    deadline = Deadline(config.procs.stop_s + config.agent.grace_s + _CLOSE_S)
+    patience = Deadline(_TELL_CLOSING_S)
+    told = False
+    while not (owner.closed or owner.lost or owner.refusal):
+        if deadline.passed():
+            output.warn(f"hosts did not say within {deadline.timeout_s:.0f} s that the run's procs are gone")
+            return
+        if patience.passed() and not told:
+            told = True
+            output.progress("waiting for the run's procs to end")
+        if await_signal(deadline.left_s() if told else patience.left_s()):
+            return  # the head goes on without us

@@ -1,0 +1,74 @@
+"""Whatever is seen in whatever order: no allocation moves back, and no job is cancelled or forgotten wrongly."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monarch_hpc.slurm.directory import Granted, Ready, ReadyHost, Seen
+from monarch_hpc.slurm.job import CancelJob, CloseRecord, Keep, Life, decide, decide_gone
+from monarch_hpc.slurm.registry import Ended, Record
+from monarch_hpc.slurm.states import JobState, Phase
+from tests.unit.slurm.makers import detail, record, row
+
+STATES = st.sampled_from(list(JobState))
+GRANTED = Granted(7, ("n1", "n2"), "n[1-2]", 1000.0)
+SEEN = st.builds(
+    Seen,
+    st.sampled_from([None, GRANTED]),
+    st.frozensets(st.integers(0, 1)),
+    st.sampled_from([None, Ready((ReadyHost("n1", 1, 0),), ("n2",)), Ready((ReadyHost("n1", 1, 0),), ())]),
+    st.sampled_from([None, 0, 1]),
+)
+EVENTS = st.lists(st.one_of(SEEN, STATES, st.tuples(STATES)), max_size=20)
+RECORDS = st.builds(
+    record,
+    job_id=st.sampled_from([None, 7]),
+    release_wanted=st.booleans(),
+    ended=st.sampled_from([None, Ended("NEVER_SUBMITTED", "", "monarch-hpc", 1.0)]),
+)
+
+
+@given(EVENTS)
+def test_an_allocation_never_moves_back(events: list[Seen | JobState | tuple[JobState]]) -> None:
+    life = Life(30.0)
+    for now_s, event in enumerate(events):
+        before = life
+        if isinstance(event, Seen):
+            life = life.see_files(event, now_s)
+        elif isinstance(event, JobState):
+            life = life.see_queue(row(event), now_s)
+        else:
+            life = life.see_detail(detail(event[0]))
+        assert life.stage >= before.stage
+        assert life.num_reported >= before.num_reported
+        assert before.granted is None or life.granted == before.granted
+
+
+@given(RECORDS, st.none() | STATES, st.sampled_from([True, False, None]), st.floats(0, 1e6))
+def test_a_job_is_cancelled_only_if_it_is_nobodys_or_unwanted(
+    found: Record, state: JobState | None, lives: bool | None, age_s: float
+) -> None:
+    listed = None if state is None else row(state)
+    decision = decide(found, listed, lives, found.created_s + age_s)
+    alive = listed is not None and listed.state.phase.alive
+    if isinstance(decision, CancelJob):
+        assert alive and listed is not None and decision.job_id == listed.job_id
+        orphan = found.job_id is None and lives is not True
+        assert not found.live or found.release_wanted or orphan
+    if isinstance(decision, CloseRecord):
+        # What squeue lists as alive is never closed, nor what a living process is about to submit.
+        assert not alive and found.job_id is None and lives is not True
+    if alive and found.live and not isinstance(decision, CancelJob):
+        assert decision == Keep()
+
+
+@given(RECORDS, st.none() | STATES, st.none() | st.integers(0, 255))
+def test_only_what_slurm_does_not_know_as_alive_is_closed(
+    found: Record, state: JobState | None, exit_status: int | None
+) -> None:
+    decision = decide_gone(found, None if state is None else detail(state), exit_status, 5000.0)
+    alive = state is not None and state.phase is not Phase.ENDED
+    assert isinstance(decision, CloseRecord) == (not alive)
+    if isinstance(decision, CloseRecord):
+        assert decision.ended.reason and decision.ended.state

@@ -1,0 +1,102 @@
+"""What lies in an allocation's directory is read as whoever wrote it meant it."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from monarch_hpc.config.load import load_config
+from monarch_hpc.core.errors import ConfigError
+from monarch_hpc.slurm.directory import Granted, Ready, ReadyHost, Seen, look, prepare, tail, words_by_host
+
+OUTPUT = """\
+srun: cluster configuration lacks support for cpu binding
+0: agent n1: listening
+2: Traceback (most recent call last):
+2: ImportError: no module named 'x'
+1:
+srun: error: n3: task 2: Exited with exit code 1
+slurmstepd: error: n3 is low on memory
+srun: error: Task launch for StepId=5.0 failed on node n4: Communication connection failure
+srun: error: n31: task 9: Exited with exit code 1
+7: a rank that no host has
+"""
+
+
+def test_the_last_words_of_each_host_are_its_own_lines_and_those_about_it() -> None:
+    assert words_by_host(OUTPUT, ["n1", "n2", "n3", "n4"], num_lines=3) == {
+        "n1": ("agent n1: listening",),
+        "n2": (),
+        "n3": (
+            "ImportError: no module named 'x'",
+            "srun: error: n3: task 2: Exited with exit code 1",
+            "slurmstepd: error: n3 is low on memory",
+        ),
+        "n4": ("srun: error: Task launch for StepId=5.0 failed on node n4: Communication connection failure",),
+    }
+
+
+def test_labels_may_be_padded() -> None:
+    assert words_by_host(" 1: a\n01: b\n10: c\n", [f"n{i}" for i in range(11)], 5)["n1"] == ("a", "b")
+
+
+def test_a_file_that_is_not_there_has_no_tail(tmp_path: Path) -> None:
+    assert tail(tmp_path / "x", 3) == ()
+    (tmp_path / "x").write_bytes(b"a\nb\n\n\xff\nd\n")
+    assert tail(tmp_path / "x", 3) == ("b", "\N{REPLACEMENT CHARACTER}", "d")
+
+
+def test_a_prepared_directory_is_ours_alone_and_shows_nothing_yet(tmp_path: Path) -> None:
+    config = load_config({"HOME": "/h"}, Path("/"), "login", None, {}).config
+    directory = tmp_path / "a b" / "01234567"
+    script = prepare(directory, config, b"k" * 32, "#!/bin/bash\n")
+    assert script == directory / "job.sh" and script.read_text() == "#!/bin/bash\n"
+    assert {path.name for path in directory.iterdir()} == {"agent.sh", "config.json", "hosts", "job.sh", "key", "runs"}
+    assert [path for path in [directory, *directory.rglob("*")] if stat.S_IMODE(path.stat().st_mode) & 0o077] == []
+    assert look(directory) == Seen()
+
+
+def test_a_directory_that_is_not_there_shows_nothing(tmp_path: Path) -> None:
+    assert look(tmp_path / "x") == Seen()
+
+
+def write(path: Path, document: object) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(document))
+    path.chmod(0o600)
+
+
+def test_everything_is_seen(tmp_path: Path) -> None:
+    write(tmp_path / "granted.json", {"schema": 1, "job_id": 7, "nodelist": "n[1-2]", "time_s": 1000})
+    write(tmp_path / "hosts" / "0.json", {})
+    write(tmp_path / "hosts" / ".1.json.tmp", {})
+    hosts = [{"rank": 0, "name": "n1", "cpus": 8, "gpus": ["0", "1"], "addresses": []}]
+    write(tmp_path / "ready.json", {"schema": 1, "hosts": hosts, "missing": ["n2"]})
+    write(tmp_path / "ended.json", {"schema": 1, "job_id": 7, "exit_status": 3, "time_s": 1001})
+    assert look(tmp_path) == Seen(
+        Granted(7, ("n1", "n2"), "n[1-2]", 1000.0),
+        frozenset({0}),
+        Ready((ReadyHost("n1", 8, 2),), ("n2",)),
+        3,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "document"),
+    [
+        ("granted.json", {"schema": 1}),
+        ("granted.json", {"schema": 1, "job_id": "7", "nodelist": "n1", "time_s": 1}),
+        ("granted.json", {"schema": 1, "job_id": 7, "nodelist": "$(x)", "time_s": 1}),
+        ("ready.json", {"schema": 2, "hosts": [], "missing": []}),
+        ("ready.json", {"schema": 1, "hosts": [1], "missing": []}),
+        ("ready.json", {"schema": 1, "hosts": [{"name": "n1", "cpus": 1, "gpus": 2}], "missing": []}),
+        ("ended.json", ["schema", 1]),
+    ],
+)
+def test_what_nobody_of_ours_wrote_is_refused(tmp_path: Path, name: str, document: object) -> None:
+    write(tmp_path / name, document)
+    with pytest.raises(ConfigError):
+        look(tmp_path)

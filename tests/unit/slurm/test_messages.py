@@ -1,0 +1,90 @@
+"""Slurm's real refusals get advice that names what was asked and what to change."""
+
+from __future__ import annotations
+
+import pytest
+
+from monarch_hpc.slurm.messages import advice_for, is_busy, is_gone, reason_in_words
+from tests.unit.slurm.records import FOLDER, answer
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "words"),
+    [
+        ("partition", {"partition": "nope"}, ("--partition=nope", "-p (there are: a, b)")),
+        ("group", {"partition": "vip"}, ("--partition=vip", "not for you")),
+        ("time", {"time": "10", "partition": "short"}, ("--time=10, --partition=short", "-t", "sinfo")),
+        ("time-text", {"time": "bad"}, ("--time=bad", "-t")),
+        ("nodes", {"nodes": "9"}, ("--nodes=9", "-N")),
+        ("constraint", {"constraint": "fast"}, ("--constraint=fast", "-C")),
+        ("reservation", {"reservation": "nope"}, ("--reservation=nope", "there are: a, b")),
+        ("nodelist", {"nodelist": "n9"}, ("--nodelist=n9", "-w")),
+        ("gpus", {"gpus-per-node": "9"}, ("--gpus-per-node=9", "sinfo")),
+        ("gres", {"gres": "gpu:a100:1"}, ("--gres=gpu:a100:1", "sinfo")),
+        ("option", {"bogus": ""}, ("--slurm",)),
+    ],
+)
+def test_a_recorded_refusal_gets_advice(name: str, flags: dict[str, str], words: tuple[str, ...]) -> None:
+    advice = advice_for(answer(f"refused-{name}"), {"exclusive": "", **flags}, ["a", "b"])
+    assert [word for word in words if word not in advice] == [], advice
+
+
+def test_every_recorded_refusal_gets_advice_and_is_an_answer() -> None:
+    refusals = [path.stem for path in FOLDER.glob("refused-*.txt")]
+    assert len(refusals) >= 11
+    assert [name for name in refusals if not advice_for(answer(name), {}) or is_busy(answer(name))] == []
+
+
+# Not to be had from a Slurm without a database: the words are those of slurm_errno.c.
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        ("Invalid account or account/partition combination specified", "-A"),
+        ("Invalid qos specification", "-q"),
+        (
+            "AssocMaxSubmitJobLimit\nsbatch: error: Batch job submission failed: Job violates accounting/QOS policy",
+            "-A",
+        ),
+        (
+            "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)",
+            "limit of the account",
+        ),
+    ],
+)
+def test_refusals_of_a_database_get_advice(words: str, advice: str) -> None:
+    assert advice in advice_for(f"sbatch: error: Batch job submission failed: {words}\n", {"account": "x"})
+
+
+def test_an_unknown_refusal_gets_none() -> None:
+    assert advice_for("sbatch: error: the moon is full", {"partition": "x"}) == ""
+
+
+@pytest.mark.parametrize("command", ["sbatch", "squeue", "scancel", "scontrol"])
+def test_a_dead_slurmctld_is_busy_and_no_job_is_gone(command: str) -> None:
+    text = answer(f"busy-{command}")
+    assert is_busy(text)
+    assert not is_gone(text)
+
+
+def test_a_job_that_slurm_forgot_is_gone() -> None:
+    assert is_gone(answer("scontrol-show-job-unknown"))
+    assert not is_busy(answer("scontrol-show-job-unknown"))
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("Priority", "Priority: jobs of higher priority are ahead"),
+        ("ReqNodeNotAvail, UnavailableNodes:n3", "down, drained or reserved"),
+        ("ReqNodeNotAvail, Reserved for maintenance", "maintenance window"),
+        ("QOSMaxJobsPerUserLimit", "release another allocation"),
+        ("DependencyNeverSatisfied", "can no longer happen"),
+    ],
+)
+def test_a_reason_is_put_in_words(reason: str, words: str) -> None:
+    assert reason_in_words(reason).startswith(f"{reason}: ")
+    assert words in reason_in_words(reason)
+
+
+def test_an_unknown_reason_is_shown_as_it_is() -> None:
+    assert reason_in_words("SolarFlare") == "SolarFlare"

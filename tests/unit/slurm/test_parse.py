@@ -1,0 +1,121 @@
+"""What a real Slurm 22.05 printed is read as what it was."""
+
+from __future__ import annotations
+
+import pytest
+
+from monarch_hpc.core.errors import SlurmParseError
+from monarch_hpc.slurm.parse import (
+    SQUEUE_FORMAT,
+    QueueRow,
+    Reservation,
+    parse_job_id,
+    parse_partitions,
+    parse_queue,
+    parse_show_job,
+    parse_show_reservations,
+)
+from monarch_hpc.slurm.states import JobState
+from tests.unit.slurm.records import FOLDER, answer
+
+
+def test_the_recorded_squeue_was_asked_as_ours_is() -> None:
+    command = (FOLDER / "squeue-queued-and-running.txt").read_text().splitlines()[0].replace("\\", "")
+    assert f"--format={SQUEUE_FORMAT} " in command
+
+
+def test_squeue_lists_waiting_and_running_jobs() -> None:
+    rows = parse_queue(answer("squeue-queued-and-running"))
+    assert rows[-1] == QueueRow(
+        6, "mh-aaaaaaaa", JobState.RUNNING, "RUNNING", 4, "n[1-4]", "2026-11-21T13:32:55", "29:57", ""
+    )
+    assert {row.name[3]: (row.state, row.num_hosts, row.hosts, row.reason) for row in rows[:-1]} == {
+        "b": (JobState.PENDING, 4, "", "Resources"),
+        "c": (JobState.PENDING, 1, "", "JobHeldUser"),
+        "d": (JobState.PENDING, 1, "", "DependencyNeverSatisfied"),
+        "e": (JobState.PENDING, 1, "", "BeginTime"),
+        "f": (JobState.PENDING, 4, "", "Priority"),
+    }
+    assert {row.name[3]: row.end for row in rows if row.name[3] in "cde"} == {
+        "c": "",
+        "d": "",
+        "e": "2026-11-21T14:32:55",
+    }
+
+
+def test_a_job_that_gives_its_hosts_back_is_still_listed() -> None:
+    (row,) = parse_queue(answer("squeue-completing"))
+    assert (row.state, row.hosts) == (JobState.COMPLETING, "n[1-2]")
+
+
+def test_no_job_is_no_row() -> None:
+    assert parse_queue(answer("squeue-nothing")) == ()
+
+
+def test_a_reason_keeps_what_it_holds() -> None:
+    (row,) = parse_queue("7|mh-x|PENDING|2-4||N/A|NOT_SET|ReqNodeNotAvail,_UnavailableNodes:n[1|3]\n")
+    assert (row.num_hosts, row.left, row.reason) == (2, "", "ReqNodeNotAvail, UnavailableNodes:n[1|3]")
+
+
+@pytest.mark.parametrize("line", ["slurm_load_jobs error: x", "x|mh|PENDING|1||N/A|1|r", "7|mh-x|PENDING"])
+def test_what_is_no_row_is_refused(line: str) -> None:
+    with pytest.raises(SlurmParseError):
+        parse_queue(line)
+
+
+@pytest.mark.parametrize(
+    ("name", "job_id", "state", "reason", "exit_code", "hosts"),
+    [
+        ("pending", 7, JobState.PENDING, "Resources", "0:0", ""),
+        ("running", 6, JobState.RUNNING, "", "0:0", "n[1-4]"),
+        ("completing", 12, JobState.COMPLETING, "", "0:0", "n[1-2]"),
+        ("cancelled", 12, JobState.CANCELLED, "", "0:9", "n[1-2]"),
+        ("failed", 13, JobState.FAILED, "NonZeroExitCode", "7:0", "n1"),
+    ],
+)
+def test_scontrol_shows_a_job(name: str, job_id: int, state: JobState, reason: str, exit_code: str, hosts: str) -> None:
+    detail = parse_show_job(answer(f"scontrol-show-job-{name}"))
+    assert (detail.job_id, detail.state, detail.reason) == (job_id, state, reason)
+    assert (detail.exit_code, detail.hosts, detail.batch_host) == (
+        exit_code,
+        hosts,
+        hosts.replace("[1-4]", "1").replace("[1-2]", "1"),
+    )
+
+
+def test_a_comment_cannot_pass_for_a_state() -> None:
+    text = answer("scontrol-show-job-running")
+    assert "Comment=JobState=FAILED (it says)" in text
+    assert parse_show_job(text).state is JobState.RUNNING
+
+
+@pytest.mark.parametrize("text", ["", "JobId=7 JobName=x", "slurm_load_jobs error: Invalid job id specified"])
+def test_what_is_no_job_is_refused(text: str) -> None:
+    with pytest.raises(SlurmParseError):
+        parse_show_job(text)
+
+
+def test_scontrol_shows_reservations() -> None:
+    assert parse_show_reservations(answer("scontrol-show-reservation")) == (
+        Reservation("maint", "2027-11-21T13:00:52", "2027-11-21T14:00:52", "INACTIVE", "alice", ""),
+    )
+    assert parse_show_reservations("No reservations in the system\n") == ()
+
+
+def test_sinfo_lists_each_partition_once() -> None:
+    assert parse_partitions(answer("sinfo-partitions") + "debug\n") == ("debug", "short", "low")
+
+
+@pytest.mark.parametrize(("text", "job_id"), [("14\n", 14), ("14;cluster\n", 14), ("a plugin's words\n14\n", 14)])
+def test_sbatch_says_the_jobs_number(text: str, job_id: int) -> None:
+    assert parse_job_id(text) == job_id
+
+
+def test_the_recorded_sbatch_is_read() -> None:
+    assert parse_job_id(answer("sbatch-accepted")) == 14
+
+
+@pytest.mark.parametrize("text", ["", "Submitted batch job", "-3", "14x"])
+def test_what_is_no_number_is_refused(text: str) -> None:
+    with pytest.raises(SlurmParseError):
+        parse_job_id(text)

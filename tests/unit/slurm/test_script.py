@@ -1,0 +1,142 @@
+"""The flags of a job come from the right places, and every value arrives as it was given."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from monarch_hpc.config import Config
+from monarch_hpc.config.load import load_config
+from monarch_hpc.core.errors import ConfigError
+from monarch_hpc.slurm.argv import flag_words
+from monarch_hpc.slurm.script import Request, plan_job_flags, quoted, render_script
+
+ID = "0123456789abcdef0123456789abcdef"
+
+
+def config(tmp_path: Path, flags: Mapping[str, object] | None = None) -> Config:
+    return load_config(
+        {"HOME": str(tmp_path)}, tmp_path, "login", None, {"agent.python": "/py", **(flags or {})}
+    ).config
+
+
+def request(**changes: object) -> Request:
+    values: dict[str, object] = {"allocation": ID, "name": "dev", "directory": Path("/shared/01234567"), **changes}
+    return Request(**values)  # type: ignore[arg-type]
+
+
+def words(config: Config, request: Request) -> list[str]:
+    return flag_words(plan_job_flags(config, request))
+
+
+def test_the_flags_of_a_plain_request(tmp_path: Path) -> None:
+    assert words(config(tmp_path), request()) == [
+        "--job-name=mh-01234567",
+        "--nodes=1",
+        "--time=60",
+        "--output=/shared/01234567/slurm.out",
+        "--no-kill",
+        "--no-requeue",
+        "--exclusive",
+        "--ntasks-per-node=1",
+    ]
+
+
+def test_keys_of_the_configuration_become_flags(tmp_path: Path) -> None:
+    keys = {"partition": "p", "qos": "q", "account": "a", "constraint": "c&d", "reservation": "r", "time_min": 5}
+    found = words(config(tmp_path, {f"slurm.{key}": value for key, value in keys.items()}), request(num_hosts="2-4"))
+    wanted = [
+        "--nodes=2-4",
+        "--time=5",
+        "--partition=p",
+        "--account=a",
+        "--qos=q",
+        "--constraint=c&d",
+        "--reservation=r",
+    ]
+    assert [word for word in wanted if word not in found] == []
+
+
+def test_a_profile_drops_and_changes_any_flag(tmp_path: Path) -> None:
+    flags = {
+        "no-kill": None,
+        "no-requeue": False,
+        "exclusive": "user",
+        "ntasks-per-node": None,
+        "time": None,
+        "nodes": 3,
+    }
+    found = words(config(tmp_path, {"slurm.job_flags": flags}), request())
+    assert found == ["--job-name=mh-01234567", "--nodes=3", "--output=/shared/01234567/slurm.out", "--exclusive=user"]
+
+
+def test_what_the_user_says_comes_last(tmp_path: Path) -> None:
+    profile = config(tmp_path, {"slurm.job_flags": {"mem": 0}, "slurm.extra": ["--mem=1G", "--nice=5"]})
+    found = words(profile, request(options=("--mem=2G",)))
+    assert found[-2:] == ["--nice=5", "--mem=2G"]
+
+
+@pytest.mark.parametrize(
+    ("form", "flag"), [("gpus-per-node", "--gpus-per-node=a100:4"), ("gres", "--gres=gpu:a100:4"), ("none", None)]
+)
+def test_gpus_are_asked_for_in_the_sites_form(tmp_path: Path, form: str, flag: str | None) -> None:
+    found = words(config(tmp_path, {"slurm.gpus_form": form}), request(gpus_per_node="a100:4"))
+    assert [word for word in found if "a100" in word] == ([flag] if flag else [])
+
+
+@pytest.mark.parametrize(
+    "text", ["plain/a-b_c.d:e,f@g%h+i=j", "", "a b", "it's", 'a"b', "$(x) `y` \\", "#x", "é ü", "*?[a]"]
+)
+def test_a_quoted_text_is_one_word_for_the_shell(text: str) -> None:
+    word = quoted(text)
+    if word == text:
+        assert shlex.quote(text) == text
+    else:
+        # What bash and sbatch do with double quotes; shlex knows only two of the four.
+        assert re.sub(r'\\(["\\$`])', r"\1", word[1:-1]) == text
+        assert not re.search(r'(?<!\\)(?:\\\\)*["$`]', word[1:-1])
+
+
+@pytest.mark.parametrize("text", ["a\nb", "a\tb", "\x1b[31m", "a\u2028b"])
+def test_control_characters_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        quoted(text)
+
+
+def test_a_directory_is_not_taken_for_a_file_name_pattern(tmp_path: Path) -> None:
+    found = words(config(tmp_path), request(directory=Path("/s/100%j/x y")))
+    assert "--output=/s/100%%j/x y/slurm.out" in found
+    with pytest.raises(ConfigError, match="backslash"):
+        words(config(tmp_path), request(directory=Path("/s/a\\b/x")))
+
+
+def test_no_placeholder_is_left_and_a_value_is_never_taken_for_one(tmp_path: Path) -> None:
+    script = render_script(config(tmp_path), request(name="@{python}", directory=Path("/s/@{name}")))
+    assert '\ndirectory="/s/@{name}"\n' in script
+    assert "allocation '@{python}' of" in script
+    assert "@{" not in script.replace("@{name}", "").replace("@{python}", "")
+
+
+def test_the_prologue_stands_before_the_step(tmp_path: Path) -> None:
+    script = render_script(config(tmp_path, {"agent.prologue": ["module load cuda", "ulimit -c 0"]}), request())
+    assert "\nmodule load cuda\nulimit -c 0\n" in script[: script.index("srun --job-name=agents")]
+
+
+def test_without_step_flags_the_step_is_still_one_command(tmp_path: Path) -> None:
+    off = dict.fromkeys(config(tmp_path).slurm.step_flags)
+    script = render_script(config(tmp_path, {"slurm.step_flags": off}), request())
+    step = script[script.index("srun --job-name") : script.index("step=$!")]
+    assert "--overlap" not in step
+    assert all(line.rstrip().endswith(("\\", "&")) for line in step.splitlines())
+    assert "\\ \\" not in step
+
+
+def test_the_step_keeps_slurms_essential_variables(tmp_path: Path) -> None:
+    script = render_script(config(tmp_path), request())
+    names = script[script.index("for name in") : script.index("do\n    unset")].split()
+    assert {"CPUS_PER_TASK", "GPUS", "NTASKS", "EXACT", "HINT", "TRES_PER_TASK", "EXPORT_ENV"} <= set(names)
+    assert not {"CONF", "JOB_ID", "JOB_NODELIST", "JOB_NUM_NODES", "NETWORK"} & set(names)
