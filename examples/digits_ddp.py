@@ -16,7 +16,7 @@ import monarch_hpc
 from monarch_hpc import Actor, current_rank, endpoint, spmd
 
 NUM_EPOCHS = 12
-BATCH_SIZE = 32  # images a proc takes at each step
+BATCH_SIZE = 64  # images of one step, over all procs
 NUM_TEST = 360
 
 
@@ -29,7 +29,8 @@ class Trainer(Actor):
         rank = current_rank().rank
         self.images_BP, self.labels_B = images_BP[rank::num_ranks], labels_B[rank::num_ranks]
         # Shares may differ by one image, and every rank must take the same number of steps.
-        self.num_steps = len(images_BP) // num_ranks // BATCH_SIZE
+        self.batch_size = BATCH_SIZE // num_ranks
+        self.num_steps = len(images_BP) // num_ranks // self.batch_size
         self.shuffle = torch.Generator().manual_seed(rank)
 
     @endpoint
@@ -43,13 +44,13 @@ class Trainer(Actor):
         """Return the sum of the batches' losses, and how many images were seen."""
         order_B = torch.randperm(len(self.images_BP), generator=self.shuffle)
         total = 0.0
-        for batch in order_B[: self.num_steps * BATCH_SIZE].split(BATCH_SIZE):
+        for batch in order_B[: self.num_steps * self.batch_size].split(self.batch_size):
             loss = nn.functional.cross_entropy(self.model(self.images_BP[batch]), self.labels_B[batch])
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
             total += loss.item()
-        return total / self.num_steps, self.num_steps * BATCH_SIZE
+        return total / self.num_steps, self.num_steps * self.batch_size
 
     @endpoint
     def accuracy(self, images_BP: torch.Tensor, labels_B: torch.Tensor) -> float:
@@ -64,7 +65,8 @@ labels_B = torch.tensor(digits.target)[order_B]
 test_BP, train_BP = images_BP[:NUM_TEST], images_BP[NUM_TEST:]
 test_B, train_B = labels_B[:NUM_TEST], labels_B[NUM_TEST:]
 
-procs = monarch_hpc.hosts().spawn_procs(per_host={"gpus": 2}, preload=["torch"])
+# Imported once per host, not once per proc; the second is what torch's optimizers import.
+procs = monarch_hpc.hosts().spawn_procs(per_host={"gpus": 2}, preload=["torch", "torch._dynamo"])
 spmd(procs).init("gloo")
 trainers = procs.spawn("trainer", Trainer, train_BP, train_B, len(procs))
 trainers.prepare.call().get()

@@ -59,7 +59,7 @@ def attach(directory: Path, role: Role, listener: Listener, engine: Engine) -> A
     return Attachment(ready, node, node.connect(ready.addresses))
 
 
-def query_status(directory: Path, timeout_s: float) -> dict[str, object] | None:
+def query_status(directory: Path, timeout_s: float) -> dict[str, list[dict[str, object]]] | None:
     """Ask the head what runs: ``{"hosts": [...], "runs": [...]}``; None when it cannot be reached in time."""
     answer = _ask(directory, Status(), StatusReport, timeout_s)
     return {"hosts": answer.hosts, "runs": answer.runs} if isinstance(answer, StatusReport) else None

@@ -138,6 +138,8 @@ class Head:
                 self._closed_on(message.run, seat.entry.rank)
             case ShutDownDone():
                 self._left.update(message.left)
+                if self._shutting is None:
+                    link.close("it was told to leave")
                 self._shut_on(seat.entry.rank)
             case ProcReady() | SpawnFailed() | ProcEnded() | ProcsStopped() | Output():
                 self._to_controller(message)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import contextlib
 import json
+import logging
 import os
 import select
 import signal
@@ -27,6 +28,8 @@ __all__ = ["MAX_PROCS_PER_ORDER", "Problem", "Spawned", "ZygoteSettings", "Zygot
 
 MAX_PROCS_PER_ORDER = 64
 """Each proc needs three descriptors, and the kernel passes 253 at once."""
+
+_log = logging.getLogger(__name__)
 
 _MAX_ZYGOTES = 4
 _LENGTH = struct.Struct("<I")
@@ -222,5 +225,7 @@ class _Zygote:
         self._outgoing.clear()
         problem = self._problem or Problem(f"the zygote, which procs are forked from, ended: {how}", [])
         waiting, self._waiting = self._waiting, deque()
+        if self._problem is not None and not waiting:
+            _log.warning("%s (config key 'procs.preload'):\n%s", problem.cause, "\n".join(problem.last_lines))
         for done in waiting:
             done(problem)

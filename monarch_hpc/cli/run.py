@@ -22,13 +22,13 @@ from monarch_hpc.cli.output import Output, current_output
 from monarch_hpc.config import Config
 from monarch_hpc.config.program import DIRECTORY_VARIABLE, RUN_VARIABLE
 from monarch_hpc.core.clock import Deadline
-from monarch_hpc.core.errors import AllocationError, JobFailed, MonarchError
+from monarch_hpc.core.errors import AllocationError, JobFailed, MonarchError, PeerLost
 from monarch_hpc.core.ids import new_run_id
 
 if TYPE_CHECKING:
     from monarch_hpc.cli.owner import RunOwner
 
-__all__ = ["command"]
+__all__ = ["Missing", "command", "plan_argv"]
 
 _EXIT_NO_SCRIPT = 66  # EX_NOINPUT of sysexits.h
 _EXIT_NOT_EXECUTABLE, _EXIT_NOT_FOUND = 126, 127  # as shells do
@@ -78,8 +78,8 @@ def command(name: str | None, num_local: int | None, program: tuple[str, ...], p
     if name is not None and num_local is not None:
         raise click.UsageError("--allocation and --local exclude each other")
     output = current_output()
-    argv = _plan_argv(program, plain=plain)
-    if isinstance(argv, _Missing):
+    argv = plan_argv(program, plain=plain)
+    if isinstance(argv, Missing):
         output.error(argv.kind, argv.sentence, argv.exit_code)
         return argv.exit_code
     config = load_for_command({}).config
@@ -89,13 +89,15 @@ def command(name: str | None, num_local: int | None, program: tuple[str, ...], p
 
 
 @dataclass(frozen=True, slots=True)
-class _Missing:
+class Missing:
+    """Why a program cannot be started."""
+
     kind: str
     sentence: str
     exit_code: int
 
 
-def _plan_argv(program: Sequence[str], *, plain: bool) -> list[str] | _Missing:
+def plan_argv(program: Sequence[str], *, plain: bool) -> list[str] | Missing:
     """Return the command line to start, or why there is none."""
     first = program[0]
     if plain:
@@ -103,13 +105,13 @@ def _plan_argv(program: Sequence[str], *, plain: bool) -> list[str] | _Missing:
         if found is not None:
             return list(program)
         if os.path.exists(first):
-            return _Missing("CommandNotExecutable", f"'{first}' is not executable", _EXIT_NOT_EXECUTABLE)
-        return _Missing("CommandNotFound", f"command '{first}' is not found on PATH", _EXIT_NOT_FOUND)
+            return Missing("CommandNotExecutable", f"'{first}' is not executable", _EXIT_NOT_EXECUTABLE)
+        return Missing("CommandNotFound", f"command '{first}' is not found on PATH", _EXIT_NOT_FOUND)
     path = Path(first)
     if not path.is_file():
         what = "is a directory" if path.is_dir() else f"is not found in {Path.cwd()}"
         hint = f"; to run a command write 'run -- {first}'" if shutil.which(first) else ""
-        return _Missing("ScriptNotFound", f"script '{first}' {what}{hint}", _EXIT_NO_SCRIPT)
+        return Missing("ScriptNotFound", f"script '{first}' {what}{hint}", _EXIT_NO_SCRIPT)
     if path.suffix != ".py" and os.access(path, os.X_OK):
         return [str(path.absolute()), *program[1:]]
     return [sys.executable, *program]
@@ -183,8 +185,10 @@ def _supervise(target: _Target, argv: list[str], config: Config, output: Output)
         from monarch_hpc.cli.owner import RunOwner
 
         owner = RunOwner(target.directory, run, " ".join(argv), config, wake)
-    except MonarchError:
+    except MonarchError as error:
         child.end(config.run.stop_grace_s)
+        if isinstance(error, PeerLost) and target.name:
+            raise _why_lost(config, target.name, str(error), _JOB_END_S) from error
         raise
     try:
         end = child.wait(lambda: bool(owner.lost or owner.refusal), config.run.stop_grace_s)

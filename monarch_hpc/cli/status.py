@@ -84,7 +84,7 @@ def _state(view: _View) -> str:
     record, row, seen = view.record, view.row, view.seen
     if record.ended is not None:
         return f"ended: {record.ended.state}: {record.ended.reason}"
-    if record.release_wanted:
+    if record.release_why:
         return "releasing"
     if record.job_id is None:
         return f"being submitted on {record.owner.host}"

@@ -13,7 +13,6 @@ from pathlib import Path
 from monarch_hpc.config import Config
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.errors import (
-    AgentsMissing,
     AllocationError,
     JobFailed,
     MonarchError,
@@ -24,7 +23,8 @@ from monarch_hpc.core.errors import (
 from monarch_hpc.core.files import private_dir
 from monarch_hpc.slurm.argv import flag_words
 from monarch_hpc.slurm.client import SlurmClient
-from monarch_hpc.slurm.directory import last_words, look, prepare, tail
+from monarch_hpc.slurm.directory import look, prepare
+from monarch_hpc.slurm.failure import agents_missing, job_failed
 from monarch_hpc.slurm.job import (
     IN_FLIGHT_S,
     AskSlurm,
@@ -45,6 +45,7 @@ __all__ = ["Allocations", "Census", "Released"]
 
 # Between two looks into a directory: short against what a person notices, cheap for a file server.
 _LOOK_S = 0.15
+_WISHED = "its release was asked for"
 # A job's end takes the site's KillWait (30 s by default) and its epilogue.
 _END_S = 120.0
 
@@ -200,7 +201,7 @@ class Allocations:
             if life.stage is Stage.READY:
                 return life
             if life.overdue(time.time()):
-                raise self._agents_missing(record, life)
+                raise agents_missing(record, life)
             time.sleep(_LOOK_S)
         return life
 
@@ -217,21 +218,23 @@ class Allocations:
             AllocationError: the job is still there after two minutes.
         """
         started = Deadline(_END_S)
-        record = self.registry.want_release(record)
+        record = self.registry.want_release(record, record.release_why or _WISHED)
         left = None
         if shut_down is not None and look(record.directory).ready is not None:
             left = shut_down(record.directory)
         try:
             if record.job_id is None:
                 record = self._await_number(record, started)
-            if record.job_id is not None and record.live:
-                self.slurm.cancel(record.job_id)
+            if record.live:
+                # By the number that squeue gives for our name: see `SlurmClient.find_job`.
+                for row in self.slurm.queue([record.job_name]):
+                    self.slurm.cancel(row.job_id)
                 self._await_end(record, started)
         except SlurmBusy as error:
             error.add_note(f"'{record.name}' is marked for release: the next monarch-hpc command tries again")
             raise
         if record.live:
-            record = self.registry.close(record, Ended("RELEASED", "it was released", "monarch-hpc", time.time()))
+            record = self.registry.close(record, Ended("RELEASED", record.release_why, "monarch-hpc", time.time()))
         return Released(record, left, started.elapsed_s())
 
     def _snapshot(self, records: Sequence[Record], max_age_s: float) -> Snapshot:
@@ -258,12 +261,12 @@ class Allocations:
             record = next((new for new in self.registry.records() if new.allocation == record.allocation), record)
         decision = decide(record, row, lives, time.time())
         if isinstance(decision, AskSlurm):
-            detail = self.slurm.find_job(decision.job_id)
+            detail = self.slurm.find_job(decision.job_id, record.job_name)
             decision = decide_gone(record, detail, look(record.directory).exit_status, time.time())
         if isinstance(decision, CancelJob):
             if record.live and record.job_id is None:
                 record = self.registry.set_job(record, decision.job_id, time.time())
-                record = self.registry.want_release(record)
+                record = self.registry.want_release(record, decision.why)
             self.slurm.cancel(decision.job_id)
             changes.append(f"{record.name}: job {decision.job_id} was cancelled: {decision.why}")
         elif isinstance(decision, CloseRecord):
@@ -316,7 +319,7 @@ class Allocations:
 
     def _find_job(self, record: Record) -> JobDetail | None:
         assert record.job_id is not None
-        return self.slurm.find_job(record.job_id)
+        return self.slurm.find_job(record.job_id, record.job_name)
 
     def _job_failed(self, record: Record, life: Life) -> JobFailed:
         """Close the record of a job that ended and return the error that says how."""
@@ -335,33 +338,7 @@ class Allocations:
             detail = None
         ended = how_it_ended(record, detail, life.exit_status, time.time())
         self.registry.close(record, ended)
-        words = tail(record.directory / "slurm.out", 5)
-        reason = ended.reason
-        if life.granted is None and life.exit_status is None and not words and detail is not None and detail.batch_host:
-            reason += (
-                f"; {detail.batch_host} wrote nothing into {record.directory}: is it on a file system that hosts "
-                "write (config key paths.shared)?"
-            )
-        if words:
-            reason += f"; last lines of {record.directory}/slurm.out:" + "".join(f"\n    {line}" for line in words)
-        return JobFailed(record.job_id or 0, ended.state, reason)
-
-    def _agents_missing(self, record: Record, life: Life) -> AllocationError:
-        if life.granted is None:
-            return AllocationError(
-                record.name,
-                f"job {record.job_id} runs for {life.bootstrap_s:.0f} s, yet its hosts wrote nothing into "
-                f"{record.directory}: is it on a file system that they write (config key paths.shared)?",
-            )
-        seen = look(record.directory)
-        hosts = life.granted.hosts
-        missing = [host for rank, host in enumerate(hosts) if rank not in seen.reported]
-        if life.ready is not None:
-            missing = list(life.ready.missing)
-        words = last_words(record.directory, hosts)
-        # All reported, but the head is not done: what it wrote last is what there is to say.
-        shown = missing or list(hosts[:1])
-        return AgentsMissing(record.name, life.bootstrap_s, {host: words.get(host, ()) for host in shown})
+        return job_failed(record, life, detail, ended)
 
     def _await_number(self, record: Record, deadline: Deadline) -> Record:
         """Wait for the end of a record whose job has no number yet, or for that number."""

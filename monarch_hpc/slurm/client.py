@@ -88,10 +88,14 @@ class SlurmClient:
         """Return the jobs that `list_queue` lists."""
         return parse_queue(self.list_queue(names))
 
-    def find_job(self, job_id: int) -> JobDetail | None:
-        """Return a job, also one that ended some minutes ago; None for one that Slurm does not know."""
+    def find_job(self, job_id: int, name: str) -> JobDetail | None:
+        """Return a job, also one that ended some minutes ago; None for one that Slurm does not know.
+
+        The name must be the same: a slurmctld that lost its newest state gives the same numbers again.
+        """
         try:
-            return parse_show_job(self._run(show_job_argv(job_id)))
+            detail = parse_show_job(self._run(show_job_argv(job_id)))
+            return detail if detail.name == name else None
         except SlurmBusy:
             raise
         except SlurmCommandError as error:

@@ -174,8 +174,8 @@ def decide(record: Record, row: QueueRow | None, owner_lives: bool | None, now_s
         return _decide_intent(record, row if in_queue else None, owner_lives, now_s)
     if not in_queue:
         return AskSlurm(record.job_id)
-    if record.release_wanted and row is not None and row.state.phase is not Phase.ENDING:
-        return CancelJob(record.job_id, "its release was asked for")
+    if record.release_why and row is not None and row.state.phase is not Phase.ENDING:
+        return CancelJob(row.job_id, record.release_why)
     return Keep()
 
 
@@ -189,16 +189,16 @@ def decide_gone(record: Record, detail: JobDetail | None, exit_status: int | Non
         now_s: seconds since the epoch.
     """
     if detail is not None and detail.state.phase.alive:
-        if record.release_wanted and detail.state.phase is not Phase.ENDING:
-            return CancelJob(detail.job_id, "its release was asked for")
+        if record.release_why and detail.state.phase is not Phase.ENDING:
+            return CancelJob(detail.job_id, record.release_why)
         return Keep()
     return CloseRecord(how_it_ended(record, detail, exit_status, now_s))
 
 
 def how_it_ended(record: Record, detail: JobDetail | None, exit_status: int | None, now_s: float) -> Ended:
     """Return the best account of an end: Slurm's, else the batch script's, else that nobody knows."""
-    if record.release_wanted:
-        return Ended("RELEASED", "it was released", "monarch-hpc", now_s)
+    if record.release_why:
+        return Ended("RELEASED", record.release_why, "monarch-hpc", now_s)
     if detail is not None:
         parts = [detail.state.meaning or detail.word]
         if detail.reason:

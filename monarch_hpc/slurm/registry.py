@@ -66,7 +66,7 @@ class Record:
         created_s: when, in seconds since the epoch.
         job_id: Slurm's number; None before sbatch answered.
         submitted_s: when sbatch had answered.
-        release_wanted: whether it is to go, as soon as Slurm can be told.
+        release_why: why it is to go, as soon as Slurm can be told; empty if it is not.
         ended: how it ended; None while it lives.
     """
 
@@ -78,7 +78,7 @@ class Record:
     created_s: float
     job_id: int | None = None
     submitted_s: float | None = None
-    release_wanted: bool = False
+    release_why: str = ""
     ended: Ended | None = None
 
     @property
@@ -146,14 +146,10 @@ class Registry:
         write_json(self._folder(record) / "job.json", {"schema": _SCHEMA, "job_id": job_id, "submitted_s": now_s})
         return replace(record, job_id=job_id, submitted_s=now_s)
 
-    def want_release(self, record: Record) -> Record:
-        """Write that the allocation is to go."""
-        write_json(self._folder(record) / "release.json", {"schema": _SCHEMA})
-        return replace(record, release_wanted=True)
-
-    def release_wanted(self, record: Record) -> bool:
-        """Tell whether somebody wants the allocation to go."""
-        return (self._folder(record) / "release.json").exists()
+    def want_release(self, record: Record, why: str) -> Record:
+        """Write that the allocation is to go, and why."""
+        write_json(self._folder(record) / "release.json", {"schema": _SCHEMA, "why": why})
+        return replace(record, release_why=why)
 
     def close(self, record: Record, ended: Ended) -> Record:
         """Write how the allocation ended; its key, name and place among the live ones go."""
@@ -307,6 +303,7 @@ def _load_record(folder: Path) -> Record:
     path = folder / "record.json"
     document = _object(read_json(path), path)
     job = _optional(folder / "job.json")
+    release = _optional(folder / "release.json")
     ended = _optional(folder / "ended.json")
     try:
         if document["schema"] != _SCHEMA:
@@ -320,7 +317,7 @@ def _load_record(folder: Path) -> Record:
             created_s=float(str(document["created_s"])),
             job_id=int(str(job["job_id"])) if job else None,
             submitted_s=float(str(job["submitted_s"])) if job else None,
-            release_wanted=(folder / "release.json").exists(),
+            release_why=str(release["why"]) if release else "",
             ended=Ended(str(ended["state"]), str(ended["reason"]), str(ended["source"]), float(str(ended["at_s"])))
             if ended
             else None,

@@ -24,7 +24,7 @@ EVENTS = st.lists(st.one_of(SEEN, STATES, st.tuples(STATES)), max_size=20)
 RECORDS = st.builds(
     record,
     job_id=st.sampled_from([None, 7]),
-    release_wanted=st.booleans(),
+    release_why=st.sampled_from(["", "unwanted"]),
     ended=st.sampled_from([None, Ended("NEVER_SUBMITTED", "", "monarch-hpc", 1.0)]),
 )
 
@@ -55,7 +55,7 @@ def test_a_job_is_cancelled_only_if_it_is_nobodys_or_unwanted(
     if isinstance(decision, CancelJob):
         assert alive and listed is not None and decision.job_id == listed.job_id
         orphan = found.job_id is None and lives is not True
-        assert not found.live or found.release_wanted or orphan
+        assert not found.live or found.release_why or orphan
     if isinstance(decision, CloseRecord):
         # What squeue lists as alive is never closed, nor what a living process is about to submit.
         assert not alive and found.job_id is None and lives is not True

@@ -37,7 +37,8 @@ from monarch_hpc.wire.messages import ProcHello, encode
 def main(start):
     scope = {"start": start, "code": 0}
     exec(os.environ.get("BEFORE", ""), scope)
-    os.write(start.hello_fd, encode(ProcHello(start.mesh, start.rank, 1000 + start.rank, ["tcp://127.0.0.1:9"])) + b"\\n")
+    hello = ProcHello(start.mesh, start.rank, 1000 + start.rank, ["tcp://127.0.0.1:9"])
+    os.write(start.hello_fd, encode(hello) + b"\\n")
     os.close(start.hello_fd)
     exec(os.environ.get("CODE", "import time; time.sleep(600)"), scope)
     return scope["code"]
@@ -186,5 +187,3 @@ class Client:
             if isinstance(message, Output) and (message.mesh, message.rank, message.stream) == (mesh, rank, stream)
             for line in message.lines
         ]
-
-

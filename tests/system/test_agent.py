@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -147,7 +148,11 @@ def test_a_killed_zygote_is_replaced(directory: Path) -> None:
     with Client(directory, "aaaaaaaa") as client:
         first = client.spawn_ready([0])
         agent = int(Path(f"/proc/{first[0]}/stat").read_text().rpartition(")")[2].split()[1])
-        children = [int(pid) for task in Path(f"/proc/{agent}/task").iterdir() for pid in (task / "children").read_text().split()]
+        children = [
+            int(pid)
+            for task in Path(f"/proc/{agent}/task").iterdir()
+            for pid in (task / "children").read_text().split()
+        ]
         zygotes = [pid for pid in children if pid not in first]
         assert len(zygotes) == 1
         os.kill(zygotes[0], signal.SIGKILL)
@@ -216,7 +221,7 @@ def test_a_second_controller_of_a_run_takes_only_its_own_procs_along(directory: 
 
 
 def test_procs_that_ignore_sigterm_are_killed_after_the_grace(directory: Path) -> None:
-    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(600)"
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('armed'); time.sleep(600)"
     with Client(directory, "aaaaaaaa") as client:
         mesh = client.spawn([0], 1, code)
         eventually(lambda: client.lines(mesh, 0), "the handler")
@@ -247,18 +252,14 @@ def test_shut_down_leaves_nothing(directory: Path) -> None:
 
 
 def test_a_second_agent_of_a_host_is_refused(directory: Path, config: Config) -> None:
-    from monarch_hpc.agent.spawn import launch
-
     head, argv = next(
         (pid, words)
         for pid in cookie_holders(directory)
         if "--rank" in (words := Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1]) and "1" in words
     )
     key = (directory / "key").read_bytes()
-    import subprocess
-
     argv = [word for word in argv if word != "--lifeline"]
-    with launch(argv, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as second:
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as second:
         _, err = second.communicate(key, timeout=20)
     assert second.returncode == 1
     assert b"host 1 has an agent already: process %d on local1" % head in err

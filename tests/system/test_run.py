@@ -5,14 +5,22 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from monarch_hpc.agent.attach import query_status
+from monarch_hpc.agent.local import open_local
+from monarch_hpc.config.load import load
+from monarch_hpc.core.files import read_json, write_json
+from monarch_hpc.slurm.owner import current_owner
+from monarch_hpc.slurm.registry import Record, Registry
 from tests.system.agent_client import alive, cookie_holders, eventually
 
 SCRIPT = """
@@ -24,21 +32,23 @@ print(json.dumps({"pid": os.getpid(), "parent": os.getppid(), "directory": os.en
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    """A working directory with a program in it, and the check that nothing of its allocation is left."""
+def folder(tmp_path: Path) -> Path:
+    """A working directory with a program in it."""
     (tmp_path / "program.py").write_text(SCRIPT)
-    yield tmp_path
+    return tmp_path
 
 
-def start(folder: Path, *words: str, **options: object) -> subprocess.Popen[bytes]:
+def start(
+    folder: Path, *words: str, stdin: int = subprocess.DEVNULL, before: Sequence[str] = (), session: bool = False
+) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "monarch_hpc.cli", "run", *words],
+        [sys.executable, *before, "-m", "monarch_hpc.cli", "run", *words],
         cwd=folder,
         env={**os.environ, "XDG_STATE_HOME": str(folder / "state"), "PYTHONPATH": os.getcwd()},
-        stdin=options.pop("stdin", subprocess.DEVNULL),  # type: ignore[call-overload]
+        stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        **options,
+        start_new_session=session,
     )
 
 
@@ -107,7 +117,7 @@ def test_a_signal_reaches_the_program_once_and_the_run_waits_for_it(folder: Path
     add(
         folder,
         "got = []\nfor n in (signal.SIGTERM, signal.SIGINT): signal.signal(n, lambda n, _: got.append(n))\n"
-        "print('armed', flush=True)\nwhile not got: time.sleep(0.01)\ntime.sleep(0.3); print(got, flush=True); sys.exit(7)",
+        "print('armed', flush=True)\nwhile not got: time.sleep(0.01)\ntime.sleep(0.3); print(got); sys.exit(7)",
     )
     process = start(folder, "--local", "1", "program.py")
     said = first_line(process)
@@ -137,17 +147,10 @@ def test_ctrl_c_at_a_terminal_reaches_the_program_once(folder: Path) -> None:
         "while not got: time.sleep(0.01)\ntime.sleep(0.3); print(got, flush=True)",
     )
     ours, theirs = pty.openpty()
-    script = f"exec {sys.executable} -m monarch_hpc.cli run --local 1 program.py"
-    process = subprocess.Popen(
-        # A session whose terminal is the pty, with the run as its foreground group.
-        [sys.executable, "-c", "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execvp('sh', ['sh', '-c', sys.argv[1]])", script],
-        cwd=folder,
-        env={**os.environ, "XDG_STATE_HOME": str(folder / "state"), "PYTHONPATH": os.getcwd()},
-        stdin=theirs,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
+    # A session whose terminal is the pty, with the run as its foreground group.
+    take = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+    before = ["-c", take, sys.executable]
+    process = start(folder, "--local", "1", "program.py", stdin=theirs, before=before, session=True)
     os.close(theirs)
     said = first_line(process)
     assert process.stdout is not None and process.stdout.readline() == b"armed\n"
@@ -172,9 +175,16 @@ def test_lost_agents_end_the_run_with_a_sentence(folder: Path) -> None:
     add(folder, "time.sleep(600)")
     process = start(folder, "--local", "1", "program.py")
     said = first_line(process)
-    directory = str(said["directory"]).encode()
-    for pid in cookie_holders(Path(str(said["directory"]))):
-        if b"monarch_hpc.agent\0" in (command := Path(f"/proc/{pid}/cmdline").read_bytes()) and directory in command:
+    directory = Path(str(said["directory"]))
+
+    def owners() -> list[object]:
+        status = query_status(directory, 5.0)
+        assert status is not None
+        return [run["pid"] for run in status["runs"]]
+
+    eventually(lambda: process.pid in owners(), "the run at the head")
+    for pid in cookie_holders(directory):
+        if b"monarch_hpc.agent\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
             os.kill(pid, signal.SIGKILL)
     code, _, err = finish(process)
     assert code == 72
@@ -187,15 +197,57 @@ def test_no_file_of_the_users_stands_in_for_a_module(folder: Path) -> None:
         (folder / name).write_text("raise SystemExit('the wrong module')\n")
     (folder / "sub").mkdir()
     (folder / "program.py").rename(folder / "sub" / "program.py")
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "monarch_hpc.cli", "run", "--local", "1", "sub/program.py"],
-        cwd=folder,
-        env={**os.environ, "XDG_STATE_HOME": str(folder / "state"), "PYTHONPATH": os.getcwd()},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    process = start(folder, "--local", "1", "sub/program.py", before=["-P"])
     code, out, err = finish(process)
     assert (code, err) == (0, "")
     assert gone(json.loads(out))
 
 
+@pytest.fixture
+def allocation(folder: Path) -> Iterator[Path]:
+    """An allocation that outlives runs, in the registry under the name ``dev``; yields its directory."""
+    with open_local(2, load().config, folder / "allocation") as directory:
+        registry = Registry(folder / "state" / "monarch-hpc")
+        record = Record("ab" * 16, "dev", directory, "2", current_owner(), time.time())
+        registry.create(record)
+        registry.set_job(record, 7, time.time())
+        yield directory
+
+
+def runs(directory: Path) -> list[object]:
+    status = query_status(directory, 5.0)
+    assert status is not None
+    return [run["title"] for run in status["runs"]]
+
+
+def test_runs_come_and_go_on_one_allocation(folder: Path, allocation: Path) -> None:
+    add(folder, "sys.exit(int(sys.argv[1]))")
+    for code in (0, 5):
+        status, out, err = finish(start(folder, "program.py", str(code)))
+        assert (status, err) == (code, "")
+        assert json.loads(out)["directory"] == str(allocation)
+    assert runs(allocation) == []
+
+
+def test_two_runs_at_once_and_one_is_stopped(folder: Path, allocation: Path) -> None:
+    add(folder, "time.sleep(600)")
+    one, two = (start(folder, "-a", "dev", "program.py", word) for word in ("one", "two"))
+    first, second = first_line(one), first_line(two)
+    assert first["run"] != second["run"]
+    eventually(lambda: len(runs(allocation)) == 2, "two runs")
+    one.send_signal(signal.SIGTERM)
+    code, _, err = finish(one)
+    assert (code, err.count("allocation 'dev' lives on")) == (143, 1)
+    assert [str(title).split()[-1] for title in runs(allocation)] == ["two"]
+    two.kill()
+    finish(two)
+    eventually(lambda: runs(allocation) == [] and not alive(int(str(second["pid"]))), "the end of the second")
+
+
+def test_versions_that_differ_stop_a_run_before_it_begins(folder: Path, allocation: Path) -> None:
+    document = read_json(allocation / "ready.json")
+    assert isinstance(document, dict)
+    write_json(allocation / "ready.json", {**document, "python": "3.9.2"})
+    status, out, err = finish(start(folder, "program.py"))
+    assert (status, out) == (76, "")
+    assert re.match(r"monarch-hpc: error: Python differs: 3\.\S+ \(.*\) here, 3\.9\.2 on local0 there; use one ", err)

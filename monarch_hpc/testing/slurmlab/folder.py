@@ -147,6 +147,7 @@ class LabFolder:
             "etc/cgroup.conf": slurmconf.CGROUP_CONF,
             "etc/gres.conf": slurmconf.render_gres_conf(cluster, self.path / "dev"),
             "files/hosts": slurmconf.render_hosts(cluster),
+            "files/resolv.conf": slurmconf.RESOLV_CONF,
             "files/passwd": users.render_passwd(Path("/etc/passwd").read_text(), accounts),
             "files/group": users.render_group(Path("/etc/group").read_text(), accounts),
         } | {f"files/hostname.{host}": f"{host}\n" for host in (LOGIN, *cluster.hosts)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 import signal
 import subprocess
 import sys
@@ -104,10 +105,7 @@ class SlurmLab:
     def _start(self) -> None:
         folder, cluster = self._folder, self._wanted
         folder.make_folders()
-        taken = {
-            int(line.split(":")[2]) for line in Path("/etc/passwd").read_text().splitlines() if line.count(":") > 2
-        }
-        accounts = users.plan_accounts(folder.homes, taken)
+        accounts = users.plan_accounts(folder.homes, {entry.pw_uid for entry in pwd.getpwall()})
         settings = Settings(
             cluster,
             {one.name: one.uid for one in accounts},
@@ -345,11 +343,7 @@ class SlurmLab:
         self._daemons.start_slurmctld()
 
     def wait_idle(self, timeout_s: float = 60.0) -> None:
-        """Wait until Slurm calls every compute host idle.
-
-        Raises:
-            TimeoutError: says the state of each.
-        """
+        """Wait until Slurm calls every compute host idle; a `TimeoutError` says the state of each."""
         wanted = dict.fromkeys(self.hosts, "idle")
         wait_until("idle hosts", self.node_states, timeout_s, accept=lambda states: states == wanted, interval_s=0.05)
 

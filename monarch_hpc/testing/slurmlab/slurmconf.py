@@ -11,6 +11,7 @@ __all__ = [
     "CGROUP_CONF",
     "LOGIN",
     "RESERVATION",
+    "RESOLV_CONF",
     "Cluster",
     "render_gres_conf",
     "render_hosts",
@@ -47,8 +48,17 @@ class Cluster:
 
 def render_hosts(cluster: Cluster) -> str:
     """/etc/hosts of every host."""
-    names = (LOGIN, *cluster.hosts)
-    return "127.0.0.1 localhost\n" + "".join(f"{cluster.address(name)} {name}\n" for name in names)
+    lines = ["127.0.0.1 localhost"]
+    for name in (LOGIN, *cluster.hosts):
+        # The second form is what a socket for both families (torch's store has one) shows of its peer.
+        lines += [f"{cluster.address(name)} {name}", f"::ffff:{cluster.address(name)} {name}"]
+    return "\n".join(lines) + "\n"
+
+
+RESOLV_CONF = """\
+# No name server can be reached from the lab, and each question to one would wait for 10 s.
+# Without any, 127.0.0.1 is asked, and refuses at once.
+"""
 
 
 def render_gres_conf(cluster: Cluster, devices: Path) -> str:
@@ -123,6 +133,7 @@ PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE DefaultTime=60 State=
 PartitionName=short Nodes={",".join(few)} MaxTime=2 DefaultTime=1 State=UP
 PartitionName=low Nodes=ALL MaxTime=INFINITE DefaultTime=60 State=UP PriorityTier=1
 PartitionName={RESTRICTED_GROUP} Nodes=ALL MaxTime=INFINITE DefaultTime=60 State=UP AllowGroups={RESTRICTED_GROUP}
+PartitionName=paid Nodes=ALL MaxTime=INFINITE DefaultTime=60 State=UP AllowAccounts=physics
 """
 
 

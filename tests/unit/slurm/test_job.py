@@ -30,7 +30,7 @@ READY = Ready((ReadyHost("n1", 8, 4), ReadyHost("n2", 8, 4)), ())
 HALF = Ready((ReadyHost("n1", 8, 4),), ("n2",))
 INTENT = record()
 SUBMITTED = record(job_id=7, submitted_s=1001.0)
-WANTED = record(job_id=7, submitted_s=1001.0, release_wanted=True)
+WANTED = record(job_id=7, submitted_s=1001.0, release_why=WISHED)
 CLOSED = record(ended=Ended("NEVER_SUBMITTED", "", "monarch-hpc", 1040.0))
 
 
@@ -98,8 +98,8 @@ def test_an_intent_without_owner_and_job_is_closed_when_no_request_can_be_on_its
         (SUBMITTED, None, 0, "COMPLETED", "ended.json", "exit status 0"),
         (SUBMITTED, None, 3, "FAILED", "ended.json", "exit status 3"),
         (SUBMITTED, None, None, "UNKNOWN", "monarch-hpc", "no longer known to Slurm"),
-        (WANTED, JobState.CANCELLED, None, "RELEASED", "monarch-hpc", "released"),
-        (WANTED, None, None, "RELEASED", "monarch-hpc", "released"),
+        (WANTED, JobState.CANCELLED, None, "RELEASED", "monarch-hpc", WISHED),
+        (WANTED, None, None, "RELEASED", "monarch-hpc", WISHED),
     ],
 )
 def test_an_end_is_told_by_the_best_witness(

@@ -1,0 +1,91 @@
+"""Our commands as alice types them on the login host, with a state of her own for each test."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from monarch_hpc.testing import wait_until
+from monarch_hpc.testing.slurmlab import HostProcess, SlurmLab
+
+HOLD = "exec sleep 600"
+
+
+@dataclass
+class Alice:
+    """One user with an empty registry and an empty shared folder.
+
+    Args:
+        lab: where.
+        folder: hers, empty.
+        env: more of her environment.
+    """
+
+    lab: SlurmLab
+    folder: Path
+    env: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def state(self) -> Path:
+        return self.folder / "state" / "monarch-hpc"
+
+    @property
+    def shared(self) -> Path:
+        return self.folder / "shared"
+
+    def environment(self, more: Mapping[str, str]) -> dict[str, str]:
+        own = {"XDG_STATE_HOME": str(self.folder / "state"), "MONARCH_HPC_PATHS__SHARED": str(self.shared)}
+        return {**own, **self.env, **more}
+
+    def run(
+        self, *arguments: str, env: Mapping[str, str] | None = None, timeout_s: float = 90.0
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command of ours to its end."""
+        return self.lab.run(argv(*arguments), env=self.environment(env or {}), timeout_s=timeout_s)
+
+    def start(self, *arguments: str, env: Mapping[str, str] | None = None) -> HostProcess:
+        """Start a command of ours."""
+        return self.lab.popen(argv(*arguments), env=self.environment(env or {}))
+
+    def slurm(self, *command: str) -> str:
+        """Run a command of Slurm's and return what it printed."""
+        return self.lab.run(command, check=True).stdout
+
+    def status(self, *arguments: str) -> list[dict[str, object]]:
+        """Return what `status --json` says of allocations."""
+        document = json.loads(self.run("status", "--json", *arguments).stdout)
+        assert document["schema"] == 1
+        allocations = document["allocations"]
+        assert isinstance(allocations, list)
+        return allocations
+
+    def jobs(self) -> dict[str, str]:
+        """Return the state of every job of hers, by job name."""
+        lines = self.slurm("squeue", "--me", "-h", "-o", "%j %T").splitlines()
+        return dict(line.split() for line in lines)
+
+    def fill(self) -> None:
+        """Take all hosts, so that whatever is asked for next waits."""
+        self.slurm("sbatch", "-Q", "-N4", "--exclusive", "-J", "filler", "-o", "/dev/null", "--wrap", HOLD)
+        wait_until("all hosts to be taken", self.jobs, accept=lambda jobs: jobs.get("filler") == "RUNNING")
+
+    def free(self) -> None:
+        """Give them back."""
+        self.slurm("scancel", "--name=filler")
+
+
+@pytest.fixture
+def alice(lab: SlurmLab, request: pytest.FixtureRequest) -> Alice:
+    """Alice as this test's own."""
+    return Alice(lab, lab.home() / f"test-{zlib.crc32(request.node.nodeid.encode()):x}")
+
+
+def argv(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "monarch_hpc.cli", *arguments]

@@ -1,0 +1,83 @@
+"""`alloc` may be killed at any moment: every job has a record, or is cancelled by the next command."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+
+import pytest
+
+from monarch_hpc.testing import wait_until
+from tests.slurm.commands import Alice, alice
+
+__all__ = ["alice"]
+
+NUM_KILLS = 50
+AT_ONCE = 5
+# From the interpreter's start over sbatch to a job that waits, or whose agents report.
+LATEST_S = 2.0
+
+# sbatch as on a busy cluster. It does not die with its caller: slurmctld may work off a request later.
+SLOW_SBATCH = """#!/bin/bash
+trap '' HUP
+sleep 0.1
+/usr/bin/sbatch "$@"
+status=$?
+sleep 0.2
+exit $status
+"""
+
+
+def kill_one(process: subprocess.Popen[str], after_s: float) -> None:
+    """Kill *process* after so many seconds, unless it has ended by itself."""
+    try:
+        process.wait(after_s)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=30)
+
+
+def unrecorded(alice: Alice) -> set[str]:
+    """Return the jobs in the queue that `status` does not show as ours, after it did what is due."""
+    shown = {found["job_name"] for found in alice.status() if found["job_id"] is not None}
+    return {name for name, state in alice.jobs().items() if name not in shown and state != "COMPLETING"}
+
+
+@pytest.mark.slow
+def test_fifty_kills_at_random_moments_leak_no_job(alice: Alice) -> None:
+    tools = alice.folder / "bin"
+    alice.lab.run(
+        ["sh", "-c", f"mkdir -p {tools}; cat > {tools}/sbatch; chmod 755 {tools}/sbatch"], stdin=SLOW_SBATCH, check=True
+    )
+    path = alice.lab.run(["sh", "-c", "echo $PATH"]).stdout.strip()
+    # A fixed seed; the moments still vary with the machine's load, which is the point.
+    moments = random.Random(3)
+    for first in range(0, NUM_KILLS, AT_ONCE):
+        batch = []
+        for number in range(first, first + AT_ONCE):
+            slow = {"PATH": f"{tools}:{path}"} if number % 2 else {}
+            flags = ("--bg",) if number % 3 == 0 else ()
+            # The first four get hosts, the others wait for them: both lives are cut short.
+            batch.append(alice.start("alloc", f"k{number}", "-N", "1", "-t", "5", *flags, env=slow))
+        for process in batch:
+            with process:
+                kill_one(process, moments.uniform(0.0, LATEST_S / AT_ONCE))
+
+    records = alice.status()
+    with_job = [record for record in records if record["job_id"] is not None]
+    # The kills hit what they were meant to hit: before, and after, a job existed.
+    assert 5 <= len(with_job) <= NUM_KILLS - 5, [(record["name"], record["state"]) for record in records]
+    leaked = wait_until("jobs without a record to go", lambda: unrecorded(alice), 40, accept=lambda jobs: not jobs)
+    assert leaked == set()
+    ends = [json.loads(path.read_text()) for path in alice.state.glob("*/ended.json")]
+    assert [end for end in ends if end["reason"] == "who asked for it is gone"], ends
+
+    done = alice.run("release", "--all", timeout_s=120)
+    assert done.returncode == 0, done.stderr
+    assert alice.jobs() == {}
+    assert alice.status() == []
+    assert {host: alice.lab.processes("alice", host) for host in alice.lab.hosts} == {
+        host: [] for host in alice.lab.hosts
+    }

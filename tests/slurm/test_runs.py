@@ -1,0 +1,301 @@
+"""Runs on a real allocation: again and again, two at once, interrupted, on lost hosts, and out of strangers' reach."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from monarch_hpc.agent.sweep import RUN_COOKIE
+from monarch_hpc.agent.zygote import NO_RUN
+from monarch_hpc.testing import wait_until
+from monarch_hpc.testing.slurmlab import HostProcess, SlurmLab
+from tests.guards.tree import ROOT
+from tests.slurm.commands import Alice, alice
+
+__all__ = ["alice"]
+
+HOSTS = ("n1", "n2", "n3", "n4")
+DIGITS = str(ROOT / "examples" / "digits_ddp.py")
+HELLO = str(ROOT / "examples" / "hello_mesh.py")
+
+SLEEPER = """
+import os, time
+import monarch_hpc
+from monarch_hpc import Actor, endpoint
+
+class Sleeper(Actor):
+    @endpoint
+    def ready(self): return os.environ.get("CUDA_VISIBLE_DEVICES")
+    @endpoint
+    def sleep(self): time.sleep(600)
+
+procs = monarch_hpc.hosts().spawn_procs(per_host={"gpus": 2})
+sleepers = procs.spawn("sleeper", Sleeper)
+print("gpus", sorted(set(sleepers.ready.call().get().values())), flush=True)
+print("ready", flush=True)
+"""
+
+
+@pytest.fixture
+def held(alice: Alice) -> Iterator[Alice]:
+    """Alice with a ready allocation `dev` of four hosts."""
+    done = alice.run("alloc", "dev", "-N", "4", "-t", "30", "--gpus-per-node", "4")
+    assert done.returncode == 0, done.stderr
+    yield alice
+    done = alice.run("release", "--all")
+    assert done.returncode == 0, done.stderr
+    assert alice.jobs() == {}
+    assert {host: alice.lab.processes("alice", host) for host in HOSTS if alice.lab.is_up(host)} == {
+        host: [] for host in HOSTS if alice.lab.is_up(host)
+    }
+
+
+def write(alice: Alice, name: str, text: str) -> str:
+    path = alice.folder / name
+    alice.lab.run(["sh", "-c", 'mkdir -p "$(dirname "$0")" && cat > "$0"', str(path)], stdin=text, check=True)
+    return str(path)
+
+
+def steps(alice: Alice) -> list[str]:
+    """Her steps, but for the batch scripts."""
+    lines = alice.slurm("squeue", "--me", "-h", "-s", "-o", "%i %j").splitlines()
+    return sorted(line for line in lines if "batch" not in line)
+
+
+def until_said(process: HostProcess, words: str) -> str:
+    """Read what *process* prints up to a line with *words*."""
+    assert process.stdout is not None
+    said = ""
+    for line in process.stdout:
+        said += line
+        if words in line:
+            return said
+    raise AssertionError(f"never said {words!r}: {said}{process.stderr.read() if process.stderr else ''}")
+
+
+def procs_left(alice: Alice) -> list[str]:
+    """The procs of runs, on all hosts; agents and zygotes belong to no run."""
+    pattern = f"^{RUN_COOKIE}=" + "[0-9a-f]" * len(NO_RUN)
+    script = (
+        "for p in /proc/[0-9]*; do tr '\\0' '\\n' < $p/environ 2> /dev/null | "
+        f"grep '{pattern}' | grep -qv '={NO_RUN}' && echo $p; done; true"
+    )
+    hosts = [host for host in HOSTS if alice.lab.is_up(host)]
+    return [f"{host}{path}" for host in hosts for path in alice.lab.run(["sh", "-c", script], host=host).stdout.split()]
+
+
+def test_the_digits_three_times_with_everything_on_the_login_host_killed_between(held: Alice) -> None:
+    before = steps(held)
+    assert len(before) == 1 and before[0].endswith("agents")
+    for attempt in range(3):
+        done = held.run("run", "-a", "dev", DIGITS, timeout_s=240)
+        assert done.returncode == 0, done.stderr
+        (accuracy,) = re.findall(r"test accuracy ([\d.]+)%", done.stdout)
+        assert float(accuracy) >= 95.0
+        assert "hosts=4 x gpus=2" in done.stdout and done.stdout.count("images/s") == 12
+        assert steps(held) == before
+        if attempt == 1:  # in the middle of a run, too
+            running = held.start("run", "-a", "dev", write(held, "sleeper.py", SLEEPER + "sleepers.sleep.call().get()"))
+            until_said(running, "ready")
+            for pid, _ in held.lab.processes("alice", "login"):
+                os.kill(pid, signal.SIGKILL)
+            running.communicate(timeout=30)
+            wait_until("no proc of the killed run", lambda: procs_left(held), 30.0, accept=lambda left: not left)
+
+
+def test_hello_and_granted_gpus(held: Alice) -> None:
+    done = held.run("run", HELLO)
+    assert done.returncode == 0, done.stderr
+    assert "{hosts: 3, gpus: 1} hello, world, from n4" in done.stdout
+    assert "[r07 n4] about to greet world" in done.stdout
+    assert "caught: division by zero" in done.stdout
+    done = held.run("run", write(held, "gpus.py", SLEEPER))
+    # Two procs share four GPUs: each has its own two first, and can see its peers'.
+    assert "gpus ['0,1,2,3', '2,3,0,1']" in done.stdout
+
+
+def test_two_runs_at_once_and_ctrl_c_ends_one_of_them_only(held: Alice) -> None:
+    before = steps(held)
+    program = write(held, "sleeper.py", SLEEPER + "sleepers.sleep.call().get()")
+    first, second = (held.start("run", "-a", "dev", program) for _ in range(2))
+    for run in (first, second):
+        until_said(run, "ready")
+    (shown,) = held.status("dev")
+    assert isinstance(shown["runs"], list) and len(shown["runs"]) == 2
+    first.signal_group(signal.SIGINT)
+    first.communicate(timeout=30)
+    assert first.returncode == 130
+    assert second.poll() is None
+    assert held.run("run", "-a", "dev", HELLO).returncode == 0
+    second.signal_group(signal.SIGINT)
+    second.communicate(timeout=30)
+    assert second.returncode == 130
+    wait_until("no proc", lambda: procs_left(held), 30.0, accept=lambda left: not left)
+    assert steps(held) == before
+    (shown,) = held.status("dev")
+    assert (shown["state"], shown["runs"]) == ("ready", [])
+
+
+def test_a_host_without_power_fails_its_calls_and_the_next_run_goes_on_without_it(held: Alice) -> None:
+    text = SLEEPER + (
+        "try:\n    sleepers.sleep.call().get()\n"
+        "except (monarch_hpc.ActorDied, monarch_hpc.MeshError) as error:\n    print('caught', error, flush=True)\n"
+        "print('left', len(sleepers.slice(hosts=slice(0, 2)).ready.call().get(20)))\n"
+    )
+    run = held.start(
+        "run",
+        "-a",
+        "dev",
+        write(
+            held,
+            "lost.py",
+            text.replace("time.sleep(600)", "time.sleep(600 * (monarch_hpc.context().proc.host == 'n3'))"),
+        ),
+    )
+    until_said(run, "ready")
+    held.lab.kill_host("n3")
+    out, err = run.communicate(timeout=60)
+    assert run.returncode == 0, err
+    assert "n3" in out and "caught" in out and "left 4" in out
+    assert "host n3 is lost" in err
+    done = held.run("run", "-a", "dev", HELLO)
+    assert done.returncode == 0, done.stderr
+    assert "from n4" in done.stdout and "from n3" not in done.stdout
+
+
+def test_an_allocation_that_ends_under_a_run_says_how(alice: Alice) -> None:
+    assert alice.run("alloc", "dev", "-N", "2").returncode == 0
+    run = alice.start("run", "-a", "dev", write(alice, "sleeper.py", SLEEPER + "sleepers.sleep.call().get()"))
+    until_said(run, "ready")
+    alice.slurm("scancel", "--me")
+    _, err = run.communicate(timeout=60)
+    assert run.returncode == 72, err
+    assert "CANCELLED" in err
+    done = alice.run("run", "-a", "dev", HELLO)
+    assert done.returncode == 72
+    assert "CANCELLED" in done.stderr
+
+
+def test_other_versions_on_the_other_side_are_refused_with_both_named(held: Alice) -> None:
+    (path,) = held.shared.glob("*/ready.json")
+    ready = json.loads(path.read_text())
+    for change, words in (({"python": "3.9.1"}, "Python differs"), ({"package": "0.0.1"}, "monarch_hpc differs")):
+        path.write_text(json.dumps(ready | change))
+        done = held.run("run", "-a", "dev", HELLO)
+        assert done.returncode == 76
+        assert words in done.stderr and "agent.python" in done.stderr
+    path.write_text(json.dumps(ready))
+    assert held.run("run", "-a", "dev", HELLO).returncode == 0
+
+
+def test_a_batch_script_written_by_hand_trains_too(alice: Alice) -> None:
+    output = alice.folder / "digits.out"
+    write(alice, "digits.out", "")
+    script = str(ROOT / "examples" / "digits.sbatch")
+    environment = f"ALL,MONARCH_HPC_PATHS__SHARED={alice.shared}"
+    done = alice.lab.run(
+        ["sbatch", "--wait", f"--output={output}", f"--export={environment}", f"--chdir={ROOT}", script],
+        folder=ROOT,
+        timeout_s=300,
+    )
+    assert done.returncode == 0, output.read_text()
+    text = output.read_text()
+    assert "hosts=4 x gpus=2" in text
+    (accuracy,) = re.findall(r"test accuracy ([\d.]+)%", text)
+    assert float(accuracy) >= 95.0
+    assert {host: alice.lab.processes("alice", host) for host in HOSTS} == {host: [] for host in HOSTS}
+
+
+def test_another_user_reaches_nothing(held: Alice) -> None:
+    """Bob, on the login host and on the same hosts, with everything public about the allocation."""
+    lab = held.lab
+    run = held.start("run", "-a", "dev", write(held, "sleeper.py", SLEEPER + "sleepers.sleep.call().get()"))
+    until_said(run, "ready")
+    (directory,) = (path for path in held.shared.iterdir() if path.is_dir())
+    ready = json.loads((directory / "ready.json").read_text())
+    for path in (directory, held.state, *directory.iterdir(), *held.state.rglob("*.json")):
+        for host in ("login", "n1"):
+            assert lab.run(["cat", str(path)], user="bob", host=host).returncode != 0
+    attach = lab.run(
+        [sys.executable, "-m", "monarch_hpc.cli", "run", "--", "true"],
+        user="bob",
+        env={"MONARCH_HPC_DIRECTORY": str(directory)},
+    )
+    assert attach.returncode == 0 and "embedded" in attach.stderr  # he gets one of his own, not hers
+    listening = _listening(lab)
+    agents = [address for host in ready["hosts"] for address in host["addresses"]]
+    assert len(listening) >= len(agents) + 8
+    program = _STRANGER.replace("ADDRESSES", repr(listening)).replace("ALLOCATION", repr(ready["allocation"]))
+    for host in ("login", "n2"):
+        done = lab.run([sys.executable, "-c", program], user="bob", host=host, folder=Path("/"), timeout_s=120)
+        assert done.stdout.strip() == f"opened 0 of {3 * len(listening)}", done.stdout + done.stderr
+    assert run.poll() is None
+    assert held.run("run", "-a", "dev", HELLO).returncode == 0
+    run.signal_group(signal.SIGINT)
+    run.communicate(timeout=30)
+
+
+def _listening(lab: SlurmLab) -> list[str]:
+    """Every TCP address that a process of alice's listens on, anywhere."""
+    found = []
+    for host in ("login", *HOSTS):
+        table = lab.run(["ss", "-Hltnp"], host=host).stdout
+        for line in table.splitlines():
+            address = line.split()[3]
+            if "python" not in line:  # srun's own, or the lab's daemons
+                continue
+            assert not address.startswith(("0.0.0.0", "*", "[::]")), f"{host} listens everywhere: {line}"
+            found.append(f"tcp://{address}")
+    return found
+
+
+_STRANGER = """
+import os, pickle, socket
+from monarch_hpc.core.errors import TransportError
+from monarch_hpc.core.ids import Identity, Role, new_incarnation
+from monarch_hpc.transport.api import TransportLimits
+from monarch_hpc.transport.engine import Engine
+from monarch_hpc.transport.node import Node
+
+class Silent:
+    def on_channel(self, channel): pass
+    def on_frame(self, channel, frame): print("heard", frame)
+    def on_lost(self, channel, error): pass
+
+class Bomb:
+    def __reduce__(self):
+        return os.system, ("touch /tmp/exploded",)
+
+opened = tried = 0
+engine = Engine()
+engine.start()
+for address in ADDRESSES:
+    for key in (bytes(32), os.urandom(32)):
+        identity = Identity(ALLOCATION, Role.CONTROLLER, "bob", new_incarnation())
+        node = Node(engine, identity, key, Silent(), TransportLimits(5.0, 8, 2**20, 2**20, 5.0))
+        tried += 1
+        try:
+            node.connect([address])
+            opened += 1
+        except TransportError:
+            pass
+        node.close("done")
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    tried += 1
+    with socket.create_connection((host, int(port)), 5) as sock:
+        sock.settimeout(20)
+        try:
+            sock.sendall(pickle.dumps(Bomb()) * 20)
+            opened += bool(sock.recv(1))
+        except ConnectionError:
+            pass
+engine.close()
+print("opened", opened, "of", tried)
+"""

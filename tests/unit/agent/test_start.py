@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+
+import pytest
+
+from monarch_hpc.agent.output import MAX_LINE_BYTES, LineSplitter
+from monarch_hpc.agent.reap import Exit
+from monarch_hpc.agent.start import ProcOrder, ProcStart, parse_order, proc_environment, render_order
+from monarch_hpc.agent.sweep import cookies, has_entries
+from monarch_hpc.transport.api import TransportLimits
+
+START = ProcStart(
+    allocation="a" * 32,
+    run="12345678",
+    mesh=1,
+    rank=3,
+    num_ranks=8,
+    local_rank=1,
+    per_host=2,
+    host_rank=1,
+    host_name="n2",
+    key=bytes(range(32)),
+    listen_hosts=["10.1.0.7"],
+    gpus=["1", "0"],
+    hello_fd=-1,
+    spin_s=0.0,
+    limits=TransportLimits(5.0, 64, 1 << 33, 1 << 26, 3.0),
+)
+ORDER = ProcOrder([START], {"MINE": "é\n$x"}, ["/here"], "/here", "CUDA_VISIBLE_DEVICES")
+
+
+def test_an_order_survives_the_way_to_the_zygote() -> None:
+    assert parse_order(json.dumps(render_order(ORDER))) == ORDER
+
+
+def test_a_procs_environment() -> None:
+    inherited = {
+        "PATH": "/bin",
+        "SLURM_JOB_ID": "7",
+        "CUDA_VISIBLE_DEVICES": "0,1",
+        "MONARCH_HPC_RUN_COOKIE": "00000000",
+        # All that tells MPI or Slurm that it is a task of the agents' step.
+        "PMI_RANK": "0",
+        "PMIX_RANK": "0",
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEPID": "0",
+        "SLURM_PROCID": "1",
+        "SLURM_LOCALID": "0",
+        "SLURM_NTASKS": "4",
+        "SLURM_CPU_BIND_TYPE": "none",
+        "SLURM_SRUN_COMM_PORT": "1",
+        "SLURM_GTIDS": "1",
+    }
+    assert proc_environment(inherited, ORDER, START) == {
+        "PATH": "/bin",
+        "SLURM_JOB_ID": "7",
+        "CUDA_VISIBLE_DEVICES": "1,0",
+        "MINE": "é\n$x",
+        "MONARCH_HPC_COOKIE": "a" * 32,
+        "MONARCH_HPC_HOST": "1",
+        "MONARCH_HPC_RUN_COOKIE": "12345678",
+    }
+
+
+def test_a_host_without_gpus_sets_no_variable() -> None:
+    start = dataclasses.replace(START, gpus=[])
+    assert "CUDA_VISIBLE_DEVICES" not in proc_environment({}, ORDER, start)
+
+
+def test_cookies_are_whole_entries() -> None:
+    entries = cookies("a" * 32, 1, "12345678")
+    environ = b"\0".join([b"PATH=/bin", *entries, b""])
+    assert has_entries(environ, entries)
+    assert not has_entries(environ, cookies("a" * 32, 1, "1234567"))
+    assert not has_entries(environ, cookies("a" * 32, 11))
+    assert has_entries(environ, cookies("a" * 32))
+    assert not has_entries(b"", cookies("a" * 32))
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        (Exit(0, None), "exit code 0"),
+        (Exit(3, None), "exit code 3"),
+        (Exit(None, 9), "signal 9 (SIGKILL)"),
+        (Exit(None, int(signal.SIGRTMIN) + 1), f"signal {int(signal.SIGRTMIN) + 1} (real-time signal)"),
+        (Exit(None, 9, oom=True), "out of memory: the kernel killed it with signal 9 (SIGKILL)"),
+    ],
+)
+def test_an_end_in_words(how: Exit, words: str) -> None:
+    assert str(how) == words
+
+
+def test_lines_are_put_together_from_chunks() -> None:
+    splitter = LineSplitter()
+    assert splitter.feed(b"one\ntw") == ["one"]
+    assert splitter.feed(b"o\n\nthr") == ["two", ""]
+    assert splitter.feed(b"ee") == []
+    assert splitter.flush() == ["three"]
+    assert splitter.flush() == []
+
+
+def test_bytes_that_are_no_text_are_replaced() -> None:
+    assert LineSplitter().feed(b"a\xffb\xc3\xa9\n") == ["a\ufffdb\u00e9"]
+
+
+def test_a_character_may_be_split_between_chunks() -> None:
+    splitter = LineSplitter()
+    assert splitter.feed(b"\xc3") == []
+    assert splitter.feed(b"\xa9\n") == ["é"]
+
+
+def test_an_endless_line_is_cut() -> None:
+    splitter = LineSplitter()
+    pieces = splitter.feed(b"x" * MAX_LINE_BYTES) + splitter.feed(b"x" * MAX_LINE_BYTES)
+    pieces += splitter.feed(b"y\n")
+    assert [len(piece) for piece in pieces] == [MAX_LINE_BYTES, MAX_LINE_BYTES, 1]
