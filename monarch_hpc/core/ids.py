@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-import secrets
+import os
 from dataclasses import dataclass
 
 __all__ = ["Identity", "Role", "new_allocation_id", "new_incarnation", "new_run_id"]
@@ -39,14 +39,14 @@ class Identity:
 
 def new_incarnation() -> int:
     """Draw the number of a new life: 64 random bits, never 0, which stands for "whichever"."""
-    return secrets.randbits(64) or 1
+    return int.from_bytes(os.urandom(8), "little") or 1
 
 
 def new_allocation_id() -> str:
     """Draw a new allocation's identity: 32 hexadecimal digits."""
-    return secrets.token_hex(16)
+    return os.urandom(16).hex()
 
 
 def new_run_id() -> str:
     """Draw a new run's identity: 8 hexadecimal digits, unique within its allocation."""
-    return secrets.token_hex(4)
+    return os.urandom(4).hex()

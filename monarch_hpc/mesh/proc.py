@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import secrets
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
@@ -12,6 +11,7 @@ from monarch_hpc.actor.endpoint import Actor, check_arguments
 from monarch_hpc.actor.payload import view_of
 from monarch_hpc.actor.runtime import ProcRef, Runtime
 from monarch_hpc.core.errors import ActorDied, TransportError
+from monarch_hpc.core.ids import new_incarnation
 from monarch_hpc.core.shape import Region
 from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.mesh.view import MeshView
@@ -72,7 +72,7 @@ class ProcMesh(MeshView):
             raise TypeError(f"spawn takes a subclass of Actor, not {cls!r}")
         check_arguments(f"{cls.__name__}.__init__", inspect.signature(cls.__init__), args, kwargs)
         body, buffers = dumps((name, view_of(self._region), cls, args, kwargs))
-        actor = secrets.randbits(63) or 1
+        actor = new_incarnation()
         for proc in self.procs:
             try:
                 self._runtime.spawn(proc, actor, body, buffers)

@@ -1,0 +1,127 @@
+"""The I/O engine: whoever waits drives, and nobody is left asleep."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from monarch_hpc.actor.future import Future
+from monarch_hpc.transport.engine import Engine, Signal
+
+_PATIENCE_S = 20.0
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    engine = Engine()
+    engine.start()
+    yield engine
+    engine.close()
+
+
+def test_a_waiting_thread_runs_the_callbacks_itself(engine: Engine) -> None:
+    read_fd, write_fd = os.pipe()
+    seen: list[int] = []
+    signal = Signal(engine)
+
+    def on_ready(_mask: int) -> None:
+        os.read(read_fd, 1)
+        seen.append(threading.get_ident())
+        if len(seen) == 50:
+            signal.set()
+        else:
+            os.write(write_fd, b"x")
+
+    engine.call_soon(lambda: engine.watch(read_fd, on_ready))
+    engine.call_later(0.05, lambda: os.write(write_fd, b"x"))  # by then this thread waits
+    assert signal.wait(_PATIENCE_S)
+    assert seen[-1] == threading.get_ident()
+    engine.unwatch(read_fd)
+    os.close(read_fd)
+    os.close(write_fd)
+
+
+def test_callbacks_run_when_nobody_waits(engine: Engine) -> None:
+    done = threading.Event()
+    engine.call_soon(done.set)
+    assert done.wait(_PATIENCE_S)
+    later = threading.Event()
+    engine.call_later(0.01, later.set)
+    assert later.wait(_PATIENCE_S)
+
+
+def test_timers_run_in_order_and_cancelled_ones_do_not(engine: Engine) -> None:
+    ran: list[str] = []
+    signal = Signal(engine)
+    engine.call_later(0.02, lambda: ran.append("second"))
+    engine.call_later(0.01, lambda: ran.append("first"))
+    engine.call_later(0.015, lambda: ran.append("never")).cancel()
+    engine.call_later(0.03, signal.set)
+    assert signal.wait(_PATIENCE_S)
+    assert ran == ["first", "second"]
+
+
+def test_a_wait_ends_at_its_time_and_can_be_repeated(engine: Engine) -> None:
+    signal = Signal(engine)
+    assert not signal.wait(0.01)
+    signal.set()
+    assert signal.wait(0.0)
+
+
+def test_a_signal_from_another_thread_wakes_every_waiter(engine: Engine) -> None:
+    signals = [Signal(engine) for _ in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        waits = [pool.submit(signal.wait, _PATIENCE_S) for signal in signals]
+        for signal in reversed(signals):
+            signal.set()
+        assert all(wait.result(_PATIENCE_S) for wait in waits)
+
+
+def test_many_threads_hand_the_driving_on_without_losing_a_wake_up(engine: Engine) -> None:
+    """Each thread waits for its own future, completed by another one: any lost wake-up hangs the chain."""
+    num_threads, num_rounds = 6, 300
+    futures = [[Future[int](engine) for _ in range(num_rounds)] for _ in range(num_threads)]
+
+    def follow(number: int) -> int:
+        total = 0
+        for turn in range(num_rounds):
+            futures[(number + 1) % num_threads][turn].set_result(turn)
+            total += futures[number][turn].get(_PATIENCE_S)
+        return total
+
+    with ThreadPoolExecutor(num_threads) as pool:
+        totals = list(pool.map(follow, range(num_threads)))
+    assert totals == [num_rounds * (num_rounds - 1) // 2] * num_threads
+
+
+def test_a_broken_callback_stops_nothing(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    signal = Signal(engine)
+    engine.call_soon(lambda: [][0])
+    engine.call_soon(signal.set)
+    assert signal.wait(_PATIENCE_S)
+    assert "a callback of the I/O engine failed" in caplog.text
+
+
+def test_an_idle_engine_uses_no_cpu(engine: Engine) -> None:
+    signal = Signal(engine)
+    engine.call_later(1.0, signal.set)
+    before_s = time.process_time()
+    assert signal.wait(_PATIENCE_S)
+    assert time.process_time() - before_s < 0.1
+
+
+def test_closing_wakes_those_who_wait() -> None:
+    engine = Engine()
+    engine.start()
+    future: Future[int] = Future(engine)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(future.get)
+        engine.call_later(0.01, lambda: None)
+        engine.close()
+        with pytest.raises(RuntimeError, match="closed while a call was under way"):
+            waiting.result(_PATIENCE_S)

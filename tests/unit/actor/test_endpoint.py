@@ -1,0 +1,59 @@
+"""What `@endpoint` marks, and what it refuses before anything is sent."""
+
+from __future__ import annotations
+
+import pytest
+
+from monarch_hpc.actor.endpoint import Actor, endpoint, endpoints_of
+
+
+class Base(Actor):
+    @endpoint
+    def one(self, x: int, y: int = 2, *, z: int = 3) -> int:
+        """Add."""
+        return x + y + z
+
+    @endpoint
+    def two(self) -> None: ...
+
+    def hidden(self) -> None: ...
+
+
+class Derived(Base):
+    @endpoint
+    async def three(self, *numbers: int) -> int:
+        return sum(numbers)
+
+    def two(self) -> None:  # type: ignore[override]
+        """No endpoint any more."""
+
+
+def test_endpoints_are_found_with_those_of_the_bases() -> None:
+    assert sorted(endpoints_of(Base)) == ["one", "two"]
+    assert sorted(endpoints_of(Derived)) == ["one", "three"]
+    assert endpoints_of(Derived)["three"].is_async and not endpoints_of(Derived)["one"].is_async
+
+
+def test_inside_the_actor_an_endpoint_is_a_method() -> None:
+    assert Derived().one(1, z=0) == 3
+    assert Base.one.__doc__ == "Add."
+
+
+@pytest.mark.parametrize(("args", "kwargs"), [((1,), {}), ((1, 2), {}), ((1,), {"z": 1}), ((), {"x": 1})])
+def test_arguments_that_fit_pass(args: tuple[int, ...], kwargs: dict[str, object]) -> None:
+    for _ in range(2):
+        Base.one.check(args, kwargs)
+
+
+@pytest.mark.parametrize(("args", "kwargs"), [((), {}), ((1, 2, 3), {}), ((1,), {"x": 1}), ((1,), {"w": 1})])
+def test_arguments_that_do_not_fit_are_refused_with_the_signature(
+    args: tuple[int, ...], kwargs: dict[str, object]
+) -> None:
+    for _ in range(2):
+        with pytest.raises(TypeError, match=r"^one\(self, x: 'int', y: 'int' = 2, \*, z: 'int' = 3\)"):
+            Base.one.check(args, kwargs)
+
+
+def test_only_functions_are_marked() -> None:
+    with pytest.raises(TypeError, match="@endpoint marks methods"):
+        endpoint(3)  # type: ignore[arg-type]
