@@ -134,7 +134,12 @@ def on_the_lab(folder: Path) -> None:
             begun_s = time.time()
             return float(lab.run([sys.executable, str(program)], timeout_s=60).stdout) - begun_s
 
-        _row("run on a warm allocation to the script's first line", _median_s(to_first_line), "python alone", _median_s(bare))
+        _row(
+            "run on a warm allocation to the script's first line",
+            _median_s(to_first_line),
+            "python alone",
+            _median_s(bare),
+        )
         lab.run([command, "release", "bench"], timeout_s=60)
 
 

@@ -26,13 +26,12 @@ if TYPE_CHECKING:
         SpawnError,
     )
     from monarch_hpc.core.shape import Extent, Point
+    from monarch_hpc.core.version import __version__
     from monarch_hpc.mesh.actors import ActorMesh
     from monarch_hpc.mesh.host import HostMesh, hosts
     from monarch_hpc.mesh.proc import ProcMesh
     from monarch_hpc.mesh.spmd import spmd
     from monarch_hpc.mesh.value import ValueMesh
-
-__version__ = "0.1.0"
 
 _HOMES = {
     "Actor": "actor.endpoint",
@@ -52,6 +51,7 @@ _HOMES = {
     "ProcMesh": "mesh.proc",
     "SpawnError": "core.errors",
     "ValueMesh": "mesh.value",
+    "__version__": "core.version",
     "context": "actor.context",
     "current_actor_name": "actor.context",
     "current_rank": "actor.context",
@@ -79,6 +79,7 @@ __all__ = [
     "ProcMesh",
     "SpawnError",
     "ValueMesh",
+    "__version__",
     "context",
     "current_actor_name",
     "current_rank",

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import monarch_hpc
 from monarch_hpc.core.errors import AllocationError, ConfigError, VersionMismatch
 from monarch_hpc.core.files import private_dir, read_json, read_private, write_json
+from monarch_hpc.core.version import __version__
 from monarch_hpc.wire.frames import PROTOCOL
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def render_ready(allocation: str, job_id: int | None, hosts: list[HostEntry], mi
         "schema": _SCHEMA,
         "allocation": allocation,
         "protocol": PROTOCOL,
-        "package": monarch_hpc.__version__,
+        "package": __version__,
         "python": platform.python_version(),
         "job_id": job_id,
         "hosts": [
@@ -200,8 +200,8 @@ def check_allocation(directory: Path) -> Ready:
     there = f"on {ready.hosts.get(0, 'the head')}"
     if ready.protocol != PROTOCOL:
         raise VersionMismatch("the protocol", str(PROTOCOL), f"{ready.protocol} {there}")
-    if ready.package != monarch_hpc.__version__:
-        raise VersionMismatch("monarch_hpc", monarch_hpc.__version__, f"{ready.package} {there}")
+    if ready.package != __version__:
+        raise VersionMismatch("monarch_hpc", __version__, f"{ready.package} {there}")
     here = platform.python_version()
     if ready.python.split(".")[:2] != here.split(".")[:2]:
         raise VersionMismatch("Python", f"{here} ({sys.executable})", f"{ready.python} {there}")

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import monarch_hpc
 from monarch_hpc.agent import bootstrap, cgroup
 from monarch_hpc.agent.agent import Agent, Place
 from monarch_hpc.agent.grant import Grant
@@ -26,6 +25,7 @@ from monarch_hpc.config import Config
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.errors import ConfigError, FrameError, TransportError
 from monarch_hpc.core.ids import Identity, Role, new_incarnation
+from monarch_hpc.core.version import __version__
 from monarch_hpc.supervision.lease import Lease, Life
 from monarch_hpc.transport.api import Channel
 from monarch_hpc.transport.engine import Engine
@@ -89,7 +89,7 @@ class Service:
             addresses=self._node.listen(listen_hosts),
             pid=os.getpid(),
             python=platform.python_version(),
-            package=monarch_hpc.__version__,
+            package=__version__,
             cpus=grant.cpus,
             gpus=grant.gpus,
             memory_bytes=grant.memory_bytes,

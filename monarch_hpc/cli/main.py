@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from monarch_hpc import __version__
 from monarch_hpc.cli.output import Format, Output, plain
 from monarch_hpc.core.errors import InternalError, MonarchError
+from monarch_hpc.core.version import __version__
 
 if TYPE_CHECKING:
     from monarch_hpc.config.load import Loaded

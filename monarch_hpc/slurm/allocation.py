@@ -170,7 +170,7 @@ class Allocations:
 
         Args:
             record: one with a job.
-            tell: called with each new sight of it.
+            tell: called after each look.
             stop: asked between two looks; True ends the wait early, with the allocation as it is.
 
         Raises:
@@ -180,7 +180,6 @@ class Allocations:
         """
         slurm = self._config.slurm
         life = Life(slurm.bootstrap_s)
-        told: Life | None = None
         interval_s = slurm.poll_min_s
         poll = Deadline(0.0)
         while not stop():
@@ -195,9 +194,7 @@ class Allocations:
                 interval_s = min(interval_s * 1.5, slurm.poll_max_s) if life.granted is None else slurm.poll_max_s
             if life.stage is Stage.ENDED:
                 raise self._job_failed(record, life)
-            if life != told:
-                tell(life)
-                told = life
+            tell(life)
             if life.stage is Stage.READY:
                 return life
             if life.overdue(time.time()):

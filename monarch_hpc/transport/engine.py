@@ -96,6 +96,7 @@ class Engine:
         self._polling = False  # the driver may be asleep in the kernel
         self._waiters: list[_Sleeper] = []
         self._waiters_lock = _thread.allocate_lock()
+        self._poke_lock = _thread.allocate_lock()
         self._local = threading.local()
         self._closing = False
         self._background_bed = _Sleeper()
@@ -125,8 +126,9 @@ class Engine:
             self._release()
 
     def _release(self) -> None:
-        self._epoll.close()
-        os.close(self._wake_fd)
+        with self._poke_lock:
+            self._epoll.close()
+            os.close(self._wake_fd)
         self._callbacks.clear()
 
     @property
@@ -173,8 +175,10 @@ class Engine:
             self._poke()
 
     def _poke(self) -> None:
-        if not self._epoll.closed:
-            os.eventfd_write(self._wake_fd, 1)
+        # Locked against `close`: the number of a closed descriptor may be somebody else's by now.
+        with self._poke_lock:
+            if not self._epoll.closed:
+                os.eventfd_write(self._wake_fd, 1)
 
     # ---- driving ----
 

@@ -13,9 +13,9 @@ import platform
 import struct
 import sys
 
-from monarch_hpc import __version__
 from monarch_hpc.core.errors import AuthenticationError, VersionMismatch
 from monarch_hpc.core.ids import Identity, Role
+from monarch_hpc.core.version import __version__
 from monarch_hpc.transport.api import Peer
 from monarch_hpc.transport.noise import PUBLIC_BYTES, TAG_BYTES, Cipher, Initiator, Responder
 from monarch_hpc.wire.frames import PROTOCOL

@@ -7,9 +7,9 @@ import platform
 
 import pytest
 
-from monarch_hpc import __version__
 from monarch_hpc.core.errors import AuthenticationError, VersionMismatch
 from monarch_hpc.core.ids import Identity, Role
+from monarch_hpc.core.version import __version__
 from monarch_hpc.transport.handshake import ANSWER_BYTES, HELLO_BYTES, Accepting, Dialing, check_versions
 
 _KEY = bytes(range(32))
