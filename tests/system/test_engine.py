@@ -37,8 +37,11 @@ def test_a_waiting_thread_runs_the_callbacks_itself(engine: Engine) -> None:
         else:
             os.write(write_fd, b"x")
 
+    def begin() -> None:
+        os.write(write_fd, b"x")
+
     engine.call_soon(lambda: engine.watch(read_fd, on_ready))
-    engine.call_later(0.05, lambda: os.write(write_fd, b"x") and None)  # by then this thread waits
+    engine.call_later(0.05, begin)  # by then this thread waits
     assert signal.wait(_PATIENCE_S)
     assert seen[-1] == threading.get_ident()
     engine.unwatch(read_fd)
