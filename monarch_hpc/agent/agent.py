@@ -187,7 +187,14 @@ class Agent:
                 ours.append(read)
                 theirs.append(write)
             procs: list[_Proc] = []
-            request = ProcOrder(starts, order.environment, order.sys_path, order.cwd, self._place.grant.gpu_variable)
+            request = ProcOrder(
+                starts=starts,
+                environment=order.environment,
+                sys_path=order.sys_path,
+                cwd=order.cwd,
+                umask=order.umask,
+                gpu_variable=self._place.grant.gpu_variable,
+            )
             self._zygotes.spawn(order.preload, request, theirs, lambda outcome: self._forked(procs, outcome))
         except OSError:
             for fd in ours:

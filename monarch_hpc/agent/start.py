@@ -72,6 +72,7 @@ class ProcOrder:
         environment: variables that replace or join the agent's.
         sys_path: the controller's import path.
         cwd: its working directory; used where it exists.
+        umask: its file mode mask: what actors write is as open as the user wants it.
         gpu_variable: the variable that carries `ProcStart.gpus`.
     """
 
@@ -79,6 +80,7 @@ class ProcOrder:
     environment: dict[str, str]
     sys_path: list[str]
     cwd: str
+    umask: int
     gpu_variable: str
 
 

@@ -204,6 +204,7 @@ def _settle(order: ProcOrder, start: ProcStart, agent_pid: int) -> None:
     os.environ.update(environment)
     with contextlib.suppress(OSError):  # it is the controller's; a host may not have it
         os.chdir(order.cwd)
+    os.umask(order.umask)
     sys.path[:0] = [path or order.cwd for path in order.sys_path if path not in sys.path]
     sys.argv = [f"proc {start.rank}"]
     # Fresh objects: those of the zygote remember that they were made on a file, and seek.

@@ -151,6 +151,7 @@ class Controller(Runtime):
             preload=[*config.preload, *(module for module in preload if module not in config.preload)],
             sys_path=[str(Path(entry or ".").resolve()) for entry in sys.path],
             cwd=str(Path.cwd()),
+            umask=_umask(),
             gpu_visible=config.gpu_visible,
             deadline_s=config.start_s,
         )
@@ -345,6 +346,12 @@ class Controller(Runtime):
         if output.dropped:
             text += f"{prefix}... {output.dropped} lines left out here; the run's log files have them\n"
         self._printer.put(stream, text)
+
+
+def _umask() -> int:
+    """This process's file mode mask; `os.umask` could only tell it by changing it for all threads."""
+    status = Path("/proc/self/status").read_text()
+    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("Umask:")), 8)
 
 
 class _Printer:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from monarch_hpc.core.errors import AllocationError, ConfigError
 from monarch_hpc.core.files import private_dir, read_json, write_json
-from monarch_hpc.slurm.owner import Owner
+from monarch_hpc.slurm.owner import Owner, owner_lives
 from monarch_hpc.slurm.parse import QueueRow, parse_queue
 
 __all__ = ["Ended", "Record", "Registry", "Snapshot"]
@@ -274,6 +274,11 @@ def check_name(name: str) -> None:
 
 def _in_use(holder: Record) -> str:
     owner = holder.owner
+    if holder.job_id is None and owner_lives(owner) is False:
+        return (
+            "the command that asked for it died a moment ago, and its job may yet appear; the name is free again "
+            "half a minute after that command began"
+        )
     what = f"job {holder.job_id}" if holder.job_id else f"being submitted by process {owner.pid} on {owner.host}"
     return (
         f"exists already ({what}); use it with 'monarch-hpc run -a {holder.name} SCRIPT', give it back with "

@@ -139,6 +139,7 @@ class SpawnProcs(Message):
         preload: modules that the zygote imports before it forks.
         sys_path: the controller's import path.
         cwd: the controller's working directory.
+        umask: the controller's; the agents' own keeps everybody else out.
         gpu_visible: ``own-first``, ``own`` or ``all``; see config key `procs.gpu_visible`.
         deadline_s: seconds until a proc must have reported.
     """
@@ -153,6 +154,7 @@ class SpawnProcs(Message):
     preload: list[str]
     sys_path: list[str]
     cwd: str
+    umask: int
     gpu_visible: str
     deadline_s: float
 

@@ -149,6 +149,7 @@ class Client:
                 preload=preload or [],
                 sys_path=[],
                 cwd=os.getcwd(),
+                umask=0o022,
                 gpu_visible="own-first",
                 deadline_s=deadline_s,
             )

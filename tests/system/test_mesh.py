@@ -104,6 +104,12 @@ class Probe(Actor):
         return os.getpid()
 
     @endpoint
+    def mask(self) -> int:
+        mask = os.umask(0)
+        os.umask(mask)
+        return mask
+
+    @endpoint
     def environment(self, name: str) -> str | None:
         return os.environ.get(name)
 
@@ -326,6 +332,9 @@ def test_procs_get_the_environment_and_the_shape_they_were_asked_for(hosts: Host
         assert procs.sizes == {"hosts": 1, "a": 2, "b": 1}
         mesh = procs.spawn("probe", Probe)
         assert set(mesh.environment.call("COLOUR").get(_PATIENCE_S).values()) == {"red"}
+        mask = os.umask(0o022)
+        os.umask(mask)
+        assert set(mesh.mask.call().get(_PATIENCE_S).values()) == {mask}  # the user's, not the agent's
         assert {value[2] for value in mesh.where.call().get(_PATIENCE_S).values()} == {"local1"}
 
 

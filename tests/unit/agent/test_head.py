@@ -99,7 +99,9 @@ def entry(rank: int) -> HostEntry:
 
 def spawn(run: str, mesh: int, hosts: list[int], per_host: int = 1) -> SpawnProcs:
     first = [index * per_host for index in range(len(hosts))]
-    return SpawnProcs(run, mesh, hosts, first, per_host, per_host * len(hosts), {}, [], [], "/", "own-first", 60.0)
+    return SpawnProcs(
+        run, mesh, hosts, first, per_host, per_host * len(hosts), {}, [], [], "/", 0o022, "own-first", 60.0
+    )
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ START = ProcStart(
     spin_s=0.0,
     limits=TransportLimits(5.0, 64, 1 << 33, 1 << 26, 3.0),
 )
-ORDER = ProcOrder([START], {"MINE": "é\n$x"}, ["/here"], "/here", "CUDA_VISIBLE_DEVICES")
+ORDER = ProcOrder([START], {"MINE": "é\n$x"}, ["/here"], "/here", 0o022, "CUDA_VISIBLE_DEVICES")
 
 
 def test_an_order_survives_the_way_to_the_zygote() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from monarch_hpc.core.errors import AllocationError, ConfigError
-from monarch_hpc.slurm.owner import current_owner, owner_lives
+from monarch_hpc.slurm.owner import Owner, current_owner, owner_lives
 from monarch_hpc.slurm.registry import Ended, Record, Registry, Snapshot
 from tests.unit.slurm.makers import ALICE, record, row
 
@@ -20,10 +21,13 @@ def registry(tmp_path: Path) -> Registry:
     return Registry(tmp_path / "state")
 
 
-def make(registry: Registry, number: int, name: str = "dev", created_s: float | None = None) -> Record:
+def make(
+    registry: Registry, number: int, name: str = "dev", created_s: float | None = None, owner: Owner = ALICE
+) -> Record:
     made = record(
         allocation=f"{number:08x}" + "0" * 24,
         name=name,
+        owner=owner,
         directory=registry.root.parent / f"{number:08x}",
         created_s=1000.0 + number if created_s is None else created_s,
     )
@@ -65,6 +69,16 @@ def test_a_live_name_is_refused_and_says_how_to_use_or_release_it(registry: Regi
     assert registry.records() == (first,)
     registry.close(first, ENDED)
     assert make(registry, 3).name == "dev"
+
+
+def test_a_name_whose_owner_just_died_says_when_it_is_free(registry: Registry) -> None:
+    me = current_owner()
+    make(registry, 1, owner=replace(me, start_ticks=me.start_ticks + 1))
+    with pytest.raises(AllocationError, match="died a moment ago"):
+        make(registry, 2)
+    make(registry, 3, "other", owner=me)
+    with pytest.raises(AllocationError, match=f"being submitted by process {me.pid} on "):
+        make(registry, 4, "other")
 
 
 def test_a_claim_whose_record_is_gone_is_free(registry: Registry) -> None:
