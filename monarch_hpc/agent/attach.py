@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from monarch_hpc.agent.bootstrap import Ready, check_allocation, read_key
+from monarch_hpc.agent.relay import SlurmRelay
 from monarch_hpc.agent.settings import read_config, transport_limits
 from monarch_hpc.core.errors import AllocationError, ConfigError, TransportError
 from monarch_hpc.core.ids import Identity, Role, new_incarnation
@@ -54,9 +55,17 @@ def attach(directory: Path, role: Role, listener: Listener, engine: Engine) -> A
     """
     ready = check_allocation(directory)
     key = read_key(directory)
+    config = read_config(directory)
+    relay = None
+    if ready.job_id is not None:
+        relay = SlurmRelay(engine, ready.job_id, ready.hosts[0], config.agent.python, directory / "ended.json")
     identity = Identity(ready.allocation, role, platform.node(), new_incarnation())
-    node = Node(engine, identity, key, listener, transport_limits(read_config(directory)))
-    return Attachment(ready, node, node.connect(ready.addresses))
+    node = Node(engine, identity, key, listener, transport_limits(config), relay)
+    try:
+        return Attachment(ready, node, node.connect(ready.addresses))
+    except TransportError:
+        node.close("the head cannot be reached")
+        raise
 
 
 def query_status(directory: Path, timeout_s: float) -> dict[str, list[dict[str, object]]] | None:

@@ -127,6 +127,8 @@ class TransportConfig:
     max_frame_bytes: int
     send_queue_bytes: int
     connect_s: float
+    relay_after_s: float
+    relay_s: float
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ __all__ = [
     "merge_options",
     "partitions_argv",
     "queue_argv",
+    "relay_argv",
     "release_argv",
     "reservations_argv",
     "scrubbed",
@@ -106,6 +107,18 @@ def show_job_argv(job_id: int) -> tuple[str, ...]:
 def release_argv(job_id: int) -> tuple[str, ...]:
     """End a job: SIGTERM to all of it, SIGKILL after the site's KillWait."""
     return ("scancel", str(job_id))
+
+
+def relay_argv(job_id: int, host: str, command: Sequence[str]) -> tuple[str, ...]:
+    """Run *command* on one host of a job, its input and output joined to ours byte for byte.
+
+    Never on more than one host: where steps get network identifiers, those of wider ones may run out.
+    """
+    return (
+        *("srun", f"--jobid={job_id}", f"--nodelist={host}", "--nodes=1", "--ntasks=1", "--job-name=relay"),
+        *("--overlap", "--mem=0", "--cpu-bind=none", "--mpi=none", "--export=ALL", "--unbuffered", "--quiet"),
+        *command,
+    )
 
 
 def partitions_argv() -> tuple[str, ...]:

@@ -19,7 +19,7 @@ class Peer:
     Attributes:
         python: ``major.minor.micro`` of its interpreter.
         package: version of its monarch_hpc.
-        address: where it is, as ``tcp://address:port``.
+        address: where it is, as ``tcp://address:port``, or ``relay+tcp://address:port``.
     """
 
     role: Role
@@ -43,6 +43,8 @@ class TransportLimits:
     max_frame_bytes: int
     send_queue_bytes: int
     connect_s: float
+    relay_after_s: float
+    relay_s: float
 
 
 class Channel(Protocol):

@@ -217,6 +217,9 @@ class Engine:
         finally:
             with self._waiters_lock:
                 self._waiters.remove(bed)
+            # Whoever left woke us to drive; if we need not, somebody else must.
+            if not self._driver:
+                self._pass_on(None)
 
     def wake_waiters(self) -> None:
         """Make waiting threads look at their condition again; cheap when nobody waits."""
@@ -248,6 +251,10 @@ class Engine:
         self._driver = 0
         self._left_s = self.clock()
         self._drive.release()
+        self._pass_on(bed)
+
+    def _pass_on(self, bed: _Sleeper | None) -> None:
+        """Wake one who can drive now, other than the owner of *bed*."""
         if len(self._waiters) > (bed is not None):
             with self._waiters_lock:
                 others = [other for other in self._waiters if other is not bed]

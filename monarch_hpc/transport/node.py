@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 
 from monarch_hpc.core.errors import AuthenticationError, PeerLost, TransportError, VersionMismatch
 from monarch_hpc.core.ids import Identity
+from monarch_hpc.transport.address import render_address
 from monarch_hpc.transport.api import Channel, Listener, Peer, TransportLimits
-from monarch_hpc.transport.dial import Done, Race, render_address, tune
+from monarch_hpc.transport.dial import Done, Opener, Race, tune
 from monarch_hpc.transport.engine import Engine, Signal, Timer
 from monarch_hpc.transport.handshake import HELLO_BYTES, Accepting, Dialing, check_versions
 from monarch_hpc.transport.noise import Cipher
@@ -28,10 +29,17 @@ class Node:
     Args:
         key: the allocation's key, 32 bytes.
         listener: told of channels that others open, of frames, and of lost channels.
+        relay: the way around where peers cannot be dialled from here; closed with the node.
     """
 
     def __init__(
-        self, engine: Engine, identity: Identity, key: bytes, listener: Listener, limits: TransportLimits
+        self,
+        engine: Engine,
+        identity: Identity,
+        key: bytes,
+        listener: Listener,
+        limits: TransportLimits,
+        relay: Opener | None = None,
     ) -> None:
         self._engine = engine
         self._identity = identity
@@ -44,6 +52,9 @@ class Node:
         self._unproven: dict[Channel, Timer] = {}  # greeted, but maybe with a recorded greeting
         self._open: set[TcpChannel] = set()  # all of them, also those that a later one replaced
         self._refused = 0
+        self._relay = relay
+        self._prefers_relay = False
+        self._direct_works = False
         self._closed = False
 
     @property
@@ -133,7 +144,10 @@ class Node:
             signal.set()
 
         self._engine.call_soon(lambda: self.dial(addresses, incarnation, done))
-        wait_s = self._limits.connect_s if timeout_s is None else timeout_s
+        wait_s = timeout_s
+        if wait_s is None:
+            # The race has its deadline; this one only guards against a race that does not end.
+            wait_s = 1.0 + self._limits.connect_s + (self._limits.relay_s if self._relay is not None else 0.0)
         if not signal.wait(wait_s):
             raise PeerLost(", ".join(addresses), f"no answer in {wait_s:.1f} s")
         if isinstance(outcome[0], TransportError):
@@ -144,6 +158,10 @@ class Node:
 
     def adopt(self, sock: socket.socket, peer: Peer, ciphers: tuple[Cipher, Cipher]) -> TcpChannel:
         """Make a channel of a socket that this side dialled and whose handshake is done."""
+        if peer.address.startswith("relay+"):
+            self._prefers_relay = True
+        else:
+            self._direct_works = True
         channel = TcpChannel(self._engine, sock, peer, ciphers, self, self._limits)
         self._open.add(channel)
         self._channels[peer.incarnation] = channel
@@ -184,6 +202,8 @@ class Node:
         if not self._engine.driving:
             self._engine.call_soon(lambda: self.close(reason))
             self._engine.wait(lambda: self._closed and not self._open, 2 * LINGER_S)
+            if self._relay is not None:
+                self._relay.close()
             return
         self._closed = True
         for sock in self._listening:
@@ -231,6 +251,19 @@ class Node:
     def engine(self) -> Engine:
         """The engine that this node runs on."""
         return self._engine
+
+    @property
+    def relay(self) -> Opener | None:
+        """The way around where the direct ones are blocked; None once a direct one has worked.
+
+        Then a peer that cannot be dialled is gone, and no way around leads to it.
+        """
+        return None if self._direct_works else self._relay
+
+    @property
+    def prefers_relay(self) -> bool:
+        """Whether a peer could be reached through the relay only; then all are dialled so."""
+        return self._prefers_relay
 
     @property
     def limits(self) -> TransportLimits:

@@ -29,25 +29,68 @@ from monarch_hpc.transport.engine import Engine, Signal
 from monarch_hpc.transport.handshake import HELLO_BYTES, Dialing
 from monarch_hpc.transport.node import Node
 from monarch_hpc.transport.noise import TAG_BYTES
+from monarch_hpc.transport.relay import Relay
 from monarch_hpc.transport.tcp import CHUNK_BYTES, INLINE_BYTES
 from monarch_hpc.wire.frames import HEAD_BYTES, Frame, Kind
 
 _ALLOCATION = new_allocation_id()
 _KEY = os.urandom(32)
 _LIMITS = TransportLimits(
-    handshake_s=0.5, max_half_open=8, max_frame_bytes=2**30, send_queue_bytes=2**20, connect_s=5.0
+    handshake_s=0.5,
+    max_half_open=8,
+    max_frame_bytes=2**30,
+    send_queue_bytes=2**20,
+    connect_s=5.0,
+    relay_after_s=0.05,
+    relay_s=5.0,
 )
 _PATIENCE_S = 20.0
+
+
+_BLOCKED = "192.0.2.1"
+"""Where nobody is: reserved for documentation. The relay of these tests takes it for loopback."""
+
+
+class _Around:
+    """A relay between two engines of this process, over the pipes that srun would offer."""
+
+    def __init__(self, near: Engine, far: Engine) -> None:
+        to_far, to_near = os.pipe(), os.pipe()
+        self._near = near
+        self._ends: list[Relay] = []
+        self._over = [Signal(near), Signal(near)]
+        made = Signal(near)
+
+        def make_far() -> None:
+            os.write(to_near[1], b"Loading modules ...\r\n")  # what a site's profile may print first
+            Relay(far, to_far[0], to_near[1], far=True, over=lambda _reason: self._over[0].set())
+            near.call_soon(make_near)
+
+        def make_near() -> None:
+            relay = Relay(near, to_near[0], to_far[1], far=False, over=lambda _reason: self._over[1].set())
+            self._ends.append(relay)
+            made.set()
+
+        far.call_soon(make_far)
+        assert made.wait(_PATIENCE_S)
+
+    def open(self, address: str, failed: Callable[[str], None]) -> socket.socket:
+        return self._ends[0].open(address.replace(_BLOCKED, "127.0.0.1"), failed)
+
+    def close(self) -> None:
+        self._near.call_soon(lambda: self._ends[0].close("the test ended"))
+        assert all(over.wait(_PATIENCE_S) for over in self._over)
 
 
 class _Party:
     """One process's worth of engine and node, which records what happens to it."""
 
-    def __init__(self, role: Role = Role.PROC, key: bytes = _KEY, limits: TransportLimits = _LIMITS) -> None:
+    def __init__(self, role: Role = Role.PROC, key: bytes = _KEY, around: _Party | None = None) -> None:
         self.engine = Engine()
         self.engine.start()
         self.identity = Identity(_ALLOCATION, role, "here", new_incarnation())
-        self.node = Node(self.engine, self.identity, key, self, limits)
+        relay = None if around is None else _Around(self.engine, around.engine)
+        self.node = Node(self.engine, self.identity, key, self, _LIMITS, relay)
         self.opened: list[Channel] = []
         self.frames: list[Frame] = []
         self.lost: list[TransportError] = []
@@ -83,16 +126,22 @@ def parties() -> Iterator[Callable[..., _Party]]:
         return made[-1]
 
     yield make
-    for party in made:
+    for party in reversed(made):
         party.close()
 
 
-@pytest.fixture
-def pair(parties: Callable[..., _Party]) -> tuple[_Party, _Party, Channel]:
+@pytest.fixture(params=["tcp", "relay"])
+def pair(parties: Callable[..., _Party], request: pytest.FixtureRequest) -> tuple[_Party, _Party, Channel]:
     """A listening party, a dialling one, and the dialling one's channel."""
-    server, client = parties(), parties(role=Role.CONTROLLER)
+    server = parties()
     addresses = server.node.listen(["127.0.0.1"])
-    return server, client, client.node.connect(addresses)
+    if request.param == "tcp":
+        client = parties(role=Role.CONTROLLER)
+        return server, client, client.node.connect(addresses)
+    client = parties(role=Role.CONTROLLER, around=server)
+    channel = client.node.connect([address.replace("127.0.0.1", _BLOCKED) for address in addresses])
+    assert channel.peer.address.startswith("relay+tcp://")
+    return server, client, channel
 
 
 def _digest(frame: Frame) -> tuple[int, int, str, list[str]]:
@@ -361,3 +410,24 @@ def test_a_tampered_record_ends_the_channel(parties: Callable[..., _Party]) -> N
     client.until(lambda: bool(client.lost))
     thread.join(_PATIENCE_S)
     proxy.close()
+
+
+def test_a_relay_says_why_an_address_cannot_be_reached(parties: Callable[..., _Party]) -> None:
+    server = parties()
+    client = parties(role=Role.CONTROLLER, around=server)
+    closed = socket.create_server(("127.0.0.1", 0))
+    port = closed.getsockname()[1]
+    closed.close()
+    with pytest.raises(PeerLost, match=r"Connection refused|unreachable"):
+        client.node.connect([f"tcp://{_BLOCKED}:{port}"])
+
+
+def test_where_a_direct_way_has_worked_no_relay_is_tried(parties: Callable[..., _Party]) -> None:
+    server = parties()
+    client = parties(role=Role.CONTROLLER, around=server)
+    (address,) = server.node.listen(["127.0.0.1"])
+    assert client.node.connect([address]).peer.address == address
+    begun_s = time.monotonic()
+    with pytest.raises(PeerLost):
+        client.node.connect([address.replace("127.0.0.1", _BLOCKED)])
+    assert time.monotonic() - begun_s < _LIMITS.connect_s + 1

@@ -128,3 +128,19 @@ def test_closing_wakes_those_who_wait() -> None:
         engine.close()
         with pytest.raises(RuntimeError, match="closed while a call was under way"):
             waiting.result(_PATIENCE_S)
+
+
+def test_a_waiter_that_is_ready_when_woken_to_drive_hands_the_driving_on(engine: Engine) -> None:
+    """All but one waiter become ready at once; the last one's timer must still run."""
+    for _ in range(150):
+        early, late = [Signal(engine) for _ in range(4)], Signal(engine)
+        with ThreadPoolExecutor(5) as pool:
+            waits = [pool.submit(signal.wait, 5.0) for signal in (*early, late)]
+
+            def set_early(early: list[Signal] = early) -> None:
+                for signal in early:
+                    signal.set()
+
+            engine.call_later(0.001, set_early)
+            engine.call_later(0.004, late.set)
+            assert all(wait.result(_PATIENCE_S) for wait in waits)

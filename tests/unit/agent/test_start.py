@@ -27,7 +27,7 @@ START = ProcStart(
     gpus=["1", "0"],
     hello_fd=-1,
     spin_s=0.0,
-    limits=TransportLimits(5.0, 64, 1 << 33, 1 << 26, 3.0),
+    limits=TransportLimits(5.0, 64, 1 << 33, 1 << 26, 3.0, 1.0, 30.0),
 )
 ORDER = ProcOrder([START], {"MINE": "é\n$x"}, ["/here"], "/here", 0o022, "CUDA_VISIBLE_DEVICES")
 

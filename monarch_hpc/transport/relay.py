@@ -1,0 +1,321 @@
+"""Streams through the standard input and output of one process: for sites that block login from compute.
+
+A relay has two ends, joined by a pair of pipes (those of an `srun` step). The near end opens streams to
+TCP addresses; the far end, on a host of the allocation, dials them. The near end hands out sockets, so that
+everything above a socket stays as it is: the handshake and the sealed records of `tcp` run through it, and
+the relay itself neither has the key nor sees what it carries.
+
+Records on the pipes, little-endian, after a far end's `GREETING`:
+
+    u8 what, u32 stream, u32 size, then size bytes
+
+    OPEN  an address      near to far
+    DATA  bytes           either way, at most `WINDOW_BYTES` that the other side has not taken
+    TAKEN u32             that many bytes were taken; as many more may come
+    END   why, UTF-8      the stream is over; what came before is still to be taken
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+import os
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable
+
+from monarch_hpc.core.errors import FrameError, PeerLost
+from monarch_hpc.transport.address import parse_address
+from monarch_hpc.transport.engine import Engine
+
+__all__ = ["CLOSED_THERE", "GREETING", "WINDOW_BYTES", "Relay"]
+
+GREETING = b"monarch-hpc relay 1\n"
+"""What the far end says first: all before it, such as a module system's chatter, is skipped."""
+
+WINDOW_BYTES = 2**20
+"""Bytes of one stream that may be under way: 17 MB/s, which srun moves, at 60 ms."""
+
+CLOSED_THERE = "the other side closed"
+"""Why a stream ended that reached its address: what it means is for whoever speaks on it."""
+
+_MAX_NOISE_BYTES = 2**16
+_READ_BYTES = 2**16
+_HEAD = struct.Struct("<BII")
+
+
+class _What(enum.IntEnum):
+    OPEN = 1
+    DATA = 2
+    TAKEN = 3
+    END = 4
+
+
+class _Stream:
+    """One stream at one end: a local socket, and what is on its way to it."""
+
+    __slots__ = ("credit", "ended", "failed", "number", "opened", "sock", "unsent", "watched")
+
+    def __init__(self, number: int, sock: socket.socket, failed: Callable[[str], None] | None) -> None:
+        self.number = number
+        self.sock = sock
+        self.failed = failed  # told why the far end ended the stream
+        self.opened = True  # False while the far end's socket connects
+        self.credit = WINDOW_BYTES  # bytes that the other end still takes
+        self.unsent = bytearray()
+        self.ended = False  # the other end sends no more
+        self.watched = (False, False)
+
+
+class Relay:
+    """One end of a relay. All methods are for the driver of the engine.
+
+    Args:
+        read_fd: from the other end.
+        write_fd: to it.
+        far: whether this end dials for the other one.
+        over: called once with the reason when the pipes are of no more use.
+        last_words: asked for what the process of the other end said last.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        read_fd: int,
+        write_fd: int,
+        *,
+        far: bool,
+        over: Callable[[str], None],
+        last_words: Callable[[], str] = str,
+    ) -> None:
+        self._engine = engine
+        self._read_fd = read_fd
+        self._write_fd = write_fd
+        self._far = far
+        self._last_words = last_words
+        self._over: Callable[[str], None] | None = over
+        self._streams: dict[int, _Stream] = {}
+        self._next = 1
+        self._in = bytearray()
+        self._greeted = far
+        self._out: deque[memoryview] = deque()
+        for fd in (read_fd, write_fd):
+            os.set_blocking(fd, False)
+        engine.watch(read_fd, self._on_readable)
+        if far:
+            self._write(GREETING)
+
+    def open(self, address: str, failed: Callable[[str], None]) -> socket.socket:
+        """Return a socket that is joined to *address* on the far side, at once.
+
+        Args:
+            address: ``tcp://address:port``, as seen from the far end.
+            failed: told why when the far end ends the stream; the socket then ends too.
+        """
+        ours, theirs = socket.socketpair(type=socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        stream = _Stream(self._next, ours, failed)
+        self._next += 1
+        self._streams[stream.number] = stream
+        self._send(_What.OPEN, stream.number, address.encode())
+        self._watch(stream)
+        return theirs
+
+    def close(self, reason: str) -> None:
+        """End all streams and close the pipes."""
+        over, self._over = self._over, None
+        if over is None:
+            return
+        self._engine.unwatch(self._read_fd)
+        self._engine.unwatch(self._write_fd)
+        os.close(self._read_fd)
+        os.close(self._write_fd)
+        for stream in list(self._streams.values()):
+            self._drop(stream, reason)
+        over(reason)
+
+    # ---- the pipes ----
+
+    def _send(self, what: _What, number: int, payload: bytes | memoryview = b"") -> None:
+        self._write(_HEAD.pack(what, number, len(payload)) + payload)
+
+    def _write(self, data: bytes) -> None:
+        if self._over is None:
+            return
+        self._out.append(memoryview(data))
+        if len(self._out) == 1:
+            self._on_writable()
+
+    def _on_writable(self, _mask: int = 0) -> None:
+        crowded = len(self._out) > 1
+        try:
+            while self._out:
+                sent = os.write(self._write_fd, self._out[0])
+                self._out[0] = self._out[0][sent:]
+                if not self._out[0]:
+                    self._out.popleft()
+        except BlockingIOError:
+            self._engine.watch(self._write_fd, self._on_writable, read=False, write=True)
+            return
+        except OSError as error:
+            reason = f"the way to the other end is gone: {error.strerror}"
+            self._engine.call_soon(lambda: self.close(reason))
+            return
+        self._engine.unwatch(self._write_fd)
+        if crowded:
+            for stream in list(self._streams.values()):
+                self._watch(stream)
+
+    def _on_readable(self, _mask: int) -> None:
+        try:
+            data = os.read(self._read_fd, 16 * _READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self.close(error.strerror or str(error))
+            return
+        if not data:
+            self.close(f"the relay process ended: {self._last_words() or 'it said nothing'}")
+            return
+        self._in += data
+        try:
+            self._take_records()
+        except FrameError as error:
+            self.close(str(error))
+
+    def _take_records(self) -> None:
+        if not self._greeted:
+            at = self._in.find(GREETING)
+            if at < 0:
+                if len(self._in) > _MAX_NOISE_BYTES:
+                    raise FrameError(f"{len(self._in)} bytes came through the relay, and no greeting")
+                return
+            del self._in[: at + len(GREETING)]
+            self._greeted = True
+        at = 0
+        while len(self._in) - at >= _HEAD.size:
+            what, number, size = _HEAD.unpack_from(self._in, at)
+            if size > WINDOW_BYTES:
+                raise FrameError(f"a relay record of {size} bytes")
+            begin = at + _HEAD.size
+            if len(self._in) - begin < size:
+                break
+            at = begin + size
+            self._take(what, number, bytes(self._in[begin:at]))
+            if self._over is None:
+                return
+        del self._in[:at]
+
+    def _take(self, what: int, number: int, payload: bytes) -> None:
+        if what == _What.OPEN and self._far:
+            self._dial(number, payload.decode(errors="replace"))
+            return
+        stream = self._streams.get(number)
+        if stream is None:
+            return  # it ended here while the record was under way
+        if what == _What.DATA:
+            if len(stream.unsent) + len(payload) > WINDOW_BYTES:
+                raise FrameError(f"stream {number} carries more than its window")
+            stream.unsent += payload
+            self._flush(stream)
+        elif what == _What.TAKEN and len(payload) == 4:
+            stream.credit += int.from_bytes(payload, "little")
+            self._watch(stream)
+        elif what == _What.END:
+            stream.ended = True
+            if stream.failed is not None:
+                stream.failed(payload.decode(errors="replace"))
+            self._flush(stream)
+        else:
+            raise FrameError(f"a relay record of kind {what}")
+
+    # ---- the local sockets ----
+
+    def _dial(self, number: int, address: str) -> None:
+        try:
+            host, port = parse_address(address)
+        except PeerLost as error:
+            self._send(_What.END, number, str(error).encode())
+            return
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        stream = self._streams[number] = _Stream(number, sock, None)
+        stream.opened = False
+        status = sock.connect_ex((host, port))
+        if status not in (0, errno.EINPROGRESS):
+            self._end(stream, os.strerror(status))
+            return
+        self._watch(stream)
+
+    def _watch(self, stream: _Stream) -> None:
+        """Watch a stream's socket for what can be done with it now."""
+        read = stream.opened and stream.credit > 0 and len(self._out) < 16
+        write = not stream.opened or bool(stream.unsent)
+        if (read, write) == stream.watched:
+            return
+        stream.watched = (read, write)
+        if read or write:
+            self._engine.watch(stream.sock.fileno(), lambda _mask: self._on_socket(stream), read=read, write=write)
+        else:
+            self._engine.unwatch(stream.sock.fileno())
+
+    def _on_socket(self, stream: _Stream) -> None:
+        if not stream.opened:
+            status = stream.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if status:
+                self._end(stream, os.strerror(status))
+                return
+            stream.opened = True
+        if stream.unsent:
+            self._flush(stream)
+        if stream.number in self._streams and stream.credit > 0:
+            try:
+                data = stream.sock.recv(min(_READ_BYTES, stream.credit))
+            except BlockingIOError:
+                pass
+            except OSError as error:
+                self._end(stream, error.strerror or str(error))
+                return
+            else:
+                if not data:
+                    self._end(stream, CLOSED_THERE)
+                    return
+                stream.credit -= len(data)
+                self._send(_What.DATA, stream.number, data)
+        if stream.number in self._streams:
+            self._watch(stream)
+
+    def _flush(self, stream: _Stream) -> None:
+        """Hand on to the local socket what came for it, and say how much it took."""
+        taken = 0
+        try:
+            while stream.unsent and stream.opened:
+                sent = stream.sock.send(stream.unsent)
+                del stream.unsent[:sent]
+                taken += sent
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self._end(stream, error.strerror or str(error))
+            return
+        if taken and not stream.ended:
+            self._send(_What.TAKEN, stream.number, taken.to_bytes(4, "little"))
+        if stream.ended and not stream.unsent:
+            self._drop(stream, "")
+        else:
+            self._watch(stream)
+
+    def _end(self, stream: _Stream, why: str) -> None:
+        """The local socket is over: tell the other end."""
+        if not stream.ended:
+            self._send(_What.END, stream.number, why.encode())
+        self._drop(stream, "")
+
+    def _drop(self, stream: _Stream, why: str) -> None:
+        if self._streams.pop(stream.number, None) is None:
+            return
+        if why and stream.failed is not None:
+            stream.failed(why)
+        self._engine.unwatch(stream.sock.fileno())
+        stream.sock.close()
