@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict
 
 from monarch_hpc.agent.bootstrap import Ready, check_allocation, read_key
 from monarch_hpc.agent.relay import SlurmRelay
@@ -17,7 +18,7 @@ from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.frames import Frame, Kind
 from monarch_hpc.wire.messages import Message, ShutDown, ShutDownDone, Status, StatusReport, decode, encode
 
-__all__ = ["Attachment", "attach", "query_status", "shut_down"]
+__all__ = ["Attachment", "HeadStatus", "attach", "query_status", "shut_down"]
 
 _ANSWER_S = 12.0
 """Beyond the procs' grace, how long a head may take to end an allocation; its agents have a deadline before that."""
@@ -68,10 +69,18 @@ def attach(directory: Path, role: Role, listener: Listener, engine: Engine) -> A
         raise
 
 
-def query_status(directory: Path, timeout_s: float) -> dict[str, list[dict[str, object]]] | None:
-    """Ask the head what runs: ``{"hosts": [...], "runs": [...]}``; None when it cannot be reached in time."""
-    answer = _ask(directory, Status(), StatusReport, timeout_s)
-    return {"hosts": answer.hosts, "runs": answer.runs} if isinstance(answer, StatusReport) else None
+class HeadStatus(TypedDict):
+    """What a head says of its allocation, and over which link it was asked: ``tcp`` or ``relay``."""
+
+    hosts: list[dict[str, object]]
+    runs: list[dict[str, object]]
+    link: str
+
+
+def query_status(directory: Path, timeout_s: float) -> HeadStatus | None:
+    """Ask the head what runs; None when it cannot be reached in time."""
+    answer, link = _ask(directory, Status(), StatusReport, timeout_s)
+    return HeadStatus(hosts=answer.hosts, runs=answer.runs, link=link) if isinstance(answer, StatusReport) else None
 
 
 def shut_down(directory: Path, timeout_s: float) -> dict[str, int] | None:
@@ -83,7 +92,7 @@ def shut_down(directory: Path, timeout_s: float) -> dict[str, int] | None:
     Returns:
         How many processes are left on each host, -1 where nobody said; None when the head cannot be reached.
     """
-    answer = _ask(directory, ShutDown(timeout_s), ShutDownDone, timeout_s + _ANSWER_S)
+    answer, _ = _ask(directory, ShutDown(timeout_s), ShutDownDone, timeout_s + _ANSWER_S)
     return dict(answer.left) if isinstance(answer, ShutDownDone) else None
 
 
@@ -110,17 +119,19 @@ class _Asker:
         self.over.set()
 
 
-def _ask(directory: Path, question: Message, wanted: type[Message], timeout_s: float) -> Message | None:
+def _ask(directory: Path, question: Message, wanted: type[Message], timeout_s: float) -> tuple[Message | None, str]:
+    link = ""
     engine = Engine()
     engine.start()
     asker = _Asker(engine, wanted)
     try:
         attachment = attach(directory, Role.TOOL, asker, engine)
+        link = "relay" if attachment.channel.peer.address.startswith("relay+") else "tcp"
         attachment.send(question)
         asker.over.wait(timeout_s)
         attachment.node.close("the question is answered")
     except (AllocationError, ConfigError, TransportError, OSError):
-        return None
+        return None, link
     finally:
         engine.close()
-    return asker.answer
+    return asker.answer, link

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -12,6 +13,9 @@ from monarch_hpc.cli.output import Table, current_output, output_options
 from monarch_hpc.core.errors import MonarchError, TransportError
 from monarch_hpc.core.units import format_duration
 from monarch_hpc.slurm import Allocations, Phase, QueueRow, Record, Seen, look, reason_in_words
+
+if TYPE_CHECKING:
+    from monarch_hpc.agent.attach import HeadStatus
 
 __all__ = ["command"]
 
@@ -29,7 +33,7 @@ class _View:
     record: Record
     row: QueueRow | None
     seen: Seen
-    head: Mapping[str, object] | None
+    head: HeadStatus | None
     problem: str
 
 
@@ -51,7 +55,9 @@ def command(name: str | None) -> int:
     else:
         records = [allocations.find(name)]
     views = [_view(record, census.rows.get(record.job_name)) for record in records]
-    rows = [[v.record.name, str(v.record.job_id or "-"), _state(v), _hosts(v), _left(v), _runs(v)] for v in views]
+    rows = [
+        [v.record.name, str(v.record.job_id or "-"), _state(v) + _way(v), _hosts(v), _left(v), _runs(v)] for v in views
+    ]
     document = {
         "slurm": None if census.problem is None else str(census.problem),
         "changes": list(census.changes),
@@ -66,7 +72,7 @@ def command(name: str | None) -> int:
 
 def _view(record: Record, row: QueueRow | None) -> _View:
     seen = look(record.directory)
-    head: Mapping[str, object] | None = None
+    head: HeadStatus | None = None
     problem = ""
     if record.live and seen.ready is not None and seen.exit_status is None:
         from monarch_hpc.agent.attach import query_status
@@ -102,6 +108,11 @@ def _state(view: _View) -> str:
     return "starting" if row.state.phase in (Phase.STARTING, Phase.RUNNING) else row.word.lower()
 
 
+def _way(view: _View) -> str:
+    """Say so where the hosts cannot be reached directly: it is slower."""
+    return " over the relay" if view.head is not None and view.head["link"] == "relay" else ""
+
+
 def _hosts(view: _View) -> str:
     if view.seen.ready is not None:
         total = len(view.seen.ready.hosts) + len(view.seen.ready.missing)
@@ -127,9 +138,8 @@ def _age(age_s: object) -> str:
     return format_duration(age_s) if isinstance(age_s, int | float) else ""
 
 
-def _items(view: _View, key: str) -> Sequence[Mapping[str, object]]:
-    found = view.head.get(key) if view.head is not None else None
-    return [item for item in found if isinstance(item, Mapping)] if isinstance(found, list) else []
+def _items(view: _View, key: Literal["hosts", "runs"]) -> Sequence[Mapping[str, object]]:
+    return view.head[key] if view.head is not None else []
 
 
 def _document(view: _View) -> dict[str, object]:
@@ -150,6 +160,7 @@ def _document(view: _View) -> dict[str, object]:
         "end": view.row.end if view.row is not None else "",
         "missing": list(view.seen.ready.missing) if view.seen.ready is not None else [],
         "hosts": [dict(host) for host in _items(view, "hosts")],
+        "link": view.head["link"] if view.head is not None else "",
         "runs": [dict(run) for run in _items(view, "runs")],
         "ended": None
         if ended is None

@@ -13,6 +13,7 @@ Records on the pipes, little-endian, after a far end's `GREETING`:
     DATA  bytes           either way, at most `WINDOW_BYTES` that the other side has not taken
     TAKEN u32             that many bytes were taken; as many more may come
     END   why, UTF-8      the stream is over; what came before is still to be taken
+    KEEP                  near to far, now and then: the near end lives
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from monarch_hpc.core.errors import FrameError, PeerLost
 from monarch_hpc.transport.address import parse_address
 from monarch_hpc.transport.engine import Engine
 
-__all__ = ["CLOSED_THERE", "GREETING", "WINDOW_BYTES", "Relay"]
+__all__ = ["CLOSED_THERE", "GREETING", "KEEP_S", "SILENCE_S", "WINDOW_BYTES", "Relay"]
 
 GREETING = b"monarch-hpc relay 1\n"
 """What the far end says first: all before it, such as a module system's chatter, is skipped."""
@@ -39,6 +40,13 @@ WINDOW_BYTES = 2**20
 
 CLOSED_THERE = "the other side closed"
 """Why a stream ended that reached its address: what it means is for whoever speaks on it."""
+
+KEEP_S = 2.0
+"""How often the near end says that it lives. Where both processes of an srun are killed, slurmstepd keeps the
+step's input open, so that the far end would wait for ever."""
+
+SILENCE_S = 10.0
+"""After how long without a word the far end ends: several lost KEEPs, and shorter than a host's death takes."""
 
 _MAX_NOISE_BYTES = 2**16
 _READ_BYTES = 2**16
@@ -50,6 +58,7 @@ class _What(enum.IntEnum):
     DATA = 2
     TAKEN = 3
     END = 4
+    KEEP = 5
 
 
 class _Stream:
@@ -102,9 +111,11 @@ class Relay:
         self._out: deque[memoryview] = deque()
         for fd in (read_fd, write_fd):
             os.set_blocking(fd, False)
+        self._heard_s = engine.clock()
         engine.watch(read_fd, self._on_readable)
         if far:
             self._write(GREETING)
+        self._timer = engine.call_later(KEEP_S, self._keep)
 
     def open(self, address: str, failed: Callable[[str], None]) -> socket.socket:
         """Return a socket that is joined to *address* on the far side, at once.
@@ -126,6 +137,7 @@ class Relay:
         over, self._over = self._over, None
         if over is None:
             return
+        self._timer.cancel()
         self._engine.unwatch(self._read_fd)
         self._engine.unwatch(self._write_fd)
         os.close(self._read_fd)
@@ -133,6 +145,14 @@ class Relay:
         for stream in list(self._streams.values()):
             self._drop(stream, reason)
         over(reason)
+
+    def _keep(self) -> None:
+        if self._far and self._engine.clock() - self._heard_s > SILENCE_S:
+            self.close(f"the near end said nothing for {SILENCE_S:.0f} s")
+            return
+        if not self._far:
+            self._send(_What.KEEP, 0)
+        self._timer = self._engine.call_later(KEEP_S, self._keep)
 
     # ---- the pipes ----
 
@@ -177,6 +197,7 @@ class Relay:
         if not data:
             self.close(f"the relay process ended: {self._last_words() or 'it said nothing'}")
             return
+        self._heard_s = self._engine.clock()
         self._in += data
         try:
             self._take_records()

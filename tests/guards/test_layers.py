@@ -43,6 +43,8 @@ STARTERS = {
 ENVIRON_DOORS = {
     "agent.__main__",
     "agent.local",
+    # srun gets it, without what would change it.
+    "agent.relay",
     "agent.zygote",
     "cli.main",
     # The program that `run` starts gets the environment of `run`.

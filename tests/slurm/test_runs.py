@@ -170,6 +170,37 @@ def test_a_host_without_power_fails_its_calls_and_the_next_run_goes_on_without_i
     assert "from n4" in done.stdout and "from n3" not in done.stdout
 
 
+@pytest.fixture
+def blocked(held: Alice) -> Iterator[Alice]:
+    """Nothing passes between login and hosts but Slurm's own connections, as at many sites."""
+    # Our connections have ports from the kernel's range at both ends, Slurm's at one end only.
+    rule = f"to {held.lab.address('login')} ipproto tcp sport 32768-60999 dport 32768-60999 blackhole".split()
+    for host in HOSTS:
+        held.lab.run(["ip", "rule", "add", *rule], user="root", host=host, check=True)
+    yield held
+    for host in HOSTS:
+        held.lab.run(["ip", "rule", "del", *rule], user="root", host=host, check=True)
+
+
+def test_where_login_and_hosts_cannot_connect_the_relay_carries_everything(blocked: Alice) -> None:
+    before = steps(blocked)
+    (shown,) = blocked.status("dev")
+    assert (shown["state"], shown["link"]) == ("ready", "relay")
+    assert "ready over the relay" in blocked.run("status").stdout
+    done = blocked.run("run", "-a", "dev", HELLO)
+    assert done.returncode == 0, done.stderr
+    assert "{hosts: 3, gpus: 1} hello, world, from n4" in done.stdout and "[r07 n4]" in done.stdout
+    run = blocked.start("run", "-a", "dev", write(blocked, "sleeper.py", SLEEPER + "sleepers.sleep.call().get()"))
+    until_said(run, "ready")
+    assert sorted(step.split()[1] for step in steps(blocked)) == ["agents", "relay", "relay"]
+    for pid, _ in blocked.lab.processes("alice", "login"):
+        os.kill(pid, signal.SIGKILL)
+    run.communicate(timeout=30)
+    wait_until("no proc of the killed run", lambda: procs_left(blocked), 30.0, accept=lambda left: not left)
+    assert blocked.run("run", "-a", "dev", HELLO).returncode == 0
+    wait_until("no relay's step", lambda: steps(blocked), 30.0, accept=lambda left: left == before)
+
+
 def test_an_allocation_that_ends_under_a_run_says_how(alice: Alice) -> None:
     assert alice.run("alloc", "dev", "-N", "2").returncode == 0
     run = alice.start("run", "-a", "dev", write(alice, "sleeper.py", SLEEPER + "sleepers.sleep.call().get()"))

@@ -1,0 +1,115 @@
+"""Parties to channels: an engine and a node each, which record what happens to them."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from monarch_hpc.core.errors import (
+    TransportError,
+)
+from monarch_hpc.core.ids import Identity, Role, new_allocation_id, new_incarnation
+from monarch_hpc.transport.api import Channel, TransportLimits
+from monarch_hpc.transport.engine import Engine, Signal
+from monarch_hpc.transport.node import Node
+from monarch_hpc.transport.relay import Relay
+from monarch_hpc.wire.frames import Frame
+
+ALLOCATION = new_allocation_id()
+KEY = os.urandom(32)
+LIMITS = TransportLimits(
+    handshake_s=0.5,
+    max_half_open=8,
+    max_frame_bytes=2**30,
+    send_queue_bytes=2**20,
+    connect_s=5.0,
+    relay_after_s=0.05,
+    relay_s=5.0,
+)
+PATIENCE_S = 20.0
+
+
+BLOCKED = "192.0.2.1"
+"""Where nobody is: reserved for documentation. The relay of these tests takes it for loopback."""
+
+
+class Around:
+    """A relay between two engines of this process, over the pipes that srun would offer."""
+
+    def __init__(self, near: Engine, far: Engine) -> None:
+        to_far, to_near = os.pipe(), os.pipe()
+        self._near = near
+        self._ends: list[Relay] = []
+        self._over = [Signal(near), Signal(near)]
+        made = Signal(near)
+
+        def make_far() -> None:
+            os.write(to_near[1], b"Loading modules ...\r\n")  # what a site's profile may print first
+            Relay(far, to_far[0], to_near[1], far=True, over=lambda _reason: self._over[0].set())
+            near.call_soon(make_near)
+
+        def make_near() -> None:
+            relay = Relay(near, to_near[0], to_far[1], far=False, over=lambda _reason: self._over[1].set())
+            self._ends.append(relay)
+            made.set()
+
+        far.call_soon(make_far)
+        assert made.wait(PATIENCE_S)
+
+    def open(self, address: str, failed: Callable[[str], None]) -> socket.socket:
+        return self._ends[0].open(address.replace(BLOCKED, "127.0.0.1"), failed)
+
+    def close(self) -> None:
+        self._near.call_soon(lambda: self._ends[0].close("the test ended"))
+        assert all(over.wait(PATIENCE_S) for over in self._over)
+
+
+class Party:
+    """One process's worth of engine and node, which records what happens to it."""
+
+    def __init__(self, role: Role = Role.PROC, key: bytes = KEY, around: Party | None = None) -> None:
+        self.engine = Engine()
+        self.engine.start()
+        self.identity = Identity(ALLOCATION, role, "here", new_incarnation())
+        relay = None if around is None else Around(self.engine, around.engine)
+        self.node = Node(self.engine, self.identity, key, self, LIMITS, relay)
+        self.opened: list[Channel] = []
+        self.frames: list[Frame] = []
+        self.lost: list[TransportError] = []
+        self.on_frame_hook: Callable[[Channel, Frame], None] = lambda _channel, _frame: None
+
+    def on_channel(self, channel: Channel) -> None:
+        self.opened.append(channel)
+        self.engine.wake_waiters()
+
+    def on_frame(self, channel: Channel, frame: Frame) -> None:
+        self.frames.append(frame)
+        self.on_frame_hook(channel, frame)
+        self.engine.wake_waiters()
+
+    def on_lost(self, channel: Channel, error: TransportError) -> None:
+        self.lost.append(error)
+        self.engine.wake_waiters()
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        assert self.engine.wait(condition, PATIENCE_S), f"{len(self.frames)} frames, lost: {self.lost}"
+
+    def close(self) -> None:
+        self.node.close("the test ended")
+        self.engine.close()
+
+
+@pytest.fixture
+def parties() -> Iterator[Callable[..., Party]]:
+    made: list[Party] = []
+
+    def make(**options: object) -> Party:
+        made.append(Party(**options))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for party in reversed(made):
+        party.close()
