@@ -14,7 +14,7 @@ from monarch_hpc.actor.context import Context, ProcInfo, entered
 from monarch_hpc.actor.endpoint import EndpointMethod, endpoints_of
 from monarch_hpc.actor.payload import View, region_of, unpack_call
 from monarch_hpc.core.errors import ActorDied
-from monarch_hpc.core.shape import Point
+from monarch_hpc.core.shape import Extent, Point
 from monarch_hpc.transport.api import Channel
 from monarch_hpc.transport.engine import Engine
 from monarch_hpc.wire.frames import Frame
@@ -63,7 +63,7 @@ class Cell:
         self._endpoints: dict[str, EndpointMethod[..., object]] = {}
         self._broken = ""  # why no message can be handled; empty while they can
         self._contexts: dict[View, Context] = {}
-        self._spawn_rank = Point(0, region_of(((), (), 0, ())).extent)
+        self._spawn_rank = Point(0, Extent((), ()))
         threading.Thread(target=self._run, name="monarch-actor", daemon=True).start()
 
     def put(self, channel: Channel, frame: Frame) -> None:
@@ -115,7 +115,7 @@ class Cell:
         entered(self._context(view))
         self._endpoints = endpoints_of(cls)
         self._object = cls(*args, **kwargs)
-        self._spawn = Frame(self._spawn.kind)
+        self._spawn = Frame(self._spawn.kind)  # the arguments are the actor's now
 
     def _context(self, view: View) -> Context:
         known = self._contexts.get(view)

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import platform
-import queue
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -25,6 +24,7 @@ from monarch_hpc.config.program import read_program
 from monarch_hpc.config.schema import Config
 from monarch_hpc.core.errors import ActorDied, ActorError, AllocationError, SpawnError, TransportError
 from monarch_hpc.core.ids import Role, new_run_id
+from monarch_hpc.mesh.printer import Printer
 from monarch_hpc.supervision.lease import Lease
 from monarch_hpc.transport.api import Channel
 from monarch_hpc.transport.engine import Engine, Signal
@@ -112,7 +112,7 @@ class Controller(Runtime):
         self._unexplained: dict[int, list[tuple[str, Callable[[ActorError], None]]]] = {}
         self._refusal: str = ""
         self._closed = False
-        self._printer = _Printer()
+        self._printer = Printer()
         engine.start()
         self._attachment = attach(directory, Role.CONTROLLER, self, engine)
         self.bind(self._attachment.node)
@@ -352,27 +352,3 @@ def _umask() -> int:
     """This process's file mode mask; `os.umask` could only tell it by changing it for all threads."""
     status = Path("/proc/self/status").read_text()
     return int(next(line.split()[1] for line in status.splitlines() if line.startswith("Umask:")), 8)
-
-
-class _Printer:
-    """Writes the procs' lines from a thread of its own: a terminal that stands still stops nothing else."""
-
-    def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[tuple[object, str] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="monarch-printer", daemon=True)
-        self._thread.start()
-
-    def put(self, stream: object, text: str) -> None:
-        """Print *text* soon, after what was put before."""
-        self._queue.put((stream, text))
-
-    def close(self) -> None:
-        """Print what is left."""
-        self._queue.put(None)
-        self._thread.join(timeout=_REPORT_S)
-
-    def _run(self) -> None:
-        while (item := self._queue.get()) is not None:
-            stream, text = item
-            with contextlib.suppress(OSError, ValueError):
-                print(text, end="", file=stream, flush=True)  # type: ignore[call-overload]

@@ -9,10 +9,11 @@ import datetime
 import os
 from typing import Any
 
-from monarch_hpc.actor.context import context, current_rank
+from monarch_hpc.actor.context import current_rank
 from monarch_hpc.actor.endpoint import Actor, endpoint
 from monarch_hpc.agent.grant import read_interfaces
 from monarch_hpc.mesh.proc import ProcMesh
+from monarch_hpc.transport.address import parse_address
 
 __all__ = ["Spmd", "spmd"]
 
@@ -52,7 +53,6 @@ class _Member(Actor):
         for name, address in read_interfaces().items():
             if address == addresses[rank]:
                 os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = name
-        os.environ["LOCAL_RANK"] = str(context().proc.local_rank)
         if self._store is None:
             self._store = dist.TCPStore(  # type: ignore[attr-defined]
                 addresses[0], port, num_ranks, is_master=False, timeout=timeout
@@ -80,12 +80,13 @@ class Spmd:
         """Set up the default process group on every proc; endpoints may then use `torch.distributed`.
 
         Args:
-            backend: ``gloo`` for CPUs, ``nccl`` for NVIDIA GPUs, or what else torch knows.
+            backend: ``gloo`` for CPUs, ``nccl`` for NVIDIA GPUs, or what else torch knows. A proc's own GPU
+                is its current device (config key `procs.gpu_visible`), so that nobody needs a local rank.
 
         Raises:
             Exception: what torch raised on a rank.
         """
-        addresses = [_ip(proc.addresses[0]) for proc in self._procs.procs]
+        addresses = [parse_address(proc.addresses[0])[0] for proc in self._procs.procs]
         first = self._members.slice(**dict.fromkeys(self._members.extent.labels, 0))
         port = first.serve_store.call_one(addresses[0], len(addresses)).get()
         self._members.join.call(backend, port, addresses).get()
@@ -98,7 +99,3 @@ class Spmd:
 def spmd(procs: ProcMesh) -> Spmd:
     """torch.distributed for *procs*: ``spmd(procs).init("gloo")``."""
     return Spmd(procs)
-
-
-def _ip(address: str) -> str:
-    return address.removeprefix("tcp://").rpartition(":")[0].strip("[]")

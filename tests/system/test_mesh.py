@@ -104,6 +104,10 @@ class Probe(Actor):
         return os.getpid()
 
     @endpoint
+    def hosts(self) -> None:
+        monarch_hpc.hosts()
+
+    @endpoint
     def mask(self) -> int:
         mask = os.umask(0)
         os.umask(mask)
@@ -291,6 +295,18 @@ def test_actors_call_actors_directly(probes: ActorMesh[Probe], procs: ProcMesh) 
     futures = [probes.slice(hosts=h, gpus=0).ask.call_one(others, 1) for h in (0, 1)]
     values = [value for future in futures for value in future.get(_PATIENCE_S)]
     assert len(values) == 8 and max(values) == 103
+
+
+def test_the_allocation_is_the_controllers_to_use(probes: ActorMesh[Probe]) -> None:
+    with pytest.raises(RuntimeError, match="works in the controller program"):
+        probes.slice(hosts=0, gpus=0).hosts.call_one().get(_PATIENCE_S)
+
+
+def test_actors_of_one_proc_call_each_other(procs: ProcMesh) -> None:
+    one = procs.slice(hosts=1, gpus=1)
+    first, second = one.spawn("first", Probe), one.spawn("second", Probe)
+    for amount in (1, 2, 3):
+        assert first.ask.call_one(second, amount).get(_PATIENCE_S) == [sum(range(amount + 1))]
 
 
 def test_a_killed_proc_fails_its_calls_with_the_cause_and_spares_the_others(hosts: HostMesh) -> None:
