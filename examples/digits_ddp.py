@@ -15,7 +15,7 @@ from torch import nn
 import monarch_hpc
 from monarch_hpc import Actor, current_rank, endpoint, spmd
 
-NUM_EPOCHS = 12
+NUM_EPOCHS = 16
 BATCH_SIZE = 64  # images of one step, over all procs
 NUM_TEST = 360
 
