@@ -31,6 +31,12 @@ _ASSOCIATIONS = "list yours with: sacctmgr -nP show assoc user=$USER format=acco
 # In this order: sbatch may print two sentences, and the first kind that matches says more.
 _REFUSALS = (
     _Refusal(
+        ("Could not establish a configuration source", "Unable to process configuration file"),
+        (),
+        "Slurm's commands are here, but no cluster is configured for them: load the site's Slurm module or set "
+        "SLURM_CONF, work on a login node, or try the program here with 'monarch-hpc run --local 2 SCRIPT'",
+    ),
+    _Refusal(
         ("Invalid account or account/partition combination", "InvalidAccount"),
         ("account", "partition"),
         f"name an account that may use this partition with -A; {_ASSOCIATIONS}",

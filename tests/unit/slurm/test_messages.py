@@ -22,6 +22,7 @@ from tests.unit.slurm.records import FOLDER, answer
         ("gpus", {"gpus-per-node": "9"}, ("--gpus-per-node=9", "sinfo")),
         ("gres", {"gres": "gpu:a100:1"}, ("--gres=gpu:a100:1", "sinfo")),
         ("option", {"bogus": ""}, ("--slurm",)),
+        ("no-cluster", {}, ("SLURM_CONF", "run --local 2")),
     ],
 )
 def test_a_recorded_refusal_gets_advice(name: str, flags: dict[str, str], words: tuple[str, ...]) -> None:
