@@ -226,8 +226,8 @@ class Node:
             inbound.sock.send(answer)  # 144 bytes always fit an empty socket buffer
             check_versions(peer.python, peer.package, str(peer))
         except (AuthenticationError, VersionMismatch, OSError, ValueError) as error:
-            inbound.sock.close()
             self.refuse(inbound.address, str(error))
+            inbound.sock.close()
             return
         channel = TcpChannel(self._engine, inbound.sock, peer, ciphers, self, self._limits, self._on_proven)
         self._open.add(channel)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import signal
 import sys
@@ -21,6 +22,7 @@ from monarch_hpc.agent.local import open_local
 from monarch_hpc.config.load import load
 from monarch_hpc.config.program import DIRECTORY_VARIABLE, RUN_VARIABLE
 from monarch_hpc.mesh.controller import Controller
+from monarch_hpc.testing import wait_until
 
 _PATIENCE_S = 20.0
 
@@ -363,12 +365,16 @@ def test_a_proc_that_cannot_start_is_an_error_with_its_words(hosts: HostMesh) ->
         hosts.spawn_procs(per_host={"hosts": 2})
 
 
-def test_prints_arrive_with_rank_and_host(hosts: HostMesh, capfd: pytest.CaptureFixture[str]) -> None:
+def test_prints_arrive_with_rank_and_host(hosts: HostMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Not capfd: what is written while it is read may be lost in it.
+    out, err = io.StringIO(), io.StringIO()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
     with hosts.spawn_procs(name="choir") as procs:
         procs.spawn("singer", Probe).say.call("la la").get(_PATIENCE_S)
-    out, err, deadline_s = "", "", time.monotonic() + _PATIENCE_S
-    expected = {"[choir r00 local0] la la", "[choir r01 local1] la la"}
-    while not (expected <= set(out.splitlines()) and expected <= set(err.splitlines())):
-        assert time.monotonic() < deadline_s, (out, err)
-        more_out, more_err = capfd.readouterr()
-        out, err = out + more_out, err + more_err
+    expected = ["[choir r00 local0] la la", "[choir r01 local1] la la"]
+    wait_until(
+        "the lines of both ranks on both streams",
+        lambda: [sorted(stream.getvalue().splitlines()) for stream in (out, err)],
+        accept=lambda seen: seen == [expected, expected],
+    )

@@ -31,7 +31,8 @@ def test_whoever_lacks_the_key_is_refused_and_told_so(parties: Callable[..., Par
     addresses = server.node.listen(["127.0.0.1"])
     with pytest.raises(AuthenticationError):
         stranger.node.connect(addresses)
-    assert not server.opened and server.node.num_refused == 1
+    server.until(lambda: server.node.num_refused == 1)
+    assert not server.opened
 
 
 def test_another_process_at_a_remembered_address_is_refused(parties: Callable[..., Party]) -> None:
