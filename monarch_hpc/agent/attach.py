@@ -41,12 +41,15 @@ class Attachment:
         self.channel.send(Frame(Kind.CONTROL, body=encode(message)))
 
 
-def attach(directory: Path, role: Role, listener: Listener, engine: Engine) -> Attachment:
+def attach(
+    directory: Path, role: Role, listener: Listener, engine: Engine, timeout_s: float | None = None
+) -> Attachment:
     """Dial the head of the allocation in *directory*.
 
     Args:
         listener: told of frames and of the end of channels; the attachment's node is its own from here on.
         engine: started.
+        timeout_s: longest wait for the head; None for as long as every way to it may take.
 
     Raises:
         AllocationError: the allocation has ended, or its agents are not ready.
@@ -63,7 +66,7 @@ def attach(directory: Path, role: Role, listener: Listener, engine: Engine) -> A
     identity = Identity(ready.allocation, role, platform.node(), new_incarnation())
     node = Node(engine, identity, key, listener, transport_limits(config), relay)
     try:
-        return Attachment(ready, node, node.connect(ready.addresses))
+        return Attachment(ready, node, node.connect(ready.addresses, timeout_s=timeout_s))
     except TransportError:
         node.close("the head cannot be reached")
         raise
@@ -125,7 +128,7 @@ def _ask(directory: Path, question: Message, wanted: type[Message], timeout_s: f
     engine.start()
     asker = _Asker(engine, wanted)
     try:
-        attachment = attach(directory, Role.TOOL, asker, engine)
+        attachment = attach(directory, Role.TOOL, asker, engine, timeout_s)
         link = "relay" if attachment.channel.peer.address.startswith("relay+") else "tcp"
         attachment.send(question)
         asker.over.wait(timeout_s)

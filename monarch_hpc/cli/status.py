@@ -23,7 +23,8 @@ __all__ = ["command"]
 _PATIENCE_S = 8.0
 
 # A head that does not answer within this is shown as such; a table that hangs helps nobody.
-_ASK_S = 3.0
+# Long enough for the relay where it is needed: a second until it is tried, and another for srun.
+_ASK_S = 4.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,6 +89,15 @@ class Race:
         else:
             self._start(None)
 
+    @property
+    def over(self) -> bool:
+        """Whether it has ended, with or without a winner."""
+        return self._done is None
+
+    def cancel(self, reason: str) -> None:
+        """End it without a winner."""
+        self._end(PeerLost(", ".join(self._addresses), f"no longer dialled: {reason}"))
+
     def _start(self, relay: Opener | None) -> None:
         started = [_Outbound(self._node, self, self._incarnation, address, relay) for address in self._addresses]
         self._running.update(started)

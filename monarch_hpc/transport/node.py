@@ -51,6 +51,7 @@ class Node:
         self._half_open: dict[_Inbound, None] = {}  # in order of arrival
         self._unproven: dict[Channel, Timer] = {}  # greeted, but maybe with a recorded greeting
         self._open: set[TcpChannel] = set()  # all of them, also those that a later one replaced
+        self._races: list[Race] = []
         self._refused = 0
         self._relay = relay
         self._prefers_relay = False
@@ -124,7 +125,8 @@ class Node:
         if known is not None and known.error is None:
             done(known)
             return
-        Race(self, list(addresses), incarnation, done)
+        self._races = [race for race in self._races if not race.over]
+        self._races.append(Race(self, list(addresses), incarnation, done))
 
     def connect(self, addresses: Sequence[str], incarnation: int = 0, timeout_s: float | None = None) -> Channel:
         """Like `dial`, for threads outside the engine: wait for the channel and return it.
@@ -212,6 +214,8 @@ class Node:
         self._listening.clear()
         for inbound in list(self._half_open):
             inbound.drop()
+        for race in self._races:
+            race.cancel(reason)
         for channel in list(self._open):
             channel.close(reason)
         self._engine.wake_waiters()

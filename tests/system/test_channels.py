@@ -217,3 +217,19 @@ def test_where_a_direct_way_has_worked_no_relay_is_tried(parties: Callable[..., 
     with pytest.raises(PeerLost):
         client.node.connect([address.replace("127.0.0.1", BLOCKED)])
     assert time.monotonic() - begun_s < LIMITS.connect_s + 1
+
+
+def test_closing_a_node_ends_what_it_still_dials(parties: Callable[..., Party]) -> None:
+    client = parties()
+    begun = Signal(client.engine)
+    outcome: list[object] = []
+
+    def begin() -> None:
+        # Nobody answers there; left alone it would go on for `connect_s`.
+        client.node.dial([f"tcp://{BLOCKED}:9"], 0, outcome.append)
+        begun.set()
+
+    client.engine.call_soon(begin)
+    assert begun.wait(PATIENCE_S)
+    client.node.close("the test is over")
+    assert isinstance(outcome[0], PeerLost)
