@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -80,6 +81,12 @@ def until_said(process: HostProcess, words: str) -> str:
     raise AssertionError(f"never said {words!r}: {said}{process.stderr.read() if process.stderr else ''}")
 
 
+def kill_all_on_login(alice: Alice) -> None:
+    for pid, _ in alice.lab.processes("alice", "login"):
+        with contextlib.suppress(ProcessLookupError):  # one may end with another
+            os.kill(pid, signal.SIGKILL)
+
+
 def procs_left(alice: Alice) -> list[str]:
     """The procs of runs, on all hosts; agents and zygotes belong to no run."""
     pattern = f"^{RUN_COOKIE}=" + "[0-9a-f]" * len(NO_RUN)
@@ -104,8 +111,7 @@ def test_the_digits_three_times_with_everything_on_the_login_host_killed_between
         if attempt == 1:  # in the middle of a run, too
             running = held.start("run", "-a", "dev", write(held, "sleeper.py", SLEEPER + "sleepers.sleep.call().get()"))
             until_said(running, "ready")
-            for pid, _ in held.lab.processes("alice", "login"):
-                os.kill(pid, signal.SIGKILL)
+            kill_all_on_login(held)
             running.communicate(timeout=30)
             wait_until("no proc of the killed run", lambda: procs_left(held), 30.0, accept=lambda left: not left)
 
@@ -193,8 +199,7 @@ def test_where_login_and_hosts_cannot_connect_the_relay_carries_everything(block
     run = blocked.start("run", "-a", "dev", write(blocked, "sleeper.py", SLEEPER + "sleepers.sleep.call().get()"))
     until_said(run, "ready")
     assert sorted(step.split()[1] for step in steps(blocked)) == ["agents", "relay", "relay"]
-    for pid, _ in blocked.lab.processes("alice", "login"):
-        os.kill(pid, signal.SIGKILL)
+    kill_all_on_login(blocked)
     run.communicate(timeout=30)
     wait_until("no proc of the killed run", lambda: procs_left(blocked), 30.0, accept=lambda left: not left)
     assert blocked.run("run", "-a", "dev", HELLO).returncode == 0
