@@ -29,7 +29,7 @@ class Trainer(Actor):
         rank = current_rank().rank
         self.images_BP, self.labels_B = images_BP[rank::num_ranks], labels_B[rank::num_ranks]
         # Shares may differ by one image, and every rank must take the same number of steps.
-        self.batch_size = BATCH_SIZE // num_ranks
+        self.batch_size = max(1, BATCH_SIZE // num_ranks)
         self.num_steps = len(images_BP) // num_ranks // self.batch_size
         self.shuffle = torch.Generator().manual_seed(rank)
 

@@ -35,12 +35,12 @@ def plan(*needed: str, closed: Sequence[str] = (), links: dict[str, str] | None 
 
 
 def test_open_folders_need_no_opening() -> None:
-    assert plan("/usr", "/work/project", "/work/project/.venv") == []
+    assert plan("/usr", "/srv/project", "/srv/project/.venv") == []
 
 
 def test_a_closed_ancestor_is_covered_and_the_folder_shown() -> None:
-    assert plan("/root/.pyenv/versions/3.11.7", closed=["/root"]) == [
-        Opening(Path("/root/.pyenv/versions/3.11.7"), Path("/root"), False)
+    assert plan("/root/python/3.11", closed=["/root"]) == [
+        Opening(Path("/root/python/3.11"), Path("/root"), False)
     ]
 
 
