@@ -39,9 +39,7 @@ def test_open_folders_need_no_opening() -> None:
 
 
 def test_a_closed_ancestor_is_covered_and_the_folder_shown() -> None:
-    assert plan("/root/python/3.11", closed=["/root"]) == [
-        Opening(Path("/root/python/3.11"), Path("/root"), False)
-    ]
+    assert plan("/root/python/3.11", closed=["/root"]) == [Opening(Path("/root/python/3.11"), Path("/root"), False)]
 
 
 def test_a_closed_ancestor_is_covered_once() -> None:
