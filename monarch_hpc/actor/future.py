@@ -110,12 +110,6 @@ class Future(Generic[T]):
             self._resolve = resolve
             self._complete()
 
-    def set_exception(self, error: BaseException) -> None:
-        """Fail the future; for whoever made it. Only the first completion counts."""
-        if not self._done:
-            self._error = error
-            self._complete()
-
     def _complete(self) -> None:
         self._done = True
         self._engine.wake_waiters()

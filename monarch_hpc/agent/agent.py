@@ -18,9 +18,9 @@ from monarch_hpc.agent.reap import Exit, Reaper
 from monarch_hpc.agent.start import ProcOrder, ProcStart
 from monarch_hpc.agent.sweep import cookies, find, strangers, strike
 from monarch_hpc.agent.zygotes import MAX_PROCS_PER_ORDER, Problem, Spawned, Zygotes
+from monarch_hpc.config.schema import TransportConfig
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.errors import FrameError
-from monarch_hpc.transport.api import TransportLimits
 from monarch_hpc.transport.engine import Engine, Timer
 from monarch_hpc.wire.messages import (
     CloseRun,
@@ -63,7 +63,7 @@ class Place:
     listen_hosts: list[str]
     spin_s: float
     stop_s: float
-    limits: TransportLimits
+    limits: TransportConfig
 
 
 class _State(enum.Enum):

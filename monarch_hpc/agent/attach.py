@@ -9,7 +9,7 @@ from typing import TypedDict
 
 from monarch_hpc.agent.bootstrap import Ready, check_allocation, read_key
 from monarch_hpc.agent.relay import SlurmRelay
-from monarch_hpc.agent.settings import read_config, transport_limits
+from monarch_hpc.agent.settings import read_config
 from monarch_hpc.core.errors import AllocationError, ConfigError, TransportError
 from monarch_hpc.core.ids import Identity, Role, new_incarnation
 from monarch_hpc.transport.api import Channel, Listener
@@ -64,7 +64,7 @@ def attach(
     if ready.job_id is not None:
         relay = SlurmRelay(engine, ready.job_id, ready.hosts[0], config.agent.python, directory / "ended.json")
     identity = Identity(ready.allocation, role, platform.node(), new_incarnation())
-    node = Node(engine, identity, key, listener, transport_limits(config), relay)
+    node = Node(engine, identity, key, listener, config.transport, relay)
     try:
         return Attachment(ready, node, node.connect(ready.addresses, timeout_s=timeout_s))
     except TransportError:
@@ -129,7 +129,7 @@ def _ask(directory: Path, question: Message, wanted: type[Message], timeout_s: f
     asker = _Asker(engine, wanted)
     try:
         attachment = attach(directory, Role.TOOL, asker, engine, timeout_s)
-        link = "relay" if attachment.channel.peer.address.startswith("relay+") else "tcp"
+        link = "relay" if attachment.channel.peer.relayed else "tcp"
         attachment.send(question)
         asker.over.wait(timeout_s)
         attachment.node.close("the question is answered")

@@ -219,11 +219,6 @@ class Head:
         self._seats.send(set(self._shutting), ShutDown(grace_s))
         self._shut_on(-1)
 
-    @property
-    def shutting_down(self) -> bool:
-        """Whether `shut_down` was called."""
-        return self._shutting is not None
-
     def owns(self, link: Link) -> bool:
         """Tell whether *link* is of the owner of a run."""
         return any(run.owner is link for run in self._runs.values())

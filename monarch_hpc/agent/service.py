@@ -19,7 +19,6 @@ from monarch_hpc.agent.link import ChannelLink, Link, LocalLink
 from monarch_hpc.agent.output import LogFiles
 from monarch_hpc.agent.pulse import Pulse
 from monarch_hpc.agent.reap import Reaper
-from monarch_hpc.agent.settings import transport_limits
 from monarch_hpc.agent.zygotes import Zygotes, ZygoteSettings
 from monarch_hpc.config import Config
 from monarch_hpc.core.clock import Deadline
@@ -78,7 +77,7 @@ class Service:
         self._post = post
         self._config = config
         self._finished = finished
-        limits = transport_limits(config)
+        limits = config.transport
         identity = Identity(post.allocation, Role.AGENT, post.name, new_incarnation())
         self._node = Node(engine, identity, post.key, self, limits)
         self._deadline = Deadline(config.slurm.bootstrap_s, engine.clock)

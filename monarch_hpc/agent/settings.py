@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 from monarch_hpc.config import Config, as_document
 from monarch_hpc.config.schema import build, convert, known_keys
 from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.core.files import read_json, write_json
-from monarch_hpc.transport.api import TransportLimits
 
-__all__ = ["read_config", "transport_limits", "write_config"]
+__all__ = ["read_config", "write_config"]
 
 _SCHEMA = 1
 
@@ -44,11 +42,6 @@ def read_config(directory: Path) -> Config:
             raise ConfigError(key, "missing", str(path), "the allocation was made by another version of monarch-hpc")
         values[key] = convert(key, holder[name], kind, str(path))
     return build(values)
-
-
-def transport_limits(config: Config) -> TransportLimits:
-    """Return the channels' limits."""
-    return TransportLimits(**dataclasses.asdict(config.transport))
 
 
 def _object(value: object, path: Path) -> dict[str, object]:

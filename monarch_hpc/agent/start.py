@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from monarch_hpc.agent.sweep import COOKIE, HOST_COOKIE, RUN_COOKIE
-from monarch_hpc.transport.api import TransportLimits
+from monarch_hpc.config.schema import TransportConfig
 
 __all__ = ["ProcOrder", "ProcStart", "parse_order", "proc_environment", "render_order"]
 
@@ -60,7 +60,7 @@ class ProcStart:
     gpus: list[str]
     hello_fd: int
     spin_s: float
-    limits: TransportLimits
+    limits: TransportConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def parse_order(text: str | bytes) -> ProcOrder:
     """Read what `render_order` gave, as JSON. Both ends are ours and of one version, so it is not checked."""
     document = json.loads(text)
     document["starts"] = [
-        ProcStart(**{**start, "key": bytes.fromhex(start["key"]), "limits": TransportLimits(**start["limits"])})
+        ProcStart(**{**start, "key": bytes.fromhex(start["key"]), "limits": TransportConfig(**start["limits"])})
         for start in document["starts"]
     ]
     return ProcOrder(**document)

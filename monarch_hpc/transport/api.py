@@ -7,9 +7,10 @@ from typing import Protocol
 
 from monarch_hpc.core.errors import TransportError
 from monarch_hpc.core.ids import Role
+from monarch_hpc.transport.address import RELAY_PREFIX
 from monarch_hpc.wire.frames import Frame
 
-__all__ = ["Channel", "Listener", "Peer", "TransportLimits"]
+__all__ = ["Channel", "Listener", "Peer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,21 +31,13 @@ class Peer:
     package: str
     address: str
 
+    @property
+    def relayed(self) -> bool:
+        """Whether the way to it is the relay."""
+        return self.address.startswith(RELAY_PREFIX)
+
     def __str__(self) -> str:
         return f"{self.role.name.lower()} on {self.host or 'an unnamed host'} ({self.address})"
-
-
-@dataclass(frozen=True, slots=True)
-class TransportLimits:
-    """The limits of channels; defaults live in configs/default.yaml, section `transport`."""
-
-    handshake_s: float
-    max_half_open: int
-    max_frame_bytes: int
-    send_queue_bytes: int
-    connect_s: float
-    relay_after_s: float
-    relay_s: float
 
 
 class Channel(Protocol):

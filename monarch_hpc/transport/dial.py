@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
 from collections.abc import Callable
 from typing import Protocol
 
+from monarch_hpc.config.schema import TransportConfig
 from monarch_hpc.core.errors import AuthenticationError, PeerLost, TransportError
-from monarch_hpc.transport.address import parse_address
-from monarch_hpc.transport.api import Channel, Peer, TransportLimits
+from monarch_hpc.transport.address import RELAY_PREFIX, begin_connect
+from monarch_hpc.transport.api import Channel, Peer
 from monarch_hpc.transport.engine import Engine
 from monarch_hpc.transport.handshake import ANSWER_BYTES, Dialing
 from monarch_hpc.transport.noise import Cipher
 from monarch_hpc.transport.relay import CLOSED_THERE
 
-__all__ = ["Dialer", "Done", "Opener", "Race", "tune"]
+__all__ = ["Dialer", "Done", "Opener", "Race"]
 
 Done = Callable[[Channel | TransportError], None]
 """Called on the driver with the channel, or with why there is none."""
@@ -43,7 +43,7 @@ class Dialer(Protocol):
         ...
 
     @property
-    def limits(self) -> TransportLimits:
+    def limits(self) -> TransportConfig:
         """Among them the deadline."""
         ...
 
@@ -69,7 +69,7 @@ class Dialer(Protocol):
 class Race:
     """Dials several addresses at once; the first one that proves itself wins.
 
-    Where there is a relay, it joins the race after `TransportLimits.relay_after_s`, or when all direct
+    Where there is a relay, it joins the race after `TransportConfig.relay_after_s`, or when all direct
     ways have failed; where it has won before, it runs alone.
     """
 
@@ -158,7 +158,7 @@ class _Outbound:
         self._race = race
         self._target = address
         self._relay = relay
-        self._address = address if relay is None else f"relay+{address}"
+        self._address = address if relay is None else f"{RELAY_PREFIX}{address}"
         self._dialing = node.dialing(incarnation, self._address)
         self._answer = b""
         self._why = "it closed at our greeting, as an agent does that holds another key"
@@ -173,14 +173,8 @@ class _Outbound:
                 self.sock = self._relay.open(self._target, self._relay_failed)
                 self._greet()
                 return
-            host, port = parse_address(self._target)
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            self.sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-            tune(self.sock)
+            self.sock = begin_connect(self._target)
             self._node.engine.watch(self.sock.fileno(), self._on_ready, read=False, write=True)
-            status = self.sock.connect_ex((host, port))
-            if status not in (0, errno.EINPROGRESS):
-                raise OSError(status, os.strerror(status))
         except (OSError, TransportError) as error:
             self._fail(error)
 
@@ -232,8 +226,3 @@ class _Outbound:
             if hasattr(self, "sock"):
                 self._node.engine.unwatch(self.sock.fileno())
                 self.sock.close()
-
-
-def tune(sock: socket.socket) -> None:
-    """Send small records at once."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

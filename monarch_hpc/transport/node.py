@@ -7,11 +7,12 @@ import logging
 import socket
 from collections.abc import Mapping, Sequence
 
+from monarch_hpc.config.schema import TransportConfig
 from monarch_hpc.core.errors import AuthenticationError, PeerLost, TransportError, VersionMismatch
 from monarch_hpc.core.ids import Identity
-from monarch_hpc.transport.address import render_address
-from monarch_hpc.transport.api import Channel, Listener, Peer, TransportLimits
-from monarch_hpc.transport.dial import Done, Opener, Race, tune
+from monarch_hpc.transport.address import make_socket, render_address, tune
+from monarch_hpc.transport.api import Channel, Listener, Peer
+from monarch_hpc.transport.dial import Done, Opener, Race
 from monarch_hpc.transport.engine import Engine, Signal, Timer
 from monarch_hpc.transport.handshake import HELLO_BYTES, Accepting, Dialing, check_versions
 from monarch_hpc.transport.noise import Cipher
@@ -38,7 +39,7 @@ class Node:
         identity: Identity,
         key: bytes,
         listener: Listener,
-        limits: TransportLimits,
+        limits: TransportConfig,
         relay: Opener | None = None,
     ) -> None:
         self._engine = engine
@@ -83,8 +84,7 @@ class Node:
         """
         addresses = []
         for host in hosts:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+            sock = make_socket(host)
             try:
                 sock.bind((host, 0))
             except OSError as error:
@@ -160,7 +160,7 @@ class Node:
 
     def adopt(self, sock: socket.socket, peer: Peer, ciphers: tuple[Cipher, Cipher]) -> TcpChannel:
         """Make a channel of a socket that this side dialled and whose handshake is done."""
-        if peer.address.startswith("relay+"):
+        if peer.relayed:
             self._prefers_relay = True
         else:
             self._direct_works = True
@@ -270,7 +270,7 @@ class Node:
         return self._prefers_relay
 
     @property
-    def limits(self) -> TransportLimits:
+    def limits(self) -> TransportConfig:
         """The limits of its channels."""
         return self._limits
 

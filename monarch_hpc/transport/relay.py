@@ -19,7 +19,6 @@ Records on the pipes, little-endian, after a far end's `GREETING`:
 from __future__ import annotations
 
 import enum
-import errno
 import os
 import socket
 import struct
@@ -27,7 +26,7 @@ from collections import deque
 from collections.abc import Callable
 
 from monarch_hpc.core.errors import FrameError, PeerLost
-from monarch_hpc.transport.address import parse_address
+from monarch_hpc.transport.address import begin_connect
 from monarch_hpc.transport.engine import Engine
 
 __all__ = ["CLOSED_THERE", "GREETING", "KEEP_S", "SILENCE_S", "WINDOW_BYTES", "Relay"]
@@ -254,19 +253,13 @@ class Relay:
 
     def _dial(self, number: int, address: str) -> None:
         try:
-            host, port = parse_address(address)
-        except PeerLost as error:
-            self._send(_What.END, number, str(error).encode())
+            sock = begin_connect(address)
+        except (OSError, PeerLost) as error:
+            why = str(error) if isinstance(error, PeerLost) else error.strerror or str(error)
+            self._send(_What.END, number, why.encode())
             return
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         stream = self._streams[number] = _Stream(number, sock, None)
         stream.opened = False
-        status = sock.connect_ex((host, port))
-        if status not in (0, errno.EINPROGRESS):
-            self._end(stream, os.strerror(status))
-            return
         self._watch(stream)
 
     def _watch(self, stream: _Stream) -> None:

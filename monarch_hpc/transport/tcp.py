@@ -13,8 +13,9 @@ import struct
 from collections import deque
 from collections.abc import Callable, Iterator
 
+from monarch_hpc.config.schema import TransportConfig
 from monarch_hpc.core.errors import AuthenticationError, ChannelClosed, FrameError, PeerLost, TransportError
-from monarch_hpc.transport.api import Listener, Peer, TransportLimits
+from monarch_hpc.transport.api import Listener, Peer
 from monarch_hpc.transport.engine import Engine
 from monarch_hpc.transport.noise import TAG_BYTES, Cipher
 from monarch_hpc.wire.frames import Buffer, Frame, Head, Kind, pack_head, parse_head
@@ -60,7 +61,7 @@ class TcpChannel:
         peer: Peer,
         ciphers: tuple[Cipher, Cipher],
         listener: Listener,
-        limits: TransportLimits,
+        limits: TransportConfig,
         proven: Callable[[TcpChannel], None] | None = None,
     ) -> None:
         self._proven = proven

@@ -296,7 +296,7 @@ _STRANGER = """
 import os, pickle, socket
 from monarch_hpc.core.errors import TransportError
 from monarch_hpc.core.ids import Identity, Role, new_incarnation
-from monarch_hpc.transport.api import TransportLimits
+from monarch_hpc.config.schema import TransportConfig
 from monarch_hpc.transport.engine import Engine
 from monarch_hpc.transport.node import Node
 
@@ -315,7 +315,7 @@ engine.start()
 for address in ADDRESSES:
     for key in (bytes(32), os.urandom(32)):
         identity = Identity(ALLOCATION, Role.CONTROLLER, "bob", new_incarnation())
-        node = Node(engine, identity, key, Silent(), TransportLimits(5.0, 8, 2**20, 2**20, 5.0, 1.0, 1.0))
+        node = Node(engine, identity, key, Silent(), TransportConfig(5.0, 8, 2**20, 2**20, 5.0, 1.0, 1.0))
         tried += 1
         try:
             node.connect([address])

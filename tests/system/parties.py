@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from monarch_hpc.config.schema import TransportConfig
 from monarch_hpc.core.errors import (
     TransportError,
 )
 from monarch_hpc.core.ids import Identity, Role, new_allocation_id, new_incarnation
-from monarch_hpc.transport.api import Channel, TransportLimits
+from monarch_hpc.transport.api import Channel
 from monarch_hpc.transport.engine import Engine, Signal
 from monarch_hpc.transport.node import Node
 from monarch_hpc.transport.relay import Relay
@@ -20,7 +21,7 @@ from monarch_hpc.wire.frames import Frame
 
 ALLOCATION = new_allocation_id()
 KEY = os.urandom(32)
-LIMITS = TransportLimits(
+LIMITS = TransportConfig(
     handshake_s=0.5,
     max_half_open=8,
     max_frame_bytes=2**30,

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from monarch_hpc.agent.attach import query_status, shut_down
-from monarch_hpc.agent.local import open_local
 from monarch_hpc.config.load import load
 from monarch_hpc.config.schema import Config
 from monarch_hpc.wire.messages import (
@@ -24,23 +22,13 @@ from monarch_hpc.wire.messages import (
     SpawnFailed,
     StopProcs,
 )
-from tests.system.agent_client import ENTRY, Client, alive, cookie_holders, eventually, standin_path
+from tests.system.agent_client import Client, alive, cookie_holders, eventually
 
 
 @pytest.fixture
 def config() -> Config:
     loaded = load().config
     return replace(loaded, procs=replace(loaded.procs, stop_s=1.0), agent=replace(loaded.agent, grace_s=1.0))
-
-
-@pytest.fixture
-def directory(tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Two hosts, and the check that nothing is left of them."""
-    monkeypatch.setenv("PYTHONPATH", standin_path(tmp_path))
-    with open_local(2, config, tmp_path / "allocation", entry=ENTRY) as where:
-        yield where
-    assert not where.exists()
-    assert cookie_holders(where) == []
 
 
 def test_procs_start_speak_and_stop(directory: Path) -> None:

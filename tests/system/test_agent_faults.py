@@ -15,7 +15,6 @@ import pytest
 
 from monarch_hpc.agent.attach import attach, query_status
 from monarch_hpc.agent.bootstrap import read_ready
-from monarch_hpc.agent.local import open_local
 from monarch_hpc.agent.settings import write_config
 from monarch_hpc.config.load import load
 from monarch_hpc.config.schema import Config
@@ -24,7 +23,7 @@ from monarch_hpc.core.files import private_dir, read_json, write_json, write_pri
 from monarch_hpc.core.ids import Role
 from monarch_hpc.transport.engine import Engine
 from monarch_hpc.wire.messages import HostLost, ProcEnded, SpawnFailed
-from tests.system.agent_client import ENTRY, Client, alive, cookie_holders, eventually, standin_path
+from tests.system.agent_client import Client, alive, cookie_holders, eventually
 
 
 @pytest.fixture
@@ -37,15 +36,6 @@ def config() -> Config:
         agent=replace(loaded.agent, grace_s=1.0),
         liveness=replace(loaded.liveness, heartbeat_s=0.1, suspect_s=0.4, dead_s=1.2),
     )
-
-
-@pytest.fixture
-def directory(tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setenv("PYTHONPATH", standin_path(tmp_path))
-    with open_local(2, config, tmp_path / "allocation", entry=ENTRY) as where:
-        yield where
-    assert not where.exists()
-    assert cookie_holders(where) == []
 
 
 def agent_of(directory: Path, rank: int) -> int:

@@ -10,7 +10,7 @@ from monarch_hpc.agent.output import MAX_LINE_BYTES, LineSplitter
 from monarch_hpc.agent.reap import Exit
 from monarch_hpc.agent.start import ProcOrder, ProcStart, parse_order, proc_environment, render_order
 from monarch_hpc.agent.sweep import cookies, has_entries
-from monarch_hpc.transport.api import TransportLimits
+from monarch_hpc.config.schema import TransportConfig
 
 START = ProcStart(
     allocation="a" * 32,
@@ -27,7 +27,7 @@ START = ProcStart(
     gpus=["1", "0"],
     hello_fd=-1,
     spin_s=0.0,
-    limits=TransportLimits(5.0, 64, 1 << 33, 1 << 26, 3.0, 1.0, 30.0),
+    limits=TransportConfig(5.0, 64, 1 << 33, 1 << 26, 3.0, 1.0, 30.0),
 )
 ORDER = ProcOrder([START], {"MINE": "é\n$x"}, ["/here"], "/here", 0o022, "CUDA_VISIBLE_DEVICES")
 

@@ -1,0 +1,22 @@
+"""What several modules of system tests start from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from monarch_hpc.agent.local import open_local
+from monarch_hpc.config import Config
+from tests.system.agent_client import ENTRY, cookie_holders, standin_path
+
+
+@pytest.fixture
+def directory(tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Two hosts with the test module's `config`, and the check that nothing is left of them."""
+    monkeypatch.setenv("PYTHONPATH", standin_path(tmp_path))
+    with open_local(2, config, tmp_path / "allocation", entry=ENTRY) as where:
+        yield where
+    assert not where.exists()
+    assert cookie_holders(where) == []
