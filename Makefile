@@ -12,9 +12,17 @@ PYTHON ?= $(shell for candidate in python3 /usr/bin/python3 python3.14 python3.1
 # Needs nothing installed: it says what is missing before pip does.
 CHECK := $(PYTHON) -m monarch_hpc.testing.slurmlab check
 # What an installation depends on: it is made again when one of these is newer.
-SOURCES := setup.cfg pyproject.toml constraints.txt
+SOURCES := setup.py setup.cfg pyproject.toml constraints.txt \
+    $(wildcard monarch_hpc/transport/ucx/*.pyx monarch_hpc/transport/ucx/*.h)
 
-.PHONY: help demo test slurm-demo lint clean python system-packages
+# What compiles the UCX binding and checks it against UCX's own headers, where it is not here: Debian's names.
+BUILD_PACKAGES = $(shell \
+    command -v $(firstword $(CC)) > /dev/null || echo gcc libc6-dev; \
+    $(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' \
+        || echo python3-dev; \
+    [ -e /usr/include/ucp/api/ucp.h ] || echo libucx-dev)
+
+.PHONY: help demo test slurm-demo lint asan clean python system-packages
 .NOTPARALLEL:
 
 help:
@@ -22,6 +30,7 @@ help:
 	@echo "make slurm-demo  the same on a real four-node Slurm on this machine (needs root)"
 	@echo "make test        install what tests need, and run all checks and tests"
 	@echo "make lint        style and types only"
+	@echo "make asan        the tests of the UCX binding, with the compiler's sanitizers"
 	@echo "make clean       remove everything that these made"
 
 demo: .venv/installed-examples
@@ -38,6 +47,9 @@ lint: .venv/installed-dev
 slurm-demo: .venv/installed-examples system-packages
 	@examples/slurm_demo.sh
 
+asan: system-packages .venv/installed-dev
+	.ci/asan
+
 python:
 	@if [ -z '$(PYTHON)' ]; then \
 	    echo "make: needs Python 3.11 or newer with venv; on Debian and Ubuntu: apt-get install python3 python3-venv" >&2; \
@@ -52,7 +64,7 @@ python:
 	@touch $@
 
 system-packages: python
-	@missing=$$($(CHECK) --packages); \
+	@missing="$$(xargs <<< "$$($(CHECK) --packages) $(BUILD_PACKAGES)")"; \
 	if [ -n "$$missing" ] && [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
 	    apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $$missing; \
 	elif [ -n "$$missing" ]; then \
@@ -63,3 +75,4 @@ system-packages: python
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -f monarch_hpc/transport/ucx/_ucx.c monarch_hpc/transport/ucx/_ucx*.so

@@ -16,6 +16,7 @@ from monarch_hpc.actor.payload import View, region_of, unpack_call
 from monarch_hpc.core.errors import ActorDied
 from monarch_hpc.core.shape import Extent, Point
 from monarch_hpc.transport.api import Channel
+from monarch_hpc.transport.credit import cost_of
 from monarch_hpc.transport.engine import Engine
 from monarch_hpc.wire.frames import Frame
 from monarch_hpc.wire.serializer import loads
@@ -56,7 +57,9 @@ class Cell:
     def __init__(self, process: Replier, spawn: Frame) -> None:
         self._process = process
         self._spawn = spawn
-        self._mailbox: deque[tuple[Channel, Frame] | None] = deque()
+        self._actor = spawn.dest
+        # With what each call costs its sender until it is handled. None ends the actor.
+        self._mailbox: deque[tuple[Channel, Frame, int] | None] = deque()
         self._name = "an actor"
         self._where = "an actor"
         self._object: object = None
@@ -68,7 +71,7 @@ class Cell:
 
     def put(self, channel: Channel, frame: Frame) -> None:
         """Queue a call; on the driver."""
-        self._mailbox.append((channel, frame))
+        self._mailbox.append((channel, frame, cost_of(frame)))
         self._process.engine.wake_waiters()
 
     def stop(self) -> None:
@@ -90,7 +93,11 @@ class Cell:
                 self._object = None
                 self._broken = "it was stopped"
                 continue
-            self._handle(*mail)
+            channel, frame, cost = mail
+            self._handle(channel, frame)
+            # What the actor does not keep is freed before its sender may send more.
+            del mail, frame
+            channel.consumed(self._actor, cost)
 
     def _construct(self) -> None:
         try:

@@ -13,6 +13,8 @@ from monarch_hpc.agent.start import ProcStart
 from monarch_hpc.core.ids import Identity, Role, new_incarnation
 from monarch_hpc.transport.engine import Engine
 from monarch_hpc.transport.node import Node
+from monarch_hpc.transport.ucx.fabric import UcxFabric
+from monarch_hpc.transport.ucx.settings import wants_ucx
 from monarch_hpc.wire.messages import ProcHello, encode
 
 __all__ = ["main"]
@@ -43,7 +45,17 @@ def main(start: ProcStart) -> int:
     engine.start()
     runtime = Runtime.current = Runtime(engine, info)
     identity = Identity(start.allocation, Role.PROC, start.host_name, new_incarnation())
-    node = Node(engine, identity, start.key, runtime, start.limits)
+    fabric = None
+    if wants_ucx(start.fabric):
+        fabric = UcxFabric(
+            engine,
+            start.fabric,
+            start.ucx,
+            login=False,
+            interfaces=start.interfaces,
+            max_frame_bytes=start.limits.max_frame_bytes,
+        )
+    node = Node(engine, identity, start.key, runtime, start.limits, forwarders=start.forwarders, fabric=fabric)
     runtime.bind(node)
     hello = ProcHello(start.mesh, start.rank, identity.incarnation, node.listen(start.listen_hosts))
     os.write(start.hello_fd, encode(hello) + b"\n")

@@ -16,14 +16,19 @@ from typing import ClassVar
 from monarch_hpc.actor.cell import Cell
 from monarch_hpc.actor.context import ProcInfo
 from monarch_hpc.actor.payload import pack_failure
-from monarch_hpc.core.errors import ActorError, DeliveryUnknown, MonarchError, TransportError
+from monarch_hpc.core.errors import ActorError, DeliveryUnknown, FrameError, MonarchError, TransportError
 from monarch_hpc.transport.api import Channel
+from monarch_hpc.transport.credit import cost_of
 from monarch_hpc.transport.engine import Engine, Signal
 from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.frames import Buffer, Frame, Kind
 from monarch_hpc.wire.serializer import dumps
 
 __all__ = ["Answer", "ProcRef", "Runtime"]
+
+_CALL = Kind.CALL  # on the way of every frame: a member of an enum costs ten times a global
+_RESULT = Kind.RESULT
+_FAILURE = Kind.FAILURE
 
 _log = logging.getLogger(__name__)
 
@@ -123,6 +128,9 @@ class Runtime:
 
         Args:
             where: the callee in words, for errors.
+
+        Raises:
+            FrameError: the call is over a limit; nothing was sent.
         """
         slot = 0
         if answer is not None:
@@ -130,6 +138,9 @@ class Runtime:
             self._slots[slot] = _Slot(proc.incarnation, where, answer)
         try:
             self.channel_to(proc).send(Frame(Kind.CALL, actor, slot, body, buffers))
+        except FrameError:
+            self._slots.pop(slot, None)
+            raise
         except TransportError as error:
             if slot:
                 self._lost_slot(slot, error)
@@ -144,24 +155,27 @@ class Runtime:
 
     def on_frame(self, channel: Channel, frame: Frame) -> None:
         """Dispatch one frame; on the driver."""
-        if frame.kind is Kind.CALL:
+        kind = frame.kind
+        if kind is _CALL:
             cell = self._cells.get(frame.dest)
             if cell is not None:
                 cell.put(channel, frame)
-            elif frame.reply:
+                return
+            channel.consumed(frame.dest, cost_of(frame))
+            if frame.reply:
                 gone = DeliveryUnknown(f"actor {frame.dest:x}", "this proc does not know it")
                 self.reply_failure(channel, frame.reply, self.info.host, gone)
-        elif frame.kind in (Kind.RESULT, Kind.FAILURE):
+        elif kind is _RESULT or kind is _FAILURE:
             slot = self._slots.pop(frame.dest, None)
             if slot is not None:
                 slot.answer(frame)
-        elif frame.kind is Kind.SPAWN:
+        elif kind is Kind.SPAWN:
             self._cells[frame.dest] = Cell(self, frame)
-        elif frame.kind is Kind.STOP:
+        elif kind is Kind.STOP:
             stopped = self._cells.get(frame.dest)
             if stopped is not None:
                 stopped.stop()
-        elif frame.kind is Kind.CONTROL:
+        elif kind is Kind.CONTROL:
             self.on_control(channel, frame)
 
     def on_control(self, channel: Channel, frame: Frame) -> None:
@@ -195,7 +209,10 @@ class Runtime:
             unsent = TypeError(f"the result, a {type(value).__name__}, cannot be sent: {type(error).__name__}: {error}")
             self.reply_failure(channel, slot, self.info.host, unsent)
             return
-        self._answer(channel, Frame(Kind.RESULT, slot, 0, body, buffers))
+        try:
+            self._answer(channel, Frame(Kind.RESULT, slot, 0, body, buffers))
+        except FrameError as error:
+            self.reply_failure(channel, slot, self.info.host, error)
 
     def reply_failure(self, channel: Channel, slot: int, where: str, error: BaseException) -> None:
         """Answer a call with an exception."""
@@ -205,6 +222,8 @@ class Runtime:
     def _answer(self, channel: Channel, frame: Frame) -> None:
         try:
             channel.send(frame)
+        except FrameError:
+            raise  # the caller still waits
         except TransportError as error:
             # The caller is told by its own side of the channel.
             _log.info("an answer found no caller: %s", error)

@@ -57,7 +57,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
 def _serve(options: argparse.Namespace, name: str, key: bytes, environment: Mapping[str, str]) -> int:
     config = read_config(options.directory)
     grant = read_grant(
-        environment, config.agent.interfaces, (options.rank, options.num_hosts) if options.local else None
+        environment, config.fabric.interfaces.compute, (options.rank, options.num_hosts) if options.local else None
     )
     post = Post(
         directory=options.directory,

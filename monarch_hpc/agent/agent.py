@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import enum
 import logging
 import os
 import signal
@@ -14,19 +13,23 @@ from functools import partial
 from monarch_hpc.agent.gpus import visible_gpus
 from monarch_hpc.agent.grant import Grant
 from monarch_hpc.agent.output import LogFiles, ProcOutput, Tag
+from monarch_hpc.agent.proc import Proc, State
 from monarch_hpc.agent.reap import Exit, Reaper
 from monarch_hpc.agent.start import ProcOrder, ProcStart
 from monarch_hpc.agent.sweep import cookies, find, strangers, strike
+from monarch_hpc.agent.vigil import Vigil
 from monarch_hpc.agent.zygotes import MAX_PROCS_PER_ORDER, Problem, Spawned, Zygotes
-from monarch_hpc.config.schema import TransportConfig
+from monarch_hpc.config.schema import FabricConfig, TransportConfig, UcxConfig
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.errors import FrameError
-from monarch_hpc.transport.engine import Engine, Timer
+from monarch_hpc.supervision.lease import Lease, Life
+from monarch_hpc.transport.engine import Engine
 from monarch_hpc.wire.messages import (
     CloseRun,
     Message,
     ProcEnded,
     ProcHello,
+    ProcLife,
     ProcReady,
     ProcsStopped,
     RunClosed,
@@ -51,8 +54,10 @@ class Place:
 
     Args:
         listen_hosts: IP addresses that procs listen on.
-        spin_s: how long a proc's engine may spin where it has a core of its own.
         stop_s: between SIGTERM and SIGKILL of a proc whose run ends.
+        heartbeat_s: between two looks at the procs' state.
+        lease: how long a proc may be stopped by a signal.
+        forwarders: addresses of the head's agent; filled in when they are known.
     """
 
     allocation: str
@@ -61,31 +66,13 @@ class Place:
     key: bytes
     grant: Grant
     listen_hosts: list[str]
-    spin_s: float
     stop_s: float
+    heartbeat_s: float
+    lease: Lease
+    forwarders: list[str]
     limits: TransportConfig
-
-
-class _State(enum.Enum):
-    STARTING = enum.auto()
-    READY = enum.auto()
-
-
-@dataclass(slots=True, eq=False)
-class _Proc:
-    """One proc from its order to its end."""
-
-    start: ProcStart
-    output: ProcOutput
-    hello_fd: int
-    deadline: Timer | None = None
-    state: _State = _State.STARTING
-    pid: int = 0  # 0 until the zygote has told it
-    hello: bytes = b""
-    stopping: bool = False
-    asked: bool = False  # its end was asked for
-    cause: str = ""  # why we killed it, if not asked
-    killer: Timer | None = None
+    fabric: FabricConfig
+    ucx: UcxConfig
 
 
 class Agent:
@@ -113,7 +100,8 @@ class Agent:
         self._files = files
         self._send = send
         self._crowded = crowded
-        self._procs: set[_Proc] = set()
+        self._vigil = Vigil(engine, place.heartbeat_s, place.lease)
+        self._procs: set[Proc] = set()
         self._stopping_meshes: set[tuple[str, int]] = set()
         self._closing_runs: dict[str, Deadline | None] = {}  # None: procs are still ending
         self._leaving: Callable[[int], None] | None = None
@@ -186,7 +174,7 @@ class Agent:
                 read, write = os.pipe()
                 ours.append(read)
                 theirs.append(write)
-            procs: list[_Proc] = []
+            procs: list[Proc] = []
             request = ProcOrder(
                 starts=starts,
                 environment=order.environment,
@@ -209,7 +197,7 @@ class Agent:
             path = self._files.path(start.run, start.rank, start.host_name)
             pipes = {"out": out, "err": err}
             output = ProcOutput(self._engine, tag, pipes, self._files, path, self._send, self._crowded)
-            proc = _Proc(start, output, hello)
+            proc = Proc(start, output, hello)
             proc.deadline = self._engine.call_later(order.deadline_s, partial(self._late, proc, order.deadline_s))
             os.set_blocking(hello, False)
             self._engine.watch(hello, partial(self._read_hello, proc))
@@ -234,11 +222,15 @@ class Agent:
             listen_hosts=place.listen_hosts,
             gpus=visible_gpus(place.grant.gpus, local_rank, order.per_host, order.gpu_visible),
             hello_fd=-1,
-            spin_s=place.spin_s if room else 0.0,
+            spin_s=place.fabric.spin_us / 1e6 if room else 0.0,
+            forwarders=place.forwarders,
+            interfaces=list(place.grant.interfaces),
             limits=place.limits,
+            fabric=place.fabric,
+            ucx=place.ucx,
         )
 
-    def _forked(self, procs: list[_Proc], outcome: Spawned) -> None:
+    def _forked(self, procs: list[Proc], outcome: Spawned) -> None:
         if isinstance(outcome, Problem):
             for proc in procs:
                 self._gone(proc, outcome.cause, outcome.last_lines)
@@ -251,11 +243,12 @@ class Agent:
                 os.kill(pid, signal.SIGKILL)
                 self._gone(proc, f"cannot be watched: {error.strerror}", [])
             if proc in self._procs:
+                self._vigil.watch(pid, partial(self._on_life, proc))
                 self._welcome(proc)
             else:  # given up while the zygote was busy
                 self._kill(proc)
 
-    def _read_hello(self, proc: _Proc, _mask: int = 0) -> None:
+    def _read_hello(self, proc: Proc, _mask: int = 0) -> None:
         try:
             data = os.read(proc.hello_fd, _MAX_HELLO_BYTES)
         except BlockingIOError:
@@ -266,16 +259,16 @@ class Agent:
         self._close_hello(proc)
         self._welcome(proc)
 
-    def _welcome(self, proc: _Proc) -> None:
+    def _welcome(self, proc: Proc) -> None:
         """Report a proc as ready when both it and the zygote have spoken, whoever was first."""
-        if not proc.pid or proc.stopping or proc.state is _State.READY:
+        if not proc.pid or proc.stopping or proc.state is State.READY:
             return
         try:
             hello = decode(proc.hello)
         except FrameError:
             return  # not all of it, or nonsense: its end or the deadline tells
         if isinstance(hello, ProcHello):
-            proc.state = _State.READY
+            proc.state = State.READY
             if proc.deadline is not None:
                 proc.deadline.cancel()
             start = proc.start
@@ -284,13 +277,13 @@ class Agent:
                 ProcReady(start.run, start.mesh, start.rank, start.host_rank, proc.pid, incarnation, hello.addresses)
             )
 
-    def _close_hello(self, proc: _Proc) -> None:
+    def _close_hello(self, proc: Proc) -> None:
         if proc.hello_fd >= 0:
             self._engine.unwatch(proc.hello_fd)
             os.close(proc.hello_fd)
             proc.hello_fd = -1
 
-    def _late(self, proc: _Proc, deadline_s: float) -> None:
+    def _late(self, proc: Proc, deadline_s: float) -> None:
         late = f"after {deadline_s:g} s (config key 'procs.start_s')"
         if proc.pid:
             proc.cause = f"it was not ready {late}"
@@ -299,9 +292,19 @@ class Agent:
         else:
             self._gone(proc, f"the zygote still imports what is to be preloaded {late}", [])
 
+    def _on_life(self, proc: Proc, life: Life, stopped_s: float) -> None:
+        start = proc.start
+        if life is Life.DEAD:
+            proc.cause = f"stopped (SIGSTOP) for {stopped_s:.0f} s"
+            proc.stopping = True
+            self._kill(proc)
+        elif proc.state is State.READY and not proc.asked:
+            where = start.run, start.mesh, start.rank, start.host_rank
+            self._send(ProcLife(*where, life.value, round(stopped_s, 1), self._place.lease.dead_s))
+
     # ---- ending ----
 
-    def _stop(self, proc: _Proc, grace_s: float) -> None:
+    def _stop(self, proc: Proc, grace_s: float) -> None:
         proc.asked = True
         if proc.stopping:
             return
@@ -313,21 +316,22 @@ class Agent:
             os.kill(proc.pid, signal.SIGTERM)
         proc.killer = self._engine.call_later(grace_s, partial(self._kill, proc))
 
-    def _kill(self, proc: _Proc) -> None:
+    def _kill(self, proc: Proc) -> None:
         if proc.pid in self._reaper.watched:  # not reaped, so the number is still its own
             for send in (os.kill, os.killpg):
                 with contextlib.suppress(ProcessLookupError):
                     send(proc.pid, signal.SIGKILL)
 
-    def _ended(self, proc: _Proc, how: Exit) -> None:
+    def _ended(self, proc: Proc, how: Exit) -> None:
         if proc.hello_fd >= 0:
             self._read_hello(proc)
         self._gone(proc, proc.cause or str(how), [])
 
-    def _gone(self, proc: _Proc, cause: str, last_lines: list[str]) -> None:
+    def _gone(self, proc: Proc, cause: str, last_lines: list[str]) -> None:
         if proc not in self._procs:
             return
         self._procs.discard(proc)
+        self._vigil.forget(proc.pid)
         for timer in (proc.deadline, proc.killer):
             if timer is not None:
                 timer.cancel()
@@ -335,7 +339,7 @@ class Agent:
         proc.output.finish()
         start = proc.start
         words = last_lines or proc.output.last_lines
-        if proc.state is _State.STARTING:
+        if proc.state is State.STARTING:
             self._send(SpawnFailed(start.run, start.mesh, start.rank, start.host_rank, cause, words))
         else:
             self._send(ProcEnded(start.run, start.mesh, start.rank, start.host_rank, proc.asked, cause, words))
@@ -387,5 +391,5 @@ class Agent:
             return
         self._leaving(len(find(entries)))
 
-    def _of_mesh(self, run: str, mesh: int) -> list[_Proc]:
+    def _of_mesh(self, run: str, mesh: int) -> list[Proc]:
         return [proc for proc in self._procs if (proc.start.run, proc.start.mesh) == (run, mesh)]

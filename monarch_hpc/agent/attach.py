@@ -8,13 +8,17 @@ from pathlib import Path
 from typing import TypedDict
 
 from monarch_hpc.agent.bootstrap import Ready, check_allocation, read_key
+from monarch_hpc.agent.grant import choose_interfaces, read_interfaces
 from monarch_hpc.agent.relay import SlurmRelay
 from monarch_hpc.agent.settings import read_config
+from monarch_hpc.config.schema import Config
 from monarch_hpc.core.errors import AllocationError, ConfigError, TransportError
 from monarch_hpc.core.ids import Identity, Role, new_incarnation
 from monarch_hpc.transport.api import Channel, Listener
 from monarch_hpc.transport.engine import Engine, Signal
 from monarch_hpc.transport.node import Node
+from monarch_hpc.transport.ucx.fabric import UcxFabric
+from monarch_hpc.transport.ucx.settings import wants_ucx
 from monarch_hpc.wire.frames import Frame, Kind
 from monarch_hpc.wire.messages import Message, ShutDown, ShutDownDone, Status, StatusReport, decode, encode
 
@@ -61,10 +65,11 @@ def attach(
     key = read_key(directory)
     config = read_config(directory)
     relay = None
-    if ready.job_id is not None:
+    if ready.job_id is not None and "relay" in config.fabric.order:
         relay = SlurmRelay(engine, ready.job_id, ready.hosts[0], config.agent.python, directory / "ended.json")
     identity = Identity(ready.allocation, role, platform.node(), new_incarnation())
-    node = Node(engine, identity, key, listener, config.transport, relay)
+    fabric = _open_ucx(engine, config, ready) if role is Role.CONTROLLER and wants_ucx(config.fabric) else None
+    node = Node(engine, identity, key, listener, config.transport, relay, forwarders=ready.addresses, fabric=fabric)
     try:
         return Attachment(ready, node, node.connect(ready.addresses, timeout_s=timeout_s))
     except TransportError:
@@ -72,18 +77,37 @@ def attach(
         raise
 
 
+def _open_ucx(engine: Engine, config: Config, ready: Ready) -> UcxFabric:
+    local = ready.job_id is None
+    login = not local and platform.node() not in ready.hosts.values()
+    wanted = config.fabric.interfaces.login if login else config.fabric.interfaces.compute
+    return UcxFabric(
+        engine,
+        config.fabric,
+        config.ucx,
+        login=login,
+        interfaces=list(
+            choose_interfaces(read_interfaces(), wanted, local=local, side="login" if login else "compute")
+        ),
+        max_frame_bytes=config.transport.max_frame_bytes,
+    )
+
+
 class HeadStatus(TypedDict):
-    """What a head says of its allocation, and over which link it was asked: ``tcp`` or ``relay``."""
+    """What a head says of its allocation, and over which link it was asked and why: `transport.api.Channel.fabric`."""
 
     hosts: list[dict[str, object]]
     runs: list[dict[str, object]]
     link: str
+    link_why: str
 
 
 def query_status(directory: Path, timeout_s: float) -> HeadStatus | None:
     """Ask the head what runs; None when it cannot be reached in time."""
-    answer, link = _ask(directory, Status(), StatusReport, timeout_s)
-    return HeadStatus(hosts=answer.hosts, runs=answer.runs, link=link) if isinstance(answer, StatusReport) else None
+    answer, link, why = _ask(directory, Status(), StatusReport, timeout_s)
+    if not isinstance(answer, StatusReport):
+        return None
+    return HeadStatus(hosts=answer.hosts, runs=answer.runs, link=link, link_why=why)
 
 
 def shut_down(directory: Path, timeout_s: float) -> dict[str, int] | None:
@@ -95,7 +119,7 @@ def shut_down(directory: Path, timeout_s: float) -> dict[str, int] | None:
     Returns:
         How many processes are left on each host, -1 where nobody said; None when the head cannot be reached.
     """
-    answer, _ = _ask(directory, ShutDown(timeout_s), ShutDownDone, timeout_s + _ANSWER_S)
+    answer, _, _ = _ask(directory, ShutDown(timeout_s), ShutDownDone, timeout_s + _ANSWER_S)
     return dict(answer.left) if isinstance(answer, ShutDownDone) else None
 
 
@@ -122,19 +146,22 @@ class _Asker:
         self.over.set()
 
 
-def _ask(directory: Path, question: Message, wanted: type[Message], timeout_s: float) -> tuple[Message | None, str]:
-    link = ""
+def _ask(
+    directory: Path, question: Message, wanted: type[Message], timeout_s: float
+) -> tuple[Message | None, str, str]:
+    """Return the answer, the fabric that it came over, and why that one."""
+    link = why = ""
     engine = Engine()
     engine.start()
     asker = _Asker(engine, wanted)
     try:
         attachment = attach(directory, Role.TOOL, asker, engine, timeout_s)
-        link = "relay" if attachment.channel.peer.relayed else "tcp"
+        link, why = attachment.channel.fabric, attachment.channel.why
         attachment.send(question)
         asker.over.wait(timeout_s)
         attachment.node.close("the question is answered")
     except (AllocationError, ConfigError, TransportError, OSError):
-        return None, link
+        return None, link, why
     finally:
         engine.close()
-    return asker.answer, link
+    return asker.answer, link, why

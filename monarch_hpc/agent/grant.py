@@ -13,6 +13,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Literal
 
 from monarch_hpc.agent import cgroup
 from monarch_hpc.agent.gpus import own_block, parse_gpus
@@ -70,13 +71,16 @@ def parse_device_gpus(names: Sequence[str]) -> list[str]:
     return [str(index) for index in found]
 
 
-def choose_interfaces(found: Mapping[str, str], wanted: Sequence[str], *, local: bool) -> dict[str, str]:
+def choose_interfaces(
+    found: Mapping[str, str], wanted: Sequence[str], *, local: bool, side: Literal["login", "compute"] = "compute"
+) -> dict[str, str]:
     """Return the interfaces to listen on, best first; never a wildcard address.
 
     Args:
         found: all that are up, name -> IPv4 address.
         wanted: names or patterns of the configuration, best first; empty for all that route.
         local: the whole allocation is on this machine.
+        side: whose configuration *wanted* is, for the error.
 
     Raises:
         ConfigError: none of *wanted* is here.
@@ -89,7 +93,10 @@ def choose_interfaces(found: Mapping[str, str], wanted: Sequence[str], *, local:
         if not chosen:
             known = ", ".join(sorted(found)) or "none"
             raise ConfigError(
-                "agent.interfaces", repr(list(wanted)), "config.json", f"no such interface here; known: {known}"
+                f"fabric.interfaces.{side}",
+                repr(list(wanted)),
+                "the configuration",
+                f"no such interface on this machine; known: {known}",
             )
         return chosen
     routing = {

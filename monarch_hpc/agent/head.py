@@ -8,10 +8,11 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 
 from monarch_hpc.agent.link import Link
+from monarch_hpc.agent.runs import Mesh, Run, report
 from monarch_hpc.agent.seats import Seats
 from monarch_hpc.supervision.lease import Life
 from monarch_hpc.wire.messages import (
@@ -23,18 +24,19 @@ from monarch_hpc.wire.messages import (
     OpenRun,
     Output,
     ProcEnded,
+    ProcLife,
     ProcReady,
     ProcsStopped,
     Refused,
     Roster,
     RunClosed,
+    RunLinks,
     RunOpened,
     ShutDown,
     ShutDownDone,
     SpawnFailed,
     SpawnProcs,
     Status,
-    StatusReport,
     StopProcs,
 )
 
@@ -49,24 +51,6 @@ _ORPHAN_S = 2.0
 _log = logging.getLogger(__name__)
 
 Later = Callable[[float, Callable[[], None]], object]
-
-
-@dataclass(slots=True)
-class _Mesh:
-    link: Link  # who asked for it
-    hosts: set[int]
-    alive: dict[int, int] = field(default_factory=dict)  # rank of a proc -> its host
-
-
-@dataclass(slots=True, eq=False)
-class _Run:
-    opened: OpenRun
-    opened_s: float
-    owner: Link | None = None
-    members: list[Link] = field(default_factory=list)
-    meshes: dict[int, _Mesh] = field(default_factory=dict)
-    closing: set[int] | None = None  # hosts that have not said that nothing is left
-    dropped: dict[tuple[int, int, str], int] = field(default_factory=dict)
 
 
 class Head:
@@ -96,8 +80,8 @@ class Head:
         self._changed = changed
         self._ended = ended
         self._seats = Seats(num_hosts)
-        self._runs: dict[str, _Run] = {}
-        self._epochs = itertools.count(1)
+        self._runs: dict[str, Run] = {}
+        self._numbers = itertools.count(1)
         self._late = False
         self._shutting: set[int] | None = None  # hosts that have not said what is left
         self._over = False
@@ -141,16 +125,16 @@ class Head:
                 if self._shutting is None:
                     link.close("it was told to leave")
                 self._shut_on(seat.entry.rank)
-            case ProcReady() | SpawnFailed() | ProcEnded() | ProcsStopped() | Output():
+            case ProcReady() | ProcLife() | SpawnFailed() | ProcEnded() | ProcsStopped() | Output():
                 self._to_controller(message)
             case _:
                 _log.warning("%s sent %s, which no head handles", seat.entry.name, type(message).__name__)
 
-    def on_agent_lost(self, link: Link, cause: str) -> None:
-        """An agent, its host or the way to it is gone."""
+    def on_agent_lost(self, link: Link, cause: str) -> int | None:
+        """An agent, its host or the way to it is gone; return the host's rank if it had a seat."""
         seat = self._seats.of(link)
         if seat is None:
-            return
+            return None
         seat.link, seat.life, seat.cause = None, Life.DEAD, cause
         rank = seat.entry.rank
         if self._shutting is None:
@@ -160,9 +144,11 @@ class Head:
                 member.send(HostLost(name, rank, cause))
             for number, mesh in list(run.meshes.items()):
                 mesh.alive = {proc: host for proc, host in mesh.alive.items() if host != rank}
+                mesh.suspect &= mesh.alive.keys()
                 self._stopped_on(run, number, rank)
             self._closed_on(name, rank)
         self._shut_on(rank)
+        return rank
 
     # ---- controllers and tools ----
 
@@ -183,8 +169,12 @@ class Head:
                     if link not in run.members:
                         run.members.append(link)
                     self._close(message.run, message.exit_code)
+            case RunLinks():
+                run = self._runs.get(message.run)
+                if run is not None and link in run.members:
+                    run.links[link] = message.links
             case Status():
-                link.send(self._report())
+                link.send(report(self._seats, self._runs, self._clock()))
             case ShutDown():
                 self.shut_down(message.grace_s, link)
             case _:
@@ -198,6 +188,7 @@ class Head:
             if link not in run.members:
                 continue
             run.members.remove(link)
+            run.links.pop(link, None)
             if link is run.owner:
                 _log.info("run %s: its controller is gone: %s", name, cause)
                 self._close(name, -1)
@@ -233,14 +224,20 @@ class Head:
         if run is not None and run.closing is not None:
             link.send(Refused(message.run, f"run {message.run} is over"))
             return
+        number = next(self._numbers)
         if run is None:
-            run = self._runs[message.run] = _Run(message, self._clock())
+            run = self._runs[message.run] = Run(message, self._clock(), number)
         if message.owner:
+            if run.owner is not None and run.owner is not link:
+                # It may be cut off from us, and would else go on to rule when it is back. Whoever came later wins.
+                run.epoch = number
+                for member in run.members:
+                    member.close(f"another controller has taken over run {message.run}")
             run.owner = link
             run.opened = message
         if link not in run.members:
             run.members.append(link)
-        link.send(RunOpened(message.run, next(self._epochs), self._seats.hosts()))
+        link.send(RunOpened(message.run, run.epoch, number, self._seats.hosts()))
 
     def _spawn(self, link: Link, message: SpawnProcs) -> None:
         run = self._runs.get(message.run)
@@ -258,7 +255,7 @@ class Head:
                 for mesh_rank in range(first, first + max(message.per_host, 1)):
                     link.send(SpawnFailed(message.run, message.mesh, mesh_rank, rank, cause, []))
         if run is not None and not problem:
-            run.meshes[message.mesh] = _Mesh(link, set(present))
+            run.meshes[message.mesh] = Mesh(link, set(present))
             self._seats.send(present, message)
 
     def _stop(self, link: Link, message: StopProcs) -> None:
@@ -279,11 +276,11 @@ class Head:
         self._later(self._stop_s + _CLOSE_S, partial(self._close_late, name, run))
         self._closed_on(name, -1)
 
-    def _close_orphan(self, name: str, run: _Run) -> None:
+    def _close_orphan(self, name: str, run: Run) -> None:
         if self._runs.get(name) is run and not run.members:
             self._close(name, -1)
 
-    def _close_late(self, name: str, run: _Run) -> None:
+    def _close_late(self, name: str, run: Run) -> None:
         if self._runs.get(name) is run:
             left = [self._seats.name(rank) for rank in sorted(run.closing or ())]
             _log.warning("run %s: procs may be left on %s", name, ", ".join(left))
@@ -300,7 +297,7 @@ class Head:
             for member in run.members:
                 member.send(RunClosed(name))
 
-    def _to_controller(self, message: ProcReady | SpawnFailed | ProcEnded | ProcsStopped | Output) -> None:
+    def _to_controller(self, message: ProcReady | ProcLife | SpawnFailed | ProcEnded | ProcsStopped | Output) -> None:
         run = self._runs.get(message.run)
         mesh = run.meshes.get(message.mesh) if run is not None else None
         if run is None or mesh is None:
@@ -308,8 +305,13 @@ class Head:
         match message:
             case ProcReady():
                 mesh.alive[message.rank] = message.host
+            case ProcLife():
+                mesh.suspect.discard(message.rank)
+                if message.life == Life.SUSPECT.value and message.rank in mesh.alive:
+                    mesh.suspect.add(message.rank)
             case SpawnFailed() | ProcEnded():
                 mesh.alive.pop(message.rank, None)
+                mesh.suspect.discard(message.rank)
             case ProcsStopped():
                 self._stopped_on(run, message.mesh, message.host)
             case Output():
@@ -321,7 +323,7 @@ class Head:
         mesh.link.send(message)
 
     @staticmethod
-    def _stopped_on(run: _Run, mesh: int, rank: int) -> None:
+    def _stopped_on(run: Run, mesh: int, rank: int) -> None:
         run.meshes[mesh].hosts.discard(rank)
         if not run.meshes[mesh].hosts:
             del run.meshes[mesh]
@@ -352,39 +354,3 @@ class Head:
         hosts = self._seats.hosts()
         self._changed(hosts, missing)
         self._seats.send([host.rank for host in hosts], Roster(hosts))
-
-    def _report(self) -> StatusReport:
-        now_s = self._clock()
-        hosts: list[dict[str, object]] = [
-            {
-                "rank": seat.entry.rank,
-                "name": seat.entry.name,
-                "state": "lost" if seat.link is None else seat.life.value,
-                "problem": seat.problem or seat.cause,
-                "cpus": len(seat.entry.cpus),
-                "gpus": seat.entry.gpus,
-                "memory_bytes": seat.entry.memory_bytes,
-                "addresses": seat.entry.addresses,
-                "pid": seat.entry.pid,
-                "procs": sum(
-                    host == seat.entry.rank
-                    for run in self._runs.values()
-                    for mesh in run.meshes.values()
-                    for host in mesh.alive.values()
-                ),
-            }
-            for seat in self._seats.all()
-        ]
-        runs: list[dict[str, object]] = [
-            {
-                "run": name,
-                "title": run.opened.title,
-                "controller_host": run.opened.controller_host,
-                "pid": run.opened.pid,
-                "age_s": round(now_s - run.opened_s, 1),
-                "procs": sum(len(mesh.alive) for mesh in run.meshes.values()),
-                "state": "running" if run.closing is None else "closing",
-            }
-            for name, run in self._runs.items()
-        ]
-        return StatusReport(hosts, runs)

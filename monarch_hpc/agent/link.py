@@ -25,6 +25,16 @@ class Link(Protocol):
         """Whether too much waits already."""
         ...
 
+    @property
+    def fabric(self) -> str:
+        """What carries the messages, see `transport.api.Channel.fabric`."""
+        ...
+
+    @property
+    def why(self) -> str:
+        """Why it is that one."""
+        ...
+
     def send(self, message: Message) -> None:
         """Send *message*."""
         ...
@@ -45,6 +55,16 @@ class ChannelLink:
         """Whether too much waits already."""
         return self.channel.queued_bytes > CROWDED_BYTES
 
+    @property
+    def fabric(self) -> str:
+        """What carries the messages."""
+        return self.channel.fabric
+
+    @property
+    def why(self) -> str:
+        """Why it is that one."""
+        return self.channel.why
+
     def send(self, message: Message) -> None:
         """Send *message*."""
         # A channel that is over reports that itself, with the reason.
@@ -60,6 +80,8 @@ class LocalLink:
     """A link within this process."""
 
     crowded = False
+    fabric = "local"
+    why = "the head is in this agent"
 
     def __init__(self, deliver: Callable[[Message], None], closed: Callable[[str], None]) -> None:
         self._deliver = deliver

@@ -19,7 +19,8 @@ from pathlib import Path
 
 from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.core.files import private_dir
-from monarch_hpc.transport.engine import Engine, Timer
+from monarch_hpc.transport.engine import Engine
+from monarch_hpc.transport.timer import Timer
 from monarch_hpc.wire.messages import Output
 
 __all__ = ["LineSplitter", "LogFiles", "ProcOutput", "Tag"]

@@ -35,8 +35,9 @@ class Pulse:
         self._lease = lease
         self._changed = changed
         self._lives: dict[Channel, Life] = {}
+        self._excused_s: dict[Channel, float] = {}  # as if it had been heard then
         self._quiet: set[Channel] = set()
-        self._awake_s = self._beat_s = engine.clock()
+        self._beat_s = engine.clock()
         self._timer = engine.call_later(heartbeat_s, self._beat)
 
     def watch(self, channel: Channel, *, judged: bool = True) -> None:
@@ -53,6 +54,7 @@ class Pulse:
     def forget(self, channel: Channel) -> None:
         """Stop beating on *channel*; unknown ones are ignored."""
         self._lives.pop(channel, None)
+        self._excused_s.pop(channel, None)
         self._quiet.discard(channel)
 
     def life(self, channel: Channel) -> Life:
@@ -63,23 +65,29 @@ class Pulse:
         """Stop beating."""
         self._timer.cancel()
         self._lives.clear()
+        self._excused_s.clear()
         self._quiet.clear()
+
+    def _heard_s(self, channel: Channel) -> float:
+        return max(channel.heard_s, self._excused_s.get(channel, 0.0))
 
     def _beat(self) -> None:
         self._timer = self._engine.call_later(self._heartbeat_s, self._beat)
         now_s = self._engine.clock()
-        # A process that was stopped or starved heard nobody, and must not condemn its healthy peers for that:
-        # their time starts again when it wakes up.
-        if now_s - self._beat_s > self._heartbeat_s + self._lease.suspect_s:
-            self._awake_s = now_s
+        late_s = now_s - self._beat_s - self._heartbeat_s
         self._beat_s = now_s
+        # While it was stopped or starved, this process heard nobody: that time is not held against its peers. All
+        # the rest is, so that a process which is always late finds its dead, too.
+        if late_s > self._heartbeat_s:
+            for channel in self._lives:
+                self._excused_s[channel] = min(self._heard_s(channel) + late_s, now_s)
         for channel in [*self._lives, *self._quiet]:
             try:
                 channel.send(Frame(Kind.PING))
             except TransportError:
                 continue  # it is over; on_lost is on its way
         for channel, before in list(self._lives.items()):
-            after = self._lease.judge(before, max(channel.heard_s, self._awake_s), now_s)
+            after = self._lease.judge(before, self._heard_s(channel), now_s)
             if after is before:
                 continue
             self._lives[channel] = after

@@ -19,6 +19,7 @@ from monarch_hpc.agent.link import ChannelLink, Link, LocalLink
 from monarch_hpc.agent.output import LogFiles
 from monarch_hpc.agent.pulse import Pulse
 from monarch_hpc.agent.reap import Reaper
+from monarch_hpc.agent.whereabouts import Whereabouts
 from monarch_hpc.agent.zygotes import Zygotes, ZygoteSettings
 from monarch_hpc.config import Config
 from monarch_hpc.core.clock import Deadline
@@ -79,7 +80,8 @@ class Service:
         self._finished = finished
         limits = config.transport
         identity = Identity(post.allocation, Role.AGENT, post.name, new_incarnation())
-        self._node = Node(engine, identity, post.key, self, limits)
+        self._whereabouts = Whereabouts()
+        self._node = Node(engine, identity, post.key, self, limits, forwards=self._whereabouts.addresses)
         self._deadline = Deadline(config.slurm.bootstrap_s, engine.clock)
         listen_hosts = list(grant.interfaces.values())
         self._entry = HostEntry(
@@ -98,6 +100,8 @@ class Service:
         settings = ZygoteSettings(post.allocation, post.rank, post.entry, post.environment)
         self._zygotes = Zygotes(engine, self._reaper, settings)
         self._files = LogFiles(post.directory / "runs", lambda: engine.call_soon(self._agent.resume_output))
+        lease = Lease(config.liveness.suspect_s, config.liveness.dead_s)
+        self._forwarders: list[str] = []
         place = Place(
             allocation=post.allocation,
             rank=post.rank,
@@ -105,19 +109,18 @@ class Service:
             key=post.key,
             grant=grant,
             listen_hosts=listen_hosts,
-            spin_s=config.engine.spin_us / 1e6,
             stop_s=config.procs.stop_s,
+            heartbeat_s=config.liveness.heartbeat_s,
+            lease=lease,
+            forwarders=self._forwarders,
             limits=limits,
+            fabric=config.fabric,
+            ucx=config.ucx,
         )
         self._agent = Agent(
             engine, place, self._zygotes, self._reaper, self._files, self._send_up, lambda: self._up.crowded
         )
-        self._pulse = Pulse(
-            engine,
-            config.liveness.heartbeat_s,
-            Lease(config.liveness.suspect_s, config.liveness.dead_s),
-            self._on_life,
-        )
+        self._pulse = Pulse(engine, config.liveness.heartbeat_s, lease, self._on_life)
         self._links: dict[Channel, ChannelLink] = {}
         self._up: Link = LocalLink(lambda _message: None, lambda _reason: None)  # until the head is known
         self._head: Head | None = None
@@ -161,6 +164,7 @@ class Service:
             lambda message: self._engine.call_soon(partial(head.on_agent, down, message)), lambda _reason: None
         )
         self._engine.call_later(self._deadline.left_s(), head.on_bootstrap_deadline)
+        self._forwarders[:] = self._entry.addresses
         bootstrap.write_head(self._post.directory, self._entry.addresses)
         head.on_join(down, Join(self._entry, problem))
 
@@ -185,6 +189,7 @@ class Service:
             return
         addresses = bootstrap.read_head(self._post.directory)
         if addresses is not None:
+            self._forwarders[:] = addresses
             self._node.dial(addresses, 0, partial(self._dialled, problem))
         elif self._deadline.passed():
             self._fail(f"no head after {self._deadline.timeout_s:.0f} s: {self._post.directory}/head.json is missing")
@@ -203,6 +208,7 @@ class Service:
             self._fail(f"cannot reach the head: {result}")
 
     def _send_up(self, message: Message) -> None:
+        self._whereabouts.note(message)
         self._up.send(message)
 
     def _on_order(self, message: Message) -> None:
@@ -234,6 +240,8 @@ class Service:
 
     def on_frame(self, channel: Channel, frame: Frame) -> None:
         """Take a control message; other frames are not for agents."""
+        if channel.error is not None:
+            return  # it had not heard yet that we closed
         link = self._links.get(channel)
         if link is None or frame.kind is not Kind.CONTROL:
             channel.close(f"an agent takes no {frame.kind.name} frames")
@@ -253,6 +261,7 @@ class Service:
         elif isinstance(message, Join):
             head.on_join(link, message)
         else:
+            self._whereabouts.note(message)
             head.on_agent(link, message)
 
     def on_lost(self, channel: Channel, error: TransportError) -> None:
@@ -267,10 +276,16 @@ class Service:
                 self.leave(self._config.agent.grace_s)
             elif self._said_bye:
                 self._end()
-        elif channel.peer.role is Role.AGENT:
-            self._head.on_agent_lost(link, str(error))
+            return
+        # What it was has been given up, here and elsewhere. Should it only have been cut off, it comes too late.
+        barred = [] if channel.peer.role is Role.TOOL else [channel.peer.incarnation]
+        if channel.peer.role is Role.AGENT:
+            rank = self._head.on_agent_lost(link, str(error))
+            barred += [] if rank is None else self._whereabouts.lose_host(rank)
         else:
             self._head.on_client_lost(link, str(error))
+        for incarnation in barred:
+            self._node.bar(incarnation, str(error))
 
     def _on_life(self, channel: Channel, life: Life) -> None:
         link = self._links.get(channel)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from monarch_hpc.config import Config, as_document
-from monarch_hpc.config.schema import build, convert, known_keys
+from monarch_hpc.config.schema import from_document
 from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.core.files import read_json, write_json
 
@@ -23,28 +23,16 @@ def read_config(directory: Path) -> Config:
     """Read what `write_config` left; the shipped defaults where nothing was.
 
     Raises:
-        ConfigError: a key is unknown, missing or of the wrong type.
+        ConfigError: a key is missing or of the wrong type.
     """
     path = directory / "config.json"
     try:
-        document = _object(read_json(path), path)
+        document = read_json(path)
     except FileNotFoundError:
         # Only here: it brings YAML, which agents do without.
         from monarch_hpc.config.load import load_config
 
         return load_config({"HOME": "/"}, Path("/"), "", None, {}).config
-    sections = _object(document.get("config"), path)
-    values: dict[str, object] = {}
-    for key, kind in known_keys().items():
-        section, _, name = key.rpartition(".")
-        holder = _object(sections.get(section), path) if section else sections
-        if name not in holder:
-            raise ConfigError(key, "missing", str(path), "the allocation was made by another version of monarch-hpc")
-        values[key] = convert(key, holder[name], kind, str(path))
-    return build(values)
-
-
-def _object(value: object, path: Path) -> dict[str, object]:
-    if not isinstance(value, dict):
+    if not isinstance(document, dict) or not isinstance(document.get("config"), dict):
         raise ConfigError("", "", str(path), "is not what this version of monarch-hpc writes")
-    return value
+    return from_document(Config, document["config"], str(path))

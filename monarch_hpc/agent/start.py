@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from monarch_hpc.agent.sweep import COOKIE, HOST_COOKIE, RUN_COOKIE
-from monarch_hpc.config.schema import TransportConfig
+from monarch_hpc.config.schema import FabricConfig, TransportConfig, UcxConfig, as_document, from_document
 
 __all__ = ["ProcOrder", "ProcStart", "parse_order", "proc_environment", "render_order"]
 
@@ -32,6 +32,14 @@ _STEP_VARIABLES = frozenset(
 )
 
 
+_SECTIONS: dict[str, type[TransportConfig] | type[FabricConfig] | type[UcxConfig]] = {
+    "limits": TransportConfig,
+    "fabric": FabricConfig,
+    "ucx": UcxConfig,
+}
+"""The parts of the configuration in a `ProcStart`."""
+
+
 @dataclass(frozen=True, slots=True)
 class ProcStart:
     """What a proc needs to take its place in the allocation.
@@ -44,6 +52,8 @@ class ProcStart:
         gpus: the GPUs it sees, its own first unless configured otherwise.
         hello_fd: where it writes one encoded `ProcHello` and a line feed, and then closes.
         spin_s: how long its engine may spin.
+        forwarders: addresses of the head's agent, which passes on what is for procs that cannot be dialled.
+        interfaces: names of the network interfaces of *listen_hosts*.
     """
 
     allocation: str
@@ -60,7 +70,11 @@ class ProcStart:
     gpus: list[str]
     hello_fd: int
     spin_s: float
+    forwarders: list[str]
+    interfaces: list[str]
     limits: TransportConfig
+    fabric: FabricConfig
+    ucx: UcxConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,19 +100,25 @@ class ProcOrder:
 
 def render_order(order: ProcOrder) -> dict[str, object]:
     """Return *order* as plain data for JSON."""
-    document = dataclasses.asdict(order)
-    for start in document["starts"]:
-        start["key"] = start["key"].hex()
-    return document
+    starts = [
+        {
+            **{field.name: getattr(start, field.name) for field in dataclasses.fields(start)},
+            "key": start.key.hex(),
+            **{name: as_document(getattr(start, name)) for name in _SECTIONS},
+        }
+        for start in order.starts
+    ]
+    return {**{field.name: getattr(order, field.name) for field in dataclasses.fields(order)}, "starts": starts}
 
 
 def parse_order(text: str | bytes) -> ProcOrder:
     """Read what `render_order` gave, as JSON. Both ends are ours and of one version, so it is not checked."""
     document = json.loads(text)
-    document["starts"] = [
-        ProcStart(**{**start, "key": bytes.fromhex(start["key"]), "limits": TransportConfig(**start["limits"])})
-        for start in document["starts"]
-    ]
+    for start in document["starts"]:
+        start["key"] = bytes.fromhex(start["key"])
+        for name, section in _SECTIONS.items():
+            start[name] = from_document(section, start[name], "the agent's order")
+    document["starts"] = [ProcStart(**start) for start in document["starts"]]
     return ProcOrder(**document)
 
 

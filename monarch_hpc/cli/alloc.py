@@ -9,7 +9,7 @@ from types import FrameType, TracebackType
 
 import click
 
-from monarch_hpc.cli.main import load_for_command
+from monarch_hpc.cli.main import load_to_start
 from monarch_hpc.cli.output import Output, current_output, output_options
 from monarch_hpc.core.errors import AllocationError, MonarchError
 from monarch_hpc.core.ids import new_allocation_id
@@ -59,7 +59,7 @@ def command(
     Returns when their agents are ready. NAME is what you call the allocation ('default' if left out). Ctrl-C while it
     waits gives everything back.
     """
-    config = load_for_command(
+    config = load_to_start(
         {
             # Slurm counts minutes; a part of one is given as a whole.
             "slurm.time_min": None if time_limit is None else -(-parse_duration(time_limit) // 60),

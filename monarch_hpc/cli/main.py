@@ -24,7 +24,7 @@ from monarch_hpc.core.version import __version__
 if TYPE_CHECKING:
     from monarch_hpc.config.load import Loaded
 
-__all__ = ["VERBS", "cli", "load_for_command", "main"]
+__all__ = ["VERBS", "cli", "load_for_command", "load_to_start", "main"]
 
 # What `--help` shows, here so that it need not import every verb. A guard compares them with the verbs' own.
 VERBS: Mapping[str, str] = {
@@ -34,6 +34,7 @@ VERBS: Mapping[str, str] = {
     "logs": "Show what agents and runs wrote.",
     "release": "Give allocations back to Slurm.",
     "config": "Show the configuration.",
+    "doctor": "Show what this machine can do, and what is in the way.",
 }
 
 _EXIT_USAGE = 64
@@ -118,6 +119,19 @@ def load_for_command(flags: Mapping[str, object]) -> Loaded:
     from monarch_hpc.config.load import load
 
     return load(flags)
+
+
+def load_to_start(flags: Mapping[str, object]) -> Loaded:
+    """Like `load_for_command`, for verbs that start processes: refuses at once what each of those would refuse.
+
+    Raises:
+        ConfigError: UCX over tcp was asked for on a network that is not trusted.
+    """
+    from monarch_hpc.transport.ucx.settings import check_transports
+
+    loaded = load_for_command(flags)
+    check_transports(loaded.config.fabric, loaded.config.ucx, os.environ)
+    return loaded
 
 
 def _sentence(error: BaseException) -> str:

@@ -17,7 +17,7 @@ import click
 
 from monarch_hpc.agent.bootstrap import check_allocation
 from monarch_hpc.cli.child import Child, End, await_signal, block_signals, wake
-from monarch_hpc.cli.main import load_for_command
+from monarch_hpc.cli.main import load_to_start
 from monarch_hpc.cli.output import Output, current_output
 from monarch_hpc.config import Config
 from monarch_hpc.config.program import DIRECTORY_VARIABLE, RUN_VARIABLE
@@ -82,7 +82,7 @@ def command(name: str | None, num_local: int | None, program: tuple[str, ...], p
     if isinstance(argv, Missing):
         output.error(argv.kind, argv.sentence, argv.exit_code)
         return argv.exit_code
-    config = load_for_command({}).config
+    config = load_to_start({}).config
     with contextlib.ExitStack() as resources:
         target = _choose(name, num_local, config, resources, output)
         return _supervise(target, argv, config, output)

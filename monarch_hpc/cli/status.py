@@ -26,6 +26,9 @@ _PATIENCE_S = 8.0
 # Long enough for the relay where it is needed: a second until it is tried, and another for srun.
 _ASK_S = 4.0
 
+# A suspended job stops all procs at once, and a line of a table has an end.
+_MAX_NAMED = 3
+
 
 @dataclass(frozen=True, slots=True)
 class _View:
@@ -132,7 +135,19 @@ def _left(view: _View) -> str:
 
 def _runs(view: _View) -> str:
     runs = _items(view, "runs")
-    return ", ".join(f"{run.get('run')} {run.get('state')} {_age(run.get('age_s'))}".strip() for run in runs) or "-"
+    return (
+        ", ".join(f"{run.get('run')} {run.get('state')} {_age(run.get('age_s'))}{_stopped(run)}" for run in runs) or "-"
+    )
+
+
+def _stopped(run: Mapping[str, object]) -> str:
+    """Say so where a signal has stopped procs: all else waits for them."""
+    suspect = run.get("suspect")
+    if not isinstance(suspect, list) or not suspect:
+        return ""
+    where = ", ".join(f"{proc['rank']} on {proc['host']}" for proc in suspect[:_MAX_NAMED])
+    more = f" and {len(suspect) - _MAX_NAMED} more" if len(suspect) > _MAX_NAMED else ""
+    return f" (stopped by SIGSTOP: proc {where}{more})"
 
 
 def _age(age_s: object) -> str:
@@ -162,6 +177,7 @@ def _document(view: _View) -> dict[str, object]:
         "missing": list(view.seen.ready.missing) if view.seen.ready is not None else [],
         "hosts": [dict(host) for host in _items(view, "hosts")],
         "link": view.head["link"] if view.head is not None else "",
+        "link_why": view.head["link_why"] if view.head is not None else "",
         "runs": [dict(run) for run in _items(view, "runs")],
         "ended": None
         if ended is None

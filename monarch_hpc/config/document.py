@@ -91,28 +91,31 @@ def unknown_key(key: str, source: str) -> ConfigError:
     if near:
         advice = "did you mean " + " or ".join(near) + "?"
     elif section in sections:
-        advice = f"known keys of {section}: " + ", ".join(k.split(".")[1] for k in known if k.startswith(section + "."))
+        names = [k.removeprefix(f"{section}.") for k in known if k.startswith(f"{section}.")]
+        advice = f"known keys of {section}: " + ", ".join(names)
     else:
         advice = "known: " + ", ".join(sorted(sections))
     return ConfigError("", "", source, f"unknown key {key!r}; {advice}")
 
 
 def _settings(loader: yaml.SafeLoader, root: yaml.Node, name: str) -> Iterator[Setting]:
-    keys = known_keys()
-    sections = {key.split(".")[0] for key in keys if "." in key}
-    for top, top_node in _pairs(root, name, "the file"):
-        origin = f"{name}:{top_node.start_mark.line + 1}"
+    for top, node in _pairs(root, name, "the file"):
         if top in SITE_ONLY:
-            yield Setting(top, loader.construct_object(top_node, deep=True), origin)
-        elif top in keys:
-            yield from _setting(loader, top, top_node, keys[top], name)
-        elif top not in sections:
-            raise unknown_key(top, _at(name, top_node))
-        elif top_node.tag != _NULL:  # a section whose keys are all commented out
-            for key, node in _pairs(top_node, name, top):
-                if f"{top}.{key}" not in keys:
-                    raise unknown_key(f"{top}.{key}", _at(name, node))
-                yield from _setting(loader, f"{top}.{key}", node, keys[f"{top}.{key}"], name)
+            yield Setting(top, loader.construct_object(node, deep=True), _at(name, node))
+        else:
+            yield from _section(loader, top, node, name)
+
+
+def _section(loader: yaml.SafeLoader, key: str, node: yaml.Node, name: str) -> Iterator[Setting]:
+    """Read a key, or all keys of a section or of a section in it."""
+    keys = known_keys()
+    if key in keys:
+        yield from _setting(loader, key, node, keys[key], name)
+    elif not any(known.startswith(f"{key}.") for known in keys):
+        raise unknown_key(key, _at(name, node))
+    elif node.tag != _NULL:  # a section whose keys are all commented out
+        for part, part_node in _pairs(node, name, key):
+            yield from _section(loader, f"{key}.{part}", part_node, name)
 
 
 def _setting(loader: yaml.SafeLoader, key: str, node: yaml.Node, kind: object, name: str) -> Iterator[Setting]:
@@ -153,7 +156,7 @@ def _pairs(node: yaml.Node, name: str, what: str) -> Iterator[tuple[str, yaml.No
 
 
 def _is_text(kind: object) -> bool:
-    return kind in (str, Path) or kind == str | None or typing.get_origin(kind) is typing.Literal
+    return kind in (str, Path) or kind in (str | None, Path | None) or typing.get_origin(kind) is typing.Literal
 
 
 def _at(name: str, node: yaml.Node) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from monarch_hpc.config.document import Setting, parse_document, parse_value, unknown_key
 from monarch_hpc.config.schema import OWNER_ONLY, SITE_ONLY, Config, build, convert, known_keys
 from monarch_hpc.config.site import Profile, choose_profile, find_cluster_name, parse_profile
+from monarch_hpc.config.tls import TCP_REFUSED, opens
 from monarch_hpc.core.assets import asset
 from monarch_hpc.core.errors import ConfigError
 
@@ -84,11 +85,11 @@ def load_config(
     layers = [*_read_shipped("default.yaml"), *_site_settings(chosen_by_people, environ, hostname, cluster_name)]
     merged = {setting.key: setting for setting in [*layers, *chosen_by_people]}
     values: dict[str, object] = {}
-    for key, kind in known_keys().items():
+    for key in known_keys():
         flag_settings = {k.removeprefix(key + "."): s for k, s in merged.items() if k.startswith(key + ".")}
         if key in merged:
             setting = merged[key]
-            values[key] = _expand(setting, environ, home) if kind is Path else setting.value
+            values[key] = _expand(setting, environ, home) if isinstance(setting.value, Path) else setting.value
         else:
             values[key] = {flag: setting.value for flag, setting in flag_settings.items()}
     # Empty stands for the interpreter that runs us, which no file can name.
@@ -137,7 +138,7 @@ def _read_project(cwd: Path, home: Path) -> list[Setting]:
             for key in OWNER_ONLY:
                 if setting.key == key or setting.key.startswith(key + "."):
                     problem = (
-                        "a project's file may not decide what runs as you or where files go; "
+                        "a project's file may not decide what runs as you, where files go or whom you trust; "
                         f"set it in your own file or by ${_variable(key)}"
                     )
                     raise ConfigError(setting.key, repr(setting.value), setting.origin, problem)
@@ -163,7 +164,7 @@ def _from_variables(environ: Mapping[str, str]) -> Iterator[Setting]:
         # Variables without a section are the package's own, such as the name of the run.
         if name == variable or ("__" not in name and name != "SITE"):
             continue
-        key = name.lower().replace("__", ".", 1)
+        key = name.lower().replace("__", ".")
         origin = f"${variable}"
         if key not in keys:
             raise unknown_key(key, origin)
@@ -230,16 +231,30 @@ def _expand(setting: Setting, environ: Mapping[str, str], home: Path) -> Path:
 def _check(loaded: Loaded) -> None:
     """Check what holds between values."""
     slurm, live = loaded.config.slurm, loaded.config.liveness
+    fabric, ucx = loaded.config.fabric, loaded.config.ucx
+    order = list(fabric.order)
+    relay_is_last = not {"tcp", "relay"} <= {*order} or order.index("tcp") < order.index("relay")
     rules = (
         (slurm.time_min > 0, "slurm.time_min", slurm.time_min, "must be more than 0"),
         (slurm.poll_min_s > 0, "slurm.poll_min_s", slurm.poll_min_s, "must be more than 0"),
         (slurm.poll_min_s <= slurm.poll_max_s, "slurm.poll_min_s", slurm.poll_min_s, "exceeds slurm.poll_max_s"),
         (0 < live.heartbeat_s < live.suspect_s, "liveness.heartbeat_s", live.heartbeat_s, "not below suspect_s, or 0"),
         (live.suspect_s < live.dead_s, "liveness.suspect_s", live.suspect_s, "must be below liveness.dead_s"),
+        ("tcp" in order, "fabric.order", order, "lacks tcp, which introduces the other fabrics"),
+        (relay_is_last, "fabric.order", order, "names relay before tcp: the relay is for what tcp cannot reach"),
+        (fabric.trusted or not opens(ucx.transports, "tcp"), "ucx.transports", ucx.transports, TCP_REFUSED),
+        (_is_port_range(ucx.port_range), "ucx.port_range", ucx.port_range, "must be LOW-HIGH, e.g. 31000-31999"),
+        (ucx.tcp_segment_bytes > 0, "ucx.tcp_segment_bytes", ucx.tcp_segment_bytes, "must be more than 0"),
+        (ucx.keepalive_s > 0, "ucx.keepalive_s", ucx.keepalive_s, "must be more than 0"),
     )
     for holds, key, value, problem in rules:
         if not holds:
             raise ConfigError(key, str(value), loaded.origin(key), problem)
+
+
+def _is_port_range(text: str) -> bool:
+    low, _, high = text.partition("-")
+    return not text or (low.isdecimal() and high.isdecimal() and 0 < int(low) <= int(high) < 1 << 16)
 
 
 def _variable(key: str) -> str:

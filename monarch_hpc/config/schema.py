@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal, Protocol, TypeVar
 
 from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.core.units import parse_size
@@ -18,35 +18,48 @@ __all__ = [
     "SITE_ONLY",
     "AgentConfig",
     "Config",
-    "EngineConfig",
+    "FabricConfig",
     "FlagValue",
+    "InterfacesConfig",
     "LivenessConfig",
-    "LoginConfig",
     "PathsConfig",
     "ProcsConfig",
     "RunConfig",
     "SlurmConfig",
     "TransportConfig",
+    "UcxConfig",
     "as_document",
     "build",
     "convert",
+    "from_document",
     "known_keys",
 ]
+
+_Section = TypeVar("_Section")
+
+
+class _Dataclass(Protocol):
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[object]]]
+
 
 FlagValue = str | bool | None
 """Value of a command's flag: a text, True for a bare flag, None or False to leave it out."""
 
-# A project's file may come from somebody else: it must not decide what runs as the user or where we write.
+# A project's file may come from somebody else: it must not decide what runs as the user, where we write, or whom
+# we trust.
 OWNER_ONLY = frozenset(
     {
         "paths.shared",
         "paths.state",
         "agent.python",
         "agent.prologue",
+        "fabric.trusted",
         "procs.preload",
         "slurm.job_flags",
         "slurm.step_flags",
         "slurm.extra",
+        "ucx.library",
+        "ucx.transports",
     }
 )
 
@@ -88,15 +101,7 @@ class AgentConfig:
 
     python: str
     prologue: tuple[str, ...]
-    interfaces: tuple[str, ...]
     grace_s: float
-
-
-@dataclass(frozen=True)
-class LoginConfig:
-    """What differs on login nodes."""
-
-    interfaces: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -126,16 +131,41 @@ class TransportConfig:
     max_half_open: int
     max_frame_bytes: int
     send_queue_bytes: int
+    mailbox_bytes: int
     connect_s: float
-    relay_after_s: float
+    around_after_s: float
     relay_s: float
+    cut_s: float
 
 
 @dataclass(frozen=True)
-class EngineConfig:
-    """How the I/O engine waits."""
+class InterfacesConfig:
+    """Network interfaces, best first; empty for all that route."""
 
+    login: tuple[str, ...]
+    compute: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class FabricConfig:
+    """What carries the frames between two processes, and over which networks."""
+
+    order: tuple[Literal["ucx", "tcp", "relay"], ...]
+    trusted: bool
+    interfaces: InterfacesConfig
     spin_us: int
+
+
+@dataclass(frozen=True)
+class UcxConfig:
+    """Which libucp is loaded, and what it is told; an empty text leaves the choice to us."""
+
+    library: Path | None
+    transports: str
+    devices: str
+    port_range: str
+    tcp_segment_bytes: int
+    keepalive_s: float
 
 
 @dataclass(frozen=True)
@@ -153,23 +183,17 @@ class Config:
     slurm: SlurmConfig
     paths: PathsConfig
     agent: AgentConfig
-    login: LoginConfig
     procs: ProcsConfig
     liveness: LivenessConfig
     transport: TransportConfig
-    engine: EngineConfig
+    fabric: FabricConfig
+    ucx: UcxConfig
     run: RunConfig
 
 
 def known_keys() -> Mapping[str, object]:
     """Return the type of every key, by dotted key."""
-    keys: dict[str, object] = {}
-    for name, section in typing.get_type_hints(Config).items():
-        if dataclasses.is_dataclass(section):
-            keys.update({f"{name}.{key}": kind for key, kind in typing.get_type_hints(section).items()})
-        else:
-            keys[name] = section
-    return keys
+    return dict(_keys_of(Config, ""))
 
 
 def convert(key: str, value: object, kind: object, source: str) -> object:
@@ -194,13 +218,15 @@ def convert(key: str, value: object, kind: object, source: str) -> object:
             return value
         raise _wrong(key, value, source, "one of " + ", ".join(typing.get_args(kind)))
     if origin is tuple:
-        if isinstance(value, list | tuple) and all(isinstance(part, str) and _printable(part) for part in value):
-            return tuple(value)
-        raise _wrong(key, value, source, "a list of texts, e.g. [a, b]")
+        return _list(key, value, typing.get_args(kind)[0], source)
     if origin is Mapping:
         if isinstance(value, Mapping) and all(_is_flag(*item) for item in value.items()):
             return {name: str(flag) if type(flag) is int else flag for name, flag in value.items()}
         raise _wrong(key, value, source, "a mapping of flag names without dashes to a text, a number, true or null")
+    if kind is bool:
+        if isinstance(value, bool):
+            return value
+        raise _wrong(key, value, source, "true or false")
     if kind in (int, float):
         return _number(key, value, source, whole=kind is int)
     if kind is str and isinstance(value, int | float) and not isinstance(value, bool):
@@ -212,29 +238,71 @@ def convert(key: str, value: object, kind: object, source: str) -> object:
 
 def build(values: Mapping[str, object]) -> Config:
     """Make the configuration of one converted value for every key of `known_keys`."""
-    fields: dict[str, object] = {}
-    for name, section in typing.get_type_hints(Config).items():
-        if isinstance(section, type) and dataclasses.is_dataclass(section):
-            fields[name] = section(**{f.name: values[f"{name}.{f.name}"] for f in dataclasses.fields(section)})
+    return _build(Config, "", values)
+
+
+def as_document(section: _Dataclass) -> dict[str, object]:
+    """Return a configuration, or one section, as plain data for JSON: sections as objects, paths as texts."""
+    return {name: _plain(value) for name, value in dataclasses.asdict(section).items()}
+
+
+def from_document(section: Callable[..., _Section], document: object, source: str) -> _Section:
+    """Make the configuration, or the section, that `as_document` was given.
+
+    Args:
+        section: its class.
+        source: where *document* came from, for the error.
+
+    Raises:
+        ConfigError: a key is missing or of another type.
+    """
+    values: dict[str, object] = {}
+    for key, kind in _keys_of(section, ""):
+        *outer, name = key.split(".")
+        holder = document
+        for part in outer:
+            holder = holder.get(part) if isinstance(holder, Mapping) else None
+        if not isinstance(holder, Mapping) or name not in holder:
+            raise ConfigError(key, "missing", source, "the allocation was made by another version of monarch-hpc")
+        values[key] = convert(key, holder[name], kind, source)
+    return _build(section, "", values)
+
+
+def _keys_of(section: Callable[..., object], prefix: str) -> Iterator[tuple[str, object]]:
+    for name, kind in typing.get_type_hints(section).items():
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+            yield from _keys_of(kind, f"{prefix}{name}.")
         else:
-            fields[name] = values[name]
-    # The names are Config's own and the values were converted to its types, key by key.
-    make: Callable[..., Config] = Config
-    return make(**fields)
+            yield prefix + name, kind
 
 
-def as_document(config: Config) -> dict[str, object]:
-    """Return *config* as plain data for JSON: sections as objects, paths as texts."""
-    document: dict[str, object] = {}
-    for name, value in dataclasses.asdict(config).items():
-        document[name] = {k: _plain(v) for k, v in value.items()} if isinstance(value, dict) else value
-    return document
+def _build(section: Callable[..., _Section], prefix: str, values: Mapping[str, object]) -> _Section:
+    fields: dict[str, object] = {}
+    for name, kind in typing.get_type_hints(section).items():
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+            fields[name] = _build(kind, f"{prefix}{name}.", values)
+        else:
+            fields[name] = values[prefix + name]
+    # The names are the section's own and the values were converted to its types, key by key.
+    return section(**fields)
 
 
 def _plain(value: object) -> object:
+    if isinstance(value, dict):
+        return {name: _plain(part) for name, part in value.items()}
     if isinstance(value, Path):
         return str(value)
     return list(value) if isinstance(value, tuple) else value
+
+
+def _list(key: str, value: object, kind: object, source: str) -> tuple[object, ...]:
+    known = typing.get_args(kind) if typing.get_origin(kind) is Literal else ()
+    wanted = f"a list of some of {', '.join(known)}, each once" if known else "a list of texts, e.g. [a, b]"
+    if not isinstance(value, list | tuple) or not all(isinstance(part, str) and _printable(part) for part in value):
+        raise _wrong(key, value, source, wanted)
+    if known and (not set(value) <= set(known) or len(set(value)) < len(value)):
+        raise _wrong(key, value, source, wanted)
+    return tuple(value)
 
 
 def _number(key: str, value: object, source: str, *, whole: bool) -> int | float:

@@ -24,8 +24,9 @@ from monarch_hpc.config.program import read_program
 from monarch_hpc.config.schema import Config
 from monarch_hpc.core.errors import ActorDied, ActorError, AllocationError, SpawnError, TransportError
 from monarch_hpc.core.ids import Role, new_run_id
+from monarch_hpc.mesh.links import LinkReport, Links, summarize
 from monarch_hpc.mesh.printer import Printer
-from monarch_hpc.supervision.lease import Lease
+from monarch_hpc.supervision.lease import Lease, Life
 from monarch_hpc.transport.api import Channel
 from monarch_hpc.transport.engine import Engine, Signal
 from monarch_hpc.wire import messages
@@ -101,7 +102,7 @@ class Controller(Runtime):
         self._config = config
         self._resources = resources
         self._opened = Signal(engine)
-        self._epoch = 0
+        self._member = 0
         self._num_meshes = 0
         self._names: dict[int, str] = {}
         self._spawning: dict[int, _Spawning] = {}
@@ -113,6 +114,7 @@ class Controller(Runtime):
         self._refusal: str = ""
         self._closed = False
         self._printer = Printer()
+        self._links = LinkReport(engine.call_later, self._look_at_links, self._tell_links)
         engine.start()
         self._attachment = attach(directory, Role.CONTROLLER, self, engine)
         self.bind(self._attachment.node)
@@ -136,7 +138,7 @@ class Controller(Runtime):
         """
         config = self._config.procs
         self._num_meshes += 1
-        mesh = self._epoch << 20 | self._num_meshes
+        mesh = self._member << 20 | self._num_meshes
         spawning = self._spawning[mesh] = _Spawning(self.engine, len(hosts) * per_host)
         self._names[mesh] = name
         self._mesh_hosts[mesh] = hosts
@@ -208,6 +210,13 @@ class Controller(Runtime):
     def _tell(self, message: Message) -> None:
         self._head.send(Frame(Kind.CONTROL, body=messages.encode(message)))
 
+    def _look_at_links(self) -> Links:
+        return summarize(self._procs.values(), self.node.channels)
+
+    def _tell_links(self, links: Links) -> None:
+        with contextlib.suppress(TransportError):
+            self._tell(messages.RunLinks(self._run, links))
+
     # ---- what the head and the procs say ----
 
     def on_control(self, channel: Channel, frame: Frame) -> None:
@@ -216,7 +225,8 @@ class Controller(Runtime):
         match message:
             case messages.RunOpened():
                 self.hosts = {host.rank: host for host in message.hosts}
-                self._epoch = message.epoch
+                self._member = message.member
+                self.node.hold(message.epoch)
                 self._opened.set()
             case messages.ProcReady():
                 self._on_ready(message)
@@ -225,6 +235,8 @@ class Controller(Runtime):
                 self._fail_spawning(message.mesh, SpawnError(host, message.cause, message.last_lines))
             case messages.ProcEnded():
                 self._on_ended(message)
+            case messages.ProcLife():
+                self._on_life(message)
             case messages.ProcsStopped():
                 self._on_stopped(message.mesh, message.host)
             case messages.HostLost():
@@ -286,6 +298,7 @@ class Controller(Runtime):
             if isinstance(result, TransportError):
                 self._fail_spawning(ready.mesh, SpawnError(proc.host, f"it runs, but cannot be reached: {result}"))
                 return
+            self._links.changed()
             spawning.channels += 1
             if spawning.channels == spawning.num_ranks:
                 spawning.over.set()
@@ -311,10 +324,23 @@ class Controller(Runtime):
             self._fail_spawning(ended.mesh, SpawnError(proc.host, cause))
         self._bury(key, proc, cause)
 
+    def _on_life(self, news: messages.ProcLife) -> None:
+        who = f"proc {news.rank} on {self.hosts[news.host].name}"
+        if news.life == Life.SUSPECT.value:
+            text = (
+                f"{who} is stopped by a signal (SIGSTOP): let it go on (SIGCONT), or it is killed {news.dead_s:g} s "
+                "after it stopped (config key 'liveness.dead_s')"
+            )
+        else:
+            text = f"{who} goes on after {news.stopped_s:.0f} s"
+        self._printer.put(sys.stderr, f"monarch-hpc: {text}\n")
+
     def _bury(self, key: tuple[int, int], proc: ProcRef, cause: str) -> None:
         self._deaths.setdefault(proc.incarnation, cause)
         for where, tell in self._unexplained.pop(proc.incarnation, ()):
             tell(ActorDied(where, self._deaths[proc.incarnation]))
+        self.node.bar(proc.incarnation, cause)
+        self._links.changed()
         channel = self.node.channels.get(proc.incarnation)
         if channel is not None:
             channel.give_up(cause)

@@ -10,6 +10,7 @@ from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.slurm.parse import SQUEUE_FORMAT
 
 __all__ = [
+    "COMMANDS",
     "flag_words",
     "merge_options",
     "partitions_argv",
@@ -20,7 +21,11 @@ __all__ = [
     "scrubbed",
     "show_job_argv",
     "submit_argv",
+    "version_argv",
 ]
+
+COMMANDS = ("sbatch", "srun", "squeue", "scancel", "scontrol")
+"""Those that we cannot do without; sinfo only makes an error message better."""
 
 # Variables that would change what a command of ours does or prints, or that tell of a job that we may be in.
 _SLURM_PREFIXES = (
@@ -129,6 +134,11 @@ def partitions_argv() -> tuple[str, ...]:
 def reservations_argv() -> tuple[str, ...]:
     """Show the reservations."""
     return ("scontrol", "--oneliner", "show", "reservation")
+
+
+def version_argv(command: str) -> tuple[str, ...]:
+    """Return the command that prints the version of Slurm; no daemon is asked."""
+    return (command, "--version")
 
 
 def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:

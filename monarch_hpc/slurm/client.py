@@ -16,6 +16,7 @@ from pathlib import Path
 
 from monarch_hpc.core.errors import SlurmBusy, SlurmCommandError, SlurmMissing, SlurmParseError
 from monarch_hpc.slurm.argv import (
+    COMMANDS,
     partitions_argv,
     queue_argv,
     release_argv,
@@ -23,6 +24,7 @@ from monarch_hpc.slurm.argv import (
     scrubbed,
     show_job_argv,
     submit_argv,
+    version_argv,
 )
 from monarch_hpc.slurm.messages import advice_for, is_busy, is_gone
 from monarch_hpc.slurm.parse import (
@@ -59,6 +61,21 @@ class SlurmClient:
         """Raise `SlurmMissing` unless *command* is on PATH."""
         if self._find(command) is None:
             raise SlurmMissing(command)
+
+    def missing(self) -> list[str]:
+        """Return which of the commands that we need are not on PATH."""
+        return [command for command in COMMANDS if self._find(command) is None]
+
+    def version(self) -> str:
+        """Return what Slurm calls itself: ``slurm 22.05.8``, or as a distribution names it.
+
+        Raises:
+            SlurmMissing: there is no Slurm.
+            SlurmCommandError: it is installed, and not configured.
+        """
+        missing = self.missing()
+        found = next((command for command in COMMANDS if command not in missing), COMMANDS[0])
+        return self._run(version_argv(found)).strip()
 
     def submit(self, script: Path, flags: Mapping[str, str]) -> int:
         """Submit *script* and return the job's number.

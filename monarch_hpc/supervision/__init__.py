@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from monarch_hpc.supervision.lease import Lease, Life
+from monarch_hpc.supervision.standstill import STOPPED, Standstill
 
-__all__ = ["Lease", "Life"]
+__all__ = ["STOPPED", "Lease", "Life", "Standstill"]

@@ -10,7 +10,19 @@ from urllib.parse import urlsplit
 
 from monarch_hpc.core.errors import PeerLost
 
-__all__ = ["RELAY_PREFIX", "begin_connect", "make_socket", "parse_address", "render_address", "tune"]
+__all__ = [
+    "FORWARD_PREFIX",
+    "RELAY_PREFIX",
+    "begin_connect",
+    "make_socket",
+    "parse_address",
+    "render_address",
+    "tune",
+]
+
+FORWARD_PREFIX = "via+"
+"""Before the address of a process that passes on what is for another one."""
+
 
 RELAY_PREFIX = "relay+"
 """Before an address that was reached through the relay."""
@@ -57,12 +69,13 @@ def parse_address(address: str) -> tuple[str, int]:
     """The IP address and the port of *address*.
 
     Raises:
-        PeerLost: it is none: nobody can be there. Names are refused, since looking one up may block for seconds.
+        PeerLost: it is none: nobody can be there. Names are refused, since looking one up may block for seconds;
+            so are addresses with a zone, ``%eth0``, which is a name too.
     """
     try:
         parts = urlsplit(address)
         host, port = parts.hostname, parts.port
-        if parts.scheme == "tcp" and host and port:
+        if parts.scheme == "tcp" and host and port and "%" not in host:
             ipaddress.ip_address(host)
             return host, port
     except ValueError:

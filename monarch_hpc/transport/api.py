@@ -7,7 +7,8 @@ from typing import Protocol
 
 from monarch_hpc.core.errors import TransportError
 from monarch_hpc.core.ids import Role
-from monarch_hpc.transport.address import RELAY_PREFIX
+from monarch_hpc.transport.address import FORWARD_PREFIX, RELAY_PREFIX
+from monarch_hpc.transport.transfer import Transfer
 from monarch_hpc.wire.frames import Frame
 
 __all__ = ["Channel", "Listener", "Peer"]
@@ -20,7 +21,8 @@ class Peer:
     Attributes:
         python: ``major.minor.micro`` of its interpreter.
         package: version of its monarch_hpc.
-        address: where it is, as ``tcp://address:port``, or ``relay+tcp://address:port``.
+        address: where it is, as ``tcp://address:port``, or ``relay+tcp://address:port``; or ``via+tcp://address:port``
+            for where the process is that passes things on to it.
     """
 
     role: Role
@@ -35,6 +37,11 @@ class Peer:
     def relayed(self) -> bool:
         """Whether the way to it is the relay."""
         return self.address.startswith(RELAY_PREFIX)
+
+    @property
+    def via(self) -> str:
+        """Address of the process that passes things on to it; empty if none does. Only the side that dialled knows."""
+        return self.address.removeprefix(FORWARD_PREFIX) if self.address.startswith(FORWARD_PREFIX) else ""
 
     def __str__(self) -> str:
         return f"{self.role.name.lower()} on {self.host or 'an unnamed host'} ({self.address})"
@@ -63,7 +70,22 @@ class Channel(Protocol):
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes accepted by `send` that are not with the kernel yet."""
+        """Bytes accepted by `send` that are not with the kernel, or with UCX's transport, yet."""
+        ...
+
+    @property
+    def fabric(self) -> str:
+        """What carries the frames: ``tcp``, ``tcp via ADDRESS``, ``relay``, ``ucx/shm``, ``ucx/rdma``, ``ucx/tcp``."""
+        ...
+
+    @property
+    def why(self) -> str:
+        """Why it is that fabric and no faster one; empty while the two sides still talk about it."""
+        ...
+
+    @property
+    def blocked_s(self) -> float:
+        """For how many seconds in all senders were held back because an actor there had its mailbox full."""
         ...
 
     def send(self, frame: Frame) -> None:
@@ -77,6 +99,23 @@ class Channel(Protocol):
             PeerLost: the other side, or the wire, is gone.
             FrameError: the frame is over a limit; the channel lives on.
         """
+        ...
+
+    def get(self, key: bytes, offset: int, into: object) -> Transfer:
+        """Fill *into* with the bytes from *offset* on of a memory of the peer, none of whose code runs for it.
+
+        Args:
+            key: of the memory, see `transport.memory.Memory.key`.
+            into: a writable, contiguous buffer; not to be touched until the transfer is done.
+        """
+        ...
+
+    def put(self, key: bytes, offset: int, data: object) -> Transfer:
+        """Write *data* to *offset* of a memory of the peer; otherwise as `get`. Done when it is there."""
+        ...
+
+    def consumed(self, dest: int, cost: int) -> None:
+        """Say that actor *dest* of this side has handled a CALL frame that cost *cost*, see `transport.credit`."""
         ...
 
     def close(self, reason: str) -> None:

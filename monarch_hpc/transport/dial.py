@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from monarch_hpc.config.schema import TransportConfig
 from monarch_hpc.core.errors import AuthenticationError, PeerLost, TransportError
-from monarch_hpc.transport.address import RELAY_PREFIX, begin_connect
+from monarch_hpc.transport.address import begin_connect
 from monarch_hpc.transport.api import Channel, Peer
 from monarch_hpc.transport.engine import Engine
 from monarch_hpc.transport.handshake import ANSWER_BYTES, Dialing
 from monarch_hpc.transport.noise import Cipher
 from monarch_hpc.transport.relay import CLOSED_THERE
+from monarch_hpc.transport.ways import Way, Ways
 
 __all__ = ["Dialer", "Done", "Opener", "Race"]
 
 Done = Callable[[Channel | TransportError], None]
 """Called on the driver with the channel, or with why there is none."""
+
+_RESETS_S = (0.05, 0.1, 0.2, 0.4, 0.8)
+"""Whoever is besieged by strangers may reset us, too, before it has looked at our greeting: when to greet again."""
 
 
 class Opener(Protocol):
@@ -48,13 +52,18 @@ class Dialer(Protocol):
         ...
 
     @property
-    def relay(self) -> Opener | None:
-        """The way around where the direct ones are blocked, if there is one."""
+    def ways(self) -> Ways:
+        """Which ways have led to whom."""
         ...
 
     @property
-    def prefers_relay(self) -> bool:
-        """Whether the relay has proved to be the only way."""
+    def forwarders(self) -> Sequence[str]:
+        """Addresses of processes that may pass on what is for a known incarnation."""
+        ...
+
+    @property
+    def relay(self) -> Opener | None:
+        """The way around for a process that cannot reach any host directly, if there is one."""
         ...
 
     def dialing(self, incarnation: int, address: str) -> Dialing:
@@ -67,10 +76,11 @@ class Dialer(Protocol):
 
 
 class Race:
-    """Dials several addresses at once; the first one that proves itself wins.
+    """Dials all addresses of a peer at once; the first that proves itself wins.
 
-    Where there is a relay, it joins the race after `TransportConfig.relay_after_s`, or when all direct
-    ways have failed; where it has won before, it runs alone.
+    Ways around join the race after `TransportConfig.around_after_s`, or when all direct ones have failed, or at once
+    where they have been the way before: through each forwarder, if it is known which incarnation is looked for, and
+    through the relay to each address. So addresses that are dead or wrong cost no more than that delay.
     """
 
     def __init__(self, node: Dialer, addresses: list[str], incarnation: int, done: Done) -> None:
@@ -80,14 +90,16 @@ class Race:
         self._done: Done | None = done
         self._errors: list[TransportError] = []
         self._running: set[_Outbound] = set()
-        self._relayed = node.relay is None
+        self._went_around = False
         self._deadline_s = node.limits.connect_s
         self._timer = node.engine.call_later(self._deadline_s, self._late)
-        self._relay_timer = node.engine.call_later(node.limits.relay_after_s, self._start_relay)
-        if node.prefers_relay:
-            self._start_relay()
-        else:
-            self._start(None)
+        self._around_timer = node.engine.call_later(node.limits.around_after_s, self._go_around)
+        if not addresses:
+            self._end(PeerLost("a peer", "it has no address"))
+            return
+        self._start([(Way.DIRECT, address) for address in addresses])
+        if node.ways.around_at_once(addresses):
+            self._go_around()
 
     @property
     def over(self) -> bool:
@@ -98,23 +110,28 @@ class Race:
         """End it without a winner."""
         self._end(PeerLost(", ".join(self._addresses), f"no longer dialled: {reason}"))
 
-    def _start(self, relay: Opener | None) -> None:
-        started = [_Outbound(self._node, self, self._incarnation, address, relay) for address in self._addresses]
+    def _start(self, ways: list[tuple[Way, str]]) -> None:
+        # All are on the list before the first is started: when the last one on it fails, the race is over.
+        started = [_Outbound(self._node, self, self._incarnation, way, address) for way, address in ways]
         self._running.update(started)
         for outbound in started:
             if self._done is not None:
                 outbound.start()
-        if not started:
-            self._end(PeerLost("a peer", "it has no address"))
 
-    def _start_relay(self) -> None:
-        if self._relayed or self._done is None:
+    def _go_around(self) -> None:
+        if self._went_around or self._done is None:
             return
-        self._relayed = True
-        self._timer.cancel()
-        self._deadline_s += self._node.limits.relay_s
-        self._timer = self._node.engine.call_later(self._node.limits.relay_s, self._late)
-        self._start(self._node.relay)
+        self._went_around = True
+        forwarders = set(self._node.forwarders).difference(self._addresses) if self._incarnation else set()
+        # Who answers that he holds another key, or other versions, says so through the relay, too.
+        spoke = self._errors and not any(isinstance(error, PeerLost) for error in self._errors)
+        relayed = [] if self._node.relay is None or spoke else self._addresses
+        if relayed:
+            self._timer.cancel()
+            self._deadline_s += self._node.limits.relay_s
+            self._timer = self._node.engine.call_later(self._node.limits.relay_s, self._late)
+        ways = [(Way.FORWARD, address) for address in sorted(forwarders)]
+        self._start([*ways, *((Way.RELAY, address) for address in relayed)])
 
     def won(self, outbound: _Outbound, peer: Peer, ciphers: tuple[Cipher, Cipher]) -> None:
         """An address proved itself."""
@@ -122,20 +139,19 @@ class Race:
         if self._done is None:
             outbound.sock.close()
         else:
+            self._node.ways.worked(self._addresses, outbound.way)
             self._end(self._node.adopt(outbound.sock, peer, ciphers))
 
     def lost(self, outbound: _Outbound, error: TransportError) -> None:
         """An address failed."""
         self._running.discard(outbound)
         self._errors.append(error)
-        if self._done is None or self._running:
-            return
-        if not self._relayed and isinstance(error, PeerLost):
-            self._start_relay()
-            return
-        # What somebody with our key said is worth more than silence from the other addresses.
-        said = [error for error in self._errors if not isinstance(error, PeerLost)]
-        self._end((said or self._errors)[0])
+        if self._done is not None and not self._running:
+            self._go_around()
+        if self._done is not None and not self._running:
+            # What somebody with our key said is worth more than silence from the other addresses.
+            said = [error for error in self._errors if not isinstance(error, PeerLost)]
+            self._end((said or self._errors)[0])
 
     def _late(self) -> None:
         self._end(PeerLost(", ".join(self._addresses), f"no answer in {self._deadline_s:.1f} s"))
@@ -144,33 +160,36 @@ class Race:
         done, self._done = self._done, None
         if done is not None:
             self._timer.cancel()
-            self._relay_timer.cancel()
+            self._around_timer.cancel()
             for outbound in list(self._running):
                 outbound.drop()
             done(result)
 
 
 class _Outbound:
-    """One address of a race, dialled directly or through a relay."""
+    """One address of a race: of the peer, or of a process that may pass our greeting on to it."""
 
-    def __init__(self, node: Dialer, race: Race, incarnation: int, address: str, relay: Opener | None) -> None:
+    def __init__(self, node: Dialer, race: Race, incarnation: int, way: Way, address: str) -> None:
+        self.way = way
         self._node = node
         self._race = race
         self._target = address
-        self._relay = relay
-        self._address = address if relay is None else f"{RELAY_PREFIX}{address}"
+        self._address = f"{way.value}{address}"
         self._dialing = node.dialing(incarnation, self._address)
         self._answer = b""
-        self._why = "it closed at our greeting, as an agent does that holds another key"
         self._sent = False
+        self._resets = iter(_RESETS_S)
         self._over = False
         self.sock: socket.socket
 
     def start(self) -> None:
-        """Begin to connect."""
+        """Begin to connect, unless it was given up."""
+        if self._over:
+            return
         try:
-            if self._relay is not None:
-                self.sock = self._relay.open(self._target, self._relay_failed)
+            if self.way is Way.RELAY:
+                assert self._node.relay is not None, "or it would not be on the list"
+                self.sock = self._node.relay.open(self._target, self._relay_failed)
                 self._greet()
                 return
             self.sock = begin_connect(self._target)
@@ -197,7 +216,7 @@ class _Outbound:
                 return
             data = self.sock.recv(ANSWER_BYTES - len(self._answer))
             if not data:
-                raise AuthenticationError(self._address, self._why)
+                raise self._closed()
             self._answer += data
             if len(self._answer) < ANSWER_BYTES:
                 return
@@ -205,11 +224,26 @@ class _Outbound:
         except BlockingIOError:
             return
         except (OSError, TransportError) as error:
-            self._fail(error)
+            again_s = next(self._resets, None) if self._sent and isinstance(error, ConnectionResetError) else None
+            if again_s is None:
+                self._fail(error)
+            else:
+                self._greet_again(again_s)
             return
         self._over = True
         self._node.engine.unwatch(self.sock.fileno())
         self._race.won(self, peer, ciphers)
+
+    def _greet_again(self, delay_s: float) -> None:
+        self._node.engine.unwatch(self.sock.fileno())
+        self.sock.close()
+        self._answer, self._sent = b"", False
+        self._node.engine.call_later(delay_s, self.start)
+
+    def _closed(self) -> TransportError:
+        if self.way is Way.FORWARD:
+            return PeerLost(self._address, "nor does it know of the process that we look for, or can reach it")
+        return AuthenticationError(self._address, "it closed at our greeting, as an agent does that holds another key")
 
     def _fail(self, error: OSError | TransportError) -> None:
         self.drop()

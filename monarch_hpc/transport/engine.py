@@ -12,7 +12,6 @@ It comes back after `_HANDBACK_S` without a driver.
 from __future__ import annotations
 
 import _thread
-import functools
 import heapq
 import itertools
 import logging
@@ -21,9 +20,13 @@ import select
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-__all__ = ["Engine", "Signal", "Timer"]
+from monarch_hpc.transport.poller import Poller
+from monarch_hpc.transport.sleeper import Sleeper
+from monarch_hpc.transport.timer import Timer
+
+__all__ = ["Engine", "Signal"]
 
 _HANDBACK_S = 0.002
 """How long an engine without a driver is left alone before the background thread polls.
@@ -31,46 +34,13 @@ _HANDBACK_S = 0.002
 Longer than the gap between two calls of a loop, shorter than a person or a batch of work notices.
 """
 
+_STALE_S = 0.1
+"""A timer that is so late shows that the process was stopped or starved."""
+
+_MAX_EVENTS = 64
+"""In one round; select's own default takes room for a thousand each time."""
+
 _log = logging.getLogger(__name__)
-
-
-class Timer:
-    """A callback that will run once, unless cancelled first."""
-
-    __slots__ = ("_callback", "at_s")
-
-    def __init__(self, at_s: float, callback: Callable[[], None]) -> None:
-        self.at_s = at_s
-        self._callback: Callable[[], None] | None = callback
-
-    def cancel(self) -> None:
-        """Make sure that the callback does not run (again)."""
-        self._callback = None
-
-    def fire(self) -> None:
-        """Run the callback, if it was not cancelled."""
-        callback, self._callback = self._callback, None
-        if callback is not None:
-            callback()
-
-
-class _Sleeper:
-    """A thread's bed: `sleep` until `wake`; a wake that comes first is remembered."""
-
-    __slots__ = ("_lock",)
-
-    def __init__(self) -> None:
-        self._lock = _thread.allocate_lock()
-        self._lock.acquire()
-
-    def sleep(self, timeout_s: float | None) -> None:
-        self._lock.acquire(timeout=-1 if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX))
-
-    def wake(self) -> None:
-        try:
-            self._lock.release()
-        except RuntimeError:  # awake already
-            pass
 
 
 class Engine:
@@ -82,24 +52,28 @@ class Engine:
 
     def __init__(self, spin_s: float = 0.0) -> None:
         self.clock = time.monotonic
+        self.turn = 0
+        """Counts the driver's rounds: what is due is run, then it sleeps until more is."""
         self._spin_s = spin_s
         self._epoll = select.epoll()
         self._callbacks: dict[int, Callable[[int], None]] = {}
         self._timers: list[tuple[float, int, Timer]] = []
         self._order = itertools.count()
         self._soon: deque[Callable[[], None]] = deque()
+        self._last: list[Callable[[], None]] = []
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._wake_fd, select.EPOLLIN)
         self._drive = _thread.allocate_lock()
         self._driver = 0  # thread id of the driver, 0 for none
         self._left_s = 0.0  # when the last driver left
         self._polling = False  # the driver may be asleep in the kernel
-        self._waiters: list[_Sleeper] = []
+        self._poller: Poller | None = None
+        self._waiters: list[Sleeper] = []
         self._waiters_lock = _thread.allocate_lock()
         self._poke_lock = _thread.allocate_lock()
         self._local = threading.local()
         self._closing = False
-        self._background_bed = _Sleeper()
+        self._background_bed = Sleeper()
         self._background_asleep = False
         self._background: threading.Thread | None = None
 
@@ -158,6 +132,17 @@ class Engine:
         if self._callbacks.pop(fd, None) is not None and not self._epoll.closed:
             self._epoll.unregister(fd)
 
+    def attach(self, poller: Poller) -> None:
+        """Poll through *poller* from here on; on the driver."""
+        self._epoll.register(poller.fd, select.EPOLLIN)
+        self._poller = poller
+
+    def detach(self) -> None:
+        """Poll without a poller again; on the driver, before the poller is closed."""
+        if self._poller is not None:
+            self._epoll.unregister(self._poller.fd)
+            self._poller = None
+
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> Timer:
         """Run *callback* on the driver in *delay_s* seconds; from any thread."""
         timer = Timer(self.clock() + delay_s, callback)
@@ -173,6 +158,10 @@ class Engine:
         self._soon.append(callback)
         if not self.driving:
             self._poke()
+
+    def at_end_of_turn(self, callback: Callable[[], None]) -> None:
+        """Run *callback* after the callbacks that are due now, before the driver sleeps or leaves; from callbacks."""
+        self._last.append(callback)
 
     def _poke(self) -> None:
         # Locked against `close`: the number of a closed descriptor may be somebody else's by now.
@@ -191,9 +180,9 @@ class Engine:
             return True
         assert not self.driving, "a callback of the engine must not wait for the engine"
         end_s = None if timeout_s is None else self.clock() + timeout_s
-        bed: _Sleeper | None = getattr(self._local, "bed", None)
+        bed: Sleeper | None = getattr(self._local, "bed", None)
         if bed is None:
-            bed = self._local.bed = _Sleeper()
+            bed = self._local.bed = Sleeper()
         with self._waiters_lock:
             self._waiters.append(bed)
         try:
@@ -218,7 +207,7 @@ class Engine:
             with self._waiters_lock:
                 self._waiters.remove(bed)
             # Whoever left woke us to drive; if we need not, somebody else must.
-            if not self._driver:
+            if not self._driver and (self._background_asleep or self._waiters):
                 self._pass_on(None)
 
     def wake_waiters(self) -> None:
@@ -247,13 +236,14 @@ class Engine:
             self._poll(left_s, ready)
         return True
 
-    def _leave(self, bed: _Sleeper | None) -> None:
+    def _leave(self, bed: Sleeper | None) -> None:
         self._driver = 0
         self._left_s = self.clock()
         self._drive.release()
-        self._pass_on(bed)
+        if self._background_asleep or len(self._waiters) > (bed is not None):
+            self._pass_on(bed)
 
-    def _pass_on(self, bed: _Sleeper | None) -> None:
+    def _pass_on(self, bed: Sleeper | None) -> None:
         """Wake one who can drive now, other than the owner of *bed*."""
         if len(self._waiters) > (bed is not None):
             with self._waiters_lock:
@@ -266,18 +256,33 @@ class Engine:
 
     def _poll(self, timeout_s: float, ready: Callable[[], bool] | None) -> None:
         """Run what is due; sleep at most *timeout_s* seconds (-1: for ever) when nothing is."""
+        self.turn += 1
         soon = self._soon
         while soon:
             self._guard(soon.popleft())
         timers = self._timers
         if timers:
             now_s = self.clock()
+            if now_s - timers[0][0] > _STALE_S:
+                # What came meanwhile goes first, or timers would judge others by old news.
+                self._hand_out(self._events(0.0, ready))
             while timers and timers[0][0] <= now_s:
                 self._guard(heapq.heappop(timers)[2].fire)
             if timers:
                 next_s = max(timers[0][0] - now_s, 0.0)
                 timeout_s = next_s if timeout_s < 0 else min(timeout_s, next_s)
-        events = self._events(timeout_s, ready)
+        if self._last:
+            self._run_last()
+        self._hand_out(self._events(timeout_s, ready))
+        if self._last:
+            self._run_last()
+
+    def _run_last(self) -> None:
+        last, self._last = self._last, []
+        for callback in last:
+            self._guard(callback)
+
+    def _hand_out(self, events: Sequence[tuple[int, int]]) -> None:
         for fd, mask in events:
             if fd == self._wake_fd:
                 try:
@@ -287,13 +292,18 @@ class Engine:
                 continue
             callback = self._callbacks.get(fd)
             if callback is not None:
-                self._guard(functools.partial(callback, mask))
+                try:
+                    callback(mask)
+                except Exception:  # noqa: BLE001 as in `_guard`, which would cost one more call
+                    _log.exception("a callback of the I/O engine failed")
 
-    def _events(self, timeout_s: float, ready: Callable[[], bool] | None) -> list[tuple[int, int]]:
+    def _events(self, timeout_s: float, ready: Callable[[], bool] | None) -> Sequence[tuple[int, int]]:
+        if self._poller is not None:
+            return self._ask(self._poller, timeout_s, ready)
         if self._spin_s > 0:
             end_s = self.clock() + self._spin_s
             while True:
-                events = self._epoll.poll(0)
+                events = self._epoll.poll(0, _MAX_EVENTS)
                 if events or self._soon:
                     return events
                 if self.clock() >= end_s:
@@ -303,13 +313,24 @@ class Engine:
         if self._soon or self._closing or (ready is not None and ready()):
             timeout_s = 0
         try:
-            return self._epoll.poll(timeout_s)
+            return self._epoll.poll(timeout_s, _MAX_EVENTS)
         except InterruptedError:
             return []
         finally:
             self._polling = False
 
-    def _guard(self, callback: Callable[[], None]) -> None:
+    def _ask(self, poller: Poller, timeout_s: float, ready: Callable[[], bool] | None) -> Sequence[tuple[int, int]]:
+        self._polling = True
+        try:
+            if self._soon or self._closing or (ready is not None and ready()):
+                timeout_s = 0.0
+            events = poller.poll(self._epoll.fileno(), self._spin_s, timeout_s)
+        finally:
+            self._polling = False
+        self._guard(poller.dispatch)
+        return events
+
+    def _guard(self, callback: Callable[[], object]) -> None:
         try:
             callback()
         except Exception:  # noqa: BLE001 one broken callback must not stop the others' I/O

@@ -1,10 +1,11 @@
-"""The first two messages of a channel: fixed layout, nothing kept for strangers.
+"""The first three messages of a channel: fixed layout, nothing kept for strangers.
 
     hello   magic, protocol, role, allocation, incarnations, epoch (the Noise prologue, 48 bytes)
             then Noise message 1 around a fixed card of the dialling side
     answer  Noise message 2 around the card of the listening side
+    proof   an empty record under the fresh keys: only this shows that the hello was no recorded one
 
-Pure: bytes in, bytes out; sockets and deadlines are `transport.node`'s.
+Pure: bytes in, bytes out; sockets and deadlines are those of `transport.gate` and `transport.dial`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,16 @@ from monarch_hpc.transport.api import Peer
 from monarch_hpc.transport.noise import PUBLIC_BYTES, TAG_BYTES, Cipher, Initiator, Responder
 from monarch_hpc.wire.frames import PROTOCOL
 
-__all__ = ["ANSWER_BYTES", "HELLO_BYTES", "Accepting", "Dialing", "check_versions"]
+__all__ = [
+    "ANSWER_BYTES",
+    "HELLO_BYTES",
+    "PROOF_BYTES",
+    "Accepting",
+    "Dialing",
+    "check_proof",
+    "check_versions",
+    "make_proof",
+]
 
 _MAGIC = b"MNHP"
 _PROLOGUE = struct.Struct("<4sHBx16sQQQ")  # magic, protocol, role, allocation, own and wanted incarnation, epoch
@@ -28,6 +38,7 @@ _CARD = struct.Struct("<QQB3B28s48s")  # incarnation, epoch, role, Python versio
 
 HELLO_BYTES = _PROLOGUE.size + PUBLIC_BYTES + _CARD.size + TAG_BYTES
 ANSWER_BYTES = PUBLIC_BYTES + _CARD.size + TAG_BYTES
+PROOF_BYTES = TAG_BYTES
 
 
 def _card(identity: Identity) -> bytes:
@@ -43,8 +54,12 @@ def _card(identity: Identity) -> bytes:
 
 def _peer(card: bytes, address: str) -> Peer:
     incarnation, epoch, role, major, minor, micro, package, host = _CARD.unpack(card)
+    try:
+        known = Role(role)
+    except ValueError as error:
+        raise AuthenticationError(address, f"its card names role {role}, which this version does not know") from error
     return Peer(
-        role=Role(role),
+        role=known,
         host=host.rstrip(b"\0").decode(errors="replace"),
         incarnation=incarnation,
         epoch=epoch,
@@ -52,6 +67,11 @@ def _peer(card: bytes, address: str) -> Peer:
         package=package.rstrip(b"\0").decode(errors="replace"),
         address=address,
     )
+
+
+def _check_size(what: str, message: bytes, size: int, address: str) -> None:
+    if len(message) != size:
+        raise AuthenticationError(address, f"{what} of {len(message)} bytes, not {size}")
 
 
 def check_versions(python: str, package: str, where: str) -> None:
@@ -69,6 +89,20 @@ def check_versions(python: str, package: str, where: str) -> None:
         raise VersionMismatch("Python", f"{platform.python_version()} ({sys.executable})", f"{python} ({where})")
     if package != __version__:
         raise VersionMismatch("monarch_hpc", __version__, f"{package} ({where})")
+
+
+def make_proof(send: Cipher) -> bytes:
+    """The dialling side's last word before records, `PROOF_BYTES` long."""
+    return send.seal(b"")
+
+
+def check_proof(receive: Cipher, proof: bytes) -> None:
+    """Make sure that *proof* was made for this very answer.
+
+    Raises:
+        AuthenticationError: it was not: the greeting was a recorded one.
+    """
+    receive.open(proof)
 
 
 class Dialing:
@@ -105,6 +139,7 @@ class Dialing:
             AuthenticationError: whoever answers does not hold the key, or is another incarnation.
             VersionMismatch: it does, but runs other versions.
         """
+        _check_size("an answer", answer, ANSWER_BYTES, self._address)
         card, send, receive = self._noise.finish(answer)
         peer = _peer(card, self._address)
         if self._wanted not in (0, peer.incarnation):
@@ -114,32 +149,51 @@ class Dialing:
 
 
 class Accepting:
-    """The listening side of one handshake."""
+    """The listening side of one handshake: `read`, then `answer`."""
 
     def __init__(self, identity: Identity, key: bytes, address: str) -> None:
         self._identity = identity
         self._key = key
         self._address = address
+        self._wanted = 0
+        self._noise: Responder | None = None
 
-    def answer(self, hello: bytes) -> tuple[bytes, Peer, tuple[Cipher, Cipher]]:
-        """Read the first message, `HELLO_BYTES` long; return the answer, the peer and (send, receive) ciphers.
+    def read(self, hello: bytes) -> tuple[Peer, int]:
+        """Read the first message, `HELLO_BYTES` long.
 
-        A peer with other versions is answered all the same, so that it can say what differs; it
-        closes after reading, and so does this side if `check_versions` refuses the peer.
+        Returns:
+            Who made it with the key, perhaps long ago, and the incarnation that it looks for; 0 for whoever listens.
 
         Raises:
-            AuthenticationError: not of this allocation, or not for this incarnation.
+            AuthenticationError: it is not of this allocation.
         """
+        _check_size("a greeting", hello, HELLO_BYTES, self._address)
         prologue = hello[: _PROLOGUE.size]
         magic, protocol, role, allocation, incarnation, wanted, epoch = _PROLOGUE.unpack(prologue)
         own = self._identity
         if magic != _MAGIC or protocol != PROTOCOL or allocation != bytes.fromhex(own.allocation):
             raise AuthenticationError(self._address, "it speaks another protocol, or of another allocation")
-        if wanted not in (0, own.incarnation):
-            raise AuthenticationError(self._address, "it looks for another process")
+        # An actor may call one in its own proc; but then it looks for that proc and no other.
+        if incarnation == own.incarnation != wanted:
+            raise AuthenticationError(self._address, "it sent our own greeting back")
         noise = Responder(prologue, self._key)
         peer = _peer(noise.read(hello[_PROLOGUE.size :]), self._address)
         if (peer.incarnation, peer.epoch, int(peer.role)) != (incarnation, epoch, role):
             raise AuthenticationError(self._address, "its card contradicts its greeting")
-        answer, send, receive = noise.answer(_card(own))
-        return answer, peer, (send, receive)
+        self._wanted, self._noise = wanted, noise
+        return peer, wanted
+
+    def answer(self) -> tuple[bytes, tuple[Cipher, Cipher]]:
+        """Return the second message and the (send, receive) ciphers.
+
+        A peer with other versions is answered all the same, so that it can say what differs; it
+        closes after reading, and so does this side if `check_versions` refuses the peer.
+
+        Raises:
+            AuthenticationError: the peer looks for another incarnation.
+        """
+        if self._wanted not in (0, self._identity.incarnation):
+            raise AuthenticationError(self._address, "it looks for another process")
+        assert self._noise is not None, "read() comes first"
+        answer, send, receive = self._noise.answer(_card(self._identity))
+        return answer, (send, receive)

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-import functools
-import logging
+import contextlib
 import socket
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from monarch_hpc.config.schema import TransportConfig
-from monarch_hpc.core.errors import AuthenticationError, PeerLost, TransportError, VersionMismatch
-from monarch_hpc.core.ids import Identity
-from monarch_hpc.transport.address import make_socket, render_address, tune
+from monarch_hpc.core.errors import PeerLost, TransportError
+from monarch_hpc.core.ids import Identity, Role
 from monarch_hpc.transport.api import Channel, Listener, Peer
+from monarch_hpc.transport.channel import PeerChannel
 from monarch_hpc.transport.dial import Done, Opener, Race
-from monarch_hpc.transport.engine import Engine, Signal, Timer
-from monarch_hpc.transport.handshake import HELLO_BYTES, Accepting, Dialing, check_versions
+from monarch_hpc.transport.engine import Engine, Signal
+from monarch_hpc.transport.fence import Fence
+from monarch_hpc.transport.gate import Forwards, Gate
+from monarch_hpc.transport.handshake import Dialing, make_proof
+from monarch_hpc.transport.memory import Memories, Memory
 from monarch_hpc.transport.noise import Cipher
-from monarch_hpc.transport.tcp import LINGER_S, TcpChannel
-from monarch_hpc.wire.frames import Frame, Kind
+from monarch_hpc.transport.tcp import LINGER_S
+from monarch_hpc.transport.ucx.fabric import UcxFabric
+from monarch_hpc.transport.ways import Ways
+from monarch_hpc.transport.wires import Wires
+from monarch_hpc.wire.frames import Frame
 
 __all__ = ["Node"]
-
-_log = logging.getLogger(__name__)
 
 
 class Node:
@@ -31,6 +35,9 @@ class Node:
         key: the allocation's key, 32 bytes.
         listener: told of channels that others open, of frames, and of lost channels.
         relay: the way around where peers cannot be dialled from here; closed with the node.
+        forwarders: addresses of agents that may pass on what is for a peer that cannot be dialled.
+        forwards: for whom this process itself passes things on.
+        fabric: UCX, where this process may use it; closed with the node.
     """
 
     def __init__(
@@ -41,22 +48,27 @@ class Node:
         listener: Listener,
         limits: TransportConfig,
         relay: Opener | None = None,
+        *,
+        forwarders: Sequence[str] = (),
+        forwards: Forwards = lambda _incarnation: None,
+        fabric: UcxFabric | None = None,
     ) -> None:
         self._engine = engine
         self._identity = identity
         self._key = key
         self._listener = listener
         self._limits = limits
-        self._channels: dict[int, TcpChannel] = {}
-        self._listening: list[socket.socket] = []
-        self._half_open: dict[_Inbound, None] = {}  # in order of arrival
-        self._unproven: dict[Channel, Timer] = {}  # greeted, but maybe with a recorded greeting
-        self._open: set[TcpChannel] = set()  # all of them, also those that a later one replaced
+        self._channels: dict[int, PeerChannel] = {}
+        self._fence = Fence(identity.role)
+        self._wires = Wires(engine, limits.cut_s)
+        self._gate = Gate(engine, identity, key, limits, self._welcome, forwards, self._fence, self._wires)
+        self._open: set[PeerChannel] = set()  # all of them, also those that a later one replaced
         self._races: list[Race] = []
-        self._refused = 0
         self._relay = relay
-        self._prefers_relay = False
-        self._direct_works = False
+        self._forwarders = forwarders
+        self._fabric = fabric
+        self._memories = Memories(engine)
+        self._ways = Ways()
         self._closed = False
 
     @property
@@ -71,8 +83,13 @@ class Node:
 
     @property
     def num_refused(self) -> int:
-        """How many greetings were refused so far."""
-        return self._refused
+        """How many connections went without proof so far."""
+        return self._gate.num_refused
+
+    @property
+    def num_half_open(self) -> int:
+        """How many connections have not proved themselves yet."""
+        return self._gate.num_half_open
 
     # ---- listening ----
 
@@ -82,37 +99,25 @@ class Node:
         Raises:
             PeerLost: an address cannot be bound.
         """
-        addresses = []
-        for host in hosts:
-            sock = make_socket(host)
-            try:
-                sock.bind((host, 0))
-            except OSError as error:
-                sock.close()
-                raise PeerLost(host, f"cannot listen there: {error.strerror}") from error
-            sock.listen(512)
-            self._listening.append(sock)
-            self._engine.watch(sock.fileno(), functools.partial(self._accept, sock))
-            addresses.append(render_address(sock.getsockname()))
-        return addresses
+        return self._gate.listen(hosts)
 
-    def _accept(self, sock: socket.socket, _mask: int) -> None:
-        while True:
-            try:
-                accepted, address = sock.accept()
-            except BlockingIOError:
-                return
-            except OSError as error:
-                _log.warning("cannot accept a connection: %s", error)
-                return
-            # The oldest has had the most time: a flood of silent strangers only evicts itself.
-            if len(self._half_open) + len(self._unproven) >= self._limits.max_half_open:
-                if self._half_open:
-                    next(iter(self._half_open)).drop()
-                else:
-                    next(iter(self._unproven)).give_up("too many greetings are unconfirmed")
-            inbound = _Inbound(self, accepted, render_address(address))
-            self._half_open[inbound] = None
+    def _welcome(self, sock: socket.socket, peer: Peer, ciphers: tuple[Cipher, Cipher]) -> None:
+        if self._fence.admit(peer):
+            for earlier in list(self._open):
+                objection = self._fence.objection(earlier.peer)
+                if objection:
+                    earlier.give_up(objection)
+        self.on_channel(self._make(sock, peer, ciphers, dialed=False))
+
+    # ---- who may speak ----
+
+    def hold(self, epoch: int) -> None:
+        """Dial as the controller of *epoch* from here on."""
+        self._identity = replace(self._identity, epoch=epoch)
+
+    def bar(self, incarnation: int, why: str) -> None:
+        """Never again let this life of a process speak; the caller ends the channel that it may have."""
+        self._fence.bar(incarnation, why)
 
     # ---- dialling ----
 
@@ -124,6 +129,10 @@ class Node:
         known = self._channels.get(incarnation) if incarnation else None
         if known is not None and known.error is None:
             done(known)
+            return
+        barred = self._fence.barred(incarnation)
+        if barred:
+            done(PeerLost(", ".join(addresses), barred))
             return
         self._races = [race for race in self._races if not race.over]
         self._races.append(Race(self, list(addresses), incarnation, done))
@@ -156,25 +165,38 @@ class Node:
             raise outcome[0]
         return outcome[0]
 
+    # ---- memory ----
+
+    def register(self, buffer: object, *, writable: bool = True) -> Memory:
+        """Let other processes read *buffer*, and write to it if *writable*, until the memory is closed.
+
+        Args:
+            buffer: an object with the buffer protocol, or with `__cuda_array_interface__`; contiguous.
+
+        Raises:
+            TypeError: it is neither.
+            ValueError: it is not contiguous, or is to be written to and cannot.
+        """
+        return self._memories.register(buffer, writable=writable)
+
     # ---- channels ----
 
-    def adopt(self, sock: socket.socket, peer: Peer, ciphers: tuple[Cipher, Cipher]) -> TcpChannel:
+    def adopt(self, sock: socket.socket, peer: Peer, ciphers: tuple[Cipher, Cipher]) -> PeerChannel:
         """Make a channel of a socket that this side dialled and whose handshake is done."""
-        if peer.relayed:
-            self._prefers_relay = True
-        else:
-            self._direct_works = True
-        channel = TcpChannel(self._engine, sock, peer, ciphers, self, self._limits)
+        with contextlib.suppress(OSError):  # gone already: the channel will read so
+            sock.send(make_proof(ciphers[0]))  # 16 bytes always fit an empty socket buffer
+        return self._make(sock, peer, ciphers, dialed=True)
+
+    def _make(self, sock: socket.socket, peer: Peer, ciphers: tuple[Cipher, Cipher], *, dialed: bool) -> PeerChannel:
+        channel = PeerChannel(
+            self._engine, sock, peer, ciphers, self, self._limits, self._memories, self._fabric, dialed=dialed
+        )
         self._open.add(channel)
         self._channels[peer.incarnation] = channel
+        if peer.role is not Role.AGENT:  # whoever speaks with an agent hears its heart, or misses it
+            self._wires.watch(sock, channel.give_up)
         channel.start()
-        channel.send(Frame(Kind.PING))  # proves to the other side that our greeting is not a recorded one
         return channel
-
-    def _on_proven(self, channel: TcpChannel) -> None:
-        self._unproven.pop(channel).cancel()
-        self._channels[channel.peer.incarnation] = channel
-        self.on_channel(channel)
 
     def on_channel(self, channel: Channel) -> None:
         """Pass on a channel that the other side opened."""
@@ -187,11 +209,6 @@ class Node:
     def on_lost(self, channel: Channel, error: TransportError) -> None:
         """Forget a channel and pass the news on."""
         self._open.discard(channel)
-        unproven = self._unproven.pop(channel, None)
-        if unproven is not None:
-            unproven.cancel()
-            self.refuse(channel.peer.address, f"its greeting was never confirmed: {error}")
-            return
         if self._channels.get(channel.peer.incarnation) is channel:
             del self._channels[channel.peer.incarnation]
         self._listener.on_lost(channel, error)
@@ -206,50 +223,19 @@ class Node:
             self._engine.wait(lambda: self._closed and not self._open, 2 * LINGER_S)
             if self._relay is not None:
                 self._relay.close()
+            if self._fabric is not None:
+                self._fabric.close()
             return
         self._closed = True
-        for sock in self._listening:
-            self._engine.unwatch(sock.fileno())
-            sock.close()
-        self._listening.clear()
-        for inbound in list(self._half_open):
-            inbound.drop()
+        self._gate.close()
+        self._wires.close()
         for race in self._races:
             race.cancel(reason)
         for channel in list(self._open):
             channel.close(reason)
         self._engine.wake_waiters()
 
-    # ---- for the handshakes below ----
-
-    def greeted(self, inbound: _Inbound, hello: bytes) -> None:
-        """Judge a complete greeting."""
-        del self._half_open[inbound]
-        try:
-            answer, peer, ciphers = Accepting(self._identity, self._key, inbound.address).answer(hello)
-            inbound.sock.send(answer)  # 144 bytes always fit an empty socket buffer
-            check_versions(peer.python, peer.package, str(peer))
-        except (AuthenticationError, VersionMismatch, OSError, ValueError) as error:
-            self.refuse(inbound.address, str(error))
-            inbound.sock.close()
-            return
-        channel = TcpChannel(self._engine, inbound.sock, peer, ciphers, self, self._limits, self._on_proven)
-        self._open.add(channel)
-        late = functools.partial(channel.give_up, "no proof in time")
-        self._unproven[channel] = self._engine.call_later(self._limits.handshake_s, late)
-        channel.start()
-
-    def refuse(self, address: str, why: str) -> None:
-        """Count a refused greeting; one line for the first and for each hundredth."""
-        self._refused += 1
-        if self._refused % 100 == 1:
-            _log.warning("refused %s (%d so far): %s", address, self._refused, why)
-
-    def forget(self, inbound: _Inbound, why: str) -> None:
-        """Drop a connection that did not greet."""
-        if inbound in self._half_open:
-            del self._half_open[inbound]
-            self.refuse(inbound.address, why)
+    # ---- for the races ----
 
     @property
     def engine(self) -> Engine:
@@ -258,16 +244,18 @@ class Node:
 
     @property
     def relay(self) -> Opener | None:
-        """The way around where the direct ones are blocked; None once a direct one has worked.
-
-        Then a peer that cannot be dialled is gone, and no way around leads to it.
-        """
-        return None if self._direct_works else self._relay
+        """The way around where all others are blocked; None once another one has worked."""
+        return self._relay if self._ways.relay_leads_further else None
 
     @property
-    def prefers_relay(self) -> bool:
-        """Whether a peer could be reached through the relay only; then all are dialled so."""
-        return self._prefers_relay
+    def forwarders(self) -> Sequence[str]:
+        """Addresses of processes that may pass on what is for a known incarnation."""
+        return self._forwarders
+
+    @property
+    def ways(self) -> Ways:
+        """Which ways have led to whom."""
+        return self._ways
 
     @property
     def limits(self) -> TransportConfig:
@@ -277,44 +265,3 @@ class Node:
     def dialing(self, incarnation: int, address: str) -> Dialing:
         """Begin a handshake with *address*."""
         return Dialing(self._identity, self._key, incarnation, address)
-
-
-class _Inbound:
-    """A connection that has not greeted completely: at most `HELLO_BYTES` bytes, and a deadline."""
-
-    def __init__(self, node: Node, sock: socket.socket, address: str) -> None:
-        self.sock = sock
-        self.address = address
-        self._node = node
-        self._hello = b""
-        sock.setblocking(False)
-        tune(sock)
-        self._timer: Timer = node.engine.call_later(node.limits.handshake_s, self._late)
-        node.engine.watch(sock.fileno(), self._on_ready)
-
-    def _late(self) -> None:
-        self.drop("it sent no complete greeting in time")
-
-    def _on_ready(self, _mask: int) -> None:
-        try:
-            data = self.sock.recv(HELLO_BYTES - len(self._hello))
-        except BlockingIOError:
-            return
-        except OSError as error:
-            self.drop(str(error))
-            return
-        if not data:
-            self.drop("it left before greeting")
-            return
-        self._hello += data
-        if len(self._hello) == HELLO_BYTES:
-            self._timer.cancel()
-            self._node.engine.unwatch(self.sock.fileno())
-            self._node.greeted(self, self._hello)
-
-    def drop(self, why: str = "too many connections have not greeted") -> None:
-        """Close the connection."""
-        self._timer.cancel()
-        self._node.engine.unwatch(self.sock.fileno())
-        self.sock.close()
-        self._node.forget(self, why)

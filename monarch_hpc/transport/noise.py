@@ -33,21 +33,25 @@ class Cipher:
     A record that was lost, repeated, moved or altered does not open.
     """
 
-    __slots__ = ("_aead", "_counter")
+    __slots__ = ("_aead", "_counter", "_decrypt", "_encrypt")
 
     def __init__(self, key: bytes) -> None:
         self._aead = AESGCM(key)
+        self._encrypt = self._aead.encrypt
+        self._decrypt = self._aead.decrypt
+        # 64 bits of records at one per nanosecond last 584 years: no rekey, no overflow check.
         self._counter = 0
 
     def _nonce(self) -> bytes:
-        # 64 bits of records at one per nanosecond last 584 years: no rekey, no overflow check.
         nonce = self._counter.to_bytes(12, "big")
         self._counter += 1
         return nonce
 
     def seal(self, plain: bytes | bytearray | memoryview, associated: bytes | None = None) -> bytes:
         """Return *plain* sealed, `TAG_BYTES` longer."""
-        return self._aead.encrypt(self._nonce(), plain, associated)
+        counter = self._counter
+        self._counter = counter + 1
+        return self._encrypt(counter.to_bytes(12, "big"), plain, associated)
 
     def seal_into(self, plain: bytes | bytearray | memoryview, target: memoryview) -> None:
         """Seal *plain* into *target*, which is `TAG_BYTES` longer."""
@@ -59,8 +63,10 @@ class Cipher:
         Raises:
             AuthenticationError: not the next record of this direction.
         """
+        counter = self._counter
+        self._counter = counter + 1
         try:
-            return self._aead.decrypt(self._nonce(), sealed, associated)
+            return self._decrypt(counter.to_bytes(12, "big"), sealed, associated)
         except InvalidTag as error:
             raise _refused() from error
 

@@ -48,6 +48,7 @@ SILENCE_S = 10.0
 """After how long without a word the far end ends: several lost KEEPs, and shorter than a host's death takes."""
 
 _MAX_NOISE_BYTES = 2**16
+_MAX_REASON_BYTES = 400
 _READ_BYTES = 2**16
 _HEAD = struct.Struct("<BII")
 
@@ -228,6 +229,8 @@ class Relay:
 
     def _take(self, what: int, number: int, payload: bytes) -> None:
         if what == _What.OPEN and self._far:
+            if number in self._streams:
+                raise FrameError(f"stream {number} is opened twice")
             self._dial(number, payload.decode(errors="replace"))
             return
         stream = self._streams.get(number)
@@ -244,7 +247,7 @@ class Relay:
         elif what == _What.END:
             stream.ended = True
             if stream.failed is not None:
-                stream.failed(payload.decode(errors="replace"))
+                stream.failed(payload[:_MAX_REASON_BYTES].decode(errors="replace"))
             self._flush(stream)
         else:
             raise FrameError(f"a relay record of kind {what}")

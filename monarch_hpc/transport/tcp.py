@@ -1,57 +1,69 @@
-"""The `tcp` fabric: frames on a plain socket, each record sealed.
-
-On the wire a record is `u32 length | sealed bytes`. A frame of at most `INLINE_BYTES` is one record.
-A larger one is a record with its header, then its body and each buffer in records of `CHUNK_BYTES`
-(the last one shorter), which the receiver opens straight into the memory that it hands on.
-"""
+"""The `tcp` fabric: frames on a plain socket, each record sealed; see `transport.records` for what is on the wire."""
 
 from __future__ import annotations
 
 import _thread
+import logging
+import select
 import socket
-import struct
-from collections import deque
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable
+from typing import Protocol
 
 from monarch_hpc.config.schema import TransportConfig
-from monarch_hpc.core.errors import AuthenticationError, ChannelClosed, FrameError, PeerLost, TransportError
-from monarch_hpc.transport.api import Listener, Peer
+from monarch_hpc.core.errors import ChannelClosed, FrameError, PeerLost, TransportError
+from monarch_hpc.transport.api import Peer
 from monarch_hpc.transport.engine import Engine
-from monarch_hpc.transport.noise import TAG_BYTES, Cipher
-from monarch_hpc.wire.frames import Buffer, Frame, Head, Kind, pack_head, parse_head
+from monarch_hpc.transport.noise import Cipher
+from monarch_hpc.transport.records import CHUNK_BYTES, INLINE_BYTES, Bulk, Inbox, Landing, Outbox
+from monarch_hpc.transport.timer import Timer
+from monarch_hpc.wire.frames import HEAD_BYTES, Frame, Kind, pack_frame, pack_head
 
-__all__ = ["CHUNK_BYTES", "INLINE_BYTES", "LINGER_S", "TcpChannel"]
+__all__ = ["CHUNK_BYTES", "INLINE_BYTES", "LINGER_S", "TcpChannel", "WireTaker", "make_farewell", "read_reason"]
 
-INLINE_BYTES = 64 * 1024
-"""Up to here one copy into one record is cheaper than several records."""
-
-CHUNK_BYTES = 2**20
-"""Large enough that the cost per record vanishes, small enough that sealing one delays nobody."""
-
-_LENGTH = struct.Struct("<I")
-_READ_BYTES = 256 * 1024
+_MAX_REASON_BYTES = 400
 _READS_PER_EVENT = 16  # then other channels get their turn
 LINGER_S = 2.0
 """How long a closing channel may take to send what was accepted: a peer that does not read loses it."""
 
+_PING = Kind.PING
+_BYE = Kind.BYE
+_ROOM = select.EPOLLOUT | select.EPOLLERR | select.EPOLLHUP
+_STAYING = frozenset({Kind.PING, Kind.OFFER, Kind.SWITCH})
+"""Frames that go through the socket also when others take a faster lane."""
 
-class _Outgoing:
-    """One frame on its way out, as plain records that are sealed when the socket takes them."""
+_URGENT = frozenset({Kind.PING, Kind.CREDIT})
+"""Frames that go before those that wait: signs of life, and what lets a sender go on. They depend on no other frame."""
 
-    __slots__ = ("records", "size")
+_TURN_BYTES = 4 * 2**20
+"""So much the driver writes at a time; then timers, among them the heartbeats to all others, get their turn."""
 
-    def __init__(self, records: Iterator[Buffer], size: int) -> None:
-        self.records: Iterator[Buffer] | None = records  # None: all are with the kernel
-        self.size = size
+_INLINE_BODY_BYTES = INLINE_BYTES - HEAD_BYTES
+
+
+_log = logging.getLogger(__name__)
+
+
+class WireTaker(Protocol):
+    """Whose socket it is; told by the thread that drives the engine."""
+
+    def on_frame(self, frame: Frame) -> None:
+        """A frame arrived."""
+        ...
+
+    def on_lost(self, error: TransportError) -> None:
+        """The socket is closed; no frame of it follows."""
+        ...
 
 
 class TcpChannel:
-    """An established channel over one socket; see `transport.api.Channel`.
+    """Frames over one socket: what every channel begins with; see `transport.channel`.
+
+    Any thread sends. The first to come writes to the socket; what others send meanwhile it writes too, small
+    frames together. So no sender waits for another one, and the driver for none.
 
     Args:
         ciphers: for sending and for receiving.
-        proven: called when the first record opens. Only that proves the dialling side: its greeting
-            may be a recorded one.
     """
 
     def __init__(
@@ -60,40 +72,42 @@ class TcpChannel:
         sock: socket.socket,
         peer: Peer,
         ciphers: tuple[Cipher, Cipher],
-        listener: Listener,
+        taker: WireTaker,
         limits: TransportConfig,
-        proven: Callable[[TcpChannel], None] | None = None,
     ) -> None:
-        self._proven = proven
         self._engine = engine
         self._sock = sock
         self._fd = sock.fileno()
         self._peer = peer
-        self._seal, self._open = ciphers
-        self._listener = listener
+        self._taker = taker
         self._limits = limits
         self._error: TransportError | None = None
-        self._lost = False  # on_lost was called
+        self._dead = False  # nothing more is written or read
+        self._told = False  # the listener was told of the end
         self._heard_s = engine.clock()
+        self._blocked_s = 0.0
         # out
-        self._lock = _thread.allocate_lock()
-        self._queue: deque[_Outgoing] = deque()
-        self._queued_bytes = 0
-        self._unsent = memoryview(b"")  # the sealed rest of a record
-        self._wants_room = False  # the engine watches for room in the socket
+        self._lock = _thread.allocate_lock()  # of the error and the counter
+        self._accepted_bytes = 0
+        self._outbox = Outbox(ciphers[0])
+        self._writing = _thread.allocate_lock()  # who holds it writes to the socket
+        self._unsent: bytes | memoryview = b""  # the rest of a write that the socket did not take
+        self._wants_room = False  # the socket is full, and the engine watches for room
+        self._turn = -1  # of the engine, when its driver last wrote at once
+        self._flushes = False  # what the driver sent is written at the end of this turn
+        self._divert: Callable[[Frame], None] | None = None
         self._closing = False
+        self._linger: Timer | None = None
         # in
-        self._buffer = bytearray(_READ_BYTES)
-        self._start = 0
-        self._end = 0
-        self._head: Head | None = None  # of a frame whose records are arriving
-        self._parts: list[bytearray] = []
-        self._part = 0
-        self._filled = 0
+        self._inbox = Inbox(ciphers[1], limits.max_frame_bytes, self._deliver)
 
     def start(self) -> None:
         """Begin to read; called once, on the driver."""
         self._engine.watch(self._fd, self._on_ready)
+
+    def land(self, landing: Landing) -> None:
+        """Ask *landing* where the buffers of large frames go; called before `start`."""
+        self._inbox.landing = landing
 
     @property
     def peer(self) -> Peer:
@@ -113,244 +127,272 @@ class TcpChannel:
     @property
     def queued_bytes(self) -> int:
         """Bytes accepted by `send` that are not with the kernel yet."""
-        return self._queued_bytes
+        return self._accepted_bytes - self._outbox.sealed_bytes + len(self._unsent)
+
+    @property
+    def blocked_s(self) -> float:
+        """For how long senders were held back so far, added up, in seconds."""
+        return self._blocked_s
 
     # ---- sending ----
 
     def send(self, frame: Frame) -> None:
         """Send *frame*; see `transport.api.Channel.send`."""
-        head = pack_head(frame)
-        sizes = [memoryview(buffer).nbytes for buffer in frame.buffers]
-        size = len(head) + len(frame.body) + sum(sizes)
+        if frame.buffers or len(frame.body) > _INLINE_BODY_BYTES:
+            head = pack_head(frame)
+            size = len(head) + len(frame.body) + sum([memoryview(buffer).nbytes for buffer in frame.buffers])
+            if size > INLINE_BYTES:
+                self._send_bulk(frame, head, size)
+                return
+        self._send_small(frame)
+
+    def divert(self, last: Frame, divert: Callable[[Frame], None]) -> None:
+        """Give all further frames to *divert*, but for those that are for this socket, and send *last* before them.
+
+        Raises:
+            TransportError: the channel is over.
+        """
+        with self._lock:
+            self._divert = divert
+        self.send(last)
+
+    def _send_small(self, frame: Frame) -> None:
+        engine = self._engine
+        driving = engine.driving
+        packed = pack_frame(frame)
+        # The driver's first frame of a turn goes at once, as answers should; its others go together.
+        if not (driving and self._turn == engine.turn) and self._writing.acquire(blocking=False):
+            try:
+                if self._error is not None:
+                    raise self._error
+                if direct := not (self._unsent or self._outbox.queued or self._divert):
+                    self._write(self._outbox.seal(packed))
+            finally:
+                self._writing.release()
+            if self._outbox.queued or self._outbox.urgent:  # of others, who saw us writing
+                self._pump()
+            if direct:
+                if driving:
+                    self._turn = engine.turn
+                return
+        if not self._push(frame, packed, len(packed)):
+            return
+        if driving:
+            self._flush_later()
+            return
+        self._pump()
+        limit = self._limits.send_queue_bytes
+        if self.queued_bytes > limit:
+            self._wait(lambda: self.queued_bytes <= limit or self._error is not None)
+            if self.queued_bytes > limit and self._error is not None:
+                raise self._error
+
+    def _send_bulk(self, frame: Frame, head: bytes, size: int) -> None:
         if size > self._limits.max_frame_bytes:
             raise FrameError(
                 f"{size} bytes, at most {self._limits.max_frame_bytes} (config key 'transport.max_frame_bytes')"
             )
-        bulk = size > INLINE_BYTES
-        if bulk:
-            outgoing = _Outgoing(_bulk_records(head, frame), size)
-        else:
-            outgoing = _Outgoing(iter((b"".join((head, frame.body, *frame.buffers)),)), size)
+        bulk = Bulk(frame, head, size)
+        if not self._push(frame, bulk, size):
+            return
+        if self._engine.driving:
+            self._flush_later()
+            return
+        self._pump()
+        # The buffers are the caller's: it gets them back when the last byte is sealed.
+        if not bulk.sealed:
+            self._wait(lambda: bulk.sealed or self._error is not None)
+            if not bulk.sealed and self._error is not None:
+                raise self._error
+
+    def _push(self, frame: Frame, item: bytes | Bulk, size: int) -> bool:
+        """Queue a frame; False if it took the faster lane instead."""
         with self._lock:
             if self._error is not None:
                 raise self._error
-            self._queue.append(outgoing)
-            self._queued_bytes += size
-            if len(self._queue) == 1:
-                self._pump()
-        if self._engine.driving:
-            return
-        # A bulk frame's buffers are the caller's: it gets them back when the last byte is sealed.
-        if bulk and outgoing.records is not None:
-            self._engine.wait(lambda: outgoing.records is None or self._error is not None, None)
-        elif self._queued_bytes > self._limits.send_queue_bytes:
-            limit = self._limits.send_queue_bytes
-            self._engine.wait(lambda: self._queued_bytes <= limit or self._error is not None, None)
-        if outgoing.records is not None and self._error is not None:
-            raise self._error
+            divert = self._divert
+            if divert is None or frame.kind in _STAYING:
+                self._accepted_bytes += size
+                if isinstance(item, bytes) and frame.kind in _URGENT:
+                    self._outbox.urgent.append(item)
+                else:
+                    self._outbox.queued.append(item)
+                return True
+        divert(frame)
+        return False
+
+    def _wait(self, ready: Callable[[], bool]) -> None:
+        begun_s = self._engine.clock()
+        self._engine.wait(ready, None)
+        with self._lock:
+            self._blocked_s += self._engine.clock() - begun_s
+
+    def _flush_later(self) -> None:
+        if not self._flushes:
+            self._flushes = True
+            self._engine.at_end_of_turn(self._flush)
+
+    def _flush(self) -> None:
+        self._flushes = False
+        self._pump()
 
     def _pump(self) -> None:
-        """Send until the queue is empty or the socket full. The lock is held."""
+        """Write until nothing waits or the socket is full, unless another thread is at it: that one goes on."""
+        while self._outbox.waiting and not (self._wants_room or self._dead) and self._writing.acquire(blocking=False):
+            try:
+                self._drain()
+            finally:
+                self._writing.release()
+            self._engine.wake_waiters()  # others, whose frames these were
+
+    def _drain(self) -> None:
+        """Write on, while holding `_writing`."""
+        left = _TURN_BYTES if self._engine.driving else sys.maxsize
+        while not (self._unsent or self._dead):
+            if left <= 0:
+                self._watch_for_room()  # there is some: the next turn goes on
+                return
+            data = self._outbox.next_write()
+            if not data:
+                if self._closing:
+                    self._engine.call_soon(self._finish)
+                return
+            left -= len(data)
+            self._write(data)
+
+    def _watch_for_room(self) -> None:
+        if not self._wants_room:
+            self._wants_room = True
+            self._engine.watch(self._fd, self._on_ready, write=True)
+
+    def _write(self, data: bytes | memoryview) -> None:
         try:
-            while True:
-                if self._unsent:
-                    sent = self._sock.send(self._unsent)
-                    self._unsent = self._unsent[sent:]
-                    continue
-                if not self._queue:
-                    if self._wants_room:
-                        self._wants_room = False
-                        self._engine.watch(self._fd, self._on_ready)
-                    if self._closing:
-                        self._engine.call_soon(self._finish)
-                    return
-                outgoing = self._queue[0]
-                assert outgoing.records is not None
-                plain = next(outgoing.records, None)
-                if plain is None:
-                    outgoing.records = None
-                    self._queue.popleft()
-                    self._queued_bytes -= outgoing.size
-                    continue
-                size = memoryview(plain).nbytes + TAG_BYTES
-                record = bytearray(_LENGTH.size + size)
-                _LENGTH.pack_into(record, 0, size)
-                self._seal.seal_into(plain, memoryview(record)[_LENGTH.size :])
-                self._unsent = memoryview(record)
+            sent = self._sock.send(data)
+            while sent < len(data):
+                data = memoryview(data)[sent:]
+                sent = self._sock.send(data)
+            data = b""
         except BlockingIOError:
-            if not self._wants_room:
-                self._wants_room = True
-                self._engine.watch(self._fd, self._on_ready, write=True)
+            self._watch_for_room()
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # reading ends the channel, after what the other side said last: perhaps why it left
         except OSError as error:
-            self._fail_soon(PeerLost(str(self._peer), error.strerror or str(error)), error)
+            self._end_soon(PeerLost(str(self._peer), error.strerror or str(error)), error)
+            return
+        self._unsent = data
+
+    def _on_room(self) -> None:
+        with self._writing:
+            if self._unsent:
+                self._write(self._unsent)
+            self._drain()
+            if not (self._unsent or self._dead or self._outbox.waiting):
+                self._wants_room = False
+                self._engine.watch(self._fd, self._on_ready)
+        self._pump()
+        self._engine.wake_waiters()
+
+    # ---- receiving ----
+
+    def _on_ready(self, mask: int) -> None:
+        if self._wants_room and mask & _ROOM:
+            self._on_room()
+        inbox, receive = self._inbox, self._sock.recv_into
+        try:
+            for _ in range(_READS_PER_EVENT):
+                if self._dead:
+                    return
+                room = inbox.room()
+                count = receive(room)
+                if not count:
+                    raise PeerLost(str(self._peer), "the connection ended")
+                self._heard_s = self._engine.clock()
+                inbox.arrived(count)
+                if count < len(room):  # the socket is empty
+                    return
+        except BlockingIOError:
+            return
+        except TransportError as error:
+            self._end(error, None)
+        except OSError as error:
+            self._end(PeerLost(str(self._peer), error.strerror or str(error)), error)
+
+    def _deliver(self, frame: Frame) -> None:
+        if frame.kind is _PING:
+            return
+        if frame.kind is _BYE:
+            raise PeerLost(str(self._peer), f"it left: {read_reason(frame)}")
+        try:
+            self._taker.on_frame(frame)
+        except TransportError:
+            raise
+        except Exception:  # noqa: BLE001 the frames behind this one must still arrive
+            _log.exception("a frame from %s could not be handled", self._peer)
+
+    # ---- the end ----
 
     def close(self, reason: str) -> None:
         """Tell the other side *reason* and end the channel."""
+        bye = pack_frame(Frame(Kind.BYE, body=reason.encode()))
         with self._lock:
             if self._error is not None:
                 return
             self._error = ChannelClosed(str(self._peer), reason)
             self._closing = True
-            bye = b"".join((pack_head(Frame(Kind.BYE, body=reason.encode())), reason.encode()))
-            self._queue.append(_Outgoing(iter((bye,)), len(bye)))
-            self._queued_bytes += len(bye)
-            if len(self._queue) == 1:
-                self._pump()
-        self._engine.call_later(LINGER_S, self._finish)
+            self._accepted_bytes += len(bye)
+            self._outbox.queued.append(bye)
+        self._pump()
+        self._linger = self._engine.call_later(LINGER_S, self._finish)
 
     def give_up(self, reason: str) -> None:
         """Declare the other side lost, for *reason*."""
+        self._end_soon(PeerLost(str(self._peer), reason), None)
+
+    def _end_soon(self, error: TransportError, cause: BaseException | None) -> None:
+        """Record the end now, tell the listener from the driver."""
         with self._lock:
-            self._fail_soon(PeerLost(str(self._peer), reason), None)
-
-    # ---- receiving ----
-
-    def _on_ready(self, mask: int) -> None:
-        if self._lost:
-            return
-        # A thread that holds the lock is pumping and will watch for room itself.
-        if (self._queue or self._unsent) and self._lock.acquire(blocking=False):
-            try:
-                self._pump()
-            finally:
-                self._lock.release()
-            self._engine.wake_waiters()
-        try:
-            for _ in range(_READS_PER_EVENT):
-                if self._end == len(self._buffer):
-                    self._make_room()
-                room = len(self._buffer) - self._end
-                count = self._sock.recv_into(memoryview(self._buffer)[self._end :])
-                if not count:
-                    raise PeerLost(str(self._peer), "the connection ended")
-                self._end += count
-                self._heard_s = self._engine.clock()
-                self._take_records()
-                if self._lost or count < room:  # the socket is empty
-                    return
-        except BlockingIOError:
-            return
-        except TransportError as error:
-            self._fail(error, None)
-        except OSError as error:
-            self._fail(PeerLost(str(self._peer), error.strerror or str(error)), error)
-
-    def _make_room(self) -> None:
-        held = self._end - self._start
-        need = _READ_BYTES
-        if held >= _LENGTH.size:
-            need = max(need, _LENGTH.size + _LENGTH.unpack_from(self._buffer, self._start)[0])
-        grown = self._buffer if need <= len(self._buffer) and self._start else bytearray(max(need, len(self._buffer)))
-        grown[:held] = self._buffer[self._start : self._end]
-        self._buffer = grown
-        self._start, self._end = 0, held
-
-    def _take_records(self) -> None:
-        view = memoryview(self._buffer)
-        while self._end - self._start >= _LENGTH.size:
-            (size,) = _LENGTH.unpack_from(view, self._start)
-            if not TAG_BYTES < size <= CHUNK_BYTES + TAG_BYTES:
-                raise FrameError(f"a record of {size} bytes")
-            begin = self._start + _LENGTH.size
-            if self._end - begin < size:
-                break
-            self._start = begin + size
-            self._take(view[begin : begin + size])
-            if self._lost:
-                return
-        if self._start == self._end:
-            self._start = self._end = 0
-
-    def _take(self, sealed: memoryview) -> None:
-        try:
-            if self._head is not None:
-                self._take_bulk(self._head, sealed)
-                return
-            plain = bytearray(len(sealed) - TAG_BYTES)
-            self._open.open_into(sealed, memoryview(plain))
-            if self._proven is not None:
-                proven, self._proven = self._proven, None
-                proven(self)
-        except AuthenticationError as error:
-            raise FrameError("a record that the other side did not seal") from error
-        head = parse_head(plain, self._limits.max_frame_bytes)
-        total = head.body_bytes + sum(head.buffer_bytes)
-        if len(plain) == head.size and total:
-            self._head = head
-            self._parts = [bytearray(size) for size in (head.body_bytes, *head.buffer_bytes)]
-            self._part, self._filled = -1, 0
-            self._next_part()
-        elif len(plain) == head.size + total:
-            view = memoryview(plain)
-            at = head.size
-            parts = []
-            for size in (head.body_bytes, *head.buffer_bytes):
-                parts.append(view[at : at + size])
-                at += size
-            self._deliver(head, parts[0], parts[1:])
-        else:
-            raise FrameError(f"a record of {len(plain)} bytes for a frame of {head.size + total}")
-
-    def _take_bulk(self, head: Head, sealed: memoryview) -> None:
-        part = self._parts[self._part]
-        size = min(CHUNK_BYTES, len(part) - self._filled)
-        if len(sealed) - TAG_BYTES != size:
-            raise FrameError(f"a record of {len(sealed) - TAG_BYTES} bytes where {size} were due")
-        self._open.open_into(sealed, memoryview(part)[self._filled : self._filled + size])
-        self._filled += size
-        if self._filled == len(part):
-            self._next_part()
-            if self._part == len(self._parts):
-                parts, self._parts, self._head = self._parts, [], None
-                self._deliver(head, parts[0], parts[1:])
-
-    def _next_part(self) -> None:
-        """Go to the next part that is not empty, or past the last one."""
-        self._filled = 0
-        self._part += 1
-        while self._part < len(self._parts) and not self._parts[self._part]:
-            self._part += 1
-
-    def _deliver(self, head: Head, body: Buffer, buffers: list[memoryview] | list[bytearray]) -> None:
-        if head.kind is Kind.PING:
-            return
-        if head.kind is Kind.BYE:
-            raise PeerLost(str(self._peer), f"it left: {bytes(body).decode(errors='replace')}")
-        self._listener.on_frame(self, Frame(head.kind, head.dest, head.reply, body, buffers))
-
-    # ---- the end ----
+            if self._error is None:
+                error.__cause__ = cause
+                self._error = error
+        self._dead = True
+        self._engine.call_soon(self._finish)
 
     def _finish(self) -> None:
         assert self._error is not None
-        self._fail(self._error, None)
+        self._end(self._error, self._error.__cause__)
 
-    def _fail_soon(self, error: TransportError, cause: BaseException | None) -> None:
-        """Record the end now (the lock is held), tell the listener from the driver."""
-        if self._error is None:
-            error.__cause__ = cause
-            self._error = error
-            self._engine.call_soon(self._finish)
-
-    def _fail(self, error: TransportError, cause: BaseException | None) -> None:
-        if self._lost:
+    def _end(self, error: TransportError, cause: BaseException | None) -> None:
+        if self._told:
             return
-        self._lost = True
+        self._told = self._dead = self._inbox.closed = True
+        if self._linger is not None:  # or it would keep what we refer to until it is due
+            self._linger.cancel()
         with self._lock:
             if self._error is None:
-                if cause is not None:
-                    error.__cause__ = cause
+                error.__cause__ = cause
                 self._error = error
-            self._queue.clear()
-            self._unsent = memoryview(b"")
+        with self._writing:  # by nobody from here on
+            self._outbox.clear()
+            self._unsent = b""
+        _forget_frames(self._error)
         self._engine.unwatch(self._fd)
         self._sock.close()
         self._engine.wake_waiters()
-        self._listener.on_lost(self, self._error)
+        self._taker.on_lost(self._error)
 
 
-def _bulk_records(head: bytes, frame: Frame) -> Iterator[Buffer]:
-    yield head
-    for part in (frame.body, *frame.buffers):
-        view = memoryview(part).cast("B")
-        for at in range(0, view.nbytes, CHUNK_BYTES):
-            yield view[at : at + CHUNK_BYTES]
+def _forget_frames(error: BaseException | None) -> None:
+    """Let go of the stack that led to *error*: whoever keeps the error would keep the channel's buffers with it."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
+
+
+def read_reason(bye: Frame) -> str:
+    """Why the other side left; no longer than a person reads."""
+    return bytes(bye.body[:_MAX_REASON_BYTES]).decode(errors="replace")
+
+
+def make_farewell(seal: Cipher, reason: str) -> bytes:
+    """The one record of a channel that is refused: its end, and why."""
+    return Outbox(seal).seal(pack_frame(Frame(Kind.BYE, body=reason.encode())))

@@ -32,7 +32,9 @@ __all__ = [
     "Frame",
     "Head",
     "Kind",
+    "pack_frame",
     "pack_head",
+    "parse_frame",
     "parse_head",
 ]
 
@@ -62,6 +64,12 @@ class Kind(enum.IntEnum):
     STOP = 6  # stop an actor: dest = actor id
     PING = 7  # sign of life; never passed on
     BYE = 8  # the sender closes; body is the reason, UTF-8
+    OFFER = 9  # what faster lanes the sender has, see transport.offer; never passed on
+    SWITCH = 10  # all later frames of the sender come on the lane that was offered; never passed on
+    GET = 11  # read registered memory: reply = the operation, see transport.memory
+    PUT = 12  # write registered memory: reply = the operation, buffers = the data
+    DATA = 13  # answers GET and PUT: dest = the operation
+    CREDIT = 14  # so much of what was sent to an actor is handled: dest = actor id, reply = bytes
 
 
 _KINDS = {int(kind): kind for kind in Kind}
@@ -105,15 +113,27 @@ def pack_head(frame: Frame) -> bytes:
         FrameError: the frame is larger than the protocol allows.
     """
     num = len(frame.buffers)
-    if num > MAX_BUFFERS or len(frame.body) > MAX_BODY_BYTES:
+    body_bytes = len(frame.body)
+    if num > MAX_BUFFERS or body_bytes > MAX_BODY_BYTES:
         raise FrameError(
-            f"{len(frame.body)} bytes of body and {num} buffers; at most {MAX_BODY_BYTES} and {MAX_BUFFERS}: "
+            f"{body_bytes} bytes of body and {num} buffers; at most {MAX_BODY_BYTES} and {MAX_BUFFERS}: "
             "send bulk data as arrays or bytes, in fewer pieces"
         )
-    head = _HEAD.pack(PROTOCOL, frame.kind, num, len(frame.body), frame.dest, frame.reply)
+    head = _HEAD.pack(PROTOCOL, frame.kind, num, body_bytes, frame.dest, frame.reply)
     if not num:
         return head
     return head + struct.pack(f"<{num}Q", *[memoryview(buffer).nbytes for buffer in frame.buffers])
+
+
+def pack_frame(frame: Frame) -> bytes:
+    """Render all of *frame*, for frames that are small enough to copy.
+
+    Raises:
+        FrameError: the frame is larger than the protocol allows.
+    """
+    if frame.buffers:
+        return b"".join((pack_head(frame), frame.body, *frame.buffers))
+    return pack_head(frame) + frame.body
 
 
 def parse_head(data: Buffer, max_frame_bytes: int) -> Head:
@@ -125,6 +145,56 @@ def parse_head(data: Buffer, max_frame_bytes: int) -> Head:
     if len(data) < HEAD_BYTES:
         raise FrameError(f"{len(data)} bytes, a header has {HEAD_BYTES}")
     version, kind, num, body_bytes, dest, reply = _HEAD.unpack_from(data)
+    known = _check_head(version, kind, num, body_bytes)
+    size = HEAD_BYTES + 8 * num
+    if len(data) < size:
+        raise FrameError(f"{len(data)} bytes, a header with {num} buffers has {size}")
+    lengths = struct.unpack_from(f"<{num}Q", data, HEAD_BYTES)
+    total = body_bytes + sum(lengths)
+    if total > max_frame_bytes:
+        raise FrameError(f"{total} bytes, at most {max_frame_bytes} (config key 'transport.max_frame_bytes')")
+    return Head(known, dest, reply, body_bytes, lengths, size)
+
+
+def parse_frame(data: Buffer, at: int = 0) -> tuple[Frame, int] | None:
+    """Read the frame that begins *at* bytes into *data*; return it and where it ends.
+
+    The frame's buffers are views of *data*, or copies where *data* is read-only.
+
+    Returns:
+        None where *data* ends before the frame does.
+
+    Raises:
+        FrameError: the bytes are no frame of this protocol.
+    """
+    begin = at + HEAD_BYTES
+    if len(data) < begin:
+        return None
+    version, kind, num, body_bytes, dest, reply = _HEAD.unpack_from(data, at)
+    known = _KINDS.get(kind)
+    if version != PROTOCOL or known is None or num or body_bytes > MAX_BODY_BYTES:
+        known = _check_head(version, kind, num, body_bytes)
+    end = begin + body_bytes
+    if not num:
+        return (Frame(known, dest, reply, data[begin:end]), end) if end <= len(data) else None
+    begin += 8 * num
+    if len(data) < begin:
+        return None
+    lengths = struct.unpack_from(f"<{num}Q", data, begin - 8 * num)
+    end = begin + body_bytes
+    if end + sum(lengths) > len(data):
+        return None
+    body = data[begin:end]
+    view = memoryview(data)
+    buffers: list[Buffer] = []
+    for length in lengths:
+        part = view[end : end + length]
+        buffers.append(bytearray(part) if part.readonly else part)
+        end += length
+    return Frame(known, dest, reply, body, buffers), end
+
+
+def _check_head(version: int, kind: int, num: int, body_bytes: int) -> Kind:
     if version != PROTOCOL:
         raise FrameError(f"protocol {version}, this side speaks {PROTOCOL}")
     known = _KINDS.get(kind)
@@ -134,13 +204,4 @@ def parse_head(data: Buffer, max_frame_bytes: int) -> Head:
         raise FrameError(f"{num} buffers, at most {MAX_BUFFERS}")
     if body_bytes > MAX_BODY_BYTES:
         raise FrameError(f"{body_bytes} bytes of body, at most {MAX_BODY_BYTES}")
-    size = HEAD_BYTES + 8 * num
-    if not num:
-        return Head(known, dest, reply, body_bytes, (), size)
-    if len(data) < size:
-        raise FrameError(f"{len(data)} bytes, a header with {num} buffers has {size}")
-    lengths = struct.unpack_from(f"<{num}Q", data, HEAD_BYTES)
-    total = body_bytes + sum(lengths)
-    if total > max_frame_bytes:
-        raise FrameError(f"{total} bytes, at most {max_frame_bytes} (config key 'transport.max_frame_bytes')")
-    return Head(known, dest, reply, body_bytes, lengths, size)
+    return known

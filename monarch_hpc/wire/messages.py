@@ -24,11 +24,13 @@ __all__ = [
     "Output",
     "ProcEnded",
     "ProcHello",
+    "ProcLife",
     "ProcReady",
     "ProcsStopped",
     "Refused",
     "Roster",
     "RunClosed",
+    "RunLinks",
     "RunOpened",
     "ShutDown",
     "ShutDownDone",
@@ -103,11 +105,29 @@ class OpenRun(Message):
 
 @dataclass(frozen=True, slots=True)
 class RunOpened(Message):
-    """Head to controller: the run is known; these are its hosts."""
+    """Head to controller: the run is known; these are its hosts.
+
+    Args:
+        epoch: of the run's owner, the same for all programs of the run until another owner takes it over.
+        member: this program's own number, never given twice.
+    """
 
     run: str
     epoch: int
+    member: int
     hosts: list[HostEntry]
+
+
+@dataclass(frozen=True, slots=True)
+class RunLinks(Message):
+    """Controller to head: what carries the frames between it and its procs, for `StatusReport`.
+
+    Args:
+        links: for each host, fabric and reason: ``host`` (rank), ``fabric``, ``why`` and ``procs`` (how many).
+    """
+
+    run: str
+    links: list[dict[str, object]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +228,24 @@ class ProcEnded(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class ProcLife(Message):
+    """Agent to controller: a proc is ``suspect``, because a signal has stopped it, or ``alive`` again.
+
+    Args:
+        stopped_s: for how long it has been stopped.
+        dead_s: after how long it is killed; see config key `liveness.dead_s`.
+    """
+
+    run: str
+    mesh: int
+    rank: int
+    host: int
+    life: str
+    stopped_s: float
+    dead_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class StopProcs(Message):
     """Controller to head to agents: end these procs, politely for *grace_s* seconds."""
 
@@ -304,7 +342,7 @@ def decode(body: bytes | bytearray | memoryview) -> Message:
     """
     try:
         document = json.loads(bytes(body))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # RecursionError: brackets in brackets, a hundred thousand deep
         raise FrameError(f"control message is not JSON: {error}") from error
     if not isinstance(document, dict):
         raise FrameError("control message is not an object")
@@ -313,7 +351,7 @@ def decode(body: bytes | bytearray | memoryview) -> Message:
     name = document.pop("op", None)
     cls = _BY_NAME.get(name) if isinstance(name, str) else None
     if cls is None:
-        raise FrameError(f"unknown control message {name!r}")
+        raise FrameError(f"unknown control message {name!r:.80}")
     message = _build(cls, document, cls.__name__)
     assert isinstance(message, Message)
     return message
@@ -325,7 +363,7 @@ def _build(cls: type, document: dict[str, object], where: str) -> object:
         hints = _HINTS[cls] = dict(typing.get_type_hints(cls))
     if document.keys() != hints.keys():
         wrong = sorted(set(document) ^ set(hints))
-        raise FrameError(f"{where}: fields {wrong} are missing or unknown")
+        raise FrameError(f"{where}: fields {wrong!s:.200} are missing or unknown")
     return cls(**{name: _checked(hint, document[name], f"{where}.{name}") for name, hint in hints.items()})
 
 

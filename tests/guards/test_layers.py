@@ -46,6 +46,7 @@ ENVIRON_DOORS = {
     # srun gets it, without what would change it.
     "agent.relay",
     "agent.zygote",
+    "cli.doctor",
     "cli.main",
     # The program that `run` starts gets the environment of `run`.
     "cli.run",
@@ -55,6 +56,8 @@ ENVIRON_DOORS = {
     "mesh.spmd",
     "slurm.allocation",
     "testing",
+    # UCX is told by variables, and knows no other way.
+    "transport.ucx.fabric",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import os
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from tests.guards.tree import ROOT, modules
 
 FOLDERS = ("configs", "launchers", "sbatch_templates")
+EXTENSION = "monarch_hpc/transport/ucx/_ucx.abi3.so"
 
 
 def setup_cfg() -> configparser.ConfigParser:
@@ -47,55 +49,90 @@ def test_every_dependency_has_a_reason() -> None:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def wheel_without_compiler(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(tmp_path_factory, CC="/bin/false")
+
+
+def build_wheel(tmp_path_factory: pytest.TempPathFactory, **environment: str) -> Path:
     """Build a wheel from a copy of the tree: setuptools leaves its work beside what it builds."""
     source = tmp_path_factory.mktemp("source")
     for name in ("setup.cfg", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
         if (ROOT / name).exists():
             shutil.copy2(ROOT / name, source)
     for folder in ("monarch_hpc", *FOLDERS):
-        shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     target = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
     done = subprocess.run(
-        [*command, "--wheel-dir", str(target), str(source)], capture_output=True, text=True, timeout=120, check=False
+        [*command, "--wheel-dir", str(target), str(source)],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     (built,) = target.glob("*.whl")
     return built
 
 
-@pytest.mark.slow
-def test_the_wheel_holds_the_tree_and_nothing_else(wheel: Path) -> None:
+def files_in(wheel: Path) -> set[str]:
     with zipfile.ZipFile(wheel) as archive:
-        names = {name for name in archive.namelist() if ".dist-info/" not in name}
-    sources = {str(module.path.relative_to(ROOT)) for module in modules()}
-    assert names == sources | {f"monarch_hpc/{name}" for name in asset_files()} | {"monarch_hpc/py.typed"}
+        return {name for name in archive.namelist() if ".dist-info/" not in name}
+
+
+def files_in_tree() -> set[str]:
+    typing = {str(path.relative_to(ROOT)) for path in (ROOT / "monarch_hpc").rglob("*.pyi")} | {"monarch_hpc/py.typed"}
+    return (
+        typing
+        | {str(module.path.relative_to(ROOT)) for module in modules()}
+        | {f"monarch_hpc/{name}" for name in asset_files()}
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler: apt-get install gcc libc6-dev")
+def test_the_wheel_holds_the_tree_and_the_extension(wheel: Path) -> None:
+    assert files_in(wheel) == files_in_tree() | {EXTENSION}
+    # One wheel for every Python from `python_requires` on.
+    assert "-cp311-abi3-" in wheel.name
+
+
+@pytest.mark.slow
+def test_without_a_compiler_only_the_extension_is_missing(wheel_without_compiler: Path, tmp_path: Path) -> None:
+    assert files_in(wheel_without_compiler) == files_in_tree()
+    target = install(wheel_without_compiler, tmp_path)
+    code = (
+        f"import sys; sys.path.insert(0, {str(target)!r}); "
+        "import monarch_hpc.transport.ucx.library as library; print(library.__file__, library.load_library().reason)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], cwd="/", check=True, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.startswith(str(target))
+    assert "built without a C compiler" in done.stdout
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cwd", [Path("/"), ROOT], ids=["elsewhere", "checkout"])
 def test_an_installed_wheel_finds_its_files(wheel: Path, tmp_path: Path, cwd: Path) -> None:
-    target = tmp_path / "site"
-    subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--no-deps",
-            "--no-index",
-            "--target",
-            str(target),
-            str(wheel),
-        ],
-        check=True,
-        timeout=120,
-    )
+    target = install(wheel, tmp_path)
     assert found_files(f"sys.path.insert(0, {str(target)!r})", cwd) == asset_files()
     launchers = list((target / "monarch_hpc" / "launchers").glob("*.sh"))
     assert launchers
     assert all(launcher.stat().st_mode & 0o111 for launcher in launchers)
+
+
+def install(wheel: Path, folder: Path) -> Path:
+    """Unpack *wheel* below *folder*, and return the place to import it from."""
+    target = folder / "site"
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    subprocess.run([*command, "--target", str(target), str(wheel)], check=True, timeout=120)
+    return target
 
 
 @pytest.mark.parametrize("cwd", [Path("/"), ROOT], ids=["elsewhere", "checkout"])

@@ -159,6 +159,19 @@ def test_a_pulled_cable_cuts_a_host_off_but_leaves_it_running(lab: SlurmLab) -> 
     wait_until("n2 to be reached", reaches_n2)
 
 
+def test_between_two_hosts_nothing_passes_while_both_reach_the_rest(lab: SlurmLab) -> None:
+    def reaches(host: str, other: str) -> bool:
+        return lab.run(["timeout", "1", "bash", "-c", f"</dev/tcp/{other}/26818"], host=host).returncode == 0
+
+    lab.cut("n2", "n3")
+    assert [reaches("n2", "n3"), reaches("n3", "n2")] == [False, False]
+    assert [reaches("n2", "n1"), reaches("n3", "n4"), reaches("n4", "n2")] == [True, True, True]
+    lab.join("n2", "n3")
+    assert [reaches("n2", "n3"), reaches("n3", "n2")] == [True, True]
+    with pytest.raises(LabError, match="login host"):
+        lab.cut("login", "n2")
+
+
 def test_jobs_outlive_slurmctld_and_slurmd(lab: SlurmLab) -> None:
     job = lab.run(["sbatch", "--parsable", "-w", "n2", "--wrap", "exec sleep 4711"], check=True).stdout.strip()
 

@@ -315,7 +315,7 @@ engine.start()
 for address in ADDRESSES:
     for key in (bytes(32), os.urandom(32)):
         identity = Identity(ALLOCATION, Role.CONTROLLER, "bob", new_incarnation())
-        node = Node(engine, identity, key, Silent(), TransportConfig(5.0, 8, 2**20, 2**20, 5.0, 1.0, 1.0))
+        node = Node(engine, identity, key, Silent(), TransportConfig(5.0, 8, 2**20, 2**20, 2**20, 5.0, 1.0, 1.0, 15.0))
         tried += 1
         try:
             node.connect([address])

@@ -136,7 +136,7 @@ class Client:
     ) -> int:
         """Order procs and return their mesh's number."""
         self._num_meshes += 1
-        mesh = self.opened.epoch << 20 | self._num_meshes
+        mesh = self.opened.member << 20 | self._num_meshes
         self.send(
             SpawnProcs(
                 run=self.run,
@@ -158,8 +158,10 @@ class Client:
 
     def spawn_ready(self, hosts: list[int], per_host: int = 1, code: str = "import time; time.sleep(600)") -> list[int]:
         """Order procs, wait until they are ready, and return their process ids by rank."""
-        mesh = self.spawn(hosts, per_host, code)
-        num = per_host * len(hosts)
+        return self.pids(self.spawn(hosts, per_host, code), per_host * len(hosts))
+
+    def pids(self, mesh: int, num: int) -> list[int]:
+        """Wait until the *num* procs of a mesh are ready, and return their process ids by rank."""
         ready = self.wait_all(ProcReady, num, lambda message: message.mesh == mesh)
         return [message.pid for message in sorted(ready, key=lambda message: message.rank)]
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from monarch_hpc.config.schema import TransportConfig
+from monarch_hpc.config.schema import FabricConfig, InterfacesConfig, TransportConfig, UcxConfig
 from monarch_hpc.core.errors import (
     TransportError,
 )
 from monarch_hpc.core.ids import Identity, Role, new_allocation_id, new_incarnation
 from monarch_hpc.transport.api import Channel
 from monarch_hpc.transport.engine import Engine, Signal
+from monarch_hpc.transport.gate import Forwards
 from monarch_hpc.transport.node import Node
 from monarch_hpc.transport.relay import Relay
+from monarch_hpc.transport.ucx.fabric import UcxFabric
 from monarch_hpc.wire.frames import Frame
 
 ALLOCATION = new_allocation_id()
@@ -26,9 +28,11 @@ LIMITS = TransportConfig(
     max_half_open=8,
     max_frame_bytes=2**30,
     send_queue_bytes=2**20,
+    mailbox_bytes=2**22,
     connect_s=5.0,
-    relay_after_s=0.05,
+    around_after_s=0.05,
     relay_s=5.0,
+    cut_s=3.0,
 )
 PATIENCE_S = 20.0
 
@@ -68,15 +72,54 @@ class Around:
         assert all(over.wait(PATIENCE_S) for over in self._over)
 
 
+UCX = {"ucx-shm": "posix,sysv,cma,self", "ucx-tcp": "tcp,self"}
+"""UCX's transports for the fabrics of the tests."""
+
+
+def make_fabric(engine: Engine, transports: str) -> UcxFabric:
+    """UCX with these transports only."""
+    trusted = "tcp" in transports
+    return UcxFabric(
+        engine,
+        FabricConfig(order=("ucx", "tcp"), trusted=trusted, interfaces=InterfacesConfig((), ()), spin_us=0),
+        UcxConfig(
+            library=None, transports=transports, devices="", port_range="", tcp_segment_bytes=2**16, keepalive_s=1.0
+        ),
+        login=False,
+        interfaces=["lo"],
+        max_frame_bytes=LIMITS.max_frame_bytes,
+    )
+
+
 class Party:
     """One process's worth of engine and node, which records what happens to it."""
 
-    def __init__(self, role: Role = Role.PROC, key: bytes = KEY, around: Party | None = None) -> None:
-        self.engine = Engine()
+    def __init__(
+        self,
+        role: Role = Role.PROC,
+        key: bytes = KEY,
+        around: Party | None = None,
+        ucx: str = "",
+        spin_s: float = 0.0,
+        forwarders: Sequence[str] = (),
+        forwards: Forwards = lambda _incarnation: None,
+    ) -> None:
+        self.engine = Engine(spin_s)
         self.engine.start()
         self.identity = Identity(ALLOCATION, role, "here", new_incarnation())
         relay = None if around is None else Around(self.engine, around.engine)
-        self.node = Node(self.engine, self.identity, key, self, LIMITS, relay)
+        fabric = make_fabric(self.engine, ucx) if ucx else None
+        self.node = Node(
+            self.engine,
+            self.identity,
+            key,
+            self,
+            LIMITS,
+            relay,
+            fabric=fabric,
+            forwarders=forwarders,
+            forwards=forwards,
+        )
         self.opened: list[Channel] = []
         self.frames: list[Frame] = []
         self.lost: list[TransportError] = []

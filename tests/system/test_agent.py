@@ -152,7 +152,7 @@ def test_a_killed_zygote_is_replaced(directory: Path) -> None:
 def test_two_runs_at_once(directory: Path) -> None:
     with Client(directory, "aaaaaaaa") as one, Client(directory, "bbbbbbbb") as two:
         first, second = one.spawn_ready([0, 1]), two.spawn_ready([0, 1])
-        assert one.opened.epoch != two.opened.epoch
+        assert one.opened.member != two.opened.member
         status = query_status(directory, 5.0)
         assert status is not None
         assert [(run["run"], run["procs"], run["state"]) for run in status["runs"]] == [

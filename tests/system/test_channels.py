@@ -25,16 +25,24 @@ from monarch_hpc.transport.api import Channel
 from monarch_hpc.transport.engine import Signal
 from monarch_hpc.transport.tcp import CHUNK_BYTES, INLINE_BYTES
 from monarch_hpc.wire.frames import Frame, Kind
-from tests.system.parties import BLOCKED, LIMITS, PATIENCE_S, Party, parties
+from tests.system.parties import BLOCKED, LIMITS, PATIENCE_S, UCX, Party, parties
 
 __all__ = ["parties"]
 
 
-@pytest.fixture(params=["tcp", "relay"])
+@pytest.fixture(params=["tcp", "relay", "ucx-shm", "ucx-tcp"])
 def pair(parties: Callable[..., Party], request: pytest.FixtureRequest) -> tuple[Party, Party, Channel]:
     """A listening party, a dialling one, and the dialling one's channel."""
-    server = parties()
+    server = parties(ucx=UCX.get(request.param, ""))
     addresses = server.node.listen(["127.0.0.1"])
+    if request.param in UCX:
+        client = parties(role=Role.CONTROLLER, ucx=UCX[request.param])
+        channel = client.node.connect(addresses)
+        fabric = request.param.replace("-", "/")
+        client.until(lambda: channel.fabric == fabric or bool(channel.why))
+        server.until(lambda: bool(server.opened) and bool(server.opened[0].why))
+        assert (channel.fabric, server.opened[0].fabric) == (fabric, fabric), channel.why
+        return server, client, channel
     if request.param == "tcp":
         client = parties(role=Role.CONTROLLER)
         return server, client, client.node.connect(addresses)
@@ -145,7 +153,7 @@ def test_a_sender_waits_while_the_receiver_does_not_read(pair: tuple[Party, Part
     def pour() -> None:
         nonlocal sent
         for _ in range(4000):
-            channel.send(Frame(Kind.CALL, 0, 0, bytes(60_000)))
+            channel.send(Frame(Kind.RESULT, 0, 0, bytes(60_000)))
             sent += 1
 
     thread = threading.Thread(target=pour)
@@ -180,7 +188,7 @@ def test_a_killed_peer_is_lost_and_a_waiting_sender_told(parties: Callable[..., 
     def pour() -> None:
         try:
             while True:
-                channel.send(Frame(Kind.CALL, 0, 0, b"", [bytes(2**20)]))
+                channel.send(Frame(Kind.RESULT, 0, 0, b"", [bytes(2**20)]))
         except TransportError as error:
             failure.append(error)
 

@@ -49,6 +49,36 @@ def test_a_waiting_thread_runs_the_callbacks_itself(engine: Engine) -> None:
     os.close(write_fd)
 
 
+def test_what_came_while_the_process_stood_still_goes_before_timers_that_are_late(engine: Engine) -> None:
+    read_fd, write_fd = os.pipe()
+    order: list[str] = []
+    both = Signal(engine)
+
+    def note(what: str) -> None:
+        order.append(what)
+        if len(order) == 2:
+            both.set()
+
+    def on_ready(_mask: int) -> None:
+        os.read(read_fd, 1)
+        note("came")
+
+    def stand_still() -> None:
+        engine.watch(read_fd, on_ready)
+        engine.call_later(0.01, lambda: note("timer"))
+        os.write(write_fd, b"x")
+        end_s = engine.clock() + 0.15
+        while engine.clock() < end_s:
+            pass
+
+    engine.call_soon(stand_still)
+    assert both.wait(_PATIENCE_S)
+    assert order == ["came", "timer"]
+    engine.unwatch(read_fd)
+    os.close(read_fd)
+    os.close(write_fd)
+
+
 def test_callbacks_run_when_nobody_waits(engine: Engine) -> None:
     done = threading.Event()
     engine.call_soon(done.set)

@@ -21,6 +21,7 @@ from monarch_hpc import Actor, ActorDied, ActorMesh, HostMesh, MeshError, ProcMe
 from monarch_hpc.agent.local import open_local
 from monarch_hpc.config.load import load
 from monarch_hpc.config.program import DIRECTORY_VARIABLE, RUN_VARIABLE
+from monarch_hpc.core.errors import FrameError
 from monarch_hpc.mesh.controller import Controller
 from monarch_hpc.testing import wait_until
 
@@ -85,6 +86,10 @@ class Probe(Actor):
         raise _Odd
 
     @endpoint
+    def text(self, num_chars: int) -> str:
+        return "x" * num_chars
+
+    @endpoint
     def lock(self) -> object:
         return threading.Lock()
 
@@ -133,7 +138,11 @@ def hosts() -> Iterator[HostMesh]:
 
 @pytest.fixture(scope="module")
 def procs(hosts: HostMesh) -> ProcMesh:
-    return hosts.spawn_procs(per_host={"gpus": 2}, name="shared")
+    procs = hosts.spawn_procs(per_host={"gpus": 2}, name="shared")
+    # The first procs start UCX in this process, which stays: no test is to be blamed for its open files.
+    channels = [Controller.instance().node.channels[proc.incarnation] for proc in procs.procs]
+    wait_until("the choice of fabrics", lambda: all(channel.why for channel in channels))
+    return procs
 
 
 @pytest.fixture
@@ -240,6 +249,16 @@ def test_what_cannot_be_pickled_fails_that_call_alone(probes: ActorMesh[Probe]) 
         one.lock.call_one().get(_PATIENCE_S)
     with pytest.raises(TypeError, match="pickle"):
         one.add.call_one(threading.Lock())
+    assert one.add.call_one(0).get(_PATIENCE_S) == 10
+
+
+def test_what_is_too_large_fails_that_call_alone(probes: ActorMesh[Probe]) -> None:
+    one = probes.slice(hosts=0, gpus=0)
+    with pytest.raises(FrameError, match="send bulk data as arrays or bytes"):
+        one.say.call_one("x" * (65 << 20))
+    with pytest.raises(FrameError, match="send bulk data as arrays or bytes") as caught:
+        one.text.call_one(65 << 20).get(_PATIENCE_S)
+    assert "remote traceback" in caught.value.__notes__[0]
     assert one.add.call_one(0).get(_PATIENCE_S) == 10
 
 

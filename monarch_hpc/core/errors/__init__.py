@@ -14,6 +14,7 @@
     |   |-- ChannelClosed      this side closed
     |   |-- PeerLost           the other side, or the wire, is gone
     |   |-- FrameError         bytes that are no frame
+    |   |-- MemoryAccessError  registered memory of another process cannot be read or written so
     |   |-- AuthenticationError  the other side could not prove the allocation's key
     |   `-- VersionMismatch    Python, package or protocol differ between the two sides
     |-- ActorError
@@ -47,6 +48,7 @@ from monarch_hpc.core.errors.transport import (
     AuthenticationError,
     ChannelClosed,
     FrameError,
+    MemoryAccessError,
     PeerLost,
     TransportError,
     VersionMismatch,
@@ -66,6 +68,7 @@ __all__ = [
     "InternalError",
     "JobFailed",
     "LabError",
+    "MemoryAccessError",
     "MeshError",
     "MonarchError",
     "PeerLost",

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from monarch_hpc.core.errors.root import MonarchError
 
-__all__ = ["AuthenticationError", "ChannelClosed", "FrameError", "PeerLost", "TransportError", "VersionMismatch"]
+__all__ = [
+    "AuthenticationError",
+    "ChannelClosed",
+    "FrameError",
+    "MemoryAccessError",
+    "PeerLost",
+    "TransportError",
+    "VersionMismatch",
+]
 
 
 class TransportError(MonarchError):
@@ -61,6 +69,23 @@ class FrameError(TransportError):
 
     def __str__(self) -> str:
         return f"not a valid frame: {self.problem}"
+
+
+class MemoryAccessError(TransportError):
+    """A registered memory of another process cannot be read or written so; the channel lives on.
+
+    Args:
+        where: the other process, as ``role host``.
+        problem: which rule was broken.
+    """
+
+    def __init__(self, where: str, problem: str) -> None:
+        super().__init__(where, problem)
+        self.where = where
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"no access to memory of {self.where}: {self.problem}"
 
 
 class AuthenticationError(TransportError):

@@ -42,6 +42,11 @@ _FAULTS: dict[str, tuple[Callable[[SlurmLab, str], None], str]] = {
     "start-slurmd": (SlurmLab.start_slurmd, "start slurmd on a host"),
 }
 
+_FAULTS_BETWEEN: dict[str, tuple[Callable[[SlurmLab, str, str], None], str]] = {
+    "cut": (SlurmLab.cut, "let nothing pass between two hosts"),
+    "join": (SlurmLab.join, "undo that"),
+}
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
@@ -99,6 +104,10 @@ def _make_parser() -> argparse.ArgumentParser:
     add("shell", "open a shell on the login host").add_argument("--user", default="alice", help="who (default: alice)")
     for verb, (_, text) in _FAULTS.items():
         add(verb, text).add_argument("host", metavar="HOST", help="n1, n2, ...")
+    for verb, (_, text) in _FAULTS_BETWEEN.items():
+        two = add(verb, text)
+        two.add_argument("host", metavar="HOST", help="n1, n2, ...")
+        two.add_argument("other", metavar="HOST", help="another one")
     for verb, text in (("kill-slurmctld", "kill slurmctld; jobs go on"), ("start-slurmctld", "start slurmctld again")):
         add(verb, text).add_argument("host", nargs="?", choices=[LOGIN], default=LOGIN, help="may be left out")
     add("reset", "mend all faults, end all jobs and users' processes")
@@ -118,6 +127,9 @@ def _run(arguments: argparse.Namespace) -> int:
     lab = SlurmLab(arguments.name, base=arguments.base)
     if verb in _FAULTS:
         _FAULTS[verb][0](lab, arguments.host)
+        return 0
+    if verb in _FAULTS_BETWEEN:
+        _FAULTS_BETWEEN[verb][0](lab, arguments.host, arguments.other)
         return 0
     match verb:
         case "down":

@@ -20,6 +20,7 @@ from monarch_hpc.testing.slurmlab.namespaces import (
     holder_argv,
     link_argv,
     login_network,
+    neighbour_command,
     plug_in,
     port_of,
     render_init,
@@ -167,6 +168,10 @@ class HostSet:
     def set_link(self, name: str, state: str) -> None:
         """Set a host's wire ``up`` or ``down``."""
         self.run_plain(LOGIN, link_argv(name, state))
+
+    def set_neighbour(self, name: str, address: str, state: str) -> None:
+        """Set whether a host reaches *address*, or a whole network: ``cut`` or ``joined``."""
+        self._ip(name, f"neigh {neighbour_command(address, state)}\n")
 
     def unplug(self, name: str) -> None:
         """Take a host's port off the switch, if it is there."""

@@ -221,11 +221,12 @@ class SlurmLab:
                 the caller's terminal.
         """
         account = self._account(user)
+        path = f"{self.settings.bin_folder}:{SYSTEM_PATH}"
         return self._machines.popen(
             host,
             account,
             [str(word) for word in argv],
-            env=self._environment(account) | dict(env or {}),
+            env=users.login_environment(account, path, os.environ.get("TERM", "dumb")) | dict(env or {}),
             folder=folder or account.home,
             stdin=stdin,
             stdout=stdout,
@@ -249,12 +250,8 @@ class SlurmLab:
 
         Args:
             argv: the command; `popen` tells of *user*, *host*, *env* and *folder*.
-            user: who.
-            host: where.
             timeout_s: after so many seconds the command and its process group are killed.
             check: raise if the exit status is not 0.
-            env: more environment.
-            folder: where it starts.
             stdin: what it reads; by default nothing.
 
         Raises:
@@ -287,17 +284,6 @@ class SlurmLab:
             raise LabError(self.name, f"no user '{user}'; there are {', '.join(uids)} and root")
         return Account(user, uids[user], self._folder.homes / user)
 
-    def _environment(self, account: Account) -> dict[str, str]:
-        return {
-            "HOME": str(account.home),
-            "USER": account.name,
-            "LOGNAME": account.name,
-            "SHELL": "/bin/bash",
-            "PATH": f"{self.settings.bin_folder}:{SYSTEM_PATH}",
-            "LANG": "C.UTF-8",
-            "TERM": os.environ.get("TERM", "dumb"),
-        }
-
     # ---- faults
 
     def kill_host(self, host: str) -> None:
@@ -323,6 +309,19 @@ class SlurmLab:
         """Plug the network cable of a compute host in again."""
         self._check_compute(host)
         self._machines.set_link(host, "up")
+
+    def cut(self, one: str, other: str) -> None:
+        """Let nothing pass between two compute hosts, without a word; each still reaches all others."""
+        self._set_between(one, other, "cut")
+
+    def join(self, one: str, other: str) -> None:
+        """Undo `cut`."""
+        self._set_between(one, other, "joined")
+
+    def _set_between(self, one: str, other: str, state: str) -> None:
+        for host, there in ((one, other), (other, one)):
+            self._check_compute(host)
+            self._machines.set_neighbour(host, self.address(there), state)
 
     def kill_slurmd(self, host: str) -> None:
         """Kill slurmd on a compute host; jobs' processes stay."""
@@ -361,6 +360,7 @@ class SlurmLab:
                 self.boot_host(host)
             elif host != LOGIN:
                 self.link_up(host)
+                self._machines.set_neighbour(host, "0.0.0.0/0", "joined")
         if not self._daemons.find("slurmctld", LOGIN):
             self.start_slurmctld()
         for host in self.hosts:

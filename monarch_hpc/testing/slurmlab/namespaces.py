@@ -138,6 +138,14 @@ def plug_in(host: str, cluster: Cluster, init_pid: int) -> tuple[str, str]:
     return outer, inner
 
 
+def neighbour_command(address: str, state: str) -> str:
+    """The command of ip neigh, for a host, that lets nothing reach *address* when ``cut``."""
+    # Packets leave for a card that nobody has. A route that says blackhole would be a refusal to whoever connects.
+    if state == "cut":
+        return f"replace {address} lladdr 02:00:00:00:00:00 nud permanent dev eth0"
+    return f"flush to {address} nud permanent dev eth0"
+
+
 def link_argv(host: str, state: str) -> list[str]:
     """The command, for the login host, that sets a host's wire ``up`` or ``down``."""
     return [tool("ip"), "link", "set", port_of(host), state]

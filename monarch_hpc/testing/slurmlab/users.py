@@ -6,7 +6,16 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["RESTRICTED_GROUP", "ROOT", "USERS", "Account", "plan_accounts", "render_group", "render_passwd"]
+__all__ = [
+    "RESTRICTED_GROUP",
+    "ROOT",
+    "USERS",
+    "Account",
+    "login_environment",
+    "plan_accounts",
+    "render_group",
+    "render_passwd",
+]
 
 USERS = ("alice", "bob")
 # The partition of this name takes bob's jobs and refuses alice's.
@@ -32,6 +41,19 @@ def plan_accounts(homes: Path, taken_ids: Collection[int]) -> tuple[Account, ...
     """Accounts for `USERS`, with user ids that nobody on this machine has."""
     free = (uid for uid in range(_FIRST_ID, 60000) if uid not in taken_ids)
     return tuple(Account(name, uid, homes / name) for name, uid in zip(USERS, free, strict=False))
+
+
+def login_environment(account: Account, path: str, terminal: str) -> dict[str, str]:
+    """What a fresh login has; *path* is its PATH."""
+    return {
+        "HOME": str(account.home),
+        "USER": account.name,
+        "LOGNAME": account.name,
+        "SHELL": "/bin/bash",
+        "PATH": path,
+        "LANG": "C.UTF-8",
+        "TERM": terminal,
+    }
 
 
 def render_passwd(real: str, accounts: Sequence[Account]) -> str:

@@ -34,6 +34,8 @@ def test_loopback_where_there_is_nothing_else() -> None:
 def test_interfaces_that_are_not_there_are_an_error_that_names_those_that_are() -> None:
     with pytest.raises(ConfigError, match="known: docker0, eth0, hsn0, ib0, lo"):
         choose_interfaces(FOUND, ["hsn7"], local=False)
+    with pytest.raises(ConfigError, match=r"fabric\.interfaces\.login"):
+        choose_interfaces(FOUND, ["hsn7"], local=False, side="login")
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,13 @@ from monarch_hpc.wire.messages import (
     OpenRun,
     Output,
     ProcEnded,
+    ProcLife,
     ProcReady,
     ProcsStopped,
     Refused,
     Roster,
     RunClosed,
+    RunLinks,
     RunOpened,
     ShutDown,
     ShutDownDone,
@@ -36,6 +38,7 @@ class Party:
 
     def __init__(self) -> None:
         self.crowded = False
+        self.fabric, self.why = "tcp", "agents use sockets"
         self.got: list[Message] = []
         self.closed = ""
 
@@ -150,8 +153,8 @@ def test_a_host_has_one_agent(world: World) -> None:
 
 def test_messages_find_their_way(world: World) -> None:
     one, two = world.open("1"), world.open("2")
-    assert one.take() == [RunOpened("1", 1, [entry(0), entry(1)])]
-    assert two.take() == [RunOpened("2", 2, [entry(0), entry(1)])]
+    assert one.take() == [RunOpened("1", 1, 1, [entry(0), entry(1)])]
+    assert two.take() == [RunOpened("2", 2, 2, [entry(0), entry(1)])]
     order = spawn("1", 9, [1])
     world.head.on_client(one, order)
     assert world.take_all() == [[], [order]]
@@ -169,6 +172,26 @@ def test_messages_find_their_way(world: World) -> None:
     # The mesh is no more: what still comes of it is nobody's.
     world.head.on_agent(world.agents[1], Output("1", 9, 0, 1, "out", ["late"], 0))
     assert one.take() == [ProcsStopped("1", 9, 1)]
+
+
+def test_whoever_takes_a_run_over_ends_the_tenure_of_all_who_were_there(world: World) -> None:
+    one = world.open("1")
+    program, two = Party(), Party()
+    world.head.on_client(program, OpenRun("1", "train.py", "login", 8, False))
+    assert program.take() == [RunOpened("1", 1, 2, [entry(0), entry(1)])]
+    world.head.on_client(program, spawn("1", 9, [1]))
+    world.take_all()
+    world.head.on_client(two, OpenRun("1", "train.py", "login2", 7, True))
+    assert two.take() == [RunOpened("1", 3, 3, [entry(0), entry(1)])]
+    assert one.closed == program.closed == "another controller has taken over run 1"
+    assert (world.head.owns(one), world.head.owns(two)) == (False, True)
+    # Their procs go, and the run stays.
+    world.head.on_client_lost(one, "we closed it")
+    world.head.on_client_lost(program, "we closed it")
+    assert world.take_all() == [[], [StopProcs("1", 9, [1], 5.0)]]
+    later = Party()
+    world.head.on_client(later, OpenRun("1", "train.py", "login2", 9, False))
+    assert later.take() == [RunOpened("1", 3, 4, [entry(0), entry(1)])]
 
 
 def test_orders_that_cannot_be_carried_out_fail_rank_by_rank(world: World) -> None:
@@ -197,7 +220,7 @@ def test_a_lost_host_is_told_to_every_run(world: World) -> None:
     world.head.on_agent_lost(world.agents[1], "the connection ended")
     assert one.take() == [HostLost("1", 1, "the connection ended")]
     assert two.take() == [HostLost("2", 1, "the connection ended")]
-    assert world.open("3").take() == [RunOpened("3", 3, [entry(0)])]
+    assert world.open("3").take() == [RunOpened("3", 3, 3, [entry(0)])]
 
 
 def test_a_closed_run_is_over_when_every_host_says_so(world: World) -> None:
@@ -272,12 +295,16 @@ def test_status(world: World) -> None:
     world.head.on_agent(world.agents[1], ProcReady("1", 1, 0, 1, 5, "7", []))
     world.head.on_life(world.agents[1], Life.SUSPECT)
     world.sleep(12.0)
+    link: dict[str, object] = {"host": 1, "fabric": "ucx/rdma", "why": "both have RDMA", "procs": 1}
+    world.head.on_client(client, RunLinks("1", [link]))
+    world.head.on_client(tool, RunLinks("1", [{"host": 0}]))  # not of this run
+    world.agents[1].fabric, world.agents[1].why = "relay", "no answer"
     world.head.on_client(tool, Status())
     (report,) = tool.take()
     assert isinstance(report, StatusReport)
-    assert [(host["name"], host["state"], host["procs"]) for host in report.hosts] == [
-        ("n0", "alive", 0),
-        ("n1", "suspect", 1),
+    assert [(host["name"], host["state"], host["procs"], host["fabric"], host["why"]) for host in report.hosts] == [
+        ("n0", "alive", 0, "tcp", "agents use sockets"),
+        ("n1", "suspect", 1, "relay", "no answer"),
     ]
     assert report.runs == [
         {
@@ -287,9 +314,34 @@ def test_status(world: World) -> None:
             "pid": 7,
             "age_s": 12.0,
             "procs": 1,
+            "suspect": [],
+            "links": [link],
             "state": "running",
         }
     ]
+
+
+def test_a_stopped_proc_is_told_of_and_shown_until_it_goes_on_or_ends(world: World) -> None:
+    client, tool = world.open("1"), Party()
+    world.head.on_client(client, spawn("1", 9, [0, 1]))
+    for rank in (0, 1):
+        world.head.on_agent(world.agents[rank], ProcReady("1", 9, rank, rank, 5, "7", []))
+    client.take()
+
+    def shown() -> object:
+        world.head.on_client(tool, Status())
+        (report,) = tool.take()
+        assert isinstance(report, StatusReport)
+        return report.runs[0]["suspect"]
+
+    suspects = [ProcLife("1", 9, rank, rank, "suspect", 5.0, 15.0) for rank in (0, 1)]
+    for rank in (0, 1):
+        world.head.on_agent(world.agents[rank], suspects[rank])
+    assert client.take() == suspects
+    assert shown() == [{"mesh": 9, "rank": 0, "host": "n0"}, {"mesh": 9, "rank": 1, "host": "n1"}]
+    world.head.on_agent(world.agents[0], ProcLife("1", 9, 0, 0, "alive", 7.0, 15.0))
+    world.head.on_agent(world.agents[1], ProcEnded("1", 9, 1, 1, False, "stopped (SIGSTOP) for 15 s", []))
+    assert shown() == []
 
 
 def test_shut_down_counts_what_is_left(world: World) -> None:

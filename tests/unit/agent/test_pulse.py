@@ -101,6 +101,28 @@ def test_who_slept_himself_condemns_nobody(engine: Clockwork, pulse: Pulse, chan
     assert changes == [Life.SUSPECT, Life.DEAD]
 
 
+def test_who_was_stopped_for_less_than_it_takes_to_condemn_suspects_nobody(
+    engine: Clockwork, pulse: Pulse, changes: list[Life]
+) -> None:
+    wire = Wire(engine)
+    pulse.watch(cast(Channel, wire))
+    engine.beat(2.5)
+    engine.beat()
+    assert changes == []
+    engine.beat()
+    assert changes == [Life.SUSPECT]
+
+
+def test_who_is_always_late_finds_the_dead_all_the_same(engine: Clockwork, pulse: Pulse, changes: list[Life]) -> None:
+    wire = Wire(engine)
+    pulse.watch(cast(Channel, wire))
+    for _ in range(5):
+        engine.beat(10.0)
+    assert changes == [Life.SUSPECT]
+    engine.beat(10.0)
+    assert (changes, wire.given_up) == ([Life.SUSPECT, Life.DEAD], "no heartbeat for 60.0 s")
+
+
 def test_a_channel_that_is_not_judged_only_hears_us(engine: Clockwork, pulse: Pulse, changes: list[Life]) -> None:
     wire = Wire(engine)
     pulse.watch(cast(Channel, wire), judged=False)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +11,7 @@ from monarch_hpc.agent.output import MAX_LINE_BYTES, LineSplitter
 from monarch_hpc.agent.reap import Exit
 from monarch_hpc.agent.start import ProcOrder, ProcStart, parse_order, proc_environment, render_order
 from monarch_hpc.agent.sweep import cookies, has_entries
-from monarch_hpc.config.schema import TransportConfig
+from monarch_hpc.config.schema import FabricConfig, InterfacesConfig, TransportConfig, UcxConfig
 
 START = ProcStart(
     allocation="a" * 32,
@@ -27,7 +28,11 @@ START = ProcStart(
     gpus=["1", "0"],
     hello_fd=-1,
     spin_s=0.0,
-    limits=TransportConfig(5.0, 64, 1 << 33, 1 << 26, 3.0, 1.0, 30.0),
+    forwarders=["tcp://10.1.0.1:7001"],
+    interfaces=["hsn0"],
+    limits=TransportConfig(5.0, 64, 1 << 33, 1 << 26, 1 << 26, 3.0, 1.0, 30.0, 15.0),
+    fabric=FabricConfig(("ucx", "tcp"), False, InterfacesConfig((), ("hsn*",)), 50),
+    ucx=UcxConfig(Path("/opt/ucx/lib/libucp.so.0"), "", "", "", 65536, 2.0),
 )
 ORDER = ProcOrder([START], {"MINE": "é\n$x"}, ["/here"], "/here", 0o022, "CUDA_VISIBLE_DEVICES")
 

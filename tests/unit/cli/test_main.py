@@ -162,3 +162,26 @@ def test_progress_goes_to_stderr_and_not_at_all_for_scripts(verb: Verb, capsys: 
     captured = capsys.readouterr()
     assert json.loads(captured.out) == {"schema": 1, "name": "demo"}
     assert captured.err == "queued\nmonarch-hpc: warning: slow\n"
+
+
+@pytest.mark.parametrize("arguments", [["alloc", "--dry-run"], ["run", "--local", "1", "--", "true"]])
+def test_what_every_process_would_refuse_is_refused_before_any_is_started(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.setenv("UCX_TLS", "sm,tcp")
+    assert main(arguments) == 65
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(
+        "monarch-hpc: error: the environment: UCX_TLS = 'sm,tcp': opens UCX over tcp, which trusts its network, "
+        "while fabric.trusted is false; name transports without tcp"
+    )
+
+
+def test_what_starts_no_process_works_with_any_transports(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UCX_TLS", "all")
+    assert main(["config", "show"]) == 0
+    monkeypatch.setenv("MONARCH_HPC_FABRIC__TRUSTED", "true")
+    assert main(["alloc", "--dry-run"]) == 0

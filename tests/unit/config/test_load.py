@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from monarch_hpc.config.load import Loaded, load_config
+from monarch_hpc.config.schema import InterfacesConfig
 from monarch_hpc.core.errors import ConfigError
 
 
@@ -117,6 +118,32 @@ def test_sizes_may_have_units(home: Path) -> None:
     assert (transport.max_frame_bytes, transport.send_queue_bytes) == (64 << 20, 1 << 20)
 
 
+def test_a_section_in_a_section_is_read_like_any_other(home: Path) -> None:
+    user = write_user(home, "fabric:\n  interfaces:\n    login: [eth0]\n    compute: ['ib*', hsn0]\n")
+    loaded = load(home, {"MONARCH_HPC_FABRIC__INTERFACES__LOGIN": "[eth1, eth2]"})
+    assert loaded.config.fabric.interfaces == InterfacesConfig(login=("eth1", "eth2"), compute=("ib*", "hsn0"))
+    assert loaded.origin("fabric.interfaces.compute") == f"{user}:4"
+    assert loaded.origin("fabric.interfaces.login") == "$MONARCH_HPC_FABRIC__INTERFACES__LOGIN"
+    write_user(home, "fabric:\n  interfaces:\n    # login: [eth0]\n")
+    assert load(home).config.fabric.interfaces.login == ()
+
+
+def test_a_trusted_network_may_carry_ucx_over_tcp(home: Path) -> None:
+    write_user(
+        home, "fabric: {trusted: true, order: [ucx, tcp]}\nucx: {transports: 'tcp,self', port_range: 31000-31999}\n"
+    )
+    config = load(home).config
+    assert config.fabric.order == ("ucx", "tcp")
+    assert (config.ucx.transports, config.ucx.port_range) == ("tcp,self", "31000-31999")
+
+
+def test_a_library_may_be_named_by_what_its_module_sets(home: Path) -> None:
+    write_user(home, "ucx: {library: $EBROOTUCX/lib/libucp.so.0}\n")
+    environ = {"EBROOTUCX": "/apps/ucx/1.18"}
+    assert load(home, environ).config.ucx.library == Path("/apps/ucx/1.18/lib/libucp.so.0")
+    assert load(home, {**environ, "MONARCH_HPC_UCX__LIBRARY": ""}).config.ucx.library is None
+
+
 def test_a_section_without_keys_and_an_empty_file_say_nothing(home: Path) -> None:
     write_user(home, "slurm:\n  # partition: debug\n")
     assert load(home).config == load_config({"HOME": str(home)}, Path("/"), "h", None, {}).config
@@ -139,7 +166,7 @@ def test_variables_of_the_package_that_are_no_keys_are_left_alone(home: Path) ->
         ("slurm:\n  partiton: x\n", 2, r"unknown key 'slurm.partiton'; did you mean slurm.partition\?"),
         ("slurm:\n  zzz: x\n", 2, "known keys of slurm: partition, qos,"),
         ("\nslrum: {}\n", 2, "unknown key 'slrum'"),
-        ("nothing: 1\n", 1, "known: agent, engine,"),
+        ("nothing: 1\n", 1, "known: agent, fabric,"),
         ("slurm:\n  time_min: soon\n", 2, "slurm.time_min = 'soon': must be a whole number"),
         ("slurm:\n  time_min: 1.5\n", 2, "must be a whole number"),
         ("slurm:\n  time_min: true\n", 2, "must be a whole number"),
@@ -162,6 +189,31 @@ def test_variables_of_the_package_that_are_no_keys_are_left_alone(home: Path) ->
         ("match: {cluster: [x]}\n", 1, "only a profile in configs/sites"),
         ("transport: {max_frame_bytes: 8Q}\n", 1, "transport.max_frame_bytes = 8Q: not a size"),
         ("slurm: {qos: !!python/object/apply:os.getcwd []}\n", 1, "must be a text"),
+        ("fabric: {order: [tcp, carrier-pigeon]}\n", 1, "a list of some of ucx, tcp, relay, each once"),
+        ("fabric: {order: [tcp, tcp]}\n", 1, "each once"),
+        ("fabric: {order: [ucx, relay]}\n", 1, "lacks tcp, which introduces the other fabrics"),
+        ("fabric: {order: [relay, tcp]}\n", 1, "names relay before tcp"),
+        ("fabric: {trusted: maybe}\n", 1, "must be true or false"),
+        ("fabric: {trusted: 1}\n", 1, "must be true or false"),
+        ("fabric:\n  interfaces: [hsn0]\n", 2, "fabric.interfaces must be a mapping"),
+        (
+            "fabric:\n  interfaces:\n    login: [a]\n    nodes: [b]\n",
+            4,
+            "unknown key .fabric.interfaces.nodes.; did you mean fabric",
+        ),
+        ("agent: {interfaces: [hsn0]}\n", 1, "unknown key 'agent.interfaces'"),
+        (
+            "ucx: {transports: 'tcp,sm'}\n",
+            1,
+            "opens UCX over tcp, which trusts its network, while fabric.trusted is false",
+        ),
+        ("ucx: {transports: ^ib}\n", 1, "opens UCX over tcp"),
+        ("ucx: {library: lib/libucp.so.0}\n", 1, "must be an absolute path"),
+        ("ucx: {port_range: 31000}\n", 1, "must be LOW-HIGH"),
+        ("ucx: {port_range: 31999-31000}\n", 1, "must be LOW-HIGH"),
+        ("ucx: {port_range: 31000-99999}\n", 1, "must be LOW-HIGH"),
+        ("ucx: {tcp_segment_bytes: 0}\n", 1, "must be more than 0"),
+        ("ucx: {keepalive_s: 0}\n", 1, "must be more than 0"),
     ],
 )
 def test_a_mistake_in_a_file_is_named_with_its_line(home: Path, text: str, line: int, words: str) -> None:
@@ -231,6 +283,9 @@ def test_a_relative_xdg_state_home_is_refused_not_taken_from_the_working_directo
         "slurm: {extra: [--wrap=evil]}\n",
         "slurm: {job_flags: {output: /home/alice/.bashrc}}\n",
         "slurm: {step_flags: {task-prolog: ./evil}}\n",
+        "fabric: {trusted: true}\n",
+        "ucx: {library: /tmp/libucp.so.0}\n",
+        "ucx: {transports: 'sm,self'}\n",
     ],
 )
 def test_a_projects_file_cannot_decide_what_runs_or_where_files_go(home: Path, text: str) -> None:

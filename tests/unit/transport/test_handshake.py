@@ -20,7 +20,10 @@ _AGENT = Identity("ab" * 16, Role.AGENT, "n1", incarnation=22)
 def test_both_sides_learn_who_the_other_is_and_share_keys() -> None:
     dialing = Dialing(_CONTROLLER, _KEY, wanted=22, address="tcp://10.0.0.1:1")
     assert len(dialing.hello) == HELLO_BYTES <= 256
-    answer, caller, (send, receive) = Accepting(_AGENT, _KEY, "tcp://10.0.0.9:5").answer(dialing.hello)
+    accepting = Accepting(_AGENT, _KEY, "tcp://10.0.0.9:5")
+    caller, wanted = accepting.read(dialing.hello)
+    answer, (send, receive) = accepting.answer()
+    assert wanted == 22
     assert len(answer) == ANSWER_BYTES
     callee, (their_send, their_receive) = dialing.finish(answer)
     assert (caller.role, caller.host, caller.incarnation, caller.epoch) == (Role.CONTROLLER, "login", 11, 2)
@@ -30,18 +33,24 @@ def test_both_sides_learn_who_the_other_is_and_share_keys() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dialer", "key", "wanted"),
+    ("dialer", "key"),
     [
-        (dataclasses.replace(_CONTROLLER, allocation="cd" * 16), _KEY, 0),
-        (_CONTROLLER, bytes(32), 0),
-        (_CONTROLLER, _KEY, 23),
+        (dataclasses.replace(_CONTROLLER, allocation="cd" * 16), _KEY),
+        (_CONTROLLER, bytes(32)),
     ],
-    ids=["another allocation", "another key", "another incarnation"],
+    ids=["another allocation", "another key"],
 )
-def test_who_does_not_belong_is_refused_on_the_first_message(dialer: Identity, key: bytes, wanted: int) -> None:
-    hello = Dialing(dialer, key, wanted, "tcp://10.0.0.1:1").hello
+def test_who_does_not_belong_is_refused_on_the_first_message(dialer: Identity, key: bytes) -> None:
+    hello = Dialing(dialer, key, 0, "tcp://10.0.0.1:1").hello
     with pytest.raises(AuthenticationError):
-        Accepting(_AGENT, _KEY, "somewhere").answer(hello)
+        Accepting(_AGENT, _KEY, "somewhere").read(hello)
+
+
+def test_who_looks_for_another_process_gets_no_answer() -> None:
+    accepting = Accepting(_AGENT, _KEY, "somewhere")
+    assert accepting.read(Dialing(_CONTROLLER, _KEY, 23, "tcp://10.0.0.1:1").hello)[1] == 23
+    with pytest.raises(AuthenticationError, match="looks for another process"):
+        accepting.answer()
 
 
 def test_a_changed_prologue_is_refused() -> None:
@@ -50,12 +59,14 @@ def test_a_changed_prologue_is_refused() -> None:
         forged = bytearray(hello)
         forged[position] ^= 1
         with pytest.raises(AuthenticationError):
-            Accepting(_AGENT, _KEY, "somewhere").answer(bytes(forged))
+            Accepting(_AGENT, _KEY, "somewhere").read(bytes(forged))
 
 
 def test_an_impostor_at_the_address_is_refused() -> None:
     dialing = Dialing(_CONTROLLER, _KEY, wanted=0, address="tcp://10.0.0.1:1")
-    answer, _, _ = Accepting(_AGENT, _KEY, "somewhere").answer(dialing.hello)
+    accepting = Accepting(_AGENT, _KEY, "somewhere")
+    accepting.read(dialing.hello)
+    answer, _ = accepting.answer()
     for position in range(ANSWER_BYTES):
         forged = bytearray(answer)
         forged[position] ^= 1

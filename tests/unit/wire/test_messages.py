@@ -7,7 +7,18 @@ import json
 import pytest
 
 from monarch_hpc.core.errors import FrameError
-from monarch_hpc.wire.messages import HostEntry, Join, Output, Roster, ShutDownDone, Status, StopProcs, decode, encode
+from monarch_hpc.wire.messages import (
+    HostEntry,
+    Join,
+    Output,
+    Roster,
+    RunLinks,
+    ShutDownDone,
+    Status,
+    StopProcs,
+    decode,
+    encode,
+)
 
 _HOST = HostEntry(
     rank=0,
@@ -31,6 +42,7 @@ _HOST = HostEntry(
         Output("r1", 1, 2, 0, "out", ["a\x1b[31m", "é"], 3),
         StopProcs("r1", 5, [0, 3], 2.5),
         ShutDownDone({"n1": 0}),
+        RunLinks("r1", [{"host": 0, "fabric": "tcp", "why": "", "procs": 2}]),
         Status(),
     ],
 )

@@ -1,0 +1,221 @@
+"""Pairs of processes that `benchmarks.transport` measures, each asleep while another has its turn."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TextIO
+
+__all__ = ["Gone", "Pair", "Perftest"]
+
+_PATIENCE_S = 120.0
+_ROOT = Path(__file__).parents[1]
+
+
+class Gone(Exception):
+    """A pair that cannot be measured, and why."""
+
+
+class Pair:
+    """The near and the far process of one row.
+
+    Args:
+        cpus: a core for each, or none.
+    """
+
+    def __init__(self, row: str, cpus: tuple[int, int] | None) -> None:
+        self._row = row
+        self._folder = Path(tempfile.mkdtemp(prefix="bench-"))
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._lines: dict[str, TextIO] = {}
+        self._key = ""
+        try:
+            self._start(",".join(map(str, cpus)) if cpus else "")
+            for side in ("near", "far"):
+                self._answer(side)
+            address = self._order("far", what="open", key="")["address"]
+            self._order("near", what="open", key=address)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, cpus: str) -> None:
+        path = str(self._folder / "control")
+        with socket.socket(socket.AF_UNIX) as control:
+            control.bind(path)
+            control.listen()
+            control.settimeout(_PATIENCE_S)
+            argv = [sys.executable, "-m", "benchmarks.ends", self._row]
+            if self._row.startswith("mpi-"):
+                self._launch([*_mpirun(self._row.removeprefix("mpi-")), *argv, "rank", path, cpus])
+            else:
+                for side in ("near", "far"):
+                    self._launch([*argv, side, path, cpus])
+            while len(self._lines) < 2:
+                try:
+                    end, _ = control.accept()
+                except TimeoutError:
+                    raise Gone(f"its processes did not report: {self._last_words()}") from None
+                end.settimeout(_PATIENCE_S)
+                lines = end.makefile("rw")
+                self._lines[json.loads(lines.readline())["side"]] = lines
+
+    def _launch(self, argv: list[str]) -> None:
+        stderr = open(self._folder / "stderr", "ab")
+        with stderr:
+            self._processes.append(
+                subprocess.Popen(argv, cwd=_ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr)
+            )
+
+    def _answer(self, side: str) -> dict[str, float]:
+        try:
+            line = self._lines[side].readline()
+        except TimeoutError:
+            raise Gone(f"the {side} end did not answer in {_PATIENCE_S:.0f} s") from None
+        if not line:
+            raise Gone(f"the {side} end died: {self._last_words()}")
+        answer: dict[str, float] = json.loads(line)
+        if "missing" in answer:
+            raise Gone(str(answer["missing"]))
+        return answer
+
+    def _order(self, side: str, what: str, num: int = 0, nbytes: int = 0, key: object = "") -> dict[str, float]:
+        self._tell(side, what, num, nbytes, key)
+        return self._answer(side)
+
+    def _tell(self, side: str, what: str, num: int, nbytes: int, key: object) -> None:
+        order = {"what": what, "num": num, "nbytes": nbytes, "key": key}
+        try:
+            self._lines[side].write(json.dumps(order) + "\n")
+            self._lines[side].flush()
+        except OSError:
+            raise Gone(f"the {side} end died: {self._last_words()}") from None
+
+    def _last_words(self) -> str:
+        said = (self._folder / "stderr").read_text(errors="replace").strip()
+        return said.rpartition("\n")[2] or "it said nothing"
+
+    def measure(self, what: str, num: int, nbytes: int) -> dict[str, float]:
+        """Let both do their part; return what the near end found.
+
+        Raises:
+            Gone: the pair broke, or cannot do this.
+        """
+        if what in ("fetch", "store"):
+            key = self._order("far", "hold", nbytes=nbytes)["key"]
+            if not key:
+                raise Gone("no such thing")
+            return self._order("near", what, num, nbytes, key)
+        self._tell("far", what, num, nbytes, "")
+        found = self._order("near", what, num, nbytes)
+        answered = self._answer("far")
+        if what == "idle":
+            found["value"] = max(found["value"], answered["value"])
+        return found
+
+    def close(self) -> None:
+        """End both processes."""
+        for lines in self._lines.values():
+            with contextlib.suppress(OSError):
+                lines.close()
+        for process in self._processes:
+            try:
+                process.wait(5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _mpirun(transport: str) -> list[str]:
+    found = shutil.which("mpirun")
+    if found is None:
+        raise Gone("mpirun is not installed here")
+    argv = [found, "-n", "2", "--oversubscribe", "--bind-to", "none", "--mca", "btl_base_warn_component_unused", "0"]
+    argv += ["--mca", "pml", "ob1", "--mca", "btl", "self,tcp" if transport == "tcp" else "self,vader"]
+    if transport == "tcp":
+        argv += ["--mca", "btl_tcp_if_include", "lo"]
+    return [*argv, "--allow-run-as-root"] if os.geteuid() == 0 else argv
+
+
+class Perftest:
+    """UCX's own benchmark, in C, set up as ours is: a peer's death is noticed.
+
+    Args:
+        transport: ``shm`` or ``tcp``.
+    """
+
+    def __init__(self, transport: str, cpus: tuple[int, int] | None) -> None:
+        found = shutil.which("ucx_perftest")
+        if found is None:
+            raise Gone("ucx_perftest is not installed here (Debian: ucx-utils)")
+        self._command = found
+        self._cpus = cpus
+        self._environment = {
+            **os.environ,
+            "UCX_TLS": "tcp,self" if transport == "tcp" else "posix,sysv,cma,self",
+            "UCX_NET_DEVICES": "lo",
+            "UCX_TCP_TX_SEG_SIZE": "64K",
+            "UCX_POSIX_ERROR_HANDLING": "y",
+            "UCX_SYSV_ERROR_HANDLING": "y",
+            "UCX_WARN_UNUSED_ENV_VARS": "n",
+        }
+
+    def measure(self, what: str, num: int, nbytes: int) -> dict[str, float]:
+        """As `Pair.measure`; percentiles other than the median are not looked at."""
+        test = {"ping": "ucp_am_lat", "pour": "ucp_am_bw", "fetch": "ucp_get", "store": "ucp_put_bw"}.get(what)
+        if test is None:
+            raise Gone("no such thing")
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = str(free.getsockname()[1])
+        near_cpu, far_cpu = self._cpus or (None, None)
+        server = self._start(far_cpu, ["-p", port])
+        try:
+            argv = ["127.0.0.1", "-p", port, "-t", test, "-e", "-s", str(nbytes), "-n", str(num), "-w", "2", "-f", "-v"]
+            for _ in range(50):  # until the server listens
+                client = self._start(near_cpu, argv)
+                said, _ = client.communicate(timeout=_PATIENCE_S)
+                fields = said.strip().rpartition("\n")[2].split(",")
+                if client.returncode == 0 and len(fields) == 8:
+                    break
+            else:
+                raise Gone(f"ucx_perftest said {said.strip()[-100:]!r}")
+        except subprocess.TimeoutExpired:
+            client.kill()
+            client.wait()
+            raise Gone(f"ucx_perftest did not end in {_PATIENCE_S:.0f} s") from None
+        finally:
+            server.kill()
+            server.wait()
+        # It counts one way of a round trip, in microseconds, and messages per second.
+        median_us, rate = float(fields[1]), float(fields[7])
+        return {"value": 2e-6 * median_us if what == "ping" else num / rate}
+
+    def _start(self, cpu: int | None, argv: list[str]) -> subprocess.Popen[str]:
+        pinned = [] if cpu is None else ["-c", str(cpu)]
+        return subprocess.Popen(
+            [self._command, *argv, *pinned],
+            env=self._environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+    def close(self) -> None:
+        """Nothing is left running."""

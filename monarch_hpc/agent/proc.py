@@ -1,0 +1,43 @@
+"""What an agent keeps of each of its procs, from the order to the end."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from monarch_hpc.agent.output import ProcOutput
+from monarch_hpc.agent.start import ProcStart
+from monarch_hpc.transport.timer import Timer
+
+__all__ = ["Proc", "State"]
+
+
+class State(enum.Enum):
+    """How far a proc has come."""
+
+    STARTING = enum.auto()
+    READY = enum.auto()
+
+
+@dataclass(slots=True, eq=False)
+class Proc:
+    """One proc from its order to its end.
+
+    Attributes:
+        hello_fd: where it says that it is ready; -1 once that is closed.
+        pid: 0 until the zygote has told it.
+        asked: its end was asked for.
+        cause: why we killed it, if not asked.
+    """
+
+    start: ProcStart
+    output: ProcOutput
+    hello_fd: int
+    deadline: Timer | None = None
+    state: State = State.STARTING
+    pid: int = 0
+    hello: bytes = b""
+    stopping: bool = False
+    asked: bool = False
+    cause: str = ""
+    killer: Timer | None = None

@@ -1,0 +1,56 @@
+"""Texts in the form of UCX_TLS: which of UCX's transports they open.
+
+Where UCX's versions may read a text in two ways, the answer is the one that opens more: a refusal that
+comes too often is seen, an open port is not.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+__all__ = ["ALIASES", "TCP_REFUSED", "opens"]
+
+TCP_REFUSED = (
+    "opens UCX over tcp, which trusts its network, while fabric.trusted is false; name transports without tcp, "
+    "e.g. sm,ib,self, or set fabric.trusted: true in your own file if nobody else can reach that network"
+)
+"""Why such a text is refused on a network that others can reach, and what to do."""
+
+ALIASES = {
+    "cuda": ("cuda_copy", "cuda_ipc", "gdr_copy"),
+    "rocm": ("rocm_copy", "rocm_ipc", "rocm_gdr"),
+    "mm": ("posix", "sysv", "xpmem"),
+    "sm": ("posix", "sysv", "xpmem", "cma", "knem"),
+    "shm": ("posix", "sysv", "xpmem", "cma", "knem"),
+    "ib": ("rc_verbs", "rc_mlx5", "ud_verbs", "ud_mlx5", "dc_mlx5", "srd"),
+    "rc": ("rc_verbs", "rc_mlx5"),
+    "rc_v": ("rc_verbs",),
+    "rc_x": ("rc_mlx5",),
+    "ud": ("ud_verbs", "ud_mlx5"),
+    "ud_v": ("ud_verbs",),
+    "ud_x": ("ud_mlx5",),
+    "dc": ("dc_mlx5",),
+    "dc_x": ("dc_mlx5",),
+}
+"""Names that stand for several transports."""
+
+
+def opens(tls: str, transport: str) -> bool:
+    """Tell whether *tls* lets UCX open *transport*.
+
+    Args:
+        tls: comma-separated names and aliases; ``all`` for every transport; a ``^`` in front opens all
+            that are not named. UCX refuses an empty text.
+        transport: a transport's own name, such as ``tcp`` or ``posix``.
+    """
+    if tls.lstrip().startswith("^"):
+        # UCX 1.13 takes what is excluded letter by letter: `^TCP`, `^t*` and `^ tcp` leave tcp open.
+        excluded = tls.lstrip()[1:].split(",")
+        return not any(transport == entry or transport in ALIASES.get(entry, ()) for entry in excluded)
+    return any(_may_name(entry, transport) for entry in tls.split(","))
+
+
+def _may_name(entry: str, transport: str) -> bool:
+    # A backslash turns the alias of a name off; `name:aux` opens a transport for the first contact only.
+    name = entry.strip().lower().removeprefix("\\").partition(":")[0]
+    return name == "all" or fnmatchcase(transport, name) or transport in ALIASES.get(name, ())

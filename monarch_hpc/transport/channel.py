@@ -1,0 +1,329 @@
+"""A channel: one peer's frames, in order, over its socket at first and over a faster lane when there is one.
+
+The socket stays: it has proved the peer, and the kernel ends it when the peer dies, which shared memory does not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import socket
+
+from monarch_hpc.config.schema import TransportConfig
+from monarch_hpc.core.errors import ChannelClosed, FrameError, PeerLost, TransportError
+from monarch_hpc.transport.api import Listener, Peer
+from monarch_hpc.transport.credit import Credit, Ticket, cost_of
+from monarch_hpc.transport.engine import Engine
+from monarch_hpc.transport.introduce import Introduction
+from monarch_hpc.transport.memory import Memories
+from monarch_hpc.transport.noise import Cipher
+from monarch_hpc.transport.tcp import LINGER_S, TcpChannel, read_reason
+from monarch_hpc.transport.timer import Timer
+from monarch_hpc.transport.transfer import Operations, Transfer
+from monarch_hpc.transport.ucx.fabric import UcxFabric
+from monarch_hpc.transport.ucx.lane import UcxLane
+from monarch_hpc.wire.frames import Buffer, Frame, Head, Kind
+
+__all__ = ["PeerChannel"]
+
+_CALL = Kind.CALL  # on the way of every frame: a member of an enum costs ten times a global
+_CREDIT = Kind.CREDIT
+_BYE = Kind.BYE
+_LAST_PASSED_ON = Kind.STOP  # those above are the transport's own
+
+_log = logging.getLogger(__name__)
+
+_COMPLAIN_S = 10.0
+"""How long a thread is held back before it says so: longer than most endpoints run, shorter than a person puzzles."""
+
+_HOLD_S = 0.1
+"""How long one call of a coroutine is held back at most.
+
+It is slowed, but not stopped: the loop that it blocks may run the very actor that its receiver waits for.
+"""
+
+
+class PeerChannel:
+    """An established channel; see `transport.api.Channel`.
+
+    Args:
+        sock: connected and proved.
+        ciphers: for sending and for receiving.
+        memories: what this process lets others read and write.
+        fabric: UCX, where this process may use it.
+        dialed: this side opened the channel.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        sock: socket.socket,
+        peer: Peer,
+        ciphers: tuple[Cipher, Cipher],
+        listener: Listener,
+        limits: TransportConfig,
+        memories: Memories,
+        fabric: UcxFabric | None,
+        *,
+        dialed: bool,
+    ) -> None:
+        self._engine = engine
+        self._listener = listener
+        self._limits = limits
+        self._ucx = fabric
+        self._memories = memories
+        self._wire = TcpChannel(engine, sock, peer, ciphers, self, limits)
+        self._wire.land(self._land)
+        self._lane: UcxLane | None = None  # what frames are sent on, once it is connected
+        self._incoming: UcxLane | None = None  # what frames come on, once SWITCH came
+        self._introduction = Introduction(self, fabric, dialed=dialed)
+        self._error: TransportError | None = None
+        self._over = False  # on_lost was called
+        self._lane_heard_s = 0.0
+        self._operations = Operations(engine, self.send, str(peer), limits.max_frame_bytes)
+        self._credit = Credit(limits.mailbox_bytes)
+        self._held: dict[Ticket, float] = {}  # who is held back, and since when
+        self._complained: set[int] = set()  # actors of which it was said that they do not keep up
+        self._blocked_s = 0.0
+        self._linger: Timer | None = None
+        self.fabric = "relay" if peer.relayed else f"tcp via {peer.via}" if peer.via else "tcp"
+        self.why = ""
+
+    def start(self) -> None:
+        """Begin to read; called once, on the driver."""
+        self._wire.start()
+        self._introduction.begin()
+
+    @property
+    def peer(self) -> Peer:
+        """Who is at the other end."""
+        return self._wire.peer
+
+    @property
+    def error(self) -> TransportError | None:
+        """Why the channel is over; None while it is open."""
+        return self._error or self._wire.error
+
+    @property
+    def heard_s(self) -> float:
+        """When bytes last arrived, on the engine's clock."""
+        return max(self._wire.heard_s, self._lane_heard_s)
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes accepted by `send` that are not with the kernel or UCX's transport yet."""
+        lane = self._lane
+        return self._wire.queued_bytes + (0 if lane is None else lane.pending_bytes)
+
+    @property
+    def blocked_s(self) -> float:
+        """For how many seconds in all senders were held back because an actor there had its mailbox full."""
+        now_s = self._engine.clock()
+        return self._blocked_s + sum(now_s - since_s for since_s in list(self._held.values()))
+
+    # ---- sending ----
+
+    def send(self, frame: Frame) -> None:
+        """Send *frame*; see `transport.api.Channel.send`."""
+        if frame.kind is _CALL:
+            self._take_credit(frame)
+        lane = self._lane
+        try:
+            if lane is None:
+                self._wire.send(frame)
+            elif self._error is not None:
+                raise self._error
+            else:
+                lane.send(frame)
+        except FrameError:
+            if frame.kind is _CALL:
+                self._credit.give(frame.dest, cost_of(frame))
+            raise
+
+    def _take_credit(self, frame: Frame) -> None:
+        cost = cost_of(frame)
+        if self._credit.try_take(frame.dest, cost):
+            return
+        if self._engine.driving:
+            self._credit.take(frame.dest, cost)
+            return
+        ticket = self._credit.queue(frame.dest, cost)
+        in_coroutine = asyncio._get_running_loop() is not None
+        self._held[ticket] = self._engine.clock()
+
+        def ready() -> bool:
+            return ticket.granted or self.error is not None
+
+        try:
+            if not self._engine.wait(ready, _HOLD_S if in_coroutine else _COMPLAIN_S) and not in_coroutine:
+                self._complain(frame.dest)
+                self._engine.wait(ready, None)
+        finally:
+            self._blocked_s += self._engine.clock() - self._held.pop(ticket)
+            self._credit.leave(ticket)
+        error = self.error
+        if error is not None:
+            raise error
+        if not ticket.granted:
+            self._credit.take(frame.dest, cost)
+
+    def _complain(self, dest: int) -> None:
+        if dest not in self._complained:
+            self._complained.add(dest)
+            _log.warning(
+                "calls to actor %x of %s are held back: its mailbox is full (config key 'transport.mailbox_bytes'); "
+                "one has waited for %.0f s",
+                dest,
+                self.peer,
+                _COMPLAIN_S,
+            )
+
+    def consumed(self, dest: int, cost: int) -> None:
+        """Actor *dest* has handled a call that cost *cost*: its sender may send more."""
+        grant = self._credit.consumed(dest, cost)
+        if grant:
+            with contextlib.suppress(TransportError):  # the sender is gone
+                self.send(Frame(Kind.CREDIT, dest, grant))
+
+    def close(self, reason: str) -> None:
+        """Tell the other side *reason* and end the channel."""
+        lane = self._lane
+        if lane is None:
+            self._wire.close(reason)
+            return
+        if self.error is not None:
+            return
+        # The peer reads this after all frames, and then ends the socket.
+        self._error = ChannelClosed(str(self.peer), reason)
+        with contextlib.suppress(TransportError):
+            lane.send(Frame(Kind.BYE, body=reason.encode()))
+        self._linger = self._engine.call_later(LINGER_S, functools.partial(self._wire.give_up, reason))
+
+    def give_up(self, reason: str) -> None:
+        """Declare the other side lost, for *reason*."""
+        if self._error is None:
+            self._error = PeerLost(str(self.peer), reason)
+        self._wire.give_up(reason)
+
+    # ---- memory ----
+
+    def get(self, key: bytes, offset: int, into: object) -> Transfer:
+        """Read from memory of the peer; see `transport.api.Channel.get`."""
+        return self._operations.get(key, offset, into)
+
+    def put(self, key: bytes, offset: int, data: object) -> Transfer:
+        """Write to memory of the peer; see `transport.api.Channel.put`."""
+        return self._operations.put(key, offset, data)
+
+    def _land(self, head: Head, body: Buffer) -> list[memoryview] | None:
+        if head.kind is Kind.DATA:
+            return self._operations.land(head)
+        return self._memories.land(self, head, body)
+
+    # ---- receiving ----
+
+    def on_frame(self, frame: Frame) -> None:
+        """A frame came through the socket."""
+        if frame.kind <= _LAST_PASSED_ON:
+            if not self._over:
+                self._listener.on_frame(self, frame)
+        elif frame.kind is Kind.OFFER:
+            try:
+                self._introduction.on_offer(frame.body)
+            except FrameError as error:
+                self._end(error)
+        elif frame.kind is Kind.SWITCH:
+            if self._incoming is None:
+                self._end(FrameError("SWITCH without a lane"))
+            else:
+                self._incoming.open()
+        else:
+            self._take(frame)
+
+    def on_lane_frame(self, frame: Frame) -> None:
+        """A frame came through the lane, after all those of the socket."""
+        self._lane_heard_s = self._engine.clock()
+        if frame.kind <= _LAST_PASSED_ON:
+            if not self._over:
+                self._listener.on_frame(self, frame)
+        elif frame.kind is _BYE:
+            self._end(PeerLost(str(self.peer), f"it left: {read_reason(frame)}"))
+        else:
+            self._take(frame)
+
+    def _take(self, frame: Frame) -> None:
+        if self._over:
+            return
+        if frame.kind is _CREDIT:
+            self._credit.give(frame.dest, frame.reply)
+            self._engine.wake_waiters()
+        elif frame.kind is Kind.DATA:
+            self._operations.on_data(frame)
+        elif frame.kind in (Kind.GET, Kind.PUT):
+            try:
+                self._memories.serve(self, frame)
+            except FrameError as error:
+                self._end(error)
+
+    # ---- the lane ----
+
+    def send_on_wire(self, frame: Frame) -> None:
+        """Send on the socket, also when there is a lane."""
+        with contextlib.suppress(TransportError):  # whoever uses the channel is told
+            self._wire.send(frame)
+
+    def make_lane(self) -> UcxLane:
+        """Open a lane; UCX has started."""
+        assert self._ucx is not None
+        lane = self._incoming = UcxLane(self._ucx, self, str(self.peer), self._limits.send_queue_bytes)
+        return lane
+
+    def switch(self, lane: UcxLane, fabric: str, why: str) -> None:
+        """Send all further frames on *lane*."""
+        with contextlib.suppress(TransportError):
+            self._wire.divert(Frame(Kind.SWITCH), lane.send)
+            self._lane = lane
+        self.fabric = fabric
+        self.why = ", ".join((why, *lane.transports))
+
+    def stay(self, why: str) -> None:
+        """The socket it is, because of *why*."""
+        self.why = why
+
+    def on_lane_error(self, error: TransportError) -> None:
+        """The lane broke, and frames with it."""
+        self._end(error)
+
+    # ---- the end ----
+
+    def _end(self, error: TransportError) -> None:
+        if self._error is None:
+            self._error = error
+        self._wire.give_up(str(error))
+
+    def on_lost(self, error: TransportError) -> None:
+        """The socket is over, and the channel with it once what came before is handed on."""
+        self._introduction.cancel()
+        if self._incoming is None:
+            self._finish(error)
+        else:
+            # Two rounds, so that the engine asks UCX once in between.
+            finish = functools.partial(self._finish, error)
+            self._engine.call_later(0.0, lambda: (self._engine.call_later(0.0, finish), None)[1])
+
+    def _finish(self, error: TransportError) -> None:
+        if self._over:
+            return
+        self._over = True
+        if self._linger is not None:
+            self._linger.cancel()
+        if self._error is None:
+            self._error = error
+        if self._incoming is not None:
+            self._incoming.close(self._error)
+        self._operations.fail_all(self._error)
+        self._memories.forget(self)
+        self._engine.wake_waiters()
+        self._listener.on_lost(self, self._error)

@@ -1,0 +1,111 @@
+"""Who has connected and proved nothing yet: how many may stay, for how long, and who goes first."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Generic, Protocol, TypeVar
+
+__all__ = ["GRACE_S", "MAX_PER_ADDRESS", "SLOW_S", "Arrival", "Crowd"]
+
+MAX_PER_ADDRESS = 8
+"""Of one address, so many may be slow. Fast ones may be as many as all: a host with 128 procs dials at once."""
+
+SLOW_S = 1.0
+"""From here on a connection counts as slow: a lost packet of an honest one is repeated within 200 ms."""
+
+GRACE_S = 0.01
+"""What even a full crowd leaves to each: several round trips of a cluster's network. Short, because meanwhile others
+wait in the kernel's queue: a thousand silent strangers are through in 0.2 s."""
+
+
+class Arrival(Protocol):
+    """One connection without proof."""
+
+    @property
+    def host(self) -> str:
+        """The IP address that it came from."""
+        ...
+
+    @property
+    def at_s(self) -> float:
+        """When it came."""
+        ...
+
+    @property
+    def greeted(self) -> bool:
+        """Whether it sent a greeting made with the key, which may still be a recorded one."""
+        ...
+
+
+A = TypeVar("A", bound=Arrival)
+
+
+class Crowd(Generic[A]):
+    """At most *limit* arrivals, each for at most *patience_s* seconds.
+
+    Pure: the caller reads the clock and closes what is to go.
+    """
+
+    def __init__(self, limit: int, patience_s: float) -> None:
+        self._limit = limit
+        self._patience_s = patience_s
+        self._arrivals: dict[A, None] = {}  # in order of arrival
+        self._of: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._arrivals)
+
+    def __iter__(self) -> Iterator[A]:
+        return iter(self._arrivals)
+
+    def __contains__(self, arrival: object) -> bool:
+        return arrival in self._arrivals
+
+    @property
+    def full(self) -> bool:
+        """Whether somebody has to go before the next may come."""
+        return len(self._arrivals) >= self._limit
+
+    def add(self, arrival: A) -> None:
+        """Somebody came, after all others."""
+        self._arrivals[arrival] = None
+        self._of[arrival.host] += 1
+
+    def remove(self, arrival: A) -> None:
+        """Somebody proved himself or went."""
+        del self._arrivals[arrival]
+        self._of[arrival.host] -= 1
+        if not self._of[arrival.host]:
+            del self._of[arrival.host]
+
+    def foremost(self, now_s: float) -> A | None:
+        """Who goes first to make room; None while all deserve some more time.
+
+        Whoever has the most connections loses the oldest of them, so that a flood from one address only
+        displaces itself. Those who greeted with the key go last.
+        """
+        candidates = [arrival for arrival in self._arrivals if not arrival.greeted] or list(self._arrivals)
+        most = max((self._of[arrival.host] for arrival in candidates), default=0)
+        first = next((arrival for arrival in candidates if self._of[arrival.host] == most), None)
+        return first if first is not None and now_s - first.at_s >= GRACE_S else None
+
+    def due(self, now_s: float) -> list[A]:
+        """Who has had all the time there is: for anybody, or for one of many slow ones of its address."""
+        left = self._of.copy()
+        due = []
+        for arrival in self._arrivals:
+            age_s = now_s - arrival.at_s
+            if age_s >= self._patience_s or (age_s >= SLOW_S and left[arrival.host] > MAX_PER_ADDRESS):
+                left[arrival.host] -= 1
+                due.append(arrival)
+        return due
+
+    def next_s(self) -> float | None:
+        """When to ask again who is due; None when nobody is here."""
+        times = [
+            arrival.at_s
+            + (min(SLOW_S, self._patience_s) if self._of[arrival.host] > MAX_PER_ADDRESS else self._patience_s)
+            for arrival in self._arrivals
+        ]
+        return min(times, default=None)

@@ -1,0 +1,328 @@
+"""The listening half of a process: whoever connects proves that it holds the key, or leaves.
+
+Of somebody without proof nothing is kept but a socket and at most `HELLO_BYTES` bytes, and nothing that
+it sends reaches anything but the handshake.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import socket
+import struct
+from collections.abc import Callable, Sequence
+
+from monarch_hpc.config.schema import TransportConfig
+from monarch_hpc.core.errors import AuthenticationError, PeerLost, VersionMismatch
+from monarch_hpc.core.ids import Identity
+from monarch_hpc.transport.address import make_socket, render_address, tune
+from monarch_hpc.transport.api import Peer
+from monarch_hpc.transport.crowd import GRACE_S, Crowd
+from monarch_hpc.transport.engine import Engine
+from monarch_hpc.transport.fence import Fence
+from monarch_hpc.transport.forward import Forward
+from monarch_hpc.transport.handshake import HELLO_BYTES, PROOF_BYTES, Accepting, check_proof, check_versions
+from monarch_hpc.transport.noise import Cipher
+from monarch_hpc.transport.tcp import make_farewell
+from monarch_hpc.transport.timer import Timer
+from monarch_hpc.transport.wires import Wires
+
+__all__ = ["Forwards", "Gate", "Welcome"]
+
+Forwards = Callable[[int], Sequence[str] | None]
+"""Where an incarnation listens, for which this process passes things on; None for all others."""
+
+Welcome = Callable[[socket.socket, Peer, tuple[Cipher, Cipher]], None]
+"""Called on the driver with the socket of a proven peer, and the (send, receive) ciphers."""
+
+_BACKLOG = 4096  # the kernel may allow less; whoever finds it full tries again after 1 s
+_ACCEPTS_PER_EVENT = 64  # then others get their turn
+_SAY_AGAIN_S = 60.0
+"""A scan of ports is one line in the log, with a count in the next one."""
+
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: on, 0 s
+
+_log = logging.getLogger(__name__)
+
+
+class Gate:
+    """Listens for one process. All methods but `listen` are for the driver of the engine.
+
+    Args:
+        welcome: given each socket whose other end has proved itself.
+        forwards: for whom it passes things on.
+        fence: who is refused, although it holds the key.
+        wires: watches those of what it passes on.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        identity: Identity,
+        key: bytes,
+        limits: TransportConfig,
+        welcome: Welcome,
+        forwards: Forwards,
+        fence: Fence,
+        wires: Wires,
+    ) -> None:
+        self._engine = engine
+        self._forwards = forwards
+        self._fence = fence
+        self._wires = wires
+        self._joined: set[Forward] = set()
+        self._identity = identity
+        self._key = key
+        self._welcome = welcome
+        self._listening: list[socket.socket] = []
+        self._crowd: Crowd[_Inbound] = Crowd(limits.max_half_open, limits.handshake_s)
+        self._paused = False
+        self._tick: Timer | None = None
+        self._num_refused = 0
+        self._said_s = -_SAY_AGAIN_S
+
+    @property
+    def num_refused(self) -> int:
+        """How many connections went without proof so far."""
+        return self._num_refused
+
+    @property
+    def num_half_open(self) -> int:
+        """How many have not proved themselves yet."""
+        return len(self._crowd)
+
+    def listen(self, hosts: Sequence[str]) -> list[str]:
+        """Listen on a free port of each IP address in *hosts*; return the addresses, ``tcp://address:port``.
+
+        Raises:
+            PeerLost: an address cannot be bound.
+        """
+        addresses = []
+        for host in hosts:
+            sock = make_socket(host)
+            try:
+                sock.bind((host, 0))
+            except OSError as error:
+                sock.close()
+                raise PeerLost(host, f"cannot listen there: {error.strerror}") from error
+            sock.listen(_BACKLOG)
+            self._listening.append(sock)
+            self._watch(sock)
+            addresses.append(render_address(sock.getsockname()))
+        return addresses
+
+    def close(self) -> None:
+        """Stop listening, and drop whoever has not proved itself."""
+        for sock in self._listening:
+            self._engine.unwatch(sock.fileno())
+            sock.close()
+        self._listening.clear()
+        for inbound in list(self._crowd):
+            self._leave(inbound)
+            inbound.close("the gate closes")
+        for forward in list(self._joined):
+            forward.close("the gate closes")
+        if self._tick is not None:
+            self._tick.cancel()
+
+    # ---- arrivals ----
+
+    def _watch(self, sock: socket.socket) -> None:
+        self._engine.watch(sock.fileno(), functools.partial(self._accept, sock))
+
+    def _accept(self, sock: socket.socket, _mask: int) -> None:
+        for number in range(_ACCEPTS_PER_EVENT):
+            if self._crowd.full:
+                if number:
+                    return  # perhaps nobody else waits: then nobody need go
+                if not self._make_room():
+                    self._pause()
+                    return
+            try:
+                accepted, name = sock.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:  # no descriptor is left, as a rule: asking again at once would only spin
+                self._say("cannot accept a connection: %s", error)
+                self._pause()
+                return
+            inbound = _Inbound(self, accepted, name, self._engine.clock())
+            self._crowd.add(inbound)
+            self._engine.watch(accepted.fileno(), inbound.on_ready)
+            self._wake_at(self._crowd.next_s())
+            inbound.on_ready()  # who waited in the backlog has greeted already
+
+    def _make_room(self) -> bool:
+        while self._crowd.full:
+            foremost = self._crowd.foremost(self._engine.clock())
+            if foremost is None:
+                return False
+            self._send_away(foremost, "too many connections have not proved themselves")
+        return True
+
+    def _pause(self) -> None:
+        """Leave further connections in the backlog, until there is room or the next look."""
+        self._paused = True
+        for sock in self._listening:
+            self._engine.unwatch(sock.fileno())
+        self._wake_at(self._engine.clock() + GRACE_S)
+
+    def _wake_at(self, at_s: float | None) -> None:
+        if at_s is None or (self._tick is not None and self._tick.at_s <= at_s):
+            return
+        if self._tick is not None:
+            self._tick.cancel()
+        self._tick = self._engine.call_later(at_s - self._engine.clock(), self._look)
+
+    def _look(self) -> None:
+        self._tick = None
+        for inbound in self._crowd.due(self._engine.clock()):
+            self._send_away(inbound, "it did not prove itself in time")
+        self._resume()
+        self._wake_at(self._crowd.next_s())
+
+    def _resume(self) -> None:
+        if self._paused:
+            self._paused = False
+            for sock in self._listening:
+                self._watch(sock)
+
+    def _send_away(self, inbound: _Inbound, why: str) -> None:
+        """Make somebody go, unless what is wanted of him lies in the socket: then it was us who were slow."""
+        had_greeted = inbound.greeted
+        inbound.on_ready()
+        if inbound in self._crowd and inbound.greeted == had_greeted:
+            # A reset, which tells an honest one that it was not judged and may try again.
+            inbound.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            self.refuse(inbound, why)
+
+    def _leave(self, inbound: _Inbound) -> None:
+        self._crowd.remove(inbound)
+        self._engine.unwatch(inbound.sock.fileno())
+        if self._paused and not self._crowd.full and self._listening:
+            self._resume()
+
+    # ---- judgement ----
+
+    def judge(self, inbound: _Inbound, hello: bytes) -> tuple[Peer, tuple[Cipher, Cipher]] | None:
+        """Answer a complete greeting, and wait for the proof that it is not a recorded one; return who it says it is.
+
+        One for somebody else is passed on, if it is known where that one is; there is nobody to return then.
+
+        Raises:
+            AuthenticationError, VersionMismatch: it is none of us, or cannot be spoken to.
+            OSError: it left.
+        """
+        accepting = Accepting(self._identity, self._key, inbound.address)
+        peer, wanted = accepting.read(hello)
+        objection = self._fence.objection(peer)
+        if wanted not in (0, self._identity.incarnation) and not objection:
+            addresses = self._forwards(wanted)
+            if addresses is not None:
+                self._pass_on(inbound, hello, addresses)
+                return None
+        answer, ciphers = accepting.answer()
+        if objection:
+            inbound.sock.send(answer + make_farewell(ciphers[0], objection))
+            raise AuthenticationError(str(peer), objection)
+        inbound.sock.send(answer)  # 144 bytes always fit an empty socket buffer
+        check_versions(peer.python, peer.package, str(peer))
+        self._stay(inbound)
+        return peer, ciphers
+
+    def _stay(self, inbound: _Inbound) -> None:
+        """Give somebody who greeted with the key his time once more."""
+        self._crowd.remove(inbound)
+        inbound.at_s = self._engine.clock()
+        self._crowd.add(inbound)
+
+    def _pass_on(self, inbound: _Inbound, hello: bytes, addresses: Sequence[str]) -> None:
+        """Join a greeting's sender to the one that it looks for. It counts as half open until that one answers."""
+
+        def over(why: str) -> None:
+            self._joined.discard(forward)
+            if inbound in self._crowd:
+                self.refuse(inbound, f"cannot pass it on: {why}")
+
+        self._stay(inbound)
+        self._engine.unwatch(inbound.sock.fileno())
+        opened = functools.partial(self._leave, inbound)
+        forward = Forward(self._engine, self._wires, inbound.sock, hello, addresses, opened, over)
+        inbound.forward = forward
+        self._joined.add(forward)
+
+    def admit(self, inbound: _Inbound, peer: Peer, ciphers: tuple[Cipher, Cipher]) -> None:
+        """Hand on a connection that proved itself."""
+        self._leave(inbound)
+        self._welcome(inbound.sock, peer, ciphers)
+
+    def refuse(self, inbound: _Inbound, why: str) -> None:
+        """Close a connection and count it."""
+        self._leave(inbound)
+        inbound.close(why)
+        self._num_refused += 1
+        self._say("refused %s (%d so far): %s", inbound.address, self._num_refused, why)
+
+    def _say(self, words: str, *values: object) -> None:
+        if self._engine.clock() - self._said_s >= _SAY_AGAIN_S:
+            self._said_s = self._engine.clock()
+            _log.warning(words, *values)
+
+
+class _Inbound:
+    """A connection that has not proved itself."""
+
+    __slots__ = ("_claim", "_gate", "_got", "_name", "at_s", "forward", "sock")  # strangers get little memory
+
+    def __init__(self, gate: Gate, sock: socket.socket, name: tuple[str, int], at_s: float) -> None:
+        self.sock = sock
+        self.at_s = at_s
+        self.forward: Forward | None = None  # who takes its socket over, if it looks for somebody else
+        self._gate = gate
+        self._name = name
+        self._got = b""
+        self._claim: tuple[Peer, tuple[Cipher, Cipher]] | None = None
+        sock.setblocking(False)
+        tune(sock)
+
+    @property
+    def host(self) -> str:
+        """The IP address that it came from."""
+        return self._name[0]
+
+    @property
+    def address(self) -> str:
+        """Where it came from."""
+        return render_address(self._name)
+
+    @property
+    def greeted(self) -> bool:
+        """Whether its greeting was made with the key."""
+        return self._claim is not None or self.forward is not None
+
+    def close(self, why: str) -> None:
+        """Close the connection, and what it is joined to."""
+        if self.forward is not None:
+            self.forward.close(why)
+        self.sock.close()
+
+    def on_ready(self, _mask: int = 0) -> None:
+        """Take what it sent."""
+        if self.forward is not None:
+            return
+        try:
+            data = self.sock.recv((HELLO_BYTES if self._claim is None else PROOF_BYTES) - len(self._got))
+            if not data:
+                raise AuthenticationError(self.address, "it left before it had proved itself")
+            self._got += data
+            if self._claim is None and len(self._got) == HELLO_BYTES:
+                self._claim = self._gate.judge(self, self._got)
+                self._got = b""
+            elif self._claim is not None and len(self._got) == PROOF_BYTES:
+                peer, ciphers = self._claim
+                check_proof(ciphers[1], self._got)
+                self._gate.admit(self, peer, ciphers)
+        except BlockingIOError:
+            return
+        except (AuthenticationError, VersionMismatch, OSError) as error:
+            self._gate.refuse(self, str(error))

@@ -1,0 +1,132 @@
+"""The introduction of two processes to each other's UCX, through the channel that they have; see `transport.offer`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Protocol
+
+from monarch_hpc.core.errors import FrameError, TransportError
+from monarch_hpc.core.ids import Role
+from monarch_hpc.transport.api import Peer
+from monarch_hpc.transport.offer import Ask, Offer, choose, decode_offer, encode_offer
+from monarch_hpc.transport.ucx.fabric import UcxFabric
+from monarch_hpc.transport.ucx.lane import UcxLane
+from monarch_hpc.wire.frames import Buffer, Frame, Kind
+
+__all__ = ["Introduction"]
+
+_ROLES = (Role.PROC, Role.CONTROLLER)
+"""Who has something to send fast. Agents and commands do not, and are spared UCX's threads and memory."""
+
+
+class Introduced(Protocol):
+    """The channel of an introduction."""
+
+    @property
+    def peer(self) -> Peer:
+        """The other side."""
+        ...
+
+    def send_on_wire(self, frame: Frame) -> None:
+        """Send on the socket."""
+        ...
+
+    def make_lane(self) -> UcxLane:
+        """Open a lane; UCX has started."""
+        ...
+
+    def switch(self, lane: UcxLane, fabric: str, why: str) -> None:
+        """Send all further frames on *lane*, which is connected."""
+        ...
+
+    def stay(self, why: str) -> None:
+        """The socket it is."""
+        ...
+
+
+class Introduction:
+    """One side of it; on the driver.
+
+    Args:
+        dialed: this side opened the channel, so it speaks first.
+    """
+
+    def __init__(self, channel: Introduced, fabric: UcxFabric | None, *, dialed: bool) -> None:
+        self._channel = channel
+        self._fabric = fabric
+        self._dialed = dialed
+        self._lane: UcxLane | None = None
+        self._over = False
+
+    def begin(self) -> None:
+        """Ask, if it is our turn and worth it."""
+        if self._fabric is None:
+            self._end("ucx is not in fabric.order, or this is no proc")
+        elif self._dialed and self._channel.peer.role in _ROLES:
+            self._tell(Offer(self._own_ask(self._fabric)))
+        elif self._dialed:
+            self._end(f"{self._channel.peer.role.name.lower()}s use sockets")
+
+    def on_offer(self, body: Buffer) -> None:
+        """The other side's word.
+
+        Raises:
+            FrameError: it makes no sense.
+        """
+        offer = decode_offer(bytes(body))
+        fabric = self._fabric
+        if self._over:
+            return
+        if fabric is None:
+            self._tell(Offer(Ask(problem="it does not use ucx")))
+            return
+        kind, why = choose(self._own_ask(fabric), offer.ask)
+        if not kind:
+            if not self._dialed:
+                self._tell(Offer(replace(self._own_ask(fabric), problem=why)))
+            self._end(why)
+        elif self._lane is not None:
+            self._join(self._lane, offer, kind, why)
+        elif self._dialed and not offer.address:
+            raise FrameError("an offer without an address")
+        else:
+            fabric.start(lambda problem: self._started(problem, offer, kind, why))
+
+    def _own_ask(self, fabric: UcxFabric) -> Ask:
+        # Where our socket needs a way around, UCX's would need one too.
+        direct = not (self._channel.peer.relayed or self._channel.peer.via)
+        return fabric.ask if direct else replace(fabric.ask, tcp=False)
+
+    def _started(self, problem: str, offer: Offer, kind: str, why: str) -> None:
+        if self._over:
+            return
+        if problem:
+            self._tell(Offer(Ask(problem=problem)))
+            self._end(problem)
+            return
+        assert self._fabric is not None
+        assert self._fabric.worker is not None
+        lane = self._lane = self._channel.make_lane()
+        self._tell(Offer(self._own_ask(self._fabric), self._fabric.worker.address, lane.token))
+        if self._dialed:
+            self._join(lane, offer, kind, why)
+
+    def _join(self, lane: UcxLane, offer: Offer, kind: str, why: str) -> None:
+        self._over = True
+        try:
+            lane.connect(offer.address, offer.token)
+        except TransportError as error:
+            self._channel.stay(str(error))
+        else:
+            self._channel.switch(lane, kind, why)
+
+    def _tell(self, offer: Offer) -> None:
+        self._channel.send_on_wire(Frame(Kind.OFFER, body=encode_offer(offer)))
+
+    def _end(self, why: str) -> None:
+        self._over = True
+        self._channel.stay(why)
+
+    def cancel(self) -> None:
+        """The channel is over."""
+        self._over = True

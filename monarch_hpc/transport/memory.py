@@ -1,0 +1,178 @@
+"""Memory that other processes read and write without this process's code: registered here, served by the engine.
+
+Where UCX reaches it, it does all of this itself; see `transport.transfer` for the other side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from monarch_hpc.core.errors import TransportError
+from monarch_hpc.transport.api import Channel
+from monarch_hpc.transport.engine import Engine
+from monarch_hpc.transport.key import ID_BYTES, Key, device_span, host_view, parse_span
+from monarch_hpc.wire.frames import Buffer, Frame, Head, Kind
+
+__all__ = ["Memories", "Memory"]
+
+
+class Memory:
+    """A registered region. It keeps its buffer alive, and in its place, until it is closed.
+
+    Attributes:
+        buffer: what was registered.
+        view: its bytes; None where it is a device's.
+        address: of a device's memory; 0 for a host's.
+    """
+
+    def __init__(
+        self, forget: Callable[[Memory], None], buffer: object, view: memoryview | None, address: int, key: Key
+    ) -> None:
+        self._forget = forget
+        self._key = key
+        self._close_fast: Callable[[], None] | None = None
+        self.buffer: object = buffer
+        self.view = view
+        self.address = address
+
+    @property
+    def key(self) -> bytes:
+        """What another process needs to read it, and to write it where that is allowed."""
+        return self._key.pack()
+
+    @property
+    def parts(self) -> Key:
+        """The key, taken apart."""
+        return self._key
+
+    @property
+    def nbytes(self) -> int:
+        """How large it is."""
+        return self._key.nbytes
+
+    def attach(self, address: int, rkey: bytes, close: Callable[[], None]) -> None:
+        """Let UCX serve it too, for who registered it there; keys that are asked for from here on say so.
+
+        Args:
+            close: called once when the memory is closed.
+        """
+        parts = self._key
+        self._key = Key(parts.id, parts.nbytes, parts.writable, parts.on_device, address, rkey)
+        self._close_fast = close
+
+    def close(self) -> None:
+        """Let no other process reach it any more; on return none does.
+
+        Transfers that run fail, and what they have read or written by then stays.
+        """
+        self._forget(self)
+        close, self._close_fast = self._close_fast, None
+        if close is not None:
+            close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Memories:
+    """The registered memories of a process. `register` is for any thread, the rest for the driver of the engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._memories: dict[bytes, Memory] = {}
+        # Where the data of a PUT frame arrives right now, for each channel: a memory and its place.
+        self._landings: dict[Channel, tuple[bytes, list[memoryview]]] = {}
+
+    def register(self, buffer: object, *, writable: bool = True) -> Memory:
+        """Let whoever gets the key read *buffer*, and write to it if *writable*.
+
+        Args:
+            buffer: an object with the buffer protocol, or with `__cuda_array_interface__`; contiguous.
+
+        Raises:
+            TypeError: it is neither.
+            ValueError: it is not contiguous, or is to be written to and cannot.
+        """
+        identifier = os.urandom(ID_BYTES)
+        span = device_span(buffer)
+        if span is None:
+            view = host_view(buffer, writable=writable)
+            memory = Memory(self._forget, buffer, view, 0, Key(identifier, view.nbytes, writable))
+        else:
+            address, nbytes, may_write = span
+            if writable and not may_write:
+                raise ValueError(f"the device's memory cannot be written to: {type(buffer).__name__}")
+            key = Key(identifier, nbytes, writable, on_device=True)
+            memory = Memory(self._forget, buffer, None, address, key)
+        self._memories[identifier] = memory
+        return memory
+
+    def _forget(self, memory: Memory) -> None:
+        if not self._engine.driving:
+            # The driver may be writing to it at this moment.
+            self._engine.call_soon(lambda: self._forget(memory))
+            self._engine.wait(lambda: memory.parts.id not in self._memories, None)
+            return
+        self._memories.pop(memory.parts.id, None)
+        for identifier, places in self._landings.values():
+            if identifier == memory.parts.id:
+                places[0] = memoryview(bytearray(len(places[0])))  # what still arrives goes nowhere
+        self._engine.wake_waiters()
+
+    def land(self, channel: Channel, head: Head, body: Buffer) -> list[memoryview] | None:
+        """Where the data of a PUT frame goes that begins to arrive; see `transport.records.Landing`."""
+        if head.kind is not Kind.PUT or len(head.buffer_bytes) != 1:
+            return None
+        identifier, offset, nbytes = parse_span(body)
+        memory = self._memories.get(identifier)
+        if memory is None or memory.view is None or head.buffer_bytes[0] != nbytes:
+            return None
+        if memory.parts.problem(offset, nbytes, write=True):
+            return None
+        places = [memory.view[offset : offset + nbytes]]
+        self._landings[channel] = (identifier, places)
+        return places
+
+    def serve(self, channel: Channel, frame: Frame) -> None:
+        """Answer a GET or PUT frame.
+
+        Raises:
+            FrameError: it is no such request.
+        """
+        identifier, offset, nbytes = parse_span(frame.body)
+        landed = self._landings.pop(channel, None) if frame.kind is Kind.PUT else None
+        buffers: tuple[memoryview, ...] = ()
+        problem = self._problem(frame, identifier, offset, nbytes)
+        if not problem:
+            view = self._memories[identifier].view
+            assert view is not None
+            place = view[offset : offset + nbytes]
+            if frame.kind is Kind.GET:
+                buffers = (place,)
+            elif landed is None or frame.buffers[0] is not landed[1][0]:
+                place[:] = frame.buffers[0]
+        with contextlib.suppress(TransportError):  # the asker is gone
+            channel.send(Frame(Kind.DATA, frame.reply, frame.dest, problem.encode(), buffers))
+
+    def _problem(self, frame: Frame, identifier: bytes, offset: int, nbytes: int) -> str:
+        memory = self._memories.get(identifier)
+        if memory is None:
+            return "it has no such memory, or has closed it"
+        if memory.view is None:
+            return "it is a device's memory, which only UCX reaches, and there is no UCX between the two"
+        if frame.kind is Kind.PUT and (len(frame.buffers) != 1 or memoryview(frame.buffers[0]).nbytes != nbytes):
+            return f"the data of a put of {nbytes} bytes is of another length"
+        return memory.parts.problem(offset, nbytes, write=frame.kind is Kind.PUT)
+
+    def forget(self, channel: Channel) -> None:
+        """Nothing more arrives on *channel*."""
+        self._landings.pop(channel, None)

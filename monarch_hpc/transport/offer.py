@@ -1,0 +1,118 @@
+"""How two processes with a channel find a faster way between them: what they tell each other, and the choice.
+
+Pure: both sides see the same two `Ask`s and come to the same end. The one that dialled speaks first:
+
+    ask     what it could use
+    offer   the other's own ask, and the address and token of a lane that it opened; or why there is none
+    offer   the first one's address and token
+
+Then each side sends SWITCH through the socket, and all later frames on the lane.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from monarch_hpc.core.errors import FrameError
+
+__all__ = ["Ask", "Offer", "choose", "decode_offer", "encode_offer", "read_place"]
+
+_MAX_OFFER_BYTES = 64 * 1024  # a worker's address takes some hundred bytes for each of its devices
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What one side could use.
+
+    Attributes:
+        place: a text that two processes share when they can share memory; empty when it cannot.
+        rdma: it has an RDMA network.
+        tcp: its profile trusts the network, so that UCX may use tcp.
+        problem: why it can use nothing; empty if it might.
+    """
+
+    place: str = ""
+    rdma: bool = False
+    tcp: bool = False
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One message; see the module.
+
+    Attributes:
+        address: of the sender's UCX worker; empty while none is started.
+        token: what the receiver must put into each message to the sender.
+    """
+
+    ask: Ask
+    address: bytes = b""
+    token: bytes = b""
+
+
+def choose(own: Ask, other: Ask) -> tuple[str, str]:
+    """The fabric for a pair, ``ucx/shm``, ``ucx/rdma`` or ``ucx/tcp``, and why; or an empty text and why none."""
+    if own.problem:
+        return "", own.problem
+    if other.problem:
+        return "", f"there: {other.problem}"
+    if own.place and own.place == other.place:
+        return "ucx/shm", "same host"
+    if own.rdma and other.rdma:
+        return "ucx/rdma", "both have RDMA"
+    if own.tcp and other.tcp:
+        return "ucx/tcp", "fabric.trusted"
+    if own.tcp or other.tcp:
+        return "", "only one side trusts the network (fabric.trusted)"
+    return "", "another host, no RDMA on both sides, and fabric.trusted is false"
+
+
+def encode_offer(offer: Offer) -> bytes:
+    """*offer* as the body of a frame."""
+    return json.dumps(
+        {
+            "place": offer.ask.place,
+            "rdma": offer.ask.rdma,
+            "tcp": offer.ask.tcp,
+            "problem": offer.ask.problem,
+            "address": base64.b64encode(offer.address).decode(),
+            "token": offer.token.hex(),
+        }
+    ).encode()
+
+
+def decode_offer(body: bytes) -> Offer:
+    """Read what `encode_offer` made.
+
+    Raises:
+        FrameError: it did not.
+    """
+    try:
+        if len(body) > _MAX_OFFER_BYTES:
+            raise ValueError(f"{len(body)} bytes")
+        fields = json.loads(body)
+        texts = [fields[name] for name in ("place", "problem", "address", "token")]
+        rdma, tcp = fields["rdma"], fields["tcp"]
+        if not all(isinstance(text, str) for text in texts) or {type(rdma), type(tcp)} != {bool}:
+            raise ValueError("a field of another type")
+        place, problem, address, token = texts
+        return Offer(Ask(place, rdma, tcp, problem), base64.b64decode(address, validate=True), bytes.fromhex(token))
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise FrameError(f"an offer that cannot be read: {error}") from error
+
+
+@functools.cache
+def read_place() -> str:
+    """What two processes have in common when they can share memory: kernel, user, process ids and /dev/shm."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        shared = os.stat("/dev/shm")
+        return f"{boot} {os.getuid()} {os.readlink('/proc/self/ns/pid')} {shared.st_dev} {shared.st_ino}"
+    except OSError:
+        return ""

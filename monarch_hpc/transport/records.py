@@ -1,0 +1,379 @@
+"""What the `tcp` fabric puts on the wire: frames in sealed records. Bytes in, frames out, and the reverse; no socket.
+
+A record is `u32 length | sealed bytes`. It holds whole frames, of at most `INLINE_BYTES` together, or ends with
+the beginning of a larger one: its header, and its body if that is small. The rest of the larger frame
+follows as sealed chunks: each buffer in pieces of `CHUNK_BYTES`, the last one shorter. Their lengths are in the header.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+
+from monarch_hpc.core.errors import AuthenticationError, FrameError
+from monarch_hpc.transport.noise import TAG_BYTES, Cipher
+from monarch_hpc.wire.frames import (
+    HEAD_BYTES,
+    MAX_BUFFERS,
+    Buffer,
+    Frame,
+    Head,
+    parse_frame,
+    parse_head,
+)
+
+__all__ = ["CHUNK_BYTES", "INLINE_BYTES", "Bulk", "Inbox", "Landing", "Outbox"]
+
+INLINE_BYTES = 64 * 1024
+"""Up to here one copy into one record is cheaper than several records, and the sender need not wait. The header of a
+larger frame goes ahead: it wakes the receiver while the rest is sealed."""
+
+_BODY_BYTES = 4096
+"""Up to here a large frame's body goes with its header."""
+
+CHUNK_BYTES = 512 * 1024
+"""Large enough that the cost per chunk vanishes, small enough that one stays in a core's cache from the kernel's copy
+to the cipher's."""
+
+Landing = Callable[[Head, Buffer], list[memoryview] | None]
+"""Asked, before the buffers of a large frame arrive, where they go: told its header and its body (empty if that is
+large itself), it returns writable views of the lengths that the header names, or None for fresh memory. The channel
+looks into the list for every chunk: whoever withdraws a view before the frame is there puts another in its place."""
+
+_LENGTH = struct.Struct("<I")
+_MAX_RECORD_BYTES = HEAD_BYTES + 8 * MAX_BUFFERS + INLINE_BYTES + TAG_BYTES
+_READ_BYTES = 128 * 1024
+assert _MAX_RECORD_BYTES + _LENGTH.size <= _READ_BYTES
+
+_COPIED_BYTES = 4096
+"""Records up to here become `bytes`, from which a frame's writable buffers are copied: cheaper than views."""
+
+_GREEDY_BYTES = 16 * 1024
+"""Chunks below are read together with what follows them, larger ones alone: then the next begins at the front of
+the memory, and nothing is moved."""
+
+_HUGE_BYTES = 2**21
+"""From here on fresh memory is asked for in huge pages: ordinary ones cost more than opening what goes into them."""
+
+_NO_BYTES = memoryview(b"")
+
+
+class _Scratch:
+    """Memory for sealing and opening chunks, for all channels of a process: few need it at a time."""
+
+    BYTES = CHUNK_BYTES + TAG_BYTES + _MAX_RECORD_BYTES + _LENGTH.size
+    _KEPT = 4
+    _spare: list[memoryview] = []  # noqa: RUF012 of the process; list methods are atomic
+
+    @classmethod
+    def take(cls) -> memoryview:
+        try:
+            return cls._spare.pop()
+        except IndexError:
+            return memoryview(bytearray(cls.BYTES))
+
+    @classmethod
+    def give(cls, scratch: memoryview) -> None:
+        if len(cls._spare) < cls._KEPT:
+            cls._spare.append(scratch)
+
+
+def _allocate(nbytes: int) -> bytearray | memoryview:
+    if nbytes < _HUGE_BYTES:
+        return bytearray(nbytes)
+    mapped = mmap.mmap(-1, -(-nbytes // _HUGE_BYTES) * _HUGE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        mapped.madvise(mmap.MADV_HUGEPAGE)
+    except OSError:  # a kernel without them
+        pass
+    return memoryview(mapped)[:nbytes]
+
+
+class Bulk:
+    """A frame that is too large to copy, on its way out.
+
+    Attributes:
+        size: its bytes.
+        sealed: whether its buffers are no longer needed.
+    """
+
+    __slots__ = ("head", "pieces", "sealed", "size")
+
+    def __init__(self, frame: Frame, head: bytes, size: int) -> None:
+        inline = len(frame.body) <= _BODY_BYTES
+        self.head = b"".join((head, frame.body)) if inline else head
+        self.pieces = _pieces(frame.buffers if inline else (frame.body, *frame.buffers))
+        self.size = size
+        self.sealed = False
+
+    @property
+    def begun(self) -> bool:
+        """Whether its header has been sent."""
+        return not self.head
+
+
+def _pieces(parts: Sequence[Buffer]) -> Iterator[memoryview]:
+    for part in parts:
+        view = memoryview(part)
+        if view.nbytes:
+            view = view.cast("B")
+        for at in range(0, view.nbytes, CHUNK_BYTES):
+            yield view[at : at + CHUNK_BYTES]
+
+
+class Outbox:
+    """Frames that wait to be written, in order. `push` is for any thread, the rest for one at a time.
+
+    Attributes:
+        queued: what waits: small frames as they stand on the wire, and large ones.
+        urgent: small frames that nothing depends on; they go before all that is queued, though never into a large one.
+        sealed_bytes: bytes of all frames that left the queue for writing.
+    """
+
+    __slots__ = ("_cipher", "_scratch", "queued", "sealed_bytes", "urgent")
+
+    def __init__(self, cipher: Cipher) -> None:
+        self._cipher = cipher
+        self._scratch: memoryview | None = None
+        self.queued: deque[bytes | Bulk] = deque()
+        self.urgent: deque[bytes] = deque()
+        self.sealed_bytes = 0
+
+    @property
+    def waiting(self) -> bool:
+        """Whether anything does."""
+        return bool(self.queued or self.urgent)
+
+    def seal(self, frames: bytes) -> bytes:
+        """A record with whole frames, of at most `INLINE_BYTES` together, that were never queued."""
+        return _LENGTH.pack(len(frames) + TAG_BYTES) + self._cipher.seal(frames)
+
+    def next_write(self) -> bytes | memoryview:
+        """What is to be written next, empty when nothing waits; valid until the next call."""
+        queued = self.queued
+        while queued or self.urgent:
+            first = queued[0] if queued else None
+            if self.urgent and not (isinstance(first, Bulk) and first.begun):
+                urgent = self.urgent.popleft()
+                self.sealed_bytes += len(urgent)
+                return self.seal(urgent)
+            assert first is not None, "nothing has begun"
+            if isinstance(first, Bulk):
+                written = self._seal_bulk(first)
+                if not written:
+                    continue
+                return written
+            queued.popleft()
+            if queued and not isinstance(queued[0], Bulk):
+                first = self._gather(first)
+            self.sealed_bytes += len(first)
+            return self.seal(first)
+        if self._scratch is not None:
+            _Scratch.give(self._scratch)
+            self._scratch = None
+        return _NO_BYTES
+
+    def _gather(self, first: bytes) -> bytes:
+        queued = self.queued
+        parts = [first]
+        size = len(first)
+        while queued:
+            following = queued[0]
+            if isinstance(following, Bulk) or size + len(following) > INLINE_BYTES:
+                break
+            parts.append(following)
+            size += len(following)
+            queued.popleft()
+        return b"".join(parts)
+
+    def _seal_bulk(self, bulk: Bulk) -> bytes | memoryview:
+        if bulk.head:
+            head, bulk.head = bulk.head, b""
+            return self.seal(head)
+        scratch = self._scratch
+        if scratch is None:
+            scratch = self._scratch = _Scratch.take()
+        at = 0
+        while at + CHUNK_BYTES + TAG_BYTES <= len(scratch):
+            piece = next(bulk.pieces, None)
+            if piece is None:
+                self.queued.popleft()
+                self.sealed_bytes += bulk.size
+                bulk.sealed = True
+                break
+            end = at + len(piece) + TAG_BYTES
+            self._cipher.seal_into(piece, scratch[at:end])
+            at = end
+        return scratch[:at]
+
+    def clear(self) -> None:
+        """Forget all."""
+        self.queued.clear()
+        self.urgent.clear()
+        self._scratch = None
+
+
+class Inbox:
+    """Bytes that arrive, and the frames that they become.
+
+    Args:
+        deliver: called with each frame, in order.
+
+    Attributes:
+        landing: see `Landing`.
+        closed: set it to deliver no more.
+    """
+
+    def __init__(self, cipher: Cipher, max_frame_bytes: int, deliver: Callable[[Frame], None]) -> None:
+        self.landing: Landing | None = None
+        self.closed = False
+        self._cipher = cipher
+        self._max_frame_bytes = max_frame_bytes
+        self._deliver = deliver
+        # Mapped: most channels use a page or two of it, and others are not there.
+        self._small = self._view = memoryview(mmap.mmap(-1, _READ_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+        self._start = 0
+        self._end = 0
+        # the large frame that is arriving
+        self._head: Head | None = None
+        self._body: Buffer = b""
+        self._parts: list[memoryview] = []
+        self._part = 0
+        self._filled = 0
+
+    def room(self) -> memoryview:
+        """Where the next bytes go: some, and no more."""
+        if not self._end and self._head is None:
+            return self._view
+        need = _MAX_RECORD_BYTES + _LENGTH.size
+        if self._head is not None:
+            need = self._due() + TAG_BYTES
+            if need > len(self._view):
+                self._move(_Scratch.take())
+        if self._start and self._start + need > len(self._view):
+            self._move(self._view)
+        if self._head is not None and need > _GREEDY_BYTES and not self._at_last():
+            return self._view[self._end : self._start + need]
+        return self._view[self._end :]
+
+    def _move(self, to: memoryview) -> None:
+        held = self._end - self._start
+        to[:held] = self._view[self._start : self._end]
+        self._view = to
+        self._start, self._end = 0, held
+
+    def arrived(self, num_bytes: int) -> None:
+        """Take the bytes that were put into `room`.
+
+        Raises:
+            FrameError: the other side did not send them, or they are no frames.
+        """
+        if not self._end and self._head is None and TAG_BYTES < num_bytes <= _COPIED_BYTES:
+            # As a rule it is one small record: without the bookkeeping for what else there could be.
+            (size,) = _LENGTH.unpack_from(self._view)
+            if size + _LENGTH.size == num_bytes and not self.closed:
+                self._take_record(self._view[_LENGTH.size : num_bytes])
+                return
+        self._end += num_bytes
+        while not self.closed:
+            held = self._end - self._start
+            if self._head is not None:
+                size = self._due() + TAG_BYTES
+                if held < size:
+                    break
+                self._take_chunk(size)
+                continue
+            if held < _LENGTH.size:
+                break
+            (size,) = _LENGTH.unpack_from(self._view, self._start)
+            if not TAG_BYTES < size <= _MAX_RECORD_BYTES:
+                raise FrameError(f"a record of {size} bytes")
+            begin = self._start + _LENGTH.size
+            if self._end < begin + size:
+                break
+            self._start = begin + size
+            self._take_record(self._view[begin : begin + size])
+        if self._start == self._end:
+            self._start = self._end = 0
+
+    def _take_record(self, sealed: memoryview) -> None:
+        plain: bytes | memoryview
+        try:
+            if len(sealed) <= _COPIED_BYTES:
+                plain = self._cipher.open(sealed)
+            else:
+                plain = memoryview(bytearray(len(sealed) - TAG_BYTES))
+                self._cipher.open_into(sealed, plain)
+        except AuthenticationError as error:
+            raise FrameError("a record that the other side did not seal") from error
+        at = 0
+        while at < len(plain) and not self.closed:
+            parsed = parse_frame(plain, at)
+            if parsed is None:
+                self._begin(memoryview(plain)[at:])
+                return
+            frame, at = parsed
+            self._deliver(frame)
+
+    # ---- large frames ----
+
+    def _begin(self, plain: memoryview) -> None:
+        head = parse_head(plain, self._max_frame_bytes)
+        total = head.size + head.body_bytes + sum(head.buffer_bytes)
+        inline = head.body_bytes <= _BODY_BYTES
+        if total <= INLINE_BYTES or len(plain) != head.size + (head.body_bytes if inline else 0):
+            raise FrameError(f"{len(plain)} bytes in a record for a frame of {total}")
+        self._body = plain[head.size :] if inline else _allocate(head.body_bytes)
+        parts = self.landing(head, plain[head.size :]) if self.landing is not None else None
+        if parts is None:
+            parts = [memoryview(_allocate(size)) for size in head.buffer_bytes]
+        if not inline:
+            parts.insert(0, memoryview(self._body))
+        self._parts = parts
+        self._head = head
+        self._part, self._filled = -1, 0
+        self._next_part()
+
+    def _due(self) -> int:
+        """Plain bytes of the next chunk."""
+        return min(CHUNK_BYTES, len(self._parts[self._part]) - self._filled)
+
+    def _at_last(self) -> bool:
+        """Whether the next chunk is the last one of its frame."""
+        return self._part == len(self._parts) - 1 and len(self._parts[-1]) - self._filled <= CHUNK_BYTES
+
+    def _take_chunk(self, size: int) -> None:
+        filled = self._filled + size - TAG_BYTES
+        part = self._parts[self._part]
+        place = part[self._filled : filled]
+        try:
+            self._cipher.open_into(self._view[self._start : self._start + size], place)
+        except AuthenticationError as error:
+            place[:] = bytes(len(place))  # it may be somebody's memory, and holds what a stranger chose
+            raise FrameError("a chunk that the other side did not seal") from error
+        self._start += size
+        self._filled = filled
+        if filled == len(part):
+            self._next_part()
+
+    def _next_part(self) -> None:
+        """Go to the next part that is not empty; after the last one deliver the frame."""
+        self._filled = 0
+        self._part += 1
+        while self._part < len(self._parts) and not self._parts[self._part]:
+            self._part += 1
+        if self._part < len(self._parts):
+            return
+        head, parts = self._head, self._parts
+        assert head is not None
+        self._head, self._parts = None, []
+        if self._view is not self._small and self._end - self._start <= len(self._small):
+            scratch = self._view
+            self._move(self._small)
+            _Scratch.give(scratch)
+        if head.body_bytes > _BODY_BYTES:
+            del parts[0]
+        body, self._body = self._body, b""
+        self._deliver(Frame(head.kind, head.dest, head.reply, body, parts))

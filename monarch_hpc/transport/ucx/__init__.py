@@ -1,0 +1,1 @@
+"""The fast lane of a channel: UCX, which brings shared memory and RDMA networks."""

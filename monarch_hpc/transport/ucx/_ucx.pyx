@@ -1,0 +1,834 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, binding=False
+"""Our binding to libucp: active messages, one-sided get and put, and who progresses them.
+
+About ten calls wide on purpose, so that another library (libfabric) could offer the same. What runs without
+the GIL is in core.h; what decides (order, trust, which peer) is in `transport.ucx.lane`.
+"""
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
+from libc.stdlib cimport free
+from libc.string cimport memcpy, memset
+
+from cpython.buffer cimport (
+    PyBUF_ANY_CONTIGUOUS,
+    PyBUF_WRITABLE,
+    PyBuffer_FillInfo,
+    PyBuffer_Release,
+    PyObject_GetBuffer,
+)
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.ref cimport Py_DECREF, Py_INCREF
+
+import math
+import os
+
+cdef extern from "sys/epoll.h" nogil:
+    ctypedef union epoll_data:
+        int fd
+    struct epoll_event:
+        uint32_t events
+        epoll_data data
+
+cdef extern from "core.h" nogil:
+    ctypedef signed char mh_status_t
+    ctypedef void *mh_status_ptr_t
+    ctypedef void *mh_context_h
+    ctypedef void *mh_worker_h
+    ctypedef void *mh_ep_h
+    ctypedef void *mh_mem_h
+    ctypedef void *mh_rkey_h
+    ctypedef void mh_address_t
+    ctypedef struct mh_config_t:
+        pass
+    enum:
+        MH_OK, MH_API_MAJOR, MH_API_MINOR, MH_THREAD_MODE_MULTI
+        MH_FEATURE_AM, MH_FEATURE_RMA, MH_FEATURE_WAKEUP, MH_PARAM_FIELD_FEATURES
+        MH_WORKER_PARAM_FIELD_THREAD_MODE, MH_WORKER_ATTR_FIELD_THREAD_MODE
+        MH_AM_HANDLER_PARAM_FIELD_ID, MH_AM_HANDLER_PARAM_FIELD_CB, MH_AM_HANDLER_PARAM_FIELD_ARG
+        MH_AM_HANDLER_PARAM_FIELD_FLAGS, MH_AM_FLAG_WHOLE_MSG
+        MH_EP_PARAM_FIELD_REMOTE_ADDRESS, MH_EP_PARAM_FIELD_ERR_HANDLING_MODE, MH_EP_PARAM_FIELD_ERR_HANDLER
+        MH_ERR_HANDLING_MODE_PEER, MH_EP_CLOSE_FLAG_FORCE, MH_EP_ATTR_FIELD_TRANSPORTS
+        MH_OP_ATTR_FIELD_CALLBACK, MH_OP_ATTR_FIELD_USER_DATA, MH_OP_ATTR_FIELD_FLAGS
+        MH_OP_ATTR_FIELD_MEMORY_TYPE
+        MH_MEM_MAP_PARAM_FIELD_ADDRESS, MH_MEM_MAP_PARAM_FIELD_LENGTH, MH_MEM_MAP_PARAM_FIELD_MEMORY_TYPE
+        MH_MEMORY_TYPE_HOST, MH_MEMORY_TYPE_CUDA
+    ctypedef struct mh_params_t:
+        uint64_t field_mask
+        uint64_t features
+    ctypedef struct mh_worker_params_t:
+        uint64_t field_mask
+        unsigned thread_mode
+    ctypedef struct mh_worker_attr_t:
+        uint64_t field_mask
+        unsigned thread_mode
+    ctypedef struct mh_am_handler_param_t:
+        uint64_t field_mask
+        unsigned id
+        uint32_t flags
+        void *cb
+        void *arg
+    ctypedef struct mh_err_handler_t:
+        void *cb
+        void *arg
+    ctypedef struct mh_ep_params_t:
+        uint64_t field_mask
+        const mh_address_t *address
+        unsigned err_mode
+        mh_err_handler_t err_handler
+    ctypedef struct mh_transport_entry_t:
+        const char *transport_name
+        const char *device_name
+    ctypedef struct mh_transports_t:
+        mh_transport_entry_t *entries
+        unsigned num_entries
+        size_t entry_size
+    ctypedef struct mh_ep_attr_t:
+        uint64_t field_mask
+        mh_transports_t transports
+    ctypedef union mh_callback:
+        void *send
+        void *recv_am
+    ctypedef struct mh_request_param_t:
+        uint32_t op_attr_mask
+        uint32_t flags
+        mh_callback cb
+        void *user_data
+        unsigned memory_type
+    ctypedef struct mh_mem_map_params_t:
+        uint64_t field_mask
+        void *address
+        size_t length
+        unsigned memory_type
+    bint MH_PTR_IS_ERR(void *)
+    mh_status_t MH_PTR_STATUS(void *)
+    ctypedef struct mh_library_t:
+        mh_status_t (*config_read)(const char *, const char *, mh_config_t **) noexcept nogil
+        void (*config_release)(mh_config_t *) noexcept nogil
+        mh_status_t (*init_version)(unsigned, unsigned, mh_params_t *, mh_config_t *, mh_context_h *) noexcept nogil
+        void (*cleanup)(mh_context_h) noexcept nogil
+        mh_status_t (*worker_create)(mh_context_h, mh_worker_params_t *, mh_worker_h *) noexcept nogil
+        void (*worker_destroy)(mh_worker_h) noexcept nogil
+        mh_status_t (*worker_query)(mh_worker_h, mh_worker_attr_t *) noexcept nogil
+        mh_status_t (*worker_get_address)(mh_worker_h, mh_address_t **, size_t *) noexcept nogil
+        void (*worker_release_address)(mh_worker_h, mh_address_t *) noexcept nogil
+        mh_status_t (*worker_get_efd)(mh_worker_h, int *) noexcept nogil
+        unsigned (*worker_progress)(mh_worker_h) noexcept nogil
+        mh_status_t (*worker_set_am_recv_handler)(mh_worker_h, mh_am_handler_param_t *) noexcept nogil
+        mh_status_t (*ep_create)(mh_worker_h, mh_ep_params_t *, mh_ep_h *) noexcept nogil
+        void *(*ep_close_nbx)(mh_ep_h, mh_request_param_t *) noexcept nogil
+        void *(*ep_flush_nbx)(mh_ep_h, mh_request_param_t *) noexcept nogil
+        mh_status_t (*ep_query)(mh_ep_h, mh_ep_attr_t *) noexcept nogil
+        void *(*am_recv_data_nbx)(mh_worker_h, void *, void *, size_t, mh_request_param_t *) noexcept nogil
+        void (*am_data_release)(mh_worker_h, void *) noexcept nogil
+        mh_status_t (*mem_map)(mh_context_h, mh_mem_map_params_t *, mh_mem_h *) noexcept nogil
+        mh_status_t (*mem_unmap)(mh_context_h, mh_mem_h) noexcept nogil
+        mh_status_t (*rkey_pack)(mh_context_h, mh_mem_h, void **, size_t *) noexcept nogil
+        void (*rkey_buffer_release)(void *) noexcept nogil
+        mh_status_t (*ep_rkey_unpack)(mh_ep_h, const void *, mh_rkey_h *) noexcept nogil
+        void (*rkey_destroy)(mh_rkey_h) noexcept nogil
+        void *(*put_nbx)(mh_ep_h, const void *, size_t, uint64_t, mh_rkey_h, mh_request_param_t *) noexcept nogil
+        void *(*get_nbx)(mh_ep_h, void *, size_t, uint64_t, mh_rkey_h, mh_request_param_t *) noexcept nogil
+    mh_library_t mh_ucp
+    int mh_library_load(const char *)
+    const char *mh_library_error()
+    const char *mh_library_path()
+    const char *mh_library_version()
+    const char *mh_status_text(mh_status_t)
+
+    enum:
+        MC_HEADER_BYTES, MC_TOKEN_BYTES, MC_BATCH_BYTES, MC_LANES_MAX, MC_AM_SMALL, MC_AM_BULK
+        MC_EVENT_SMALL, MC_EVENT_BULK, MC_EVENT_DONE, MC_EVENT_ERROR, MC_EVENT_ROOM
+        MC_LANE_FREE, MC_LANE_OPEN, MC_LANE_CLOSING
+    ctypedef struct mc_event:
+        mc_event *next
+        int kind
+        int status
+        uint32_t lane
+        uint32_t life
+        uint64_t sequence
+        void *data
+        size_t num_bytes
+        int rendezvous
+        char *bytes
+    ctypedef struct mc_lane:
+        mh_ep_h endpoint
+        uint32_t index
+        uint32_t life
+        unsigned char *own_token
+        unsigned char *peer_token
+    ctypedef struct mc_worker:
+        mh_context_h context
+        mh_worker_h ucp
+        int event_fd
+        uint32_t num_lanes
+    ctypedef struct mc_operation:
+        mc_worker *worker
+        void *owner
+        size_t num_bytes
+    ctypedef struct mc_mapping:
+        void *address
+        size_t num_bytes
+    mc_mapping mc_map(size_t)
+    void mc_unmap(mc_mapping)
+    int mc_poisoned
+    mc_worker *mc_worker_new()
+    int mc_thread_start(mc_worker *)
+    void mc_thread_stop(mc_worker *)
+    void mc_worker_stop(mc_worker *)
+    void mc_worker_free(mc_worker *)
+    mc_event *mc_take(mc_worker *)
+    mc_lane *mc_lane_open(mc_worker *, const unsigned char *random)
+    void mc_lane_closed(mc_lane *)
+    void mc_lane_closing(mc_lane *)
+    size_t mc_lane_pending_bytes(mc_lane *)
+    int mc_lane_has_room(mc_lane *, size_t)
+    int mc_send_small(mc_lane *, const void *, size_t, const void *, size_t, int)
+    int mc_started(void *, mc_operation *)
+    uint64_t mc_reserve(mc_lane *, unsigned, int *)
+    int mc_send_bulk(mc_lane *, unsigned char *, const void *, size_t, uint64_t, mc_operation *)
+    int mc_worker_poll(mc_worker *, int, epoll_event *, int, int64_t, int64_t)
+    uint64_t mc_num_refused(mc_worker *)
+    uint64_t mc_num_thread_wakes(mc_worker *)
+    void *mc_callback_small()
+    void *mc_callback_bulk()
+    void *mc_callback_error()
+    void *mc_callback_sent()
+    void *mc_callback_received()
+    void *mc_callback_closed()
+
+SMALL = MC_EVENT_SMALL
+BULK = MC_EVENT_BULK
+DONE = MC_EVENT_DONE
+ERROR = MC_EVENT_ERROR
+ROOM = MC_EVENT_ROOM
+RECORD_BYTES = MC_BATCH_BYTES
+TOKEN_BYTES = MC_TOKEN_BYTES
+
+cdef enum:
+    EVENTS_MAX = 256
+
+
+class UcxError(Exception):
+    """What a call of UCX returned: a status below 0, and what was asked."""
+
+    def __init__(self, what, status):
+        super().__init__(what, status)
+        self.what = what
+        self.status = status
+
+    def __str__(self):
+        return f"{self.what}: {status_text(self.status)}"
+
+
+def status_text(int status):
+    """A status in UCX's words."""
+    return mh_status_text(<mh_status_t>status).decode(errors="replace")
+
+
+def load(path):
+    """Load libucp from *path* for the life of the process; return the path and the version that came of it.
+
+    Raises:
+        OSError: it cannot be loaded, or lacks a function.
+    """
+    cdef bytes name = os.fsencode(path)
+    cdef const char *text = name
+    cdef int failed
+    with nogil:  # a wheel with CUDA inside takes half a second
+        failed = mh_library_load(text)
+    if failed:
+        raise OSError(mh_library_error().decode(errors="replace"))
+    return os.fsdecode(mh_library_path()), mh_library_version().decode()
+
+
+def _poison():
+    global mc_poisoned
+    mc_poisoned = 1
+
+
+os.register_at_fork(after_in_child=_poison)
+
+
+cdef int _check(int status, what) except -1:
+    if status != MH_OK:
+        raise UcxError(what, status)
+    return 0
+
+
+cdef int _alive(mc_worker *worker) except -1:
+    if mc_poisoned:
+        raise RuntimeError("this process was forked from one that uses UCX, which does not survive a fork; start it with exec")
+    if worker == NULL:
+        raise RuntimeError("the UCX worker is closed")
+    return 0
+
+
+cdef class Landing:
+    """Memory for one arriving message, aligned for any array; writable through the buffer protocol."""
+
+    cdef mc_mapping mapping
+    cdef size_t num_bytes
+
+    def __cinit__(self, size_t num_bytes):
+        self.num_bytes = num_bytes
+        self.mapping = mc_map(num_bytes)
+        if self.mapping.address == NULL:
+            raise MemoryError(f"no memory for a message of {num_bytes} bytes")
+
+    def __len__(self):
+        return self.num_bytes
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        PyBuffer_FillInfo(view, self, self.mapping.address, self.num_bytes, 0, flags)
+
+    def __dealloc__(self):
+        if self.mapping.address != NULL:
+            mc_unmap(self.mapping)
+
+
+cdef class Span:
+    """A place in memory, host's or device's, held as long as this object lives.
+
+    Args:
+        target: an object with the buffer protocol, or with ``__cuda_array_interface__``; contiguous.
+    """
+
+    cdef Py_buffer view
+    cdef bint held
+    cdef object target
+    cdef readonly unsigned long long address
+    cdef readonly unsigned long long num_bytes
+    cdef readonly bint device
+
+    def __cinit__(self, target, bint writable):
+        self.target = target
+        interface = None
+        if not isinstance(target, (bytes, bytearray, memoryview)):
+            interface = getattr(target, "__cuda_array_interface__", None)
+        if interface is not None:
+            if interface.get("strides") is not None:
+                raise BufferError("the device array is not contiguous")
+            if writable and interface["data"][1]:
+                raise BufferError("the device array is read-only")
+            self.address = interface["data"][0]
+            self.num_bytes = math.prod(interface["shape"]) * int(interface["typestr"][2:])
+            self.device = True
+            return
+        PyObject_GetBuffer(target, &self.view, PyBUF_WRITABLE | PyBUF_ANY_CONTIGUOUS if writable else PyBUF_ANY_CONTIGUOUS)
+        self.held = True
+        self.address = <uintptr_t>self.view.buf
+        self.num_bytes = self.view.len
+
+    def __dealloc__(self):
+        if self.held:
+            PyBuffer_Release(&self.view)
+
+
+cdef class Operation:
+    """Something UCX does meanwhile; it holds what UCX reads or writes until then.
+
+    Attributes:
+        status: 0 when done, below 0 when failed, 1 while under way.
+        on_done: what the owner calls it for; free for the owner.
+    """
+
+    cdef mc_operation operation
+    cdef unsigned char header[32]
+    cdef object kept
+    cdef readonly int status
+    cdef public object on_done
+
+    def __cinit__(self):
+        self.status = 1
+
+
+
+cdef void _parameters(mh_request_param_t *param, Operation operation, void *callback):
+    memset(param, 0, sizeof(mh_request_param_t))
+    param.op_attr_mask = MH_OP_ATTR_FIELD_CALLBACK | MH_OP_ATTR_FIELD_USER_DATA
+    param.cb.send = callback
+    param.user_data = &operation.operation
+
+
+cdef Operation _begin(Worker worker, kept):
+    cdef Operation operation = Operation.__new__(Operation)
+    operation.operation.worker = worker.worker
+    operation.operation.owner = <void *>operation
+    operation.kept = kept
+    Py_INCREF(operation)  # UCX's, until its DONE event
+    return operation
+
+
+cdef int _started(int status, Operation operation, what) except -1:
+    """The operation is under way, unless UCX refused it."""
+    if status != MH_OK:
+        Py_DECREF(operation)
+        operation.kept = None
+        operation.status = status
+        raise UcxError(what, status)
+    return 0
+
+
+cdef class Worker:
+    """One UCX context and worker, and the thread that progresses it while Python does not.
+
+    UCX reads its settings from the environment here, see `transport.ucx.settings`.
+
+    Args:
+        max_bytes: larger messages are refused before memory is taken for them.
+
+    Raises:
+        UcxError: UCX finds no transport, or no memory.
+    """
+
+    cdef mc_worker *worker
+    cdef list owners
+    cdef size_t max_bytes
+    cdef readonly bytes address
+    cdef readonly int fd
+
+    def __cinit__(self, size_t max_bytes):
+        cdef mh_params_t params
+        cdef mh_config_t *config = NULL
+        cdef mh_worker_params_t worker_params
+        cdef mh_worker_attr_t attributes
+        cdef mh_address_t *address
+        cdef size_t length
+        cdef mh_status_t status
+        if not mh_library_version()[0]:
+            raise RuntimeError("load() comes first")
+        _alive(<mc_worker *>1)
+        self.owners = []
+        self.max_bytes = max_bytes
+        self.worker = mc_worker_new()
+        if self.worker == NULL:
+            raise MemoryError
+        _check(mh_ucp.config_read(NULL, NULL, &config), "reading UCX's settings")
+        memset(&params, 0, sizeof(params))
+        params.field_mask = MH_PARAM_FIELD_FEATURES
+        params.features = MH_FEATURE_AM | MH_FEATURE_RMA | MH_FEATURE_WAKEUP
+        with nogil:
+            status = mh_ucp.init_version(MH_API_MAJOR, MH_API_MINOR, &params, config, &self.worker.context)
+        mh_ucp.config_release(config)
+        _check(status, "starting UCX")
+        memset(&worker_params, 0, sizeof(worker_params))
+        worker_params.field_mask = MH_WORKER_PARAM_FIELD_THREAD_MODE
+        worker_params.thread_mode = MH_THREAD_MODE_MULTI
+        with nogil:
+            status = mh_ucp.worker_create(self.worker.context, &worker_params, &self.worker.ucp)
+        _check(status, "making a UCX worker")
+        memset(&attributes, 0, sizeof(attributes))
+        attributes.field_mask = MH_WORKER_ATTR_FIELD_THREAD_MODE
+        _check(mh_ucp.worker_query(self.worker.ucp, &attributes), "asking the UCX worker")
+        if attributes.thread_mode != MH_THREAD_MODE_MULTI:
+            raise RuntimeError("this libucp was built without support for threads")
+        _check(mh_ucp.worker_get_efd(self.worker.ucp, &self.worker.event_fd), "UCX's event descriptor")
+        self.fd = self.worker.event_fd
+        self._handle(MC_AM_SMALL, mc_callback_small())
+        self._handle(MC_AM_BULK, mc_callback_bulk())
+        _check(mh_ucp.worker_get_address(self.worker.ucp, &address, &length), "the UCX worker's address")
+        self.address = PyBytes_FromStringAndSize(<char *>address, length)
+        mh_ucp.worker_release_address(self.worker.ucp, address)
+        if mc_thread_start(self.worker) != 0:
+            raise RuntimeError("cannot start UCX's thread")
+
+    cdef _handle(self, unsigned number, void *callback):
+        cdef mh_am_handler_param_t param
+        memset(&param, 0, sizeof(param))
+        param.field_mask = (MH_AM_HANDLER_PARAM_FIELD_ID | MH_AM_HANDLER_PARAM_FIELD_CB | MH_AM_HANDLER_PARAM_FIELD_ARG |
+                            MH_AM_HANDLER_PARAM_FIELD_FLAGS)
+        param.id = number
+        param.flags = MH_AM_FLAG_WHOLE_MSG
+        param.cb = callback
+        param.arg = self.worker
+        _check(mh_ucp.worker_set_am_recv_handler(self.worker.ucp, &param), "a UCX handler")
+
+    @property
+    def num_refused(self):
+        """Messages that were dropped because their token was wrong."""
+        return 0 if self.worker == NULL else mc_num_refused(self.worker)
+
+    @property
+    def num_thread_wakes(self):
+        """How often the worker's own thread has woken."""
+        return 0 if self.worker == NULL else mc_num_thread_wakes(self.worker)
+
+    def open(self, owner):
+        """A lane for *owner*; `Lane.connect` joins it to a peer."""
+        _alive(self.worker)
+        cdef bytes random = os.urandom(MC_TOKEN_BYTES)
+        cdef mc_lane *lane = mc_lane_open(self.worker, <const unsigned char *><char *>random)
+        if lane == NULL:
+            raise RuntimeError(f"more than {MC_LANES_MAX} UCX peers")
+        while len(self.owners) <= lane.index:
+            self.owners.append(None)
+        cdef Lane opened = Lane.__new__(Lane)
+        opened.worker = self
+        opened.lane = lane
+        opened.life = lane.life
+        opened.token = lane.own_token[:MC_TOKEN_BYTES]
+        self.owners[lane.index] = (opened, owner)
+        return opened
+
+    def poll(self, int epoll_fd, double spin_s, double timeout_s):
+        """Drive until messages came, *epoll_fd* is ready, or the time is over (below 0: never); then epoll's events.
+
+        Returns:
+            ``(fd, mask)`` of each ready descriptor, UCX's own among them; then `take` what came.
+        """
+        cdef epoll_event events[EVENTS_MAX]
+        cdef int count, i
+        cdef int64_t spin_ns = <int64_t>(spin_s * 1e9)
+        cdef int64_t timeout_ns = -1 if timeout_s < 0 else <int64_t>(timeout_s * 1e9)
+        _alive(self.worker)
+        with nogil:
+            count = mc_worker_poll(self.worker, epoll_fd, events, EVENTS_MAX, spin_ns, timeout_ns)
+        if count < 0:
+            raise OSError(-count, os.strerror(-count))
+        if not count:
+            return ()
+        return [(events[i].data.fd, events[i].events) for i in range(count)]
+
+    def take(self):
+        """What came, oldest first, as tuples.
+
+            SMALL, owner, sequence, data     one or more records, as bytes; None for a message over the limit
+            BULK, owner, sequence, landing, operation     operation None: the bytes are there
+            DONE, operation
+            ERROR, owner, status
+            ROOM, owner     see `Lane.has_room`
+
+        Only the driver may call it, so that the order stays.
+        """
+        _alive(self.worker)
+        cdef mc_event *event = mc_take(self.worker)
+        cdef mc_event *following
+        cdef list taken = []
+        while event != NULL:
+            following = event.next
+            try:
+                self._translate(event, taken)
+            finally:
+                free(event)
+                event = following
+        return taken
+
+    cdef int _translate(self, mc_event *event, list taken) except -1:
+        cdef Operation operation
+        if event.kind == MC_EVENT_DONE:
+            operation = <Operation>event.data
+            operation.status = event.status
+            operation.kept = None
+            taken.append((DONE, operation))
+            Py_DECREF(operation)
+            return 0
+        owner = self.owners[event.lane]
+        if owner is None or (<Lane>owner[0]).life != event.life:
+            if event.data != NULL and self.worker.ucp != NULL:
+                mh_ucp.am_data_release(self.worker.ucp, event.data)
+            return 0
+        owner = owner[1]
+        if event.kind == MC_EVENT_ERROR:
+            taken.append((ERROR, owner, event.status))
+        elif event.kind == MC_EVENT_ROOM:
+            taken.append((ROOM, owner))
+        elif event.kind == MC_EVENT_SMALL:
+            taken.append((SMALL, owner, event.sequence, PyBytes_FromStringAndSize(event.bytes, event.num_bytes)))
+        elif event.num_bytes > self.max_bytes:
+            if event.data != NULL:
+                mh_ucp.am_data_release(self.worker.ucp, event.data)
+            taken.append((SMALL, owner, event.sequence, None))
+        else:
+            taken.append(self._land(event, owner))
+        return 0
+
+    cdef tuple _land(self, mc_event *event, owner):
+        cdef Landing landing = Landing.__new__(Landing, event.num_bytes)
+        cdef Operation operation
+        cdef mh_request_param_t param
+        cdef int status
+        if not event.rendezvous:
+            memcpy(landing.mapping.address, event.bytes if event.data == NULL else <char *>event.data, event.num_bytes)
+            if event.data != NULL:
+                mh_ucp.am_data_release(self.worker.ucp, event.data)
+            return BULK, owner, event.sequence, landing, None
+        operation = _begin(self, landing)
+        _parameters(&param, operation, mc_callback_received())
+        with nogil:
+            status = mc_started(
+                mh_ucp.am_recv_data_nbx(self.worker.ucp, event.data, landing.mapping.address, event.num_bytes, &param),
+                &operation.operation,
+            )
+        try:
+            _started(status, operation, "receiving")
+        except UcxError as error:
+            return ERROR, owner, error.status
+        return BULK, owner, event.sequence, landing, operation
+
+    def register(self, Span span):
+        """Let peers get and put the memory of *span*."""
+        _alive(self.worker)
+        cdef Memory memory = Memory.__new__(Memory)
+        cdef mh_mem_map_params_t params
+        cdef void *packed
+        cdef size_t length
+        memory.worker = self
+        memory.span = span
+        memset(&params, 0, sizeof(params))
+        params.field_mask = (MH_MEM_MAP_PARAM_FIELD_ADDRESS | MH_MEM_MAP_PARAM_FIELD_LENGTH |
+                             MH_MEM_MAP_PARAM_FIELD_MEMORY_TYPE)
+        params.address = <void *><uintptr_t>span.address
+        params.length = span.num_bytes
+        params.memory_type = MH_MEMORY_TYPE_CUDA if span.device else MH_MEMORY_TYPE_HOST
+        _check(mh_ucp.mem_map(self.worker.context, &params, &memory.handle), "registering memory")
+        _check(mh_ucp.rkey_pack(self.worker.context, memory.handle, &packed, &length), "packing a memory key")
+        memory.key = PyBytes_FromStringAndSize(<char *>packed, length)
+        mh_ucp.rkey_buffer_release(packed)
+        return memory
+
+    def close(self):
+        """End the thread and UCX; lanes and memory are of no more use."""
+        if self.worker != NULL and not mc_poisoned:
+            with nogil:
+                mc_thread_stop(self.worker)
+            self.owners = [None] * len(self.owners)  # nobody is told any more
+            self.take()  # gives UCX its memory back, while it is there
+            with nogil:
+                mc_worker_stop(self.worker)
+            self.take()
+            with nogil:
+                mc_worker_free(self.worker)
+        self.worker = NULL
+        self.owners = []
+
+    def __dealloc__(self):
+        if self.worker != NULL and not mc_poisoned:
+            mc_worker_stop(self.worker)
+            mc_worker_free(self.worker)
+
+
+cdef class Memory:
+    """Memory that peers may get and put, until `close`."""
+
+    cdef Worker worker
+    cdef mh_mem_h handle
+    cdef readonly Span span
+    cdef readonly bytes key
+
+    def close(self):
+        """Take the permission back; the caller knows that nobody is at it."""
+        if self.handle != NULL and self.worker.worker != NULL and not mc_poisoned:
+            mh_ucp.mem_unmap(self.worker.worker.context, self.handle)
+        self.handle = NULL
+
+    def __dealloc__(self):
+        # The worker may be gone before us when the interpreter ends.
+        if self.handle != NULL and self.worker is not None:
+            self.close()
+
+
+cdef class RemoteKey:
+    """A peer's memory as one lane may reach it."""
+
+    cdef Lane lane
+    cdef mh_rkey_h handle
+
+    def __dealloc__(self):
+        if self.handle != NULL and not mc_poisoned and self.lane.worker.worker != NULL:
+            mh_ucp.rkey_destroy(self.handle)
+
+
+cdef class Lane:
+    """One peer: records and messages to it in order, and its memory.
+
+    Attributes:
+        token: what the peer must put into each message to this lane.
+    """
+
+    cdef Worker worker
+    cdef mc_lane *lane
+    cdef uint32_t life
+    cdef readonly bytes token
+
+    cdef int _open(self) except -1:
+        _alive(self.worker.worker)
+        if self.lane == NULL:
+            raise UcxError("a closed UCX lane", -24)
+        return 0
+
+    def connect(self, bytes address, bytes token):
+        """Join the lane to the worker at *address*, whose lane has *token*.
+
+        Raises:
+            UcxError: no transport reaches it.
+        """
+        cdef mh_ep_params_t params
+        cdef mh_status_t status
+        self._open()
+        if len(token) != MC_TOKEN_BYTES or not address:
+            raise UcxError("a peer's offer", -5)
+        memcpy(self.lane.peer_token, <char *>token, MC_TOKEN_BYTES)
+        memset(&params, 0, sizeof(params))
+        params.field_mask = (MH_EP_PARAM_FIELD_REMOTE_ADDRESS | MH_EP_PARAM_FIELD_ERR_HANDLING_MODE |
+                             MH_EP_PARAM_FIELD_ERR_HANDLER)
+        params.address = <mh_address_t *><char *>address
+        params.err_mode = MH_ERR_HANDLING_MODE_PEER
+        params.err_handler.cb = mc_callback_error()
+        params.err_handler.arg = self.lane
+        with nogil:
+            status = mh_ucp.ep_create(self.worker.worker.ucp, &params, &self.lane.endpoint)
+        _check(status, "connecting")
+
+    @property
+    def transports(self):
+        """Names of the transports in use, as far as UCX tells."""
+        cdef mh_transport_entry_t entries[16]
+        cdef mh_ep_attr_t attributes
+        cdef unsigned i
+        self._open()
+        if mh_ucp.ep_query == NULL or self.lane.endpoint == NULL:
+            return ()
+        memset(entries, 0, sizeof(entries))
+        memset(&attributes, 0, sizeof(attributes))
+        attributes.field_mask = MH_EP_ATTR_FIELD_TRANSPORTS
+        attributes.transports.entries = entries
+        attributes.transports.num_entries = 16
+        attributes.transports.entry_size = sizeof(mh_transport_entry_t)
+        if mh_ucp.ep_query(self.lane.endpoint, &attributes) != MH_OK:
+            return ()
+        names = {entries[i].transport_name.decode() for i in range(16) if entries[i].transport_name != NULL}
+        return tuple(sorted(names))
+
+    @property
+    def pending_bytes(self):
+        """Bytes that were sent and are not yet with a transport."""
+        return 0 if self.lane == NULL else mc_lane_pending_bytes(self.lane)
+
+    def has_room(self, size_t limit):
+        """Tell whether fewer than *limit* bytes are pending; if not, a ROOM event will say so once they are."""
+        return self.lane == NULL or bool(mc_lane_has_room(self.lane, limit))
+
+    def send(self, bytes head, body, bint driving):
+        """Send *head* and *body* as one record of at most `RECORD_BYTES`.
+
+        Args:
+            driving: the caller is the driver, who polls soon.
+
+        Raises:
+            UcxError: the peer is gone.
+        """
+        cdef Py_buffer view
+        cdef int status
+        self._open()
+        if type(body) is bytes:
+            status = mc_send_small(self.lane, <char *>head, len(head), <char *><bytes>body, len(<bytes>body), driving)
+        else:
+            PyObject_GetBuffer(body, &view, PyBUF_ANY_CONTIGUOUS)
+            status = mc_send_small(self.lane, <char *>head, len(head), view.buf, view.len, driving)
+            PyBuffer_Release(&view)
+        if status != MH_OK:
+            raise UcxError("sending", status)
+
+    def reserve(self, unsigned count):
+        """Sequence numbers in a row for *count* messages by `send_bulk`, after all records; return the first."""
+        cdef int status
+        cdef uint64_t first
+        self._open()
+        first = mc_reserve(self.lane, count, &status)
+        _check(status, "sending")
+        return first
+
+    def send_bulk(self, data, uint64_t sequence):
+        """Send *data* (a buffer) as message number *sequence*; it must not change until the operation is done.
+
+        Raises:
+            UcxError: the peer is gone.
+        """
+        cdef int status
+        self._open()
+        cdef Span span = Span(data, False)
+        cdef Operation operation = _begin(self.worker, span)
+        with nogil:
+            status = mc_send_bulk(
+                self.lane, operation.header, <void *><uintptr_t>span.address, span.num_bytes, sequence, &operation.operation
+            )
+        _started(status, operation, "sending")
+        return operation
+
+    def unpack(self, bytes key):
+        """The peer's memory key, for this lane."""
+        cdef RemoteKey remote
+        self._open()
+        if not key:
+            raise UcxError("a memory key", -5)
+        remote = RemoteKey.__new__(RemoteKey)
+        remote.lane = self
+        _check(mh_ucp.ep_rkey_unpack(self.lane.endpoint, <char *>key, &remote.handle), "a memory key")
+        return remote
+
+    def get(self, Span into, uint64_t address, RemoteKey key):
+        """Read the peer's memory at *address* into *into*."""
+        return self._move(into, address, key, False)
+
+    def put(self, Span data, uint64_t address, RemoteKey key):
+        """Write *data* to the peer's memory at *address*; it is there when a later `flush` is done."""
+        return self._move(data, address, key, True)
+
+    cdef Operation _move(self, Span span, uint64_t address, RemoteKey key, bint put):
+        cdef mh_request_param_t param
+        cdef Operation operation
+        cdef int status
+        cdef void *request
+        cdef void *local = <void *><uintptr_t>span.address
+        cdef size_t count = span.num_bytes
+        self._open()
+        operation = _begin(self.worker, (span, key))
+        _parameters(&param, operation, mc_callback_sent())
+        if span.device:
+            param.op_attr_mask |= MH_OP_ATTR_FIELD_MEMORY_TYPE
+            param.memory_type = MH_MEMORY_TYPE_CUDA
+        with nogil:
+            if put:
+                request = mh_ucp.put_nbx(self.lane.endpoint, local, count, address, key.handle, &param)
+            else:
+                request = mh_ucp.get_nbx(self.lane.endpoint, local, count, address, key.handle, &param)
+            status = mc_started(request, &operation.operation)
+        _started(status, operation, "a put" if put else "a get")
+        return operation
+
+    def flush(self):
+        """An operation that is done when all that was sent and put before has arrived."""
+        cdef mh_request_param_t param
+        cdef Operation operation
+        cdef int status
+        self._open()
+        operation = _begin(self.worker, None)
+        _parameters(&param, operation, mc_callback_sent())
+        with nogil:
+            status = mc_started(mh_ucp.ep_flush_nbx(self.lane.endpoint, &param), &operation.operation)
+        _started(status, operation, "a flush")
+        return operation
+
+    def close(self):
+        """Drop the peer: operations under way fail, no event of the lane follows."""
+        cdef mh_request_param_t param
+        cdef void *request
+        cdef mc_lane *lane = self.lane
+        self.lane = NULL
+        if lane == NULL or mc_poisoned or self.worker.worker == NULL:
+            return
+        self.worker.owners[lane.index] = None
+        mc_lane_closing(lane)
+        if lane.endpoint == NULL:
+            mc_lane_closed(lane)
+            return
+        memset(&param, 0, sizeof(param))
+        param.op_attr_mask = MH_OP_ATTR_FIELD_CALLBACK | MH_OP_ATTR_FIELD_USER_DATA | MH_OP_ATTR_FIELD_FLAGS
+        param.flags = MH_EP_CLOSE_FLAG_FORCE
+        param.cb.send = mc_callback_closed()
+        param.user_data = lane
+        with nogil:
+            request = mh_ucp.ep_close_nbx(lane.endpoint, &param)
+        lane.endpoint = NULL
+        if request == NULL or MH_PTR_IS_ERR(request):
+            mc_lane_closed(lane)

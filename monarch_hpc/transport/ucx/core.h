@@ -1,0 +1,683 @@
+/* The part of the binding that runs without the GIL: one UCX worker, its lanes, and a thread that keeps it going.
+ *
+ * UCX's callbacks arrive on whichever thread progresses the worker. They never touch Python: they put events
+ * into a queue, which a Python thread takes as a whole. A *driver* is a Python thread inside `mc_worker_poll`.
+ * While there is one, the worker's own thread sleeps; when Python computes, or holds the GIL in a C call, the
+ * thread takes over after `MC_LEAVE_NS`, so that one-sided traffic and rendezvous go on.
+ *
+ * Small records to one peer share a message: the first after a poll leaves at once, those that follow before
+ * the next poll wait in a batch, which the driver, the thread or a full batch sends.
+ */
+#ifndef MC_CORE_H
+#define MC_CORE_H
+
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "library.h"
+
+#define MC_TOKEN_BYTES 16
+#define MC_HEADER_BYTES (MC_TOKEN_BYTES + 8) /* token, sequence number */
+#define MC_BATCH_BYTES 8000                  /* with UCX's own header below the 8 KiB segment of its transports */
+#define MC_AM_SMALL 1
+#define MC_AM_BULK 2
+#define MC_LEAVE_NS 1000000    /* a driver comes back within microseconds while calls are made in a loop */
+#define MC_THREAD_LIMIT (64 << 20) /* bytes for Python that stop the thread, so that the sender is held back */
+#define MC_LANES_MAX 65536
+#define MC_SOCKETS_EVERY 8     /* an epoll_wait costs as much as several empty progress calls */
+
+enum mc_event_kind { MC_EVENT_SMALL = 1, MC_EVENT_BULK, MC_EVENT_DONE, MC_EVENT_ERROR, MC_EVENT_ROOM };
+
+typedef struct mc_event {
+    struct mc_event *next;
+    int kind;
+    int status;
+    uint32_t lane;
+    uint32_t life;      /* of the lane's slot */
+    uint64_t sequence;
+    void *data;         /* BULK: UCX's descriptor, or NULL when the bytes follow; DONE: the operation */
+    size_t num_bytes;
+    int rendezvous;     /* BULK: the bytes are still with the sender */
+    char bytes[];
+} mc_event;
+
+typedef struct mc_batch {
+    struct mc_lane *lane;
+    size_t used;
+    unsigned char header[MC_HEADER_BYTES]; /* must stay valid until completion: openucx/ucx#10424 */
+    char bytes[MC_BATCH_BYTES];
+} mc_batch;
+
+enum mc_lane_state { MC_LANE_FREE = 0, MC_LANE_OPEN, MC_LANE_CLOSING };
+
+typedef struct mc_lane {
+    struct mc_worker *worker;
+    mh_ep_h endpoint;
+    uint32_t index;
+    uint32_t life;
+    _Atomic int state;
+    unsigned char own_token[MC_TOKEN_BYTES];    /* what the peer proves with each message */
+    unsigned char peer_token[MC_TOKEN_BYTES];
+    pthread_mutex_t lock;                       /* guards what follows */
+    uint64_t sequence;
+    mc_batch *batch;
+    uint64_t sent_at_poll;                      /* the worker's `polls` at the last message */
+    int dirty;
+    struct mc_lane *next_dirty;
+    _Atomic size_t pending_bytes;               /* accepted, and not yet with UCX's transport */
+    _Atomic size_t room_below;                  /* a ROOM event is due when fewer are pending; 0 when nobody waits */
+    _Atomic int pending;                        /* sends in flight */
+} mc_lane;
+
+typedef struct mc_worker {
+    mh_context_h context;
+    mh_worker_h ucp;
+    int event_fd;
+    pthread_mutex_t events_lock;                /* guards the queue and the tokens of lanes */
+    mc_event *head, **tail;
+    _Atomic size_t num_events;
+    _Atomic size_t queued_bytes;
+    _Atomic uint64_t num_refused;               /* messages with a wrong token */
+    mc_lane *lanes[MC_LANES_MAX];
+    uint32_t num_lanes;
+    _Atomic uint32_t first_free;                /* no free slot below it */
+    pthread_mutex_t dirty_lock;
+    mc_lane *_Atomic dirty;
+    /* who progresses */
+    _Atomic uint64_t polls;
+    _Atomic int driven, sleeping;
+    _Atomic uint64_t left_ns;
+    unsigned since_sockets;
+    pthread_t thread;
+    int thread_runs;
+    _Atomic int stop, parked;
+    int kick_fd;
+    _Atomic uint64_t thread_wakes;
+} mc_worker;
+
+/* An operation of Python's: `owner` is its object, given back in a DONE event. */
+typedef struct mc_operation {
+    mc_worker *worker;
+    void *owner;
+    mc_lane *lane;     /* whose pending bytes it counts for, or NULL */
+    size_t num_bytes;
+} mc_operation;
+
+static void mc_lane_closed(mc_lane *lane);
+
+static int mc_poisoned; /* set in a forked child: UCX does not survive a fork */
+
+static inline uint64_t mc_now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* ---- events ---- */
+
+static void mc_push_locked(mc_worker *worker, mc_event *event) {
+    event->next = NULL;
+    *worker->tail = event;
+    worker->tail = &event->next;
+    atomic_fetch_add(&worker->num_events, 1);
+    atomic_fetch_add(&worker->queued_bytes, event->num_bytes);
+}
+
+static void mc_push(mc_worker *worker, mc_event *event) {
+    pthread_mutex_lock(&worker->events_lock);
+    mc_push_locked(worker, event);
+    pthread_mutex_unlock(&worker->events_lock);
+}
+
+/* All events, oldest first; the caller frees them. */
+static mc_event *mc_take(mc_worker *worker) {
+    if (!atomic_load(&worker->num_events))
+        return NULL;
+    pthread_mutex_lock(&worker->events_lock);
+    mc_event *first = worker->head;
+    worker->head = NULL;
+    worker->tail = &worker->head;
+    atomic_store(&worker->num_events, 0);
+    atomic_store(&worker->queued_bytes, 0);
+    pthread_mutex_unlock(&worker->events_lock);
+    return first;
+}
+
+static void mc_push_status(mc_worker *worker, int kind, mc_lane *lane, void *data, int status) {
+    mc_event *event = calloc(1, sizeof *event);
+    event->kind = kind;
+    event->status = status;
+    event->data = data;
+    if (lane) {
+        event->lane = lane->index;
+        event->life = lane->life;
+    }
+    mc_push(worker, event);
+}
+
+/* ---- callbacks of UCX ---- */
+
+static mh_status_t mc_on_message(mc_worker *worker, int bulk, const void *header, size_t header_bytes, void *data,
+                                     size_t num_bytes, uint64_t attributes) {
+    if (header_bytes != MC_HEADER_BYTES) {
+        atomic_fetch_add(&worker->num_refused, 1);
+        return MH_OK;
+    }
+    int rendezvous = !!(attributes & MH_AM_RECV_ATTR_FLAG_RNDV);
+    int hold = bulk && (rendezvous || (attributes & MH_AM_RECV_ATTR_FLAG_DATA));
+    mc_event *event = malloc(sizeof *event + (hold ? 0 : num_bytes));
+    event->kind = bulk ? MC_EVENT_BULK : MC_EVENT_SMALL;
+    event->status = MH_OK;
+    memcpy(&event->lane, header, sizeof event->lane);
+    memcpy(&event->sequence, (const char *)header + MC_TOKEN_BYTES, sizeof event->sequence);
+    event->data = hold ? data : NULL;
+    event->num_bytes = num_bytes;
+    event->rendezvous = rendezvous;
+    if (!hold && num_bytes)
+        memcpy(event->bytes, data, num_bytes);
+    pthread_mutex_lock(&worker->events_lock);
+    mc_lane *lane = event->lane < worker->num_lanes ? worker->lanes[event->lane] : NULL;
+    int known = lane && atomic_load(&lane->state) == MC_LANE_OPEN && !memcmp(header, lane->own_token, MC_TOKEN_BYTES) &&
+                !(rendezvous && !bulk);
+    if (known) {
+        event->life = lane->life;
+        mc_push_locked(worker, event);
+    }
+    pthread_mutex_unlock(&worker->events_lock);
+    if (!known) {
+        atomic_fetch_add(&worker->num_refused, 1);
+        free(event);
+        return MH_OK;
+    }
+    return hold ? MH_INPROGRESS : MH_OK;
+}
+
+static mh_status_t mc_on_small(void *arg, const void *header, size_t header_bytes, void *data, size_t num_bytes,
+                                   const mh_am_recv_param_t *param) {
+    return mc_on_message(arg, 0, header, header_bytes, data, num_bytes, param->recv_attr);
+}
+
+static mh_status_t mc_on_bulk(void *arg, const void *header, size_t header_bytes, void *data, size_t num_bytes,
+                                  const mh_am_recv_param_t *param) {
+    return mc_on_message(arg, 1, header, header_bytes, data, num_bytes, param->recv_attr);
+}
+
+static void mc_on_error(void *arg, mh_ep_h endpoint, mh_status_t status) {
+    (void)endpoint;
+    mc_lane *lane = arg;
+    mc_push_status(lane->worker, MC_EVENT_ERROR, lane, NULL, status);
+}
+
+/* *num_bytes* are with the transport. */
+static void mc_sent(mc_lane *lane, size_t num_bytes) {
+    size_t left = atomic_fetch_sub(&lane->pending_bytes, num_bytes) - num_bytes;
+    size_t room_below = atomic_load(&lane->room_below);
+    if (room_below && left < room_below && atomic_compare_exchange_strong(&lane->room_below, &room_below, 0))
+        mc_push_status(lane->worker, MC_EVENT_ROOM, lane, NULL, MH_OK);
+}
+
+static void mc_on_batch_sent(void *request, mh_status_t status, void *arg) {
+    (void)status; /* a failure also reaches the lane's error callback */
+    mc_batch *batch = arg;
+    mc_sent(batch->lane, batch->used);
+    atomic_fetch_sub(&batch->lane->pending, 1);
+    free(batch);
+    mh_ucp.request_free(request);
+}
+
+static void mc_finish(mc_operation *operation, int status) {
+    if (operation->lane) {
+        mc_sent(operation->lane, operation->num_bytes);
+        atomic_fetch_sub(&operation->lane->pending, 1);
+    }
+    mc_push_status(operation->worker, MC_EVENT_DONE, NULL, operation->owner, status);
+}
+
+static void mc_on_sent(void *request, mh_status_t status, void *arg) {
+    mc_finish(arg, status);
+    mh_ucp.request_free(request);
+}
+
+static void mc_on_received(void *request, mh_status_t status, size_t num_bytes, void *arg) {
+    (void)num_bytes;
+    mc_finish(arg, status);
+    mh_ucp.request_free(request);
+}
+
+static void mc_on_closed(void *request, mh_status_t status, void *arg) {
+    (void)status;
+    mc_lane_closed(arg);
+    mh_ucp.request_free(request);
+}
+
+/* ---- memory for arriving messages ---- */
+
+#define MC_SPARES 8
+#define MC_SPARE_BYTES (512ul << 20)
+#define MC_HUGE_BYTES (2ul << 20)
+
+typedef struct mc_mapping {
+    void *address;
+    size_t num_bytes;
+} mc_mapping;
+
+/* Large mappings that are free: to fault in fresh pages costs more than to copy into them. The kernel may take the
+ * pages back (MADV_FREE) when it needs memory. Guarded by the GIL. */
+static mc_mapping mc_spares[MC_SPARES];
+static size_t mc_spare_bytes;
+
+static mc_mapping mc_map(size_t num_bytes) {
+    size_t unit = num_bytes >= 2 * MC_HUGE_BYTES ? MC_HUGE_BYTES : 4096;
+    mc_mapping mapping = {NULL, num_bytes ? (num_bytes + unit - 1) / unit * unit : unit};
+    int best = -1;
+    if (unit == MC_HUGE_BYTES)
+        for (int i = 0; i < MC_SPARES; i++)
+            if (mc_spares[i].address && mc_spares[i].num_bytes >= mapping.num_bytes &&
+                mc_spares[i].num_bytes / 2 <= mapping.num_bytes &&
+                (best < 0 || mc_spares[i].num_bytes < mc_spares[best].num_bytes))
+                best = i;
+    if (best >= 0) {
+        mapping = mc_spares[best];
+        mc_spares[best].address = NULL;
+        mc_spare_bytes -= mapping.num_bytes;
+        return mapping;
+    }
+    mapping.address = mmap(NULL, mapping.num_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mapping.address == MAP_FAILED)
+        mapping.address = NULL;
+    else if (unit == MC_HUGE_BYTES)
+        madvise(mapping.address, mapping.num_bytes, MADV_HUGEPAGE);
+    return mapping;
+}
+
+static void mc_unmap(mc_mapping mapping) {
+    if (mapping.num_bytes >= 2 * MC_HUGE_BYTES && mc_spare_bytes + mapping.num_bytes <= MC_SPARE_BYTES)
+        for (int i = 0; i < MC_SPARES; i++)
+            if (!mc_spares[i].address) {
+                madvise(mapping.address, mapping.num_bytes, MADV_FREE);
+                mc_spares[i] = mapping;
+                mc_spare_bytes += mapping.num_bytes;
+                return;
+            }
+    munmap(mapping.address, mapping.num_bytes);
+}
+
+/* ---- small records ---- */
+
+/* Send the batch of *lane*, whose lock is held; a UCX status. */
+static int mc_flush_locked(mc_lane *lane) {
+    mc_batch *batch = lane->batch;
+    if (!batch || !batch->used || atomic_load(&lane->state) != MC_LANE_OPEN)
+        return MH_OK;
+    memcpy(batch->header, lane->peer_token, MC_TOKEN_BYTES);
+    memcpy(batch->header + MC_TOKEN_BYTES, &lane->sequence, sizeof lane->sequence);
+    lane->sequence++;
+    mh_request_param_t param;
+    param.op_attr_mask = MH_OP_ATTR_FIELD_CALLBACK | MH_OP_ATTR_FIELD_USER_DATA | MH_OP_ATTR_FIELD_FLAGS;
+    param.flags = MH_AM_SEND_FLAG_EAGER;
+    param.cb.send = mc_on_batch_sent;
+    param.user_data = batch;
+    /* Before the call: its completion may come on another thread before the call returns. */
+    atomic_fetch_add(&lane->pending, 1);
+    void *request = mh_ucp.am_send_nbx(lane->endpoint, MC_AM_SMALL, batch->header, MC_HEADER_BYTES, batch->bytes,
+                                               batch->used, &param);
+    if (request != NULL && !MH_PTR_IS_ERR(request)) {
+        lane->batch = NULL; /* the callback frees it */
+        return MH_OK;
+    }
+    atomic_fetch_sub(&lane->pending, 1);
+    atomic_fetch_sub(&lane->pending_bytes, batch->used);
+    batch->used = 0;
+    return request == NULL ? MH_OK : MH_PTR_STATUS(request);
+}
+
+static void mc_flush_lane(mc_lane *lane) {
+    pthread_mutex_lock(&lane->lock);
+    int status = mc_flush_locked(lane);
+    pthread_mutex_unlock(&lane->lock);
+    if (status != MH_OK)
+        mc_push_status(lane->worker, MC_EVENT_ERROR, lane, NULL, status);
+}
+
+/* Send all batches that wait. */
+static void mc_flush_dirty(mc_worker *worker) {
+    while (atomic_load(&worker->dirty)) {
+        pthread_mutex_lock(&worker->dirty_lock);
+        mc_lane *lane = atomic_load(&worker->dirty);
+        if (lane) {
+            atomic_store(&worker->dirty, lane->next_dirty);
+            lane->dirty = 0;
+        }
+        pthread_mutex_unlock(&worker->dirty_lock);
+        if (lane)
+            mc_flush_lane(lane);
+    }
+}
+
+static void mc_kick(mc_worker *worker) {
+    if (atomic_exchange(&worker->parked, 0)) {
+        uint64_t one = 1;
+        ssize_t written = write(worker->kick_fd, &one, sizeof one);
+        (void)written;
+    }
+}
+
+/* Send one record, in a message of its own or with others; a UCX status. Records know their own length.
+ * *driving*: the caller polls soon, and thereby sends what waits. */
+static int mc_send_small(mc_lane *lane, const void *head, size_t head_bytes, const void *body, size_t body_bytes,
+                         int driving) {
+    mc_worker *worker = lane->worker;
+    size_t needed = head_bytes + body_bytes;
+    int status = MH_OK, kick = 0;
+    pthread_mutex_lock(&lane->lock);
+    if (lane->batch && lane->batch->used + needed > MC_BATCH_BYTES)
+        status = mc_flush_locked(lane);
+    if (!lane->batch) {
+        lane->batch = malloc(sizeof *lane->batch);
+        lane->batch->lane = lane;
+        lane->batch->used = 0;
+    }
+    mc_batch *batch = lane->batch;
+    char *at = batch->bytes + batch->used;
+    memcpy(at, head, head_bytes);
+    memcpy(at + head_bytes, body, body_bytes);
+    int first = !batch->used;
+    batch->used += needed;
+    atomic_fetch_add(&lane->pending_bytes, needed);
+    uint64_t polls = atomic_load(&worker->polls);
+    if (lane->sent_at_poll != polls) {
+        if (status == MH_OK)
+            status = mc_flush_locked(lane);
+        lane->sent_at_poll = polls;
+    } else if (first) {
+        pthread_mutex_lock(&worker->dirty_lock);
+        if (!lane->dirty) {
+            lane->dirty = 1;
+            lane->next_dirty = atomic_load(&worker->dirty);
+            atomic_store(&worker->dirty, lane);
+        }
+        pthread_mutex_unlock(&worker->dirty_lock);
+        kick = !driving && !(atomic_load(&worker->driven) && !atomic_load(&worker->sleeping));
+    }
+    pthread_mutex_unlock(&lane->lock);
+    if (kick)
+        mc_kick(worker);
+    return status;
+}
+
+/* What became of a call that UCX was asked for: a status. An operation that is done at once ends in a DONE event too. */
+static int mc_started(void *request, mc_operation *operation) {
+    if (request == NULL)
+        mc_finish(operation, MH_OK);
+    return MH_PTR_IS_ERR(request) ? MH_PTR_STATUS(request) : MH_OK;
+}
+
+/* Take *count* numbers in a row, after those of all records; the first, or a UCX status in *status*. */
+static uint64_t mc_reserve(mc_lane *lane, unsigned count, int *status) {
+    pthread_mutex_lock(&lane->lock);
+    *status = mc_flush_locked(lane);
+    uint64_t first = lane->sequence;
+    lane->sequence += count;
+    pthread_mutex_unlock(&lane->lock);
+    return first;
+}
+
+/* Send *num_bytes* at *data* as message number *sequence*; a UCX status.
+ * *header* and *data* must stay until the operation is done. */
+static int mc_send_bulk(mc_lane *lane, unsigned char *header, const void *data, size_t num_bytes, uint64_t sequence,
+                        mc_operation *operation) {
+    int status = MH_ERR_NOT_CONNECTED;
+    memcpy(header, lane->peer_token, MC_TOKEN_BYTES);
+    memcpy(header + MC_TOKEN_BYTES, &sequence, sizeof sequence);
+    mh_request_param_t param;
+    param.op_attr_mask = MH_OP_ATTR_FIELD_CALLBACK | MH_OP_ATTR_FIELD_USER_DATA;
+    param.cb.send = mc_on_sent;
+    param.user_data = operation;
+    operation->lane = lane;
+    operation->num_bytes = num_bytes;
+    atomic_fetch_add(&lane->pending, 1);
+    atomic_fetch_add(&lane->pending_bytes, operation->num_bytes);
+    pthread_mutex_lock(&lane->lock); /* against `mc_lane_closing` */
+    if (atomic_load(&lane->state) == MC_LANE_OPEN)
+        status = mc_started(mh_ucp.am_send_nbx(lane->endpoint, MC_AM_BULK, header, MC_HEADER_BYTES, data, num_bytes,
+                                               &param),
+                            operation);
+    pthread_mutex_unlock(&lane->lock);
+    if (status != MH_OK) {
+        atomic_fetch_sub(&lane->pending, 1);
+        atomic_fetch_sub(&lane->pending_bytes, operation->num_bytes);
+    }
+    return status;
+}
+
+/* ---- progress ---- */
+
+/* Progress until events came or nothing moves. */
+static void mc_progress(mc_worker *worker) {
+    while (mh_ucp.worker_progress(worker->ucp))
+        if (atomic_load(&worker->num_events))
+            break;
+}
+
+/* Drive: wait until events came, *epoll_fd* has some, or the time is over. The number of epoll's events, or -errno. */
+static int mc_worker_poll(mc_worker *worker, int epoll_fd, struct epoll_event *events, int max, int64_t spin_ns,
+                          int64_t timeout_ns) {
+    uint64_t began_ns = 0;
+    int count = 0;
+    atomic_fetch_add(&worker->polls, 1);
+    atomic_store(&worker->driven, 1);
+    for (;;) {
+        mc_flush_dirty(worker);
+        mc_progress(worker);
+        if (atomic_load(&worker->num_events)) {
+            /* Sockets must not starve while messages keep coming. */
+            if (++worker->since_sockets >= MC_SOCKETS_EVERY) {
+                worker->since_sockets = 0;
+                count = epoll_wait(epoll_fd, events, max, 0);
+            }
+            break;
+        }
+        if (++worker->since_sockets >= MC_SOCKETS_EVERY || !spin_ns) {
+            worker->since_sockets = 0;
+            count = epoll_wait(epoll_fd, events, max, 0);
+            if (count)
+                break;
+        }
+        uint64_t now_ns = mc_now_ns();
+        if (!began_ns)
+            began_ns = now_ns;
+        int64_t passed_ns = (int64_t)(now_ns - began_ns);
+        if (timeout_ns >= 0 && passed_ns >= timeout_ns)
+            break;
+        if (passed_ns < spin_ns)
+            continue;
+        atomic_store(&worker->sleeping, 1);
+        if (atomic_load(&worker->dirty) || mh_ucp.worker_arm(worker->ucp) != MH_OK) {
+            atomic_store(&worker->sleeping, 0);
+            continue;
+        }
+        int64_t left_ms = timeout_ns < 0 ? -1 : (timeout_ns - passed_ns + 999999) / 1000000;
+        count = epoll_wait(epoll_fd, events, max, left_ms > INT32_MAX ? INT32_MAX : (int)left_ms);
+        atomic_store(&worker->sleeping, 0);
+        mc_progress(worker);
+        break;
+    }
+    atomic_store(&worker->left_ns, mc_now_ns());
+    atomic_store(&worker->driven, 0);
+    mc_kick(worker);
+    return count < 0 ? (errno == EINTR ? 0 : -errno) : count;
+}
+
+/* The worker's own thread: progresses while no driver does. */
+static void *mc_thread_main(void *arg) {
+    mc_worker *worker = arg;
+    struct pollfd fds[2] = {{worker->kick_fd, POLLIN, 0}, {worker->event_fd, POLLIN, 0}};
+    while (!atomic_load(&worker->stop)) {
+        int timeout_ms = -1, num_fds = 1;
+        if (atomic_load(&worker->dirty))
+            mc_flush_dirty(worker);
+        int driven = atomic_load(&worker->driven);
+        if (driven && atomic_load(&worker->sleeping)) {
+            timeout_ms = -1; /* the driver kicks when it leaves, who sends meanwhile kicks too */
+        } else if (driven || mc_now_ns() - atomic_load(&worker->left_ns) < MC_LEAVE_NS ||
+                   atomic_load(&worker->queued_bytes) > MC_THREAD_LIMIT) {
+            timeout_ms = 1;
+        } else {
+            while (mh_ucp.worker_progress(worker->ucp) && !atomic_load(&worker->driven))
+                ;
+            if (atomic_load(&worker->driven) || mh_ucp.worker_arm(worker->ucp) != MH_OK)
+                continue;
+            num_fds = 2;
+        }
+        if (timeout_ms == -1)
+            atomic_store(&worker->parked, 1);
+        /* What changed between the look and `parked` had nobody to kick: look again. */
+        if (timeout_ms == -1 && (atomic_load(&worker->dirty) || atomic_load(&worker->stop) ||
+                                 (num_fds == 1 && !atomic_load(&worker->sleeping)))) {
+            atomic_store(&worker->parked, 0);
+            continue;
+        }
+        if (poll(fds, num_fds, timeout_ms) > 0 && (fds[0].revents & POLLIN)) {
+            uint64_t count;
+            ssize_t got = read(worker->kick_fd, &count, sizeof count);
+            (void)got;
+        }
+        atomic_store(&worker->parked, 0);
+        atomic_fetch_add(&worker->thread_wakes, 1);
+    }
+    return NULL;
+}
+
+/* ---- life ---- */
+
+static mc_worker *mc_worker_new(void) {
+    mc_worker *worker = calloc(1, sizeof *worker);
+    if (!worker)
+        return NULL;
+    worker->tail = &worker->head;
+    worker->event_fd = -1;
+    pthread_mutex_init(&worker->events_lock, NULL);
+    pthread_mutex_init(&worker->dirty_lock, NULL);
+    worker->kick_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    return worker;
+}
+
+static int mc_thread_start(mc_worker *worker) {
+    int failed = pthread_create(&worker->thread, NULL, mc_thread_main, worker);
+    worker->thread_runs = !failed;
+    return failed;
+}
+
+static void mc_thread_stop(mc_worker *worker) {
+    if (worker->thread_runs) {
+        uint64_t one = 1;
+        atomic_store(&worker->stop, 1);
+        ssize_t written = write(worker->kick_fd, &one, sizeof one);
+        (void)written;
+        pthread_join(worker->thread, NULL);
+        worker->thread_runs = 0;
+    }
+}
+
+/* Drop all peers; what is under way ends as canceled, in events that are still to be taken. */
+static void mc_worker_stop(mc_worker *worker) {
+    mc_thread_stop(worker);
+    if (worker->ucp)
+        mh_ucp.worker_destroy(worker->ucp);
+    worker->ucp = NULL;
+}
+
+static void mc_worker_free(mc_worker *worker) {
+    for (mc_event *event = mc_take(worker), *next; event; event = next) {
+        next = event->next;
+        free(event);
+    }
+    for (uint32_t i = 0; i < worker->num_lanes; i++) {
+        pthread_mutex_destroy(&worker->lanes[i]->lock);
+        free(worker->lanes[i]->batch);
+        free(worker->lanes[i]);
+    }
+    if (worker->context)
+        mh_ucp.cleanup(worker->context);
+    close(worker->kick_fd);
+    pthread_mutex_destroy(&worker->events_lock);
+    pthread_mutex_destroy(&worker->dirty_lock);
+    free(worker);
+}
+
+/* A free slot, or a new one; NULL when all are taken. */
+static mc_lane *mc_lane_open(mc_worker *worker, const unsigned char *random) {
+    mc_lane *lane = NULL;
+    for (uint32_t i = worker->first_free; i < worker->num_lanes && !lane; i++)
+        if (atomic_load(&worker->lanes[i]->state) == MC_LANE_FREE && !atomic_load(&worker->lanes[i]->pending)) {
+            lane = worker->lanes[i];
+            worker->first_free = i + 1;
+        }
+    if (!lane) {
+        worker->first_free = worker->num_lanes;
+        if (worker->num_lanes == MC_LANES_MAX || !(lane = calloc(1, sizeof *lane)))
+            return NULL;
+        lane->worker = worker;
+        lane->index = worker->num_lanes;
+        pthread_mutex_init(&lane->lock, NULL);
+    }
+    pthread_mutex_lock(&worker->events_lock);
+    lane->life++;
+    memcpy(lane->own_token, random, MC_TOKEN_BYTES);
+    memcpy(lane->own_token, &lane->index, sizeof lane->index);
+    lane->endpoint = NULL;
+    lane->sequence = 0;
+    lane->sent_at_poll = 0;
+    atomic_store(&lane->pending_bytes, 0);
+    atomic_store(&lane->room_below, 0);
+    if (lane->batch)
+        lane->batch->used = 0;
+    atomic_store(&lane->state, MC_LANE_OPEN);
+    if (lane->index == worker->num_lanes)
+        worker->lanes[worker->num_lanes++] = lane;
+    pthread_mutex_unlock(&worker->events_lock);
+    return lane;
+}
+
+static void mc_lane_closed(mc_lane *lane) {
+    atomic_store(&lane->state, MC_LANE_FREE);
+    if (lane->index < lane->worker->first_free)
+        lane->worker->first_free = lane->index;
+}
+
+/* From here on its messages are refused and nothing is sent. */
+static void mc_lane_closing(mc_lane *lane) {
+    pthread_mutex_lock(&lane->lock);
+    atomic_store(&lane->state, MC_LANE_CLOSING);
+    pthread_mutex_unlock(&lane->lock);
+}
+
+static inline size_t mc_lane_pending_bytes(mc_lane *lane) { return atomic_load(&lane->pending_bytes); }
+/* Ask for a ROOM event when fewer than *limit* bytes are pending; whether they are already. */
+static int mc_lane_has_room(mc_lane *lane, size_t limit) {
+    atomic_store(&lane->room_below, limit);
+    return atomic_load(&lane->pending_bytes) < limit;
+}
+
+static inline uint64_t mc_num_refused(mc_worker *worker) { return atomic_load(&worker->num_refused); }
+static inline uint64_t mc_num_thread_wakes(mc_worker *worker) { return atomic_load(&worker->thread_wakes); }
+
+/* Cython sees callbacks as plain pointers. */
+static inline void *mc_callback_small(void) { return (void *)mc_on_small; }
+static inline void *mc_callback_bulk(void) { return (void *)mc_on_bulk; }
+static inline void *mc_callback_error(void) { return (void *)mc_on_error; }
+static inline void *mc_callback_sent(void) { return (void *)mc_on_sent; }
+static inline void *mc_callback_received(void) { return (void *)mc_on_received; }
+static inline void *mc_callback_closed(void) { return (void *)mc_on_closed; }
+
+#endif

@@ -1,0 +1,267 @@
+"""The `ucx` lane of a channel: frames as UCX active messages.
+
+A frame of at most `RECORD_BYTES` is one record; UCX sends several together. A larger one is a front (its header, body
+and small buffers) and then each large buffer as a message of its own, which UCX moves straight into the memory that
+the receiver hands on. All carry sequence numbers: a large message may still be under way when the next one is here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from monarch_hpc.core.errors import FrameError, PeerLost, TransportError
+from monarch_hpc.transport.engine import Engine
+from monarch_hpc.wire.frames import Buffer, Frame, Head, pack_head, parse_frame, parse_head
+
+if TYPE_CHECKING:
+    from monarch_hpc.transport.ucx import _ucx
+    from monarch_hpc.transport.ucx.fabric import UcxFabric
+
+__all__ = ["APART_BYTES", "UcxLane"]
+
+APART_BYTES = 64 * 1024
+"""From here on a buffer goes apart: a copy of fewer bytes into the front costs less than a message of its own."""
+
+
+class Taker(Protocol):
+    """Whose lane it is."""
+
+    def on_lane_frame(self, frame: Frame) -> None:
+        """A frame arrived, in order."""
+        ...
+
+    def on_lane_error(self, error: TransportError) -> None:
+        """The lane is of no more use."""
+        ...
+
+
+class _Front:
+    """A frame with buffers, some of which may still be arriving.
+
+    Args:
+        data: header, body and the buffers that do not come apart.
+        apart: places of those that do.
+    """
+
+    __slots__ = ("body", "head", "missing", "parts")
+
+    def __init__(self, head: Head, data: memoryview, apart: list[int]) -> None:
+        self.head = head
+        self.missing = apart
+        at = head.size + head.body_bytes
+        self.body = data[head.size : at]
+        self.parts: list[Buffer] = []
+        for place, size in enumerate(head.buffer_bytes):
+            if place in apart:
+                self.parts.append(b"")
+            else:
+                self.parts.append(data[at : at + size])
+                at += size
+
+    @property
+    def frame(self) -> Frame:
+        """The frame, once nothing is missing."""
+        return Frame(self.head.kind, self.head.dest, self.head.reply, self.body, self.parts)
+
+
+class UcxLane:
+    """One peer through UCX. Frames are sent from any thread; all else is for the driver.
+
+    Args:
+        peer: for errors.
+    """
+
+    def __init__(self, fabric: UcxFabric, taker: Taker, peer: str, send_queue_bytes: int) -> None:
+        from monarch_hpc.transport.ucx import _ucx
+
+        worker = fabric.worker
+        assert worker is not None, "the fabric has started"
+        self._engine: Engine = fabric.engine
+        self._max_frame_bytes = fabric.max_frame_bytes
+        self._taker = taker
+        self._peer = peer
+        self._send_queue_bytes = send_queue_bytes
+        self._record_bytes = _ucx.RECORD_BYTES
+        self._failed: type[Exception] = _ucx.UcxError
+        self._text: Callable[[int], str] = _ucx.status_text
+        self._lane = worker.open(self)
+        self._error: TransportError | None = None
+        # in
+        self._next = 0  # sequence number of the next message
+        self._opened = False  # SWITCH came
+        self._early: dict[int, bytes | tuple[_ucx.Landing, _ucx.Operation | None]] = {}
+        self._front: _Front | None = None
+
+    @property
+    def token(self) -> bytes:
+        """What the peer must put into each message."""
+        return self._lane.token
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes that were sent and are not with a transport yet."""
+        return self._lane.pending_bytes
+
+    @property
+    def transports(self) -> tuple[str, ...]:
+        """Names of UCX's transports in use, as far as UCX tells."""
+        return self._lane.transports
+
+    def connect(self, address: bytes, token: bytes) -> None:
+        """Join the lane to the peer's.
+
+        Raises:
+            PeerLost: UCX has no way to it.
+        """
+        try:
+            self._lane.connect(address, token)
+        except self._failed as error:
+            raise PeerLost(self._peer, f"UCX: {error}") from error
+
+    # ---- sending ----
+
+    def send(self, frame: Frame) -> None:
+        """Send *frame*; see `transport.api.Channel.send`."""
+        head = pack_head(frame)
+        driving = self._engine.driving
+        try:
+            if not frame.buffers and len(head) + len(frame.body) <= self._record_bytes:
+                self._lane.send(head, frame.body, driving)
+            else:
+                self._send_with_buffers(head, frame, driving)
+        except self._failed as error:
+            raise self._lost(error) from error
+        if not driving and self._lane.pending_bytes > self._send_queue_bytes:
+            self._engine.wait(self._has_room, None)
+
+    def _send_with_buffers(self, head: bytes, frame: Frame, driving: bool) -> None:
+        sizes = [memoryview(buffer).nbytes for buffer in frame.buffers]
+        total = len(head) + len(frame.body) + sum(sizes)
+        if total <= self._record_bytes:
+            self._lane.send(head, b"".join((frame.body, *frame.buffers)), driving)
+            return
+        if total > self._max_frame_bytes:
+            raise FrameError(f"{total} bytes, at most {self._max_frame_bytes} (config key 'transport.max_frame_bytes')")
+        near = [buffer for buffer, size in zip(frame.buffers, sizes, strict=True) if size < APART_BYTES]
+        apart = [buffer for buffer, size in zip(frame.buffers, sizes, strict=True) if size >= APART_BYTES]
+        first = self._lane.reserve(1 + len(apart))
+        self._lane.send_bulk(b"".join((head, frame.body, *near)), first)
+        operations = [self._lane.send_bulk(buffer, first + number) for number, buffer in enumerate(apart, 1)]
+        if operations and not driving:
+            # The buffers are the caller's again when UCX has read the last byte.
+            self._engine.wait(lambda: self._error is not None or all(op.status != 1 for op in operations), None)
+
+    def _has_room(self) -> bool:
+        return self._error is not None or self._lane.has_room(self._send_queue_bytes)
+
+    def flush(self, done: Callable[[], None]) -> None:
+        """Call *done* when all that was sent before has left."""
+        try:
+            operation = self._lane.flush()
+            operation.on_done = done
+        except self._failed:
+            done()
+
+    # ---- receiving ----
+
+    def open(self) -> None:
+        """The peer's frames come on this lane from here on."""
+        self._opened = True
+        self._take_early()
+
+    def on_records(self, sequence: int, data: bytes | None) -> None:
+        """A message of small frames came."""
+        if data is None:
+            self._fail(FrameError("a UCX message over config key 'transport.max_frame_bytes'"))
+        elif sequence == self._next and self._opened and not self._early:
+            self._next += 1
+            self._take_records(data)
+        else:
+            self._keep(sequence, data)
+
+    def on_bulk(self, sequence: int, landing: _ucx.Landing, operation: _ucx.Operation | None) -> None:
+        """A message of its own came, or is coming while *operation* is under way."""
+        if operation is not None and operation.status == 1:
+            operation.on_done = self._take_early
+        self._keep(sequence, (landing, operation))
+
+    def on_error(self, status: int) -> None:
+        """UCX gives the peer up."""
+        self._fail(PeerLost(self._peer, f"UCX: {self._text(status)}"))
+
+    def _keep(self, sequence: int, item: bytes | tuple[_ucx.Landing, _ucx.Operation | None]) -> None:
+        if sequence < self._next or sequence in self._early:
+            self._fail(FrameError(f"UCX message {sequence} came twice"))
+            return
+        self._early[sequence] = item
+        self._take_early()
+
+    def _take_early(self) -> None:
+        while self._opened and self._error is None:
+            item = self._early.get(self._next)
+            if item is None:
+                return
+            if isinstance(item, tuple) and item[1] is not None:
+                if item[1].status == 1:
+                    return
+                if item[1].status < 0:
+                    self.on_error(item[1].status)
+                    return
+            del self._early[self._next]
+            self._next += 1
+            if isinstance(item, tuple):
+                self._take_message(memoryview(item[0]))
+            else:
+                self._take_records(item)
+
+    def _take_records(self, data: bytes) -> None:
+        at = 0
+        try:
+            while at < len(data):
+                parsed = parse_frame(data, at)
+                if parsed is None:
+                    raise FrameError(f"{len(data) - at} bytes of a frame that goes on elsewhere")
+                frame, at = parsed
+                self._taker.on_lane_frame(frame)
+        except FrameError as error:
+            self._fail(error)
+
+    def _take_message(self, data: memoryview) -> None:
+        try:
+            front = self._front
+            if front is None:
+                head = parse_head(data, self._max_frame_bytes)
+                apart = [place for place, size in enumerate(head.buffer_bytes) if size >= APART_BYTES]
+                due = head.size + head.body_bytes + sum(size for size in head.buffer_bytes if size < APART_BYTES)
+                if len(data) != due:
+                    raise FrameError(f"a front of {len(data)} bytes where {due} were due")
+                front = _Front(head, data, apart)
+            else:
+                place = front.missing.pop(0)
+                if len(data) != front.head.buffer_bytes[place]:
+                    raise FrameError(f"a buffer of {len(data)} bytes where {front.head.buffer_bytes[place]} were due")
+                front.parts[place] = data
+            self._front = front if front.missing else None
+            if not front.missing:
+                self._taker.on_lane_frame(front.frame)
+        except FrameError as error:
+            self._fail(error)
+
+    # ---- the end ----
+
+    def _lost(self, error: Exception) -> TransportError:
+        return self._error or PeerLost(self._peer, str(error))
+
+    def _fail(self, error: TransportError) -> None:
+        if self._error is None:
+            self._error = error
+            self._taker.on_lane_error(error)
+
+    def close(self, error: TransportError) -> None:
+        """Drop the peer; what waits is told *error*."""
+        if self._error is None:
+            self._error = error
+        self._early.clear()
+        self._front = None
+        self._lane.close()

@@ -1,0 +1,197 @@
+"""Which libucp this process uses, and why.
+
+The extension is not linked to UCX: what a site offers as a module, a distribution as a package and PyPI as a wheel
+are different versions, with different networks compiled in, and only the site's knows its InfiniBand. So it is
+looked for when the first fast lane is wanted, in an order that puts the user's word first and the wheel last.
+
+A process can hold one UCX only: the parts of two get bound to each other. Where something else (an MPI) brought one,
+that one is taken or none.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Candidate", "Library", "Refusal", "find_warnings", "load_library", "name_transports", "plan_candidates"]
+
+_SONAME = "libucp.so.0"
+
+# UCX's parts by the names that loaders know them by. A renamed copy inside somebody's wheel (libucp-1a2b3c.so.0) is
+# bound to nobody else and does not matter here.
+_PART = re.compile(r"/lib(ucm|ucs|uct|ucp)\.so(\.\d+)*$")
+
+# What libuct carries itself; all others are modules, each a file beside it.
+_BUILT_IN = ("posix", "self", "sysv", "tcp")
+_MODULE = re.compile(r"libuct_(\w+)\.so")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A libucp that may do.
+
+    Args:
+        path: a file, or a name that the loader resolves.
+        origin: who offers it, as doctor prints it.
+    """
+
+    path: str
+    origin: str
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why no libucp may be loaded at all."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Library:
+    """The libucp of this process, or why it has none.
+
+    Args:
+        path: the file; empty when there is none.
+        version: e.g. ``1.22.0``.
+        origin: who offered it.
+        transports: what it can carry messages over, by UCX's names of its modules, sorted. Whether this machine has
+            such hardware is not asked.
+        warnings: what to tell the user about it, one sentence each.
+        reason: why there is none; empty when there is one.
+    """
+
+    path: str = ""
+    version: str = ""
+    origin: str = ""
+    transports: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    reason: str = ""
+
+
+def plan_candidates(
+    named: str, mapped: Iterable[str], wheel: Path | None, real: Callable[[str], str] = os.path.realpath
+) -> tuple[Candidate, ...] | Refusal:
+    """Say which libucp to try, in this order.
+
+    A name from the user has no substitute: a run that quietly takes another library than the one that was asked for
+    is slow for no visible reason.
+
+    Args:
+        named: the configuration's word; empty for none.
+        mapped: all files that this process has mapped, as in /proc/self/maps.
+        wheel: the folder of the package libucx, if it is installed.
+        real: resolves symbolic links.
+    """
+    present = _find_present(mapped)
+    if named and present and real(present) != real(named):
+        return Refusal(
+            f"ucx.library names {named}, but this process has {present} already, and two UCX in one process do not "
+            "work; name that one, or start without what brought it (an MPI?)"
+        )
+    if named:
+        return (Candidate(named, "ucx.library"),)
+    if present:
+        return (Candidate(present, "already in this process"),)
+    loader = Candidate(_SONAME, "the system's or a module's")
+    return (loader,) if wheel is None else (loader, Candidate(str(wheel / "lib" / _SONAME), "the package libucx"))
+
+
+def _find_present(mapped: Iterable[str]) -> str:
+    """Return the libucp that belongs to the UCX that is mapped, of which that part may itself be missing."""
+    parts = sorted({path for path in mapped if _PART.search(path)})
+    for path in parts:
+        if "/libucp.so" in path:
+            return path
+    return str(Path(parts[0]).parent / _SONAME) if parts else ""
+
+
+def name_transports(modules: Iterable[str]) -> tuple[str, ...]:
+    """Name what a UCX carries messages over, from the files in its folder of modules."""
+    found = {match[1] for name in modules if (match := _MODULE.match(name))}
+    return tuple(sorted(found.union(_BUILT_IN)))
+
+
+def find_warnings(transports: Iterable[str], adapters: Iterable[str], interfaces: Iterable[str]) -> tuple[str, ...]:
+    """Say which network of this machine the library cannot use.
+
+    Args:
+        transports: of the library.
+        adapters: names in /sys/class/infiniband.
+        interfaces: names in /sys/class/net.
+    """
+    warnings = []
+    adapters, slingshot = sorted(adapters), sorted(name for name in interfaces if name.startswith("hsn"))
+    if adapters and not any(transport.startswith("ib") for transport in transports):
+        warnings.append(
+            f"this machine has InfiniBand ({', '.join(adapters)}), and this UCX was built without it: load the site's "
+            "UCX module, or name its libucp in ucx.library"
+        )
+    if slingshot:
+        warnings.append(
+            f"this machine has Slingshot ({', '.join(slingshot)}), for which UCX has no transport: between hosts it "
+            "uses tcp there"
+        )
+    return tuple(warnings)
+
+
+@functools.cache
+def load_library(named: str = "") -> Library:
+    """Load libucp for the life of this process, or say why there is none.
+
+    Args:
+        named: the file to take and no other, from the configuration; empty to look for one.
+    """
+    try:
+        from monarch_hpc.transport.ucx import _ucx
+    except ImportError as error:
+        return Library(reason=_explain_no_extension(error))
+    plan = plan_candidates(named, _list_mapped(), _find_wheel())
+    if isinstance(plan, Refusal):
+        return Library(reason=plan.reason)
+    failures = []
+    for candidate in plan:
+        try:
+            path, version = _ucx.load(candidate.path)
+        except OSError as error:
+            failures.append(f"{candidate.origin}: {error}")
+            continue
+        path = os.path.realpath(path)
+        transports = name_transports(_list_names(Path(path).parent / "ucx"))
+        warnings = find_warnings(
+            transports, _list_names(Path("/sys/class/infiniband")), _list_names(Path("/sys/class/net"))
+        )
+        return Library(path, version, candidate.origin, transports, warnings)
+    return Library(reason="no libucp: " + "; ".join(failures))
+
+
+def _explain_no_extension(error: ImportError) -> str:
+    if any(Path(__file__).parent.glob("_ucx*.so")):
+        return f"the extension does not load: {error}"
+    return (
+        "built without a C compiler: install gcc and Python's headers (on Debian: gcc, python3-dev), then "
+        "'pip install --force-reinstall --no-deps --no-cache-dir monarch-hpc'"
+    )
+
+
+def _list_mapped() -> list[str]:
+    # Five columns, then the path, which may hold spaces.
+    lines = (line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text(errors="replace").splitlines())
+    return [columns[5] for columns in lines if len(columns) == 6]
+
+
+def _find_wheel() -> Path | None:
+    """Find the package libucx. It is not imported: that would load its libraries, wanted or not."""
+    spec = importlib.util.find_spec("libucx")
+    return Path(spec.origin).parent if spec is not None and spec.origin is not None else None
+
+
+def _list_names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:  # most machines have no InfiniBand, and most UCX no modules
+        return []

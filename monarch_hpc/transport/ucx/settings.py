@@ -1,0 +1,122 @@
+"""What libucp is told: the variables that this process sets for it, and the ones that it refuses.
+
+Pure: the environment and the machine come as arguments. The variables must be there before libucp is
+loaded, since its libraries read some of them (signals, log) in their constructors, and until the worker is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from monarch_hpc.config.schema import FabricConfig, UcxConfig
+from monarch_hpc.config.tls import ALIASES, TCP_REFUSED, opens
+from monarch_hpc.core.errors import ConfigError
+from monarch_hpc.transport.ucx.machine import Machine
+
+__all__ = ["check_transports", "choose_transports", "named_library", "ucx_variables", "wants_ucx"]
+
+# `self` is the process itself, which UCX needs; cma copies between two processes of one user in one step.
+_SHARED_MEMORY = ("self", "posix", "sysv", "cma")
+# Aliases. `ib` is rc, dc and ud, and what they need for the first contact, whatever the device has.
+_NVIDIA, _AMD, _RDMA = "cuda", "rocm", "ib"
+
+_FIXED = {
+    # Without these two, UCX gives shared memory up for tcp, or never notices that a peer was killed.
+    "UCX_POSIX_ERROR_HANDLING": "y",
+    "UCX_SYSV_ERROR_HANDLING": "y",
+    # UCX would handle SIGSEGV and the like, and SIGHUP, in place of Python and of the user's program.
+    "UCX_ERROR_SIGNALS": "",
+    "UCX_DEBUG_SIGNO": "0",
+    # Standard output is the user's. Warnings are about devices that nobody asked for; what fails is an error of ours.
+    "UCX_LOG_FILE": "stderr",
+    "UCX_LOG_LEVEL": "error",
+    # Versions differ in what they know.
+    "UCX_WARN_UNUSED_ENV_VARS": "n",
+}
+
+# A peer whose network went silent; below liveness.dead_s, so that UCX is not the last to know. Since UCX 1.22.
+_TCP_USER_TIMEOUT = "10s"
+
+
+def ucx_variables(
+    fabric: FabricConfig,
+    ucx: UcxConfig,
+    environ: Mapping[str, str],
+    machine: Machine,
+    *,
+    login: bool,
+    interfaces: Sequence[str],
+) -> dict[str, str]:
+    """Return the variables to set for UCX; what the user has set stays, but for transports he may not have.
+
+    Args:
+        environ: of this process.
+        login: this process is not on a host of the allocation; it gets no RDMA, which login nodes have no
+            share of, and often no right to.
+        interfaces: those chosen to listen on, for UCX over tcp.
+
+    Raises:
+        ConfigError: tcp was asked for on a network that is not trusted.
+    """
+    tls = choose_transports(fabric, ucx, environ, machine, login=login)
+    variables = {**_FIXED, "UCX_KEEPALIVE_INTERVAL": f"{ucx.keepalive_s:g}s"}
+    devices = ucx.devices
+    if opens(tls, "tcp"):
+        variables["UCX_TCP_TX_SEG_SIZE"] = str(ucx.tcp_segment_bytes)
+        variables["UCX_TCP_USER_TIMEOUT"] = _TCP_USER_TIMEOUT
+        if ucx.port_range:
+            variables["UCX_TCP_PORT_RANGE"] = ucx.port_range
+        # The list is one for all networks: naming interfaces alone would leave RDMA without a device.
+        devices = devices or ",".join([*interfaces, *(() if login else machine.rdma)])
+    if devices:
+        variables["UCX_NET_DEVICES"] = devices
+    return {"UCX_TLS": tls, **{name: value for name, value in variables.items() if name not in environ}}
+
+
+def choose_transports(
+    fabric: FabricConfig, ucx: UcxConfig, environ: Mapping[str, str], machine: Machine, *, login: bool
+) -> str:
+    """Return the transports that UCX may open, in the form of UCX_TLS; arguments and errors as `ucx_variables`."""
+    check_transports(fabric, ucx, environ)
+    asked = environ.get("UCX_TLS", "").strip() or ucx.transports
+    if asked and not login:
+        return asked
+    ours = [*_SHARED_MEMORY]
+    if machine.nvidia:
+        ours += ALIASES[_NVIDIA]
+    if machine.amd:
+        ours += ALIASES[_AMD]
+    if fabric.trusted:
+        ours.append("tcp")
+    if machine.rdma and not login:
+        ours.append(_RDMA)
+    return ",".join(name for name in ours if not asked or name == "self" or opens(asked, name))
+
+
+def wants_ucx(fabric: FabricConfig) -> bool:
+    """Tell whether UCX is to be used where it can be: tcp is everywhere, and nothing after it would ever be chosen."""
+    order = fabric.order
+    return "ucx" in order and order.index("ucx") < order.index("tcp")
+
+
+def named_library(ucx: UcxConfig, environ: Mapping[str, str]) -> str:
+    """Return the libucp that the user names; empty to look for one.
+
+    The variable goes first: it is how `agent.prologue` names one where hosts have another than the login node.
+    """
+    return environ.get("MONARCH_LIBUCP") or str(ucx.library or "")
+
+
+def check_transports(fabric: FabricConfig, ucx: UcxConfig, environ: Mapping[str, str]) -> None:
+    """Refuse UCX over tcp, asked for by the user's UCX_TLS or by the configuration, where it is not trusted.
+
+    Raises:
+        ConfigError: it was.
+    """
+    if fabric.trusted or not wants_ucx(fabric):
+        return
+    named = {"UCX_TLS": environ.get("UCX_TLS", "").strip(), "ucx.transports": ucx.transports}
+    for name, text in named.items():
+        if opens(text, "tcp"):
+            source = "the environment" if name.isupper() else "the configuration"
+            raise ConfigError(name, repr(text), source, TCP_REFUSED)

@@ -1,0 +1,60 @@
+"""Which way leads to whom: directly, through another process, or through the relay; learned from what worked."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+from monarch_hpc.core.errors import PeerLost
+from monarch_hpc.transport.address import FORWARD_PREFIX, RELAY_PREFIX, parse_address
+
+__all__ = ["Way", "Ways"]
+
+
+class Way(enum.Enum):
+    """How a peer is reached; the value stands before its address."""
+
+    DIRECT = ""
+    FORWARD = FORWARD_PREFIX
+    RELAY = RELAY_PREFIX
+
+
+class Ways:
+    """What one process knows of the ways to other hosts.
+
+    Direct ways are always tried, and at once: they cost nothing where they lead nowhere, and a network that heals is
+    used again. The others wait a moment, but not where they were the one that led to the same host before, or to
+    all others so far.
+    """
+
+    def __init__(self) -> None:
+        self._led_to: dict[str, Way] = {}  # by the host's IP address
+        self._worked: set[Way] = set()
+
+    def worked(self, addresses: Sequence[str], way: Way) -> None:
+        """Take note that *way* was the first to lead to the host with *addresses*."""
+        self._worked.add(way)
+        self._led_to.update(dict.fromkeys(_hosts(addresses), way))
+
+    def around_at_once(self, addresses: Sequence[str]) -> bool:
+        """Whether to try ways around beside the direct one from the start."""
+        known = {self._led_to[host] for host in _hosts(addresses) if host in self._led_to}
+        return bool(known or self._worked) and Way.DIRECT not in (known or self._worked)
+
+    @property
+    def relay_leads_further(self) -> bool:
+        """Whether the relay may reach somebody whom nothing else does.
+
+        It dials from the host of the head; whoever reaches that host without it can be passed on there.
+        """
+        return self._worked <= {Way.RELAY}
+
+
+def _hosts(addresses: Sequence[str]) -> list[str]:
+    hosts = []
+    for address in addresses:
+        try:
+            hosts.append(parse_address(address)[0])
+        except PeerLost:
+            continue  # whoever dials it says so
+    return hosts

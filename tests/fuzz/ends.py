@@ -1,0 +1,282 @@
+"""Real ends of channels and relays, fed with bytes: what reads others' bytes piece by piece."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from functools import cache
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+from unittest.mock import patch
+
+from monarch_hpc.core.errors import FrameError, PeerLost, TransportError
+from monarch_hpc.core.ids import Identity, Role
+from monarch_hpc.transport import relay
+from monarch_hpc.transport.address import parse_address
+from monarch_hpc.transport.api import Channel, Peer
+from monarch_hpc.transport.engine import Engine
+from monarch_hpc.transport.node import Node
+from monarch_hpc.transport.noise import Cipher
+from monarch_hpc.transport.records import CHUNK_BYTES, Inbox
+from monarch_hpc.transport.relay import Relay
+from monarch_hpc.transport.ucx.fabric import UcxFabric
+from monarch_hpc.transport.ucx.lane import UcxLane
+from monarch_hpc.wire.frames import Frame
+from tests.system.parties import LIMITS
+
+if TYPE_CHECKING:
+    from monarch_hpc.transport.ucx._ucx import Landing
+
+__all__ = ["MAX_FRAME_BYTES", "run_inbox", "run_lane", "run_records", "run_relay"]
+
+MAX_FRAME_BYTES = 2**20
+_PATIENCE_S = 10.0
+_KEY = bytes(32)
+_PEER = Peer(Role.PROC, "there", 22, 0, "3.11.0", "0.1.0", "tcp://127.0.0.1:1")
+
+
+class _Escaped(logging.Handler):
+    """Keeps what a callback of the engine failed with: the engine itself only logs it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.errors: list[BaseException] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and record.exc_info[1] is not None:
+            self.errors.append(record.exc_info[1])
+
+
+class _Here:
+    """A process of which no thread runs but the one that waits: its engine, its node, and what comes there."""
+
+    def __init__(self) -> None:
+        self.engine = Engine()
+        identity = Identity("ab" * 16, Role.CONTROLLER, "here", 11)
+        limits = dataclasses.replace(LIMITS, max_frame_bytes=MAX_FRAME_BYTES)
+        self.node = Node(self.engine, identity, _KEY, self, limits)
+        self.frames: list[Frame] = []
+        self.lost: list[TransportError] = []
+        self.ended: list[str] = []
+        self._escaped = _Escaped()
+        logger = logging.getLogger("monarch_hpc.transport.engine")
+        logger.propagate = False
+        logger.addHandler(self._escaped)
+
+    def on_channel(self, channel: Channel) -> None:
+        """Nobody dials this process."""
+
+    def on_frame(self, _channel: Channel, frame: Frame) -> None:
+        """Keep a frame."""
+        self.frames.append(frame)
+
+    def on_lost(self, _channel: Channel, error: TransportError) -> None:
+        """Keep the end."""
+        self.lost.append(error)
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Drive until something is so; raise what escaped meanwhile."""
+        reached = self.engine.wait(lambda: bool(self._escaped.errors) or condition(), _PATIENCE_S)
+        if self._escaped.errors:
+            raise self._escaped.errors.pop()
+        assert reached, "it hangs"
+
+    @contextlib.contextmanager
+    def fresh(self) -> Iterator[None]:
+        """Forget what came before, and afterwards; nothing may stay open."""
+        self._escaped.errors.clear()
+        before = set(os.listdir("/proc/self/fd"))
+        try:
+            yield
+            left = set(os.listdir("/proc/self/fd")) - before
+            assert not left, f"{len(left)} descriptors stay open"
+        finally:
+            self.frames.clear()
+            self.lost.clear()
+            self.ended.clear()
+
+
+@cache
+def _here() -> _Here:
+    return _Here()
+
+
+def wire_of(data: bytes, seal: Cipher) -> Iterator[bytes]:
+    """What an input puts on the wire: pieces of ``u8 how, u32 size``, and mostly so many bytes.
+
+    How: 0 raw bytes, 1 a sealed record, 2 a sealed chunk, 3 a sealed chunk of zeros, of which only the size is there.
+    """
+    at = 0
+    zeros = 2 * MAX_FRAME_BYTES  # more, and the input would be larger than what it is about
+    while at + 5 <= len(data):
+        how, size = struct.unpack_from("<BI", data, at)
+        at += 5
+        if how % 4 == 3:
+            size = min(size % (CHUNK_BYTES + 1), zeros)
+            zeros -= size
+            yield seal.seal(bytes(size))
+            continue
+        piece = data[at : at + size]
+        at += len(piece)
+        if how % 4:
+            piece = seal.seal(piece)
+        if how % 4 == 1:
+            yield struct.pack("<I", len(piece))
+        yield piece
+
+
+def run_inbox(data: bytes) -> str:
+    """Feed an input to an inbox, twice, in other pieces: they must make no difference."""
+    wire = b"".join(wire_of(data[1:], Cipher(_KEY)))
+    step = 1 + data[0] if data else 1
+    whole = _feed(wire, len(wire) or 1)
+    pieces = _feed(wire, step if len(wire) < 4096 else 997 * step)
+    assert whole == pieces, f"{whole[1]} in one piece, {pieces[1]} in several"
+    frames, end = whole
+    return f"{[frame.kind.name for frame in frames][:3]}, then {end}"
+
+
+def _feed(wire: bytes, step: int) -> tuple[list[Frame], str]:
+    frames: list[Frame] = []
+    inbox = Inbox(Cipher(_KEY), MAX_FRAME_BYTES, frames.append)
+    at = 0
+    while at < len(wire):
+        room = inbox.room()
+        assert len(room), "no room"
+        size = min(step, len(room), len(wire) - at)
+        room[:size] = wire[at : at + size]
+        at += size
+        try:
+            inbox.arrived(size)
+        except FrameError as error:
+            return frames, str(error)
+    return frames, "more is due"
+
+
+def run_records(data: bytes) -> tuple[list[Frame], TransportError]:
+    """Send an input to a channel that is proven; return the frames that came of it, and how the channel ended."""
+    here = _here()
+    with here.fresh():
+        near, far = socket.socketpair(type=socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        wire = memoryview(b"".join(wire_of(data, Cipher(_KEY))))
+
+        def adopt() -> None:
+            here.node.adopt(near, _PEER, (Cipher(_KEY), Cipher(_KEY)))
+
+        def gone() -> bool:
+            """Send on, and say whether the channel is over."""
+            nonlocal wire
+            with contextlib.suppress(BlockingIOError, ConnectionError):
+                far.recv(2**20)
+            with contextlib.suppress(BlockingIOError, ConnectionError):
+                while wire:
+                    wire = wire[far.send(wire) :]
+                far.shutdown(socket.SHUT_WR)
+            return bool(here.lost)
+
+        with far:
+            here.engine.call_soon(adopt)
+            here.until(gone)
+        assert len(here.lost) == 1 and not here.node.channels
+        return list(here.frames), here.lost[0]
+
+
+class _Lane:
+    """Stands for UCX under a lane."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class _Taken:
+    """What a lane hands on."""
+
+    def __init__(self) -> None:
+        self.frames: list[Frame] = []
+        self.errors: list[TransportError] = []
+
+    def on_lane_frame(self, frame: Frame) -> None:
+        """Keep a frame."""
+        self.frames.append(frame)
+
+    def on_lane_error(self, error: TransportError) -> None:
+        """Keep the end."""
+        self.errors.append(error)
+
+
+def run_lane(data: bytes) -> str:
+    """Hand messages to a UCX lane: pieces of ``u8 how, u64 sequence, u32 size``, and so many bytes.
+
+    How: 0 small frames, 1 a message of its own, 2 the switch to this lane, 3 a message that was too large.
+    """
+    taken = _Taken()
+    fabric = SimpleNamespace(
+        engine=None, max_frame_bytes=MAX_FRAME_BYTES, worker=SimpleNamespace(open=lambda _lane: _Lane())
+    )
+    lane = UcxLane(cast(UcxFabric, fabric), taken, "there", 2**20)
+    at = 0
+    while at + 13 <= len(data):
+        how, sequence, size = struct.unpack_from("<BQI", data, at)
+        at += 13
+        piece = data[at : at + size]
+        at += len(piece)
+        match how % 4:
+            case 0:
+                lane.on_records(sequence, piece)
+            case 1:
+                lane.on_bulk(sequence, cast("Landing", bytearray(piece)), None)
+            case 2:
+                lane.open()
+            case _:
+                lane.on_records(sequence, None)
+    assert len(taken.errors) <= 1
+    lane.close(PeerLost("there", "the input ended"))
+    return f"{[frame.kind.name for frame in taken.frames][:3]}, then {[str(error) for error in taken.errors]}"
+
+
+@contextlib.contextmanager
+def _no_network() -> Iterator[list[socket.socket]]:
+    """Let a relay dial anything, and give it a socket that leads nowhere."""
+    others: list[socket.socket] = []
+
+    def begin_connect(address: str) -> socket.socket:
+        parse_address(address)
+        ours, theirs = socket.socketpair(type=socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        others.append(theirs)
+        return ours
+
+    with patch.object(relay, "begin_connect", begin_connect):
+        try:
+            yield others
+        finally:
+            for other in others:
+                other.close()
+
+
+def run_relay(data: bytes) -> str:
+    """Send an input to one end of a relay, by its first byte the far end or the near one with two streams."""
+    here = _here()
+    far = data[:1] == b"\1"
+    failed: list[str] = []
+    with here.fresh(), _no_network() as sockets:
+        (read, feed), (drain, write) = os.pipe(), os.pipe()
+
+        def begin() -> None:
+            end = Relay(here.engine, read, write, far=far, over=here.ended.append)
+            if not far:
+                sockets.extend(end.open("tcp://127.0.0.1:80", failed.append) for _ in range(2))
+
+        try:
+            here.engine.call_soon(begin)
+            os.write(feed, data[1:])
+            os.close(feed)
+            here.until(lambda: bool(here.ended))
+        finally:
+            os.close(drain)
+        assert len(here.ended) == 1
+        return f"{len(sockets)} streams, {here.ended[0]}"

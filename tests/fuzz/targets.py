@@ -1,0 +1,302 @@
+"""What is fuzzed: everything that reads bytes of other processes, with the law that each must keep.
+
+The law: any bytes give a value or one of the documented errors, in bounded time and memory. `Target.run` returns what
+came of an input in a few words, with which inputs are told apart, and raises whatever breaks the law.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from monarch_hpc.core.errors import AuthenticationError, FrameError, PeerLost, TransportError, VersionMismatch
+from monarch_hpc.core.ids import Identity, Role
+from monarch_hpc.transport.address import parse_address
+from monarch_hpc.transport.handshake import ANSWER_BYTES, HELLO_BYTES, Accepting, Dialing, check_versions
+from monarch_hpc.transport.noise import PUBLIC_BYTES, TAG_BYTES, Initiator, Responder
+from monarch_hpc.transport.offer import Ask, Offer, decode_offer, encode_offer
+from monarch_hpc.wire import messages
+from monarch_hpc.wire.frames import (
+    HEAD_BYTES,
+    MAX_BODY_BYTES,
+    MAX_BUFFERS,
+    Frame,
+    Kind,
+    pack_head,
+    parse_frame,
+    parse_head,
+)
+from tests.fuzz.ends import MAX_FRAME_BYTES, run_inbox, run_lane, run_records, run_relay
+
+__all__ = ["TARGETS", "Target"]
+
+_KEY = bytes(range(32))
+_HERE = Identity("ab" * 16, Role.AGENT, "here", 11)
+_THERE = Identity("ab" * 16, Role.CONTROLLER, "there", 22, 3)
+_PROLOGUE_BYTES = HELLO_BYTES - (ANSWER_BYTES - PUBLIC_BYTES - TAG_BYTES) - PUBLIC_BYTES - TAG_BYTES
+
+
+@dataclass(frozen=True)
+class Target:
+    """One reader of bytes.
+
+    Args:
+        seeds: inputs to begin with.
+        run: feeds it one input.
+    """
+
+    name: str
+    seeds: Callable[[], Sequence[bytes]]
+    run: Callable[[bytes], str]
+
+    def check(self, data: bytes) -> str:
+        """Feed it one input; return what came of it."""
+        outcome = self.run(data)
+        assert len(outcome) < 1000, "an error as long as its cause"
+        return outcome
+
+
+def _frames() -> list[bytes]:
+    shapes: list[tuple[bytes, list[bytes]]] = [(b"", []), (b"body", []), (b"", [b"buffer"]), (b"b", [b"", b"x" * 100])]
+    frames = [Frame(kind, 7, 2**64 - 1, body, buffers) for kind in Kind for body, buffers in shapes[:2]]
+    frames += [Frame(Kind.CALL, 1, 2, body, buffers) for body, buffers in shapes]
+    return [b"".join((pack_head(frame), frame.body, *frame.buffers)) for frame in frames]
+
+
+def _run_head(data: bytes) -> str:
+    """A header, and what `parse_frame` makes of the same bytes."""
+    outcome = _parse_head(data)
+    parsed: tuple[Frame, int] | None = None
+    problem = ""
+    try:
+        parsed = parse_frame(data)
+    except FrameError as error:
+        problem = str(error)
+    assert problem in ("", outcome)
+    if parsed is not None:
+        head = parse_head(data, MAX_FRAME_BYTES)
+        frame, end = parsed
+        assert (frame.kind, frame.dest, frame.reply) == (head.kind, head.dest, head.reply)
+        assert frame.body == data[head.size : head.size + head.body_bytes]
+        assert tuple(len(buffer) for buffer in frame.buffers) == head.buffer_bytes
+        assert b"".join((frame.body, *frame.buffers)) == data[head.size : end]
+    return outcome
+
+
+def _parse_head(data: bytes) -> str:
+    try:
+        head = parse_head(data, MAX_FRAME_BYTES)
+    except FrameError as error:
+        return str(error)
+    assert head.size == HEAD_BYTES + 8 * len(head.buffer_bytes) <= len(data)
+    assert len(head.buffer_bytes) <= MAX_BUFFERS and head.body_bytes <= MAX_BODY_BYTES
+    assert head.body_bytes + sum(head.buffer_bytes) <= MAX_FRAME_BYTES
+    return f"{head.kind.name} with {len(head.buffer_bytes)} buffers"
+
+
+def _controls() -> list[bytes]:
+    """One message of each kind, with a value in each field."""
+    entry = messages.HostEntry(
+        0, "n1", ["tcp://10.0.0.1:1"], 1, "3.11.7", "0.1", [0, 1], ["0"], 2**40, {"eth0": "10.0.0.1"}
+    )
+    samples: dict[str, object] = {
+        "str": "text",
+        "int": 7,
+        "float": 1.5,
+        "bool": True,
+        "list[str]": ["a", "b"],
+        "list[int]": [0, 1],
+        "dict[str, str]": {"A": "b"},
+        "dict[str, int]": {"n1": 0},
+        "list[dict[str, object]]": [{"a": [1, None, {"b": 2.5}]}],
+        "HostEntry": entry,
+        "list[HostEntry]": [entry],
+    }
+    encoded = []
+    for cls in messages.Message.__subclasses__():
+        values = {name: samples[str(kind)] for name, kind in cls.__annotations__.items()}
+        encoded.append(messages.encode(cls(**values)))
+    return encoded
+
+
+def _run_control(data: bytes) -> str:
+    try:
+        message = messages.decode(data)
+    except FrameError as error:
+        return str(error)
+    again = messages.encode(message)
+    assert messages.encode(messages.decode(again)) == again
+    return type(message).__name__
+
+
+def _offers() -> list[bytes]:
+    asks = [Ask(), Ask("boot 0 pid 1 2", True, True, ""), Ask(problem="no libucp")]
+    return [encode_offer(offer) for ask in asks for offer in (Offer(ask), Offer(ask, bytes(200), bytes(16)))]
+
+
+def _run_offer(data: bytes) -> str:
+    try:
+        offer = decode_offer(data)
+    except FrameError as error:
+        return str(error)
+    assert decode_offer(encode_offer(offer)) == offer
+    return f"address {bool(offer.address)}, token {len(offer.token)}"
+
+
+def _greetings() -> list[bytes]:
+    return [Dialing(_THERE, _KEY, wanted, "").hello for wanted in (0, _HERE.incarnation, 99)]
+
+
+def _run_greeting(data: bytes) -> str:
+    """The first bytes that anybody may send."""
+    accepting = Accepting(_HERE, _KEY, "there")
+    try:
+        peer, wanted = accepting.read(data)
+        accepting.answer()
+    except AuthenticationError as error:
+        return str(error)
+    return f"{peer.role.name} looks for {wanted}"
+
+
+def _cards() -> list[bytes]:
+    """Prologue and card in the clear."""
+    found = []
+    for greeting in _greetings():
+        prologue, noise = greeting[:_PROLOGUE_BYTES], greeting[_PROLOGUE_BYTES:]
+        found.append(prologue + Responder(prologue, _KEY).read(noise))
+    return found
+
+
+def _run_card(data: bytes) -> str:
+    """Who holds the key, and greets with nonsense."""
+    prologue, card = data[:_PROLOGUE_BYTES], data[_PROLOGUE_BYTES:]
+    return _run_greeting(prologue + Initiator(prologue, _KEY).first(card))
+
+
+def _run_answer(data: bytes) -> str:
+    """The first bytes that anybody may answer, with the first one telling whether in nonsense sealed with the key."""
+    dialing = Dialing(_THERE, _KEY, 0, "here")
+    answer = data[1:]
+    if data[:1] == b"\1":
+        noise = Responder(dialing.hello[:_PROLOGUE_BYTES], _KEY)
+        noise.read(dialing.hello[_PROLOGUE_BYTES:])
+        answer = noise.answer(data[1:])[0]
+    try:
+        peer, _ = dialing.finish(answer)
+        check_versions(peer.python, peer.package, peer.host)
+    except (AuthenticationError, VersionMismatch) as error:
+        return str(error)
+    return peer.role.name
+
+
+def _answers() -> list[bytes]:
+    raw = Accepting(_HERE, _KEY, "there")
+    raw.read(_greetings()[0])
+    return [b"\0" + raw.answer()[0], *(b"\1" + card[_PROLOGUE_BYTES:] for card in _cards())]
+
+
+def _run_address(data: bytes) -> str:
+    try:
+        host, port = parse_address(data.decode(errors="surrogateescape"))
+    except PeerLost:
+        return "none"
+    assert 0 < port < 65536
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    socket.inet_pton(family, host)  # what is no number would be looked up, by `connect`
+    return family.name
+
+
+def _addresses() -> list[bytes]:
+    return [b"tcp://127.0.0.1:80", b"tcp://[::1]:65535", b"tcp://[fe80::1%eth0]:1", b"relay+tcp://10.0.0.1:1"]
+
+
+_RECORD, _CHUNK, _ZEROS = 1, 2, 3
+
+
+def _piece(how: int, content: bytes = b"", size: int | None = None) -> bytes:
+    return struct.pack("<BI", how, len(content) if size is None else size) + content
+
+
+def _records() -> list[bytes]:
+    """See `ends.wire_of`."""
+    frames = _frames()
+    sizes = [100_000, 0, 20, 70_000]
+    bulk = pack_head(Frame(Kind.CALL, 1, 2, b"body", [bytes(size) for size in sizes])) + b"body"
+    large = pack_head(Frame(Kind.PUT, 1, 2, bytes(5000), [bytes(900_000)]))
+    offer = encode_offer(Offer(Ask("here", False, True)))
+    return [
+        *(_piece(_RECORD, frame) for frame in frames),
+        _piece(_RECORD, b"".join(frames[4:9])),
+        b"".join([_piece(_RECORD, bulk), *(_piece(_ZEROS, size=size) for size in sizes), _piece(_RECORD, frames[4])]),
+        _piece(_RECORD, frames[4] + bulk) + _piece(_ZEROS, size=100_000) + _piece(_CHUNK, bytes(20)),
+        _piece(_RECORD, large) + _piece(_ZEROS, size=5000) + _piece(_ZEROS, size=2**19) + _piece(_ZEROS, size=375_712),
+        _piece(_RECORD, pack_head(Frame(Kind.OFFER, body=offer)) + offer + frames[4]),
+        _piece(_RECORD, pack_head(Frame(Kind.SWITCH))) + _piece(_RECORD, frames[4]),
+        _piece(0, b"\x14\0\0\0" + bytes(20)),
+        _piece(0, b"\xff" * 8),
+    ]
+
+
+def _inboxes() -> list[bytes]:
+    """See `ends.run_inbox`."""
+    return [bytes([step]) + data for data in _records() for step in (0, 6)]
+
+
+def _lanes() -> list[bytes]:
+    """See `ends.run_lane`."""
+
+    def message(how: int, sequence: int, content: bytes = b"") -> bytes:
+        return struct.pack("<BQI", how, sequence, len(content)) + content
+
+    frames = _frames()
+    apart = bytes(70_000)
+    front = pack_head(Frame(Kind.CALL, 1, 2, b"body", [b"near", apart, b""])) + b"bodynear"
+    return [
+        *(message(2, 0) + message(0, 0, frame) for frame in frames),
+        message(2, 0) + message(0, 0, frames[4] + frames[5]) + message(0, 1, frames[6]),
+        message(0, 1, frames[6]) + message(2, 0) + message(0, 0, frames[4]),
+        message(2, 0) + message(1, 1, apart[:40_000]) + message(1, 0, front) + message(0, 2, frames[4]),
+        message(2, 0) + message(3, 0),
+    ]
+
+
+def _relayed() -> list[bytes]:
+    """See `ends.run_relay`: u8 which end it is, then what comes through the pipe."""
+
+    def record(what: int, stream: int, payload: bytes) -> bytes:
+        return struct.pack("<BII", what, stream, len(payload)) + payload
+
+    address = b"tcp://127.0.0.1:80"
+    far = [
+        record(1, 1, address) + record(2, 1, b"data") + record(3, 1, struct.pack("<I", 4)) + record(4, 1, b"over"),
+        record(1, 1, b"tcp://nowhere") + record(5, 0, b""),
+        record(1, 1, address) + record(1, 1, address) + record(2, 1, bytes(5000)),
+    ]
+    near = [
+        b"Loading modules\n" + b"monarch-hpc relay 1\n" + record(2, 1, b"answer") + record(3, 1, struct.pack("<I", 9)),
+        b"monarch-hpc relay 1\n" + record(4, 1, b"refused"),
+    ]
+    return [b"\1" + data for data in far] + [b"\0" + data for data in near]
+
+
+def _run_records(data: bytes) -> str:
+    frames, error = run_records(data)
+    assert isinstance(error, TransportError)
+    return f"{[frame.kind.name for frame in frames][:3]}, then {error}"
+
+
+TARGETS = [
+    Target("head", _frames, _run_head),
+    Target("control", _controls, _run_control),
+    Target("offer", _offers, _run_offer),
+    Target("greeting", _greetings, _run_greeting),
+    Target("card", _cards, _run_card),
+    Target("answer", _answers, _run_answer),
+    Target("address", _addresses, _run_address),
+    Target("inbox", _inboxes, run_inbox),
+    Target("records", _records, _run_records),
+    Target("lane", _lanes, run_lane),
+    Target("relay", _relayed, run_relay),
+]

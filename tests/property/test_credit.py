@@ -1,0 +1,116 @@
+"""Credit: a mailbox never holds more than its window, no credit is lost, and everybody gets through."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from monarch_hpc.transport.credit import PIECE_BYTES, Credit, Ticket, cost_of
+from monarch_hpc.wire.frames import Frame, Kind
+
+_ACTORS = st.integers(0, 1)
+_COSTS = st.integers(1, 30) | st.integers(1, 150)
+
+
+class Flow(RuleBasedStateMachine):
+    """Two sides of a channel, calls and grants on their way in between, at any speed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.window = 0
+        self.sender = self.receiver = Credit(0)
+        self.waiting: dict[int, deque[Ticket]] = {}
+        self.mailbox: dict[int, deque[int]] = {}
+        self.grants: deque[tuple[int, int]] = deque()
+
+    @initialize(window=st.integers(0, 100))
+    def open(self, window: int) -> None:
+        self.window = window
+        self.sender, self.receiver = Credit(window), Credit(window)
+
+    def _arrive(self) -> None:
+        for dest, row in self.waiting.items():
+            while row and row[0].granted:
+                self._put(dest, row.popleft().cost)
+            assert not any(ticket.granted for ticket in row), "somebody overtook"
+
+    def _put(self, dest: int, cost: int, *, forced: bool = False) -> None:
+        box = self.mailbox.setdefault(dest, deque())
+        box.append(cost)
+        others = sum(box) - cost
+        assert forced or sum(box) <= self.window or others < max(self.window // 4, 1), (list(box), self.window)
+
+    @rule(dest=_ACTORS, cost=_COSTS)
+    def send(self, dest: int, cost: int) -> None:
+        row = self.waiting.setdefault(dest, deque())
+        if self.sender.try_take(dest, cost):
+            assert not row, "a newcomer overtook those who wait"
+            self._put(dest, cost)
+        else:
+            row.append(self.sender.queue(dest, cost))
+            self._arrive()
+
+    @rule(dest=_ACTORS, cost=_COSTS)
+    def send_from_a_callback(self, dest: int, cost: int) -> None:
+        self.sender.take(dest, cost)
+        self._put(dest, cost, forced=True)
+
+    @rule(dest=_ACTORS, data=st.data())
+    def lose_patience(self, dest: int, data: st.DataObject) -> None:
+        row = self.waiting.get(dest)
+        if row:
+            ticket = row[data.draw(st.integers(0, len(row) - 1))]
+            self.sender.leave(ticket)
+            row.remove(ticket)
+            self._arrive()
+
+    @rule(dest=_ACTORS)
+    def handle(self, dest: int) -> None:
+        box = self.mailbox.get(dest)
+        if box:
+            grant = self.receiver.consumed(dest, box.popleft())
+            if grant:
+                self.grants.append((dest, grant))
+
+    @rule()
+    def give(self) -> None:
+        if self.grants:
+            self.sender.give(*self.grants.popleft())
+            self._arrive()
+
+    def teardown(self) -> None:
+        """Everybody gets through and no credit is lost, whatever was done before."""
+        while any(self.mailbox.values()) or self.grants:
+            for dest in self.mailbox:
+                self.handle(dest)
+            self.give()
+        assert not any(self.waiting.values()), "somebody waits for ever"
+        for dest in range(2):
+            # Whatever is withheld, it is less than a quarter: three quarters of the window are there again.
+            rest = max(self.window - max(self.window // 4, 1) + 1, 1)
+            assert self.sender.try_take(dest, rest)
+
+
+TestFlow = pytest.mark.slow(Flow.TestCase)  # a hundred random histories
+TestFlow.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+
+
+def test_who_leaves_the_row_lets_those_behind_pass() -> None:
+    credit = Credit(100)
+    assert credit.try_take(1, 60)
+    large, small = credit.queue(1, 80), credit.queue(1, 40)
+    assert not (large.granted or small.granted)
+    credit.leave(large)
+    assert small.granted and not large.granted
+
+
+@given(body=st.binary(max_size=50), buffers=st.lists(st.binary(max_size=50), max_size=5))
+def test_a_frame_costs_its_bytes_and_something_for_each_piece(body: bytes, buffers: list[bytes]) -> None:
+    cost = cost_of(Frame(Kind.CALL, 1, 0, body, buffers))
+    assert cost == PIECE_BYTES * (1 + len(buffers)) + len(body) + sum(map(len, buffers))
+    received = Frame(Kind.CALL, 1, 0, memoryview(body), [bytearray(buffer) for buffer in buffers])
+    assert cost_of(received) == cost

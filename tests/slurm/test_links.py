@@ -1,0 +1,248 @@
+"""Networks between hosts that are cut, flap, or lead nowhere: what goes on, what is noticed, and how soon."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from monarch_hpc.testing import wait_until
+from monarch_hpc.testing.slurmlab import HostProcess
+from tests.slurm.commands import Alice, alice
+
+__all__ = ["alice"]
+
+HOSTS = ("n1", "n2", "n3")
+SETTINGS = {
+    "MONARCH_HPC_LIVENESS__HEARTBEAT_S": "0.25",
+    "MONARCH_HPC_LIVENESS__SUSPECT_S": "1",
+    "MONARCH_HPC_LIVENESS__DEAD_S": "30",
+}
+
+PEERS = """
+import itertools, sys, time
+import monarch_hpc
+from monarch_hpc import Actor, endpoint
+from monarch_hpc.actor.runtime import Runtime
+from monarch_hpc.core.ids import Role
+
+class Peer(Actor):
+    def __init__(self): self.total = 0
+    @endpoint
+    def add(self, amount):
+        self.total += amount
+        return self.total
+    @endpoint
+    def ask(self, other):
+        begun = time.monotonic()
+        other.add.call_one(1).get(30)
+        way, = {c.peer.address.rpartition(":")[0] for c in self.channels()}
+        return way, time.monotonic() - begun
+    @endpoint
+    def watch(self):
+        channel, = self.channels()
+        Runtime.current.engine.wait(lambda: channel.error is not None, 30)
+        return str(channel.error)
+    def channels(self):
+        return [c for c in Runtime.current.node.channels.values() if c.peer.role is Role.PROC]
+
+procs = monarch_hpc.hosts().spawn_procs(per_host={"gpus": 1})
+peers = procs.spawn("peers", Peer)
+second, third = peers.slice(hosts=1), peers.slice(hosts=2)
+def say(*words): print(*words, flush=True)
+"""
+
+
+CUT_S = 3.0
+
+
+@pytest.fixture(params=[CUT_S], ids=[""])
+def held(alice: Alice, request: pytest.FixtureRequest) -> Iterator[Alice]:
+    """Alice with a ready allocation `dev` of three hosts, the head on the first, that notices within seconds."""
+    alice.env = {**SETTINGS, "MONARCH_HPC_TRANSPORT__CUT_S": str(request.param)}
+    done = alice.run("alloc", "dev", "-N", "3", "-t", "30")
+    assert done.returncode == 0, done.stderr
+    yield alice
+    for one, other in (("n1", "n2"), ("n1", "n3"), ("n2", "n3")):
+        alice.lab.join(one, other)
+    done = alice.run("release", "--all")
+    assert done.returncode == 0, done.stderr
+
+
+def program(alice: Alice, text: str) -> str:
+    path = alice.folder / "peers.py"
+    alice.lab.run(["sh", "-c", 'mkdir -p "$(dirname "$0")" && cat > "$0"', str(path)], stdin=PEERS + text, check=True)
+    return str(path)
+
+
+def until_said(process: HostProcess, words: str) -> str:
+    """Read what *process* prints up to a line with *words*; return that line."""
+    assert process.stdout is not None
+    said = ""
+    for line in process.stdout:
+        said += line
+        if words in line:
+            return line
+    raise AssertionError(f"never said {words!r}: {said}{process.stderr.read() if process.stderr else ''}")
+
+
+def states(alice: Alice) -> list[object]:
+    (shown,) = alice.status("dev")
+    assert isinstance(shown["hosts"], list)
+    return [host["state"] for host in shown["hosts"]]
+
+
+def end(process: HostProcess) -> str:
+    process.signal_group(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    return err
+
+
+def test_two_hosts_that_cannot_connect_speak_through_the_head(held: Alice) -> None:
+    text = "say(*second.ask.call_one(third).get(30))\nsay(*third.ask.call_one(second).get(30))\n"
+    held.lab.cut("n2", "n3")
+    done = held.run("run", "-a", "dev", program(held, text))
+    assert done.returncode == 0, done.stderr
+    # The second one is asked over the channel that stands, and sees where that comes from.
+    (way, took_s), (back, _) = (line.split() for line in done.stdout.splitlines())
+    head = held.lab.address("n1")
+    assert (way, back) == (f"via+tcp://{head}", f"tcp://{head}")
+    assert float(took_s) <= 2.0
+    assert states(held) == ["alive"] * 3
+    held.lab.join("n2", "n3")
+    done = held.run("run", "-a", "dev", program(held, text))
+    assert done.stdout.split()[0] == f"tcp://{held.lab.address('n3')}"
+
+
+@pytest.fixture
+def walled(held: Alice) -> Iterator[Alice]:
+    """Of the hosts, the login host reaches the first only."""
+    # Our connections have ports from the kernel's range at both ends, Slurm's at one end only.
+    rule = f"to {held.lab.address('login')} ipproto tcp sport 32768-60999 dport 32768-60999 blackhole".split()
+    for host in HOSTS[1:]:
+        held.lab.run(["ip", "rule", "add", *rule], user="root", host=host, check=True)
+    yield held
+    for host in HOSTS[1:]:
+        held.lab.run(["ip", "rule", "del", *rule], user="root", host=host, check=True)
+
+
+def test_a_program_reaches_hosts_through_the_head_and_starts_no_relay(walled: Alice) -> None:
+    text = """
+ways = {c.peer.address.rpartition(":")[0] for c in Runtime.current.node.channels.values() if c.peer.role is Role.PROC}
+say(*sorted(ways))
+say(len(peers.add.call(1).get(30)))
+begun = time.monotonic()
+more = monarch_hpc.hosts().spawn_procs(per_host={"gpus": 1})
+say(time.monotonic() - begun)
+"""
+    begun_s = time.monotonic()
+    done = walled.run("run", "-a", "dev", program(walled, text))
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - begun_s <= 6.0
+    ways, answers, again_s = done.stdout.splitlines()
+    head = f"tcp://{walled.lab.address('n1')}"
+    assert (ways, answers) == (f"{head} via+{head}", "3")
+    assert float(again_s) <= 0.9  # what led around before is tried at once, not after a second
+    steps = walled.slurm("squeue", "--me", "-h", "-s", "-o", "%j").split()
+    assert "relay" not in steps
+    assert states(walled) == ["alive"] * 3
+
+
+def test_a_link_that_is_cut_later_fails_what_was_under_way_and_the_next_call_goes_around(held: Alice) -> None:
+    text = """
+last = None
+for number in itertools.count():
+    try:
+        way, _ = second.ask.call_one(third).get(60)
+    except monarch_hpc.MonarchError as error:
+        way = f"failed: {error}".partition("\\n")[0]
+    if way != last:
+        say(number, way)
+    last = way
+"""
+    run = held.start("run", "-a", "dev", program(held, text))
+    until_said(run, f"0 tcp://{held.lab.address('n3')}")
+    held.lab.cut("n2", "n3")
+    begun_s = time.monotonic()
+    assert "acknowledged" in until_said(run, "failed")
+    noticed_s = time.monotonic() - begun_s
+    until_said(run, f"via+tcp://{held.lab.address('n1')}")
+    around_s = time.monotonic() - begun_s - noticed_s
+    assert noticed_s <= CUT_S + 0.5 and around_s <= 2.0
+    assert states(held) == ["alive"] * 3
+    err = end(run)
+    assert "is lost" not in err, err
+
+
+def test_a_half_open_connection_is_noticed_by_an_idle_reader(held: Alice) -> None:
+    text = """
+second.ask.call_one(third).get(30)
+ends = [second.watch.call_one(), third.watch.call_one()]
+say("watching")
+for end in ends: say("lost:", end.get(60))
+"""
+    run = held.start("run", "-a", "dev", program(held, text))
+    until_said(run, "watching")
+    held.lab.cut("n2", "n3")
+    begun_s = time.monotonic()
+    for _ in range(2):
+        until_said(run, "lost: lost")
+        assert time.monotonic() - begun_s <= CUT_S + 0.5  # until the word is here
+    assert states(held) == ["alive"] * 3
+    run.communicate(timeout=30)
+    assert run.returncode == 0
+
+
+@pytest.mark.parametrize("held", [30.0], indirect=True, ids=[""])
+def test_nothing_is_lost_or_done_twice_while_a_cable_is_pulled_and_plugged_in_again(held: Alice) -> None:
+    text = """
+for number in itertools.count(1):
+    assert second.add.call_one(1).get(60) == number, number
+    assert second.ask.call_one(third).get(60)[0].startswith("tcp://")
+    assert third.add.call_one(0).get(60) == number, number
+    if number == 1: say("ready")
+"""
+    run = held.start("run", "-a", "dev", program(held, text))
+    until_said(run, "ready")
+    for _ in range(4):
+        held.lab.link_down("n2")
+        wait_until("suspicion", lambda: states(held), 15.0, accept=lambda seen: seen == ["alive", "suspect", "alive"])
+        held.lab.link_up("n2")
+        # TCP repeats ever less often: it may take as long again as the cable was out.
+        wait_until("trust", lambda: states(held), 25.0, accept=lambda seen: seen == ["alive"] * 3)
+    err = end(run)
+    assert run.returncode == 130, err
+    assert "is lost" not in err and "AssertionError" not in err, err
+
+
+@pytest.fixture
+def crossed(alice: Alice) -> Iterator[Alice]:
+    """Each host has a second interface that leads nowhere, and a third whose address all of them have."""
+    lab = alice.lab
+    for number, host in enumerate(("login", *HOSTS)):
+        for name, address in (("dead", f"192.168.77.{number + 1}"), ("same", "192.168.78.1")):
+            for command in (
+                f"ip link add {name}0 up type veth peer name {name}1",
+                f"ip addr add {address}/24 dev {name}0",
+                f"ip link set {name}1 up",
+            ):
+                lab.run(command.split(), user="root", host=host, check=True)
+    yield alice
+    for host in ("login", *HOSTS):
+        for name in ("dead0", "same0"):
+            lab.run(["ip", "link", "del", name], user="root", host=host, check=True)
+
+
+def test_of_several_interfaces_the_one_that_routes_is_found(crossed: Alice, held: Alice) -> None:
+    (path,) = held.shared.glob("*/ready.json")
+    ready = json.loads(path.read_text())
+    assert [len(host["addresses"]) for host in ready["hosts"]] == [3, 3, 3]
+    done = held.run("run", "-a", "dev", program(held, "say(*second.ask.call_one(third).get(30))\n"))
+    assert done.returncode == 0, done.stderr
+    way, took_s = done.stdout.split()
+    assert way == f"tcp://{held.lab.address('n3')}"
+    assert float(took_s) <= 2.0
+    assert states(held) == ["alive"] * 3

@@ -1,0 +1,122 @@
+"""A process with an open door, to be besieged and measured from outside.
+
+Run as a program, it listens, and answers each line of its input with a line: how many channels were opened,
+how many frames came, how many connections were refused, and how many have not proved themselves yet.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from monarch_hpc.config.schema import TransportConfig
+from monarch_hpc.core.errors import TransportError
+from monarch_hpc.core.ids import Identity, Role, new_incarnation
+from monarch_hpc.testing import wait_until
+from monarch_hpc.transport.api import Channel
+from monarch_hpc.transport.engine import Engine
+from monarch_hpc.transport.node import Node
+from monarch_hpc.wire.frames import Frame
+from tests.guards.tree import ROOT
+from tests.system.parties import ALLOCATION, KEY
+
+__all__ = ["Doorkeeper", "Tally", "open_doorkeeper"]
+
+
+class Tally(NamedTuple):
+    """What a doorkeeper has seen so far."""
+
+    opened: int
+    frames: int
+    refused: int
+    half_open: int
+
+
+class Doorkeeper:
+    """The process, from outside."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        assert process.stdout is not None
+        self.address = process.stdout.readline().strip()
+
+    def tally(self) -> Tally:
+        """Ask what it has seen."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        print(file=self._process.stdin, flush=True)
+        return Tally(*json.loads(self._process.stdout.readline()))
+
+    def until_alone(self) -> Tally:
+        """Wait until nobody is at the door."""
+        return wait_until("an empty door", self.tally, accept=lambda tally: not tally.half_open)
+
+    @property
+    def memory_bytes(self) -> int:
+        """What it holds in memory of its own, as the kernel counts it."""
+        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        (kib,) = (line.split()[1] for line in status.splitlines() if line.startswith("RssAnon:"))
+        return 1024 * int(kib)
+
+    def settled_bytes(self) -> int:
+        """What it holds when it has let go of all that was closed: a closing channel takes up to 2 s."""
+        held: list[int] = []
+
+        def hold() -> int:
+            self.tally()
+            held.append(self.memory_bytes)
+            return len(held)
+
+        wait_until("memory that stays", hold, accept=lambda times: times > 30, interval_s=0.1)
+        return held[-1]
+
+
+@contextmanager
+def open_doorkeeper(limits: TransportConfig) -> Iterator[Doorkeeper]:
+    """Start one, and end it."""
+    told = json.dumps([ALLOCATION, KEY.hex(), vars(limits)])
+    argv = [sys.executable, "-m", "tests.system.doorkeeper", told]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        try:
+            yield Doorkeeper(process)
+            assert process.poll() is None, "the doorkeeper did not survive"
+        finally:
+            process.terminate()
+
+
+class _Counting:
+    """Counts, and keeps nothing."""
+
+    def __init__(self) -> None:
+        self.opened = self.frames = 0
+
+    def on_channel(self, _channel: Channel) -> None:
+        self.opened += 1
+
+    def on_frame(self, _channel: Channel, _frame: Frame) -> None:
+        self.frames += 1
+
+    def on_lost(self, _channel: Channel, _error: TransportError) -> None:
+        pass
+
+
+def main() -> None:
+    allocation, key, limits = json.loads(sys.argv[1])
+    engine = Engine()
+    engine.start()
+    counting = _Counting()
+    identity = Identity(allocation, Role.PROC, "here", new_incarnation())
+    node = Node(engine, identity, bytes.fromhex(key), counting, TransportConfig(**limits))
+    print(*node.listen(["127.0.0.1"]), flush=True)
+    for _ in sys.stdin:
+        gc.collect()  # what is left is held, and not only not collected yet
+        print(json.dumps([counting.opened, counting.frames, node.num_refused, node.num_half_open]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""Parties in processes of their own: `python -m tests.system.far KEY FABRIC COUNT`, joined by their addresses on stdout.
+
+A frame's `reply` says what is wanted of them. They end when their standard input does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+from monarch_hpc.core.errors import TransportError
+from monarch_hpc.core.ids import Identity, Role, new_incarnation
+from monarch_hpc.transport.api import Channel
+from monarch_hpc.transport.engine import Engine, Signal
+from monarch_hpc.transport.node import Node
+from monarch_hpc.wire.frames import Frame
+from tests.system import parties
+
+__all__ = ["ECHO", "HOLD", "LEAVE", "Far", "far"]
+
+ECHO, LEAVE, HOLD = 1, 2, 3
+"""Send it back; close the channel; take nothing more until there is another line on stdin."""
+
+
+class Far:
+    """The process, seen from the test."""
+
+    def __init__(self, process: subprocess.Popen[str], addresses: list[str]) -> None:
+        self.process = process
+        self.addresses = addresses
+
+    @property
+    def rss_bytes(self) -> int:
+        """Memory that it has."""
+        with open(f"/proc/{self.process.pid}/statm") as statm:
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def go_on(self) -> None:
+        """End a HOLD."""
+        assert self.process.stdin is not None
+        print("go on", file=self.process.stdin, flush=True)
+
+
+@contextlib.contextmanager
+def far(fabric: str, count: int = 1) -> Iterator[Far]:
+    """*count* parties in one other process."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.system.far", parties.KEY.hex(), parties.ALLOCATION, fabric, str(count)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        yield Far(process, process.stdout.readline().split())
+    finally:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
+
+
+class _Served:
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    def on_channel(self, channel: Channel) -> None:
+        """Nothing to prepare."""
+
+    def on_frame(self, channel: Channel, frame: Frame) -> None:
+        with contextlib.suppress(TransportError):
+            if frame.reply == ECHO:
+                channel.send(
+                    Frame(frame.kind, frame.dest, 0, bytes(frame.body), [bytes(part) for part in frame.buffers])
+                )
+            elif frame.reply == LEAVE:
+                channel.close("it was told to")
+            elif frame.reply == HOLD:
+                sys.stdin.readline()
+
+    def on_lost(self, channel: Channel, error: TransportError) -> None:
+        """They come and go."""
+
+
+def _main(key: str, allocation: str, fabric: str, count: str) -> None:
+    engine = Engine()
+    engine.start()
+    limits = dataclasses.replace(parties.LIMITS, max_half_open=512)
+    ucx = parties.make_fabric(engine, parties.UCX[fabric]) if fabric in parties.UCX else None
+    nodes = []
+    for _ in range(int(count)):
+        identity = Identity(allocation, Role.PROC, "there", new_incarnation())
+        nodes.append(Node(engine, identity, bytes.fromhex(key), _Served(engine), limits, fabric=ucx))
+    print(*[address for node in nodes for address in node.listen(["127.0.0.1"])], flush=True)
+    Signal(engine).wait(600.0)
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

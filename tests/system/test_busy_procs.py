@@ -1,0 +1,138 @@
+"""What only looks like death: the interpreter's lock held, long transfers, a stop that ends in time."""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import monarch_hpc
+from monarch_hpc import Actor, ActorDied, ActorMesh, HostMesh, endpoint
+from monarch_hpc.agent.attach import query_status
+from monarch_hpc.agent.local import open_local
+from monarch_hpc.config.load import load
+from monarch_hpc.config.program import DIRECTORY_VARIABLE, RUN_VARIABLE
+from monarch_hpc.mesh.controller import Controller
+from monarch_hpc.testing import wait_until
+
+_PATIENCE_S = 20.0
+_DEAD_S = 2.0
+
+
+class Busy(Actor):
+    """Is hard to tell from dead."""
+
+    @endpoint
+    def hold_the_lock(self, seconds: float) -> None:
+        ctypes.PyDLL(None).usleep(int(seconds * 1e6))  # unlike CDLL, this does not release it
+
+    @endpoint
+    def double(self, array: np.ndarray) -> np.ndarray:
+        array *= 2
+        return array
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[HostMesh]:
+    loaded = load().config
+    config = replace(loaded, liveness=replace(loaded.liveness, heartbeat_s=0.1, suspect_s=0.4, dead_s=_DEAD_S))
+    with open_local(2, config) as directory, pytest.MonkeyPatch.context() as patch:
+        patch.setenv(DIRECTORY_VARIABLE, str(directory))
+        patch.setenv(RUN_VARIABLE, "feedbeef")
+        controller = Controller.instance()
+        # The first procs start UCX in this process, which stays: no test is to be blamed for its open files.
+        with monarch_hpc.hosts().spawn_procs() as procs:
+            channels = [controller.node.channels[proc.incarnation] for proc in procs.procs]
+            wait_until("the choice of fabrics", lambda: all(channel.why for channel in channels))
+        yield monarch_hpc.hosts()
+        Controller.instance().close()
+
+
+@pytest.fixture
+def busy(hosts: HostMesh) -> Iterator[ActorMesh[Busy]]:
+    with hosts.slice(hosts=1).spawn_procs() as procs:
+        yield procs.spawn("busy", Busy)
+
+
+def listen(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """What the controller prints from now on. No fixture: pytest puts back its own streams before each test."""
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    return stream
+
+
+def stop(pid: int) -> None:
+    """Stop a process, and wait until it stands."""
+    os.kill(pid, signal.SIGSTOP)
+    status = Path(f"/proc/{pid}/status")
+    wait_until("the stop", status.read_text, accept=lambda text: "T (stopped)" in text)
+
+
+def states() -> list[object]:
+    status = query_status(Path(os.environ[DIRECTORY_VARIABLE]), 5.0)
+    return [host["state"] for host in status["hosts"]] if status else []
+
+
+def test_a_proc_that_holds_the_interpreters_lock_is_not_dead(
+    busy: ActorMesh[Busy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = listen(monkeypatch)
+    future = busy.hold_the_lock.call_one(2 * _DEAD_S)
+    future.get(_PATIENCE_S)
+    assert busy.double.call_one(np.ones(3)).get(_PATIENCE_S).sum() == 6
+    assert states() == ["alive", "alive"]
+    assert said.getvalue() == ""
+
+
+def test_a_proc_that_is_stopped_for_a_moment_answers_later(
+    busy: ActorMesh[Busy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = listen(monkeypatch)
+    pid = busy.pid.call_one().get(_PATIENCE_S)
+    stop(pid)
+    futures = [busy.double.call_one(np.full(4, number)) for number in range(100)]
+    words = "proc 0 on local1 is stopped by a signal (SIGSTOP): let it go on (SIGCONT), or it is killed 2 s after"
+    wait_until("the news", said.getvalue, accept=lambda text: words in text)
+    assert not any(future.done() for future in futures)
+    os.kill(pid, signal.SIGCONT)
+    assert [int(future.get(_PATIENCE_S)[0]) for future in futures] == list(range(0, 200, 2))
+    wait_until("the news", said.getvalue, accept=lambda text: "proc 0 on local1 goes on after" in text)
+    assert said.getvalue().count("\n") == 2
+
+
+def test_a_proc_that_stays_stopped_is_dead_and_its_callers_told(
+    busy: ActorMesh[Busy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = listen(monkeypatch)
+    stop(busy.pid.call_one().get(_PATIENCE_S))
+    with pytest.raises(ActorDied, match=r"busy.* died: stopped \(SIGSTOP\) for \d s"):
+        busy.pid.call_one().get(_PATIENCE_S)
+    wait_until("the news", said.getvalue, accept=lambda text: "died: stopped (SIGSTOP) for" in text)
+
+
+def test_a_long_transfer_is_not_a_death(busy: ActorMesh[Busy], monkeypatch: pytest.MonkeyPatch) -> None:
+    said = listen(monkeypatch)
+    array = np.ones(64 * 2**20 // 8)
+    begun_s = time.monotonic()
+    num = 0
+    while time.monotonic() - begun_s < 2 * _DEAD_S:
+        futures = [busy.double.call_one(array) for _ in range(4)]
+        for future in futures:
+            assert future.get(_PATIENCE_S)[-1] == 2
+            num += 1
+        assert states() == ["alive", "alive"]
+    assert num >= 4
+    assert said.getvalue() == ""

@@ -1,0 +1,175 @@
+"""Who dials is not fooled by whoever listens where a process of ours was expected (NEG-15, NEG-04).
+
+`pytest -rP tests/system/test_impostors.py` shows the figures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from monarch_hpc.core.errors import AuthenticationError, FrameError, TransportError
+from monarch_hpc.core.ids import Identity, Role, new_incarnation
+from monarch_hpc.transport.address import parse_address
+from monarch_hpc.transport.handshake import ANSWER_BYTES, HELLO_BYTES, PROOF_BYTES, Accepting, Dialing
+from monarch_hpc.wire.frames import Frame, Kind
+from tests.system.parties import ALLOCATION, KEY, PATIENCE_S, Party, parties
+
+__all__ = ["parties"]
+
+NUM_TRIES = 20
+ANOTHER = Identity(ALLOCATION, Role.PROC, "there", new_incarnation())
+
+
+class Impostor:
+    """Took the port of a process of ours, and answers each greeting in its own way.
+
+    Args:
+        answer: what it sends, given the greeting, or None to hang up.
+    """
+
+    def __init__(self, answer: Callable[[bytes], bytes | None]) -> None:
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self._answer = answer
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+        self.address = f"tcp://127.0.0.1:{self._listening.getsockname()[1]}"
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listening.accept()
+            except OSError:
+                return
+            with sock, contextlib.suppress(ConnectionError):
+                answer = self._answer(sock.recv(HELLO_BYTES, socket.MSG_WAITALL))
+                if answer:
+                    sock.sendall(answer)
+                    sock.recv(1)
+
+    def close(self) -> None:
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._thread.join(PATIENCE_S)
+        self._listening.close()
+
+
+@pytest.fixture
+def impostor() -> Iterator[Callable[[Callable[[bytes], bytes | None]], str]]:
+    made: list[Impostor] = []
+
+    def make(answer: Callable[[bytes], bytes | None]) -> str:
+        made.append(Impostor(answer))
+        return made[-1].address
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def ask(address: str, hello: bytes) -> bytes:
+    """What whoever listens at *address* answers to a greeting."""
+    with socket.create_connection(parse_address(address), PATIENCE_S) as sock:
+        sock.sendall(hello)
+        return sock.recv(ANSWER_BYTES, socket.MSG_WAITALL)
+
+
+def answer_with(key: bytes, identity: Identity, hello: bytes) -> bytes | None:
+    accepting = Accepting(identity, key, "there")
+    try:
+        accepting.read(hello)
+        return accepting.answer()[0]
+    except AuthenticationError:
+        return None
+
+
+def test_impostors_are_refused_whatever_they_say(
+    parties: Callable[..., Party], impostor: Callable[[Callable[[bytes], bytes | None]], str]
+) -> None:
+    client, server = parties(role=Role.CONTROLLER), parties()
+    (true,) = server.node.listen(["127.0.0.1"])
+    (own,) = client.node.listen(["127.0.0.1"])
+    wanted = server.identity.incarnation
+    recorded = ask(true, Dialing(client.identity, KEY, wanted, true).hello)
+    answers: dict[str, Callable[[bytes], bytes | None]] = {
+        "hangs up": lambda _hello: None,
+        "says random things": lambda _hello: os.urandom(ANSWER_BYTES),
+        "says nothing but zeros": lambda _hello: bytes(ANSWER_BYTES),
+        "echoes": lambda hello: hello,
+        "greets in turn": lambda _hello: Dialing(ANOTHER, KEY, 0, "").hello,
+        "has another key": lambda hello: answer_with(os.urandom(32), ANOTHER, hello),
+        "is another process of ours": lambda hello: answer_with(KEY, ANOTHER, hello),
+        "plays a recorded answer": lambda _hello: recorded,
+        "leads us to our own door": lambda hello: ask(own, hello),
+    }
+    refused: dict[str, int] = {}
+    for what, answer in answers.items():
+        address = impostor(answer)
+        for incarnation in [wanted, 0] * (NUM_TRIES // 2):
+            if what == "is another process of ours" and not incarnation:
+                continue  # whoever asks for anybody of the allocation gets somebody of the allocation
+            with contextlib.suppress(AuthenticationError):
+                client.node.connect([address], incarnation)
+                raise AssertionError(f"an impostor that {what} was believed")
+            refused[what] = refused.get(what, 0) + 1
+    print("refused", sum(refused.values()), "of", sum(refused.values()), refused)
+    assert not client.opened and not server.opened and not client.node.channels
+    assert client.node.connect([address, true], wanted).peer.incarnation == wanted  # beside one, the true one wins
+
+
+class Between:
+    """Stands between a client and a server, and passes on everything, but one record in its own way."""
+
+    def __init__(self, address: str, change: Callable[[bytes], bytes]) -> None:
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self._target = parse_address(address)
+        self._change = change
+        self.address = f"tcp://127.0.0.1:{self._listening.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        near, _ = self._listening.accept()
+        with near, socket.create_connection(self._target) as far, contextlib.suppress(ConnectionError):
+            far.sendall(near.recv(HELLO_BYTES, socket.MSG_WAITALL))
+            near.sendall(far.recv(ANSWER_BYTES, socket.MSG_WAITALL))
+            far.sendall(near.recv(PROOF_BYTES, socket.MSG_WAITALL))
+            for number in range(3):
+                size = near.recv(4, socket.MSG_WAITALL)
+                record = size + near.recv(int.from_bytes(size, "little"), socket.MSG_WAITALL)
+                far.sendall(self._change(record) if number == 1 else record)
+            far.recv(1)  # until it hangs up
+
+    def close(self) -> None:
+        self._thread.join(PATIENCE_S)
+        self._listening.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "arrived"),
+    [
+        (lambda record: record[:-1] + bytes([record[-1] ^ 1]), [0]),
+        (lambda record: record * 2, [0, 1]),
+        (lambda record: b"", [0]),
+    ],
+    ids=["altered", "doubled", "held back"],
+)
+def test_who_stands_in_between_can_only_end_the_channel(
+    parties: Callable[..., Party], change: Callable[[bytes], bytes], arrived: list[int]
+) -> None:
+    server, client = parties(), parties(role=Role.CONTROLLER)
+    (address,) = server.node.listen(["127.0.0.1"])
+    between = Between(address, change)
+    channel = client.node.connect([between.address])
+    for dest in range(3):
+        with contextlib.suppress(TransportError):
+            channel.send(Frame(Kind.CALL, dest))
+    server.until(lambda: bool(server.lost))
+    assert isinstance(server.lost[0], FrameError)
+    assert [frame.dest for frame in server.frames] == arrived
+    client.until(lambda: bool(client.lost))
+    between.close()

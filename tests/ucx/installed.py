@@ -1,0 +1,99 @@
+"""The UCX of this machine: what tests ask for it, and what they say where it is missing."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.guards.tree import ROOT
+
+__all__ = [
+    "LIBRARIES",
+    "NEEDS_BINDING",
+    "SHARED_MEMORY",
+    "SYSTEM_HEADERS",
+    "TCP",
+    "WHEEL_HEADERS",
+    "run_drill",
+    "run_python",
+]
+
+
+def find_wheel() -> Path:
+    spec = importlib.util.find_spec("libucx")
+    return Path(spec.origin).parent if spec is not None and spec.origin is not None else Path("/missing")
+
+
+WHEEL_HEADERS = find_wheel() / "include"
+SYSTEM_HEADERS = Path("/usr/include")
+_SYSTEM = next(Path("/usr/lib").glob("*-linux-gnu/libucp.so.0"), Path("/missing"))
+_WHEEL = find_wheel() / "lib" / "libucp.so.0"
+
+NEEDS_BINDING = pytest.mark.skipif(
+    importlib.util.find_spec("monarch_hpc.transport.ucx._ucx") is None,
+    reason="needs the UCX binding, which is built where there is a C compiler",
+)
+
+LIBRARIES = [
+    pytest.param(
+        str(path),
+        id=name,
+        marks=[
+            pytest.mark.ucx,
+            NEEDS_BINDING,
+            pytest.mark.skipif(not path.exists(), reason=f"needs {package}"),
+        ],
+    )
+    for name, path, package in (
+        ("system", _SYSTEM, "a libucp: apt-get install libucx0"),
+        ("wheel", _WHEEL, "a libucp: pip install libucx-cu12"),
+    )
+]
+"""Each libucp of this machine, as the parameter of a test; one that is missing skips it."""
+
+
+SHARED_MEMORY, TCP = "self,posix,sysv,cma", "self,tcp"
+"""Values of UCX_TLS."""
+
+
+def run_python(code: str, *arguments: str) -> str:
+    """Run *code* in an interpreter of its own, and return what it printed, both streams.
+
+    Tests never load UCX into their own process: it stays there for all tests that follow.
+    """
+    return _run(["-c", code, *arguments], 60, {})
+
+
+def run_drill(tls: str, libucp: str, drill: str, count: int | None = None, timeout_s: float = 60) -> str:
+    """Run a drill of `tests.ucx.pair` over the transports *tls*, and return what it printed."""
+    environment = {
+        "UCX_TLS": tls,
+        "UCX_NET_DEVICES": "lo",
+        "UCX_POSIX_ERROR_HANDLING": "y",
+        "UCX_SYSV_ERROR_HANDLING": "y",
+        "UCX_LOG_LEVEL": "error",
+        "UCX_WARN_UNUSED_ENV_VARS": "n",
+    }
+    return _run(
+        ["-m", "tests.ucx.pair", libucp, drill, *([] if count is None else [str(count)])], timeout_s, environment
+    )
+
+
+def _run(arguments: list[str], timeout_s: float, environment: dict[str, str]) -> str:
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    assert done.returncode == 0, f"exit status {done.returncode}:\n{done.stdout}"
+    return done.stdout

@@ -1,0 +1,244 @@
+"""Two processes joined by UCX alone, as a program: `python -m tests.ucx.pair LIBUCP DRILL [COUNT]`.
+
+The drill runs in the first process; the second one, which it starts, sends back what it gets. Programs and not test
+functions, since UCX must not come into the process of pytest.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from monarch_hpc.transport.ucx.library import load_library
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from typing_extensions import Buffer
+
+    from monarch_hpc.transport.ucx import _ucx
+
+PATIENCE_S = 20.0
+HEAD = b"head"
+RECORD_BYTES = 64
+"""Of every record here: UCX may bring several at once, and they must know their own length."""
+STOP = HEAD + b"stop".ljust(RECORD_BYTES - len(HEAD))
+WINDOW = 128
+"""Records under way at most; the rest waits for answers, as with credit."""
+
+
+class End:
+    """One end of the lane: a worker, which this thread drives, and what came."""
+
+    def __init__(self, libucp: str) -> None:
+        library = load_library(libucp)
+        assert library.path, library.reason
+        from monarch_hpc.transport.ucx import _ucx
+
+        self.ucx = _ucx
+        self.worker = _ucx.Worker(1 << 30)
+        self.lane = self.worker.open(self)
+        self.epoll = select.epoll()
+        self.epoll.register(self.worker.fd, select.EPOLLIN)
+        self.num_records = 0
+        self.num_bulk = 0
+        self.num_done = 0
+        self.error = 0
+        self.on_record: Callable[[bytes], None] = lambda _record: None
+        self.on_bulk: Callable[[_ucx.Landing], None] = lambda _landing: None
+
+    @property
+    def offer(self) -> str:
+        return f"{self.worker.address.hex()} {self.lane.token.hex()}"
+
+    def connect(self, offer: str) -> None:
+        address, token = offer.split()
+        self.lane.connect(bytes.fromhex(address), bytes.fromhex(token))
+
+    def send_bulk(self, body: Buffer) -> None:
+        self.lane.send_bulk(body, self.lane.reserve(1))
+
+    def step(self, timeout_s: float = 0.0) -> None:
+        """Drive once, and handle what came."""
+        self.worker.poll(self.epoll.fileno(), 0.0, timeout_s)
+        for event in self.worker.take():
+            if event[0] == self.ucx.SMALL:
+                data = event[3] or b""
+                for at in range(0, len(data), RECORD_BYTES):
+                    self.num_records += 1
+                    self.on_record(data[at : at + RECORD_BYTES])
+            elif event[0] == self.ucx.BULK:
+                if event[4] is None:
+                    self._landed(event[3])
+                else:
+                    event[4].on_done = lambda landing=event[3]: self._landed(landing)
+            elif event[0] == self.ucx.DONE:
+                self.num_done += 1
+                # UNREACHABLE (-6) and CANCELED (-16) are how a closed lane ends what is under way.
+                assert event[1].status in (0, -6, -16, -25) or self.error, event[1].status
+                if event[1].on_done is not None and event[1].status == 0:
+                    event[1].on_done()
+            elif event[0] == self.ucx.ERROR:
+                self.error = event[2]
+
+    def _landed(self, landing: _ucx.Landing) -> None:
+        self.num_bulk += 1
+        self.on_bulk(landing)
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        end_s = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert time.monotonic() < end_s, f"{self.num_records} records, {self.num_bulk} bulk, error {self.error}"
+            self.step(0.1)
+
+    def close(self) -> None:
+        self.lane.close()
+        self.worker.close()
+        self.epoll.close()
+
+
+def echo(libucp: str) -> None:
+    """Send back all records and bulk messages until the word STOP."""
+    end = End(libucp)
+    memory = bytearray(1 << 20)
+    registered = end.worker.register(end.ucx.Span(memory, True))
+    print(end.offer, registered.key.hex(), registered.span.address, flush=True)
+    end.connect(sys.stdin.readline())
+    over: list[bytes] = []
+
+    def on_record(record: bytes) -> None:
+        if record == STOP:
+            over.append(record)
+        else:
+            end.lane.send(HEAD, record[len(HEAD) :], True)
+
+    end.on_record = on_record
+    end.on_bulk = end.send_bulk
+    while not over and not end.error:
+        end.step(0.1)
+    # What was sent last leaves before the lane is cut.
+    flushed = end.lane.flush()
+    while flushed.status == 1 and not end.error:
+        end.step(0.1)
+    registered.close()
+    end.close()
+
+
+@contextmanager
+def joined(libucp: str) -> Iterator[tuple[End, bytes, int]]:
+    """Open a lane to an echo; yield our end, and the key and address of the other's memory."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.ucx.pair", libucp, "echo"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        end = End(libucp)
+        address, token, key, place = process.stdout.readline().split()
+        end.connect(f"{address} {token}")
+        print(end.offer, file=process.stdin, flush=True)
+        try:
+            yield end, bytes.fromhex(key), int(place)
+            end.lane.send(HEAD, STOP[len(HEAD) :], True)
+            end.until(lambda: process.poll() is not None)
+            assert process.returncode == 0
+        finally:
+            process.kill()
+            end.close()
+
+
+def exchange(end: End, count: int) -> None:
+    """Send *count* records, each in a message of its own, and wait for the answers."""
+    start = end.num_records
+    for number in range(count):
+        end.lane.send(HEAD, b"%060d" % number, True)
+        end.step()
+        end.until(lambda sent=number + 1: sent - (end.num_records - start) < WINDOW)  # type: ignore[misc]
+    end.until(lambda: end.num_records - start == count)
+
+
+def exchange_bulk(end: End, count: int, body: bytes) -> None:
+    start = end.num_bulk
+    for number in range(count):
+        end.send_bulk(body)
+        end.until(lambda sent=number + 1: sent - (end.num_bulk - start) < 4)  # type: ignore[misc]
+    end.until(lambda: end.num_bulk - start == count)
+
+
+def move(end: End, count: int, key: bytes, address: int) -> None:
+    """Get and put the other's memory."""
+    for _ in range(count):
+        remote = end.lane.unpack(key)
+        local = end.ucx.Span(bytearray(4096), True)
+        operations = [end.lane.put(local, address, remote), end.lane.get(local, address, remote), end.lane.flush()]
+        end.until(lambda operations=operations: all(operation.status != 1 for operation in operations))  # type: ignore[misc]
+        assert [operation.status for operation in operations] == [0, 0, 0]
+
+
+def rss_bytes() -> int:
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def grow(libucp: str, count: int) -> None:
+    """Print by how many bytes this process grew over *count* records and fewer of the rest, after some to warm up."""
+    with joined(libucp) as (end, key, address):
+        kinds: dict[str, tuple[int, Callable[[int], None]]] = {
+            "records": (1, lambda number: exchange(end, number)),
+            "bulk": (50, lambda number: exchange_bulk(end, number, bytes(20_000))),
+            "rendezvous": (500, lambda number: exchange_bulk(end, number, bytes(1_000_000))),
+            "moves": (50, lambda number: move(end, number, key, address)),
+        }
+        for name, (one_in, traffic) in kinds.items():
+            traffic(count // one_in // 4 + 4)
+            before, began_s = rss_bytes(), time.monotonic()
+            traffic(count // one_in + 1)
+            print(name, rss_bytes() - before, f"{time.monotonic() - began_s:.1f}", flush=True)
+
+
+def fork(libucp: str) -> None:
+    """Fork in the middle of traffic: the child finds UCX closed, ends in good order, and takes nothing from us."""
+    with joined(libucp) as (end, key, address):
+        exchange(end, 100)
+        registered = end.worker.register(end.ucx.Span(bytearray(4096), True))
+        remote = end.lane.unpack(key)
+        attempts: tuple[Callable[[], object], ...] = (
+            lambda: end.ucx.Worker(1 << 20),
+            lambda: end.worker.open(end),
+            lambda: end.worker.poll(end.epoll.fileno(), 0.0, 0.0),
+            end.worker.take,
+            lambda: end.lane.send(HEAD, b"from the child", True),
+            lambda: end.lane.get(end.ucx.Span(bytearray(8), True), address, remote),
+        )
+        child = os.fork()
+        if not child:
+            all_refused = all(is_refused(attempt) for attempt in attempts)
+            registered.close()
+            # The usual end of a program: what is open is closed, then atexit, then the destructors of all libraries.
+            sys.exit(not all_refused)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        exchange(end, 1000)
+        move(end, 10, key, address)
+        print("went on")
+
+
+def is_refused(attempt: Callable[[], object]) -> bool:
+    try:
+        attempt()
+    except RuntimeError as error:
+        return "forked" in str(error)
+    return False
+
+
+DRILLS: dict[str, Callable[..., None]] = {"echo": echo, "fork": fork, "grow": grow}
+
+if __name__ == "__main__":
+    DRILLS[sys.argv[2]](sys.argv[1], *map(int, sys.argv[3:]))

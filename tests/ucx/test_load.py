@@ -1,0 +1,94 @@
+"""The extension loads the libucp that it is told to, and says what is wrong with others."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.guards.tree import ROOT
+from tests.ucx.installed import LIBRARIES, NEEDS_BINDING, run_python
+
+LOAD = """
+import json, sys
+from dataclasses import asdict
+from monarch_hpc.transport.ucx.library import load_library
+print(json.dumps(asdict(load_library(sys.argv[1]))))
+"""
+
+
+@pytest.mark.parametrize("path", LIBRARIES)
+def test_a_named_library_is_the_one_that_is_used(path: str) -> None:
+    library = json.loads(run_python(LOAD, path))
+    assert library["path"] == str(Path(path).resolve())
+    assert library["version"].startswith("1.")
+    assert library["origin"] == "ucx.library"
+    assert {"posix", "tcp"} <= set(library["transports"])
+    assert library["reason"] == ""
+
+
+@pytest.mark.parametrize("path", LIBRARIES)
+def test_all_parts_come_from_one_folder(path: str) -> None:
+    """Also for a wheel, while the loader knows the system's."""
+    mapped = run_python(LOAD + "print(*open('/proc/self/maps'), sep='')", path)
+    folders = {Path(line.split()[-1]).parent for line in mapped.splitlines() if "/libuc" in line and "r-xp" in line}
+    assert {folder.resolve() for folder in folders} == {Path(path).resolve().parent}
+
+
+@pytest.mark.parametrize("path", LIBRARIES)
+def test_what_another_brought_is_taken(path: str) -> None:
+    code = "import ctypes, sys\nctypes.CDLL(sys.argv[2])\n" + LOAD
+    library = json.loads(run_python(code, "", path))
+    assert library["path"] == str(Path(path).resolve())
+    assert library["origin"] == "already in this process"
+
+
+@pytest.mark.ucx
+@NEEDS_BINDING
+def test_a_broken_library_is_told_and_not_replaced(tmp_path: Path) -> None:
+    broken = tmp_path / "libucp.so.0"
+    broken.write_text("not a library")
+    for path, words in (
+        (tmp_path / "missing.so", "No such file"),
+        (broken, "file too short"),
+        (Path("libc.so.6"), "has no function ucp_get_version"),
+    ):
+        library = json.loads(run_python(LOAD, str(path)))
+        assert library["path"] == ""
+        assert words in library["reason"]
+        assert str(path) in library["reason"]
+
+
+@pytest.mark.ucx
+@NEEDS_BINDING
+def test_the_stub_names_what_the_extension_has() -> None:
+    extension = importlib.import_module("monarch_hpc.transport.ucx._ucx")
+    stub = ast.parse((ROOT / "monarch_hpc/transport/ucx/_ucx.pyi").read_text())
+    modules = {name for name, value in vars(extension).items() if isinstance(value, ModuleType)}
+    assert public(vars(extension)) - modules == declared(stub)
+    for node in stub.body:
+        if isinstance(node, ast.ClassDef):
+            members = vars(getattr(extension, node.name))
+            # Those that an exception sets when it is made are not in its class.
+            assert public(members) <= declared(node)
+            assert declared(node) <= public(members) or node.bases
+
+
+def public(names: Iterable[str]) -> set[str]:
+    return {name for name in names if not name.startswith("_")}
+
+
+def declared(scope: ast.Module | ast.ClassDef) -> set[str]:
+    """Return the public names that a scope of a stub declares."""
+    names = set()
+    for node in scope.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.add(node.target.id)
+    return public(names)

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+from monarch_hpc.actor.runtime import ProcRef
+from monarch_hpc.mesh.links import LinkReport, Links, summarize
+from monarch_hpc.transport.api import Channel
+
+
+@dataclass
+class Line:
+    """What a summary reads of a channel."""
+
+    fabric: str
+    why: str
+
+
+def proc(rank: int, host: int) -> ProcRef:
+    return ProcRef(mesh=1, rank=rank, host=f"n{host}", host_rank=host, pid=1, incarnation=100 + rank, addresses=())
+
+
+class Clock:
+    """Timers that the test lets ring."""
+
+    def __init__(self) -> None:
+        self.timers: list[Callable[[], None]] = []
+
+    def later(self, _delay_s: float, callback: Callable[[], None]) -> None:
+        self.timers.append(callback)
+
+    def ring(self) -> None:
+        timers, self.timers = self.timers, []
+        for timer in timers:
+            timer()
+
+
+def link(why: str) -> Links:
+    return [{"host": 0, "fabric": "tcp", "why": why, "procs": 1}]
+
+
+def test_procs_are_counted_by_host_and_fabric() -> None:
+    lines = {
+        100: Line("ucx/shm", "same host"),
+        101: Line("ucx/shm", "same host"),
+        102: Line("tcp", "another host"),
+        103: Line("tcp", ""),
+    }
+    channels = {number: cast(Channel, line) for number, line in lines.items()}
+    assert summarize([proc(0, 0), proc(1, 0), proc(2, 1), proc(3, 1), proc(9, 2)], channels) == [
+        {"host": 0, "fabric": "ucx/shm", "why": "same host", "procs": 2},
+        {"host": 1, "fabric": "tcp", "why": "", "procs": 1},
+        {"host": 1, "fabric": "tcp", "why": "another host", "procs": 1},
+    ]
+
+
+def test_one_report_tells_of_many_procs_and_the_same_is_told_once() -> None:
+    clock, told, now = Clock(), list[Links](), link("no RDMA")
+    report = LinkReport(clock.later, lambda: now, told.append)
+    for _ in range(3):
+        report.changed()
+    clock.ring()
+    assert (told, clock.timers) == ([now], [])
+    report.changed()
+    clock.ring()
+    assert told == [now]
+
+
+def test_while_the_two_sides_still_talk_it_looks_again_but_not_for_ever() -> None:
+    clock, told, now = Clock(), list[Links](), link("")
+    report = LinkReport(clock.later, lambda: now, told.append)
+    report.changed()
+    clock.ring()
+    assert clock.timers
+    now = link("same host")
+    clock.ring()
+    assert (told, clock.timers) == ([link(""), link("same host")], [])
+    now = link("")
+    report.changed()
+    rounds = 0
+    while clock.timers:
+        clock.ring()
+        rounds += 1
+    assert rounds == 20

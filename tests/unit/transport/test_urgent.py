@@ -1,0 +1,55 @@
+"""Signs of life and credit go before what waits, but not into the middle of a large frame."""
+
+from __future__ import annotations
+
+import os
+
+from monarch_hpc.transport.noise import Cipher
+from monarch_hpc.transport.records import CHUNK_BYTES, Bulk, Inbox, Outbox
+from monarch_hpc.wire.frames import Frame, Kind, pack_frame, pack_head
+
+
+def carry(outbox: Outbox, inbox: Inbox) -> bool:
+    """Carry one write to the other side; False if there was none."""
+    data = memoryview(outbox.next_write())
+    num_bytes = len(data)
+    while data:
+        room = inbox.room()
+        count = min(len(room), len(data))
+        room[:count] = data[:count]
+        inbox.arrived(count)
+        data = data[count:]
+    return num_bytes > 0
+
+
+def bulk(number: int, num_bytes: int) -> Bulk:
+    frame = Frame(Kind.RESULT, number, 0, b"", [bytes(num_bytes)])
+    return Bulk(frame, pack_head(frame), num_bytes)
+
+
+def test_what_is_urgent_goes_before_what_waits_but_not_into_what_has_begun() -> None:
+    key = os.urandom(32)
+    outbox = Outbox(Cipher(key))
+    came: list[tuple[Kind, int]] = []
+    inbox = Inbox(Cipher(key), 2**30, lambda frame: came.append((frame.kind, frame.dest)))
+    outbox.queued.extend([bulk(1, 5 * CHUNK_BYTES), pack_frame(Frame(Kind.CALL, 2)), bulk(3, CHUNK_BYTES)])
+    outbox.urgent.append(pack_frame(Frame(Kind.CREDIT, 4)))
+    assert carry(outbox, inbox) and came == [(Kind.CREDIT, 4)]
+    assert carry(outbox, inbox) and outbox.waiting
+    outbox.urgent.extend(pack_frame(Frame(Kind.CREDIT, number)) for number in (5, 6))
+    while carry(outbox, inbox):
+        pass
+    assert [dest for _, dest in came] == [4, 1, 5, 6, 2, 3]
+    assert not outbox.waiting
+
+
+def test_what_is_urgent_goes_alone_too() -> None:
+    key = os.urandom(32)
+    outbox = Outbox(Cipher(key))
+    came: list[Frame] = []
+    inbox = Inbox(Cipher(key), 2**30, came.append)
+    outbox.urgent.append(pack_frame(Frame(Kind.PING)))
+    assert outbox.waiting
+    assert carry(outbox, inbox)
+    assert [frame.kind for frame in came] == [Kind.PING]
+    assert not carry(outbox, inbox)
