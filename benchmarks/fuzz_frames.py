@@ -32,6 +32,7 @@ _MAX_INPUT_S = 2.0  # of a loaded machine; the slowest take some milliseconds
 _MAX_MEMORY_BYTES = 2**30  # more than this process has, less than a length that is believed
 _SLICE_S = 2.0
 _MAX_KEPT = 500
+_MAX_SAVED_BYTES = 4096
 _MAX_SHRINK_S = 20.0
 
 
@@ -94,7 +95,7 @@ def _judge(target: Target, data: bytes) -> tuple[str, str]:
         return f"{type(error).__name__} in {frames[-1].name}:{frames[-1].lineno}: {error!s:.200}", "broken"
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-    return "", re.sub(r"'[^']*'|\"[^\"]*\"|\d+", "#", end)[:60]
+    return "", re.sub(r"'[^']*'|\"[^\"]*\"|\[[^]]*\]|\d+", "#", end)[:60]
 
 
 def _shrink(target: Target, data: bytes) -> bytes:
@@ -139,7 +140,7 @@ def _run(campaigns: list[Campaign], minutes: float | None, num_inputs: int, save
             while slice_inputs < num_inputs if end_s is None else time.monotonic() < begun_s + _SLICE_S:
                 slice_inputs += 1
                 fresh = campaign.step()
-                if fresh is not None and save:
+                if fresh is not None and save and len(fresh) <= _MAX_SAVED_BYTES:
                     _write(CORPUS / campaign.target.name, fresh)
             campaign.took_s += time.monotonic() - begun_s
         if end_s is None:

@@ -211,11 +211,16 @@ class PeerChannel:
 
     def get(self, key: bytes, offset: int, into: object) -> Transfer:
         """Read from memory of the peer; see `transport.api.Channel.get`."""
-        return self._operations.get(key, offset, into)
+        return self._move(key, offset, into, write=False) or self._operations.get(key, offset, into)
 
     def put(self, key: bytes, offset: int, data: object) -> Transfer:
         """Write to memory of the peer; see `transport.api.Channel.put`."""
-        return self._operations.put(key, offset, data)
+        return self._move(key, offset, data, write=True) or self._operations.put(key, offset, data)
+
+    def _move(self, key: bytes, offset: int, buffer: object, *, write: bool) -> Transfer | None:
+        """Let UCX do it, where it reaches both ends."""
+        lane = self._lane
+        return None if lane is None or self.error is not None else lane.move(key, offset, buffer, write=write)
 
     def _land(self, head: Head, body: Buffer) -> list[memoryview] | None:
         if head.kind is Kind.DATA:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 from collections.abc import Callable, Sequence
@@ -91,9 +92,7 @@ class Race:
         self._errors: list[TransportError] = []
         self._running: set[_Outbound] = set()
         self._went_around = False
-        self._deadline_s = node.limits.connect_s
-        self._timer = node.engine.call_later(self._deadline_s, self._late)
-        self._around_timer = node.engine.call_later(node.limits.around_after_s, self._go_around)
+        self._timers = [node.engine.call_later(node.limits.around_after_s, self._go_around)]
         if not addresses:
             self._end(PeerLost("a peer", "it has no address"))
             return
@@ -114,6 +113,14 @@ class Race:
         # All are on the list before the first is started: when the last one on it fails, the race is over.
         started = [_Outbound(self._node, self, self._incarnation, way, address) for way, address in ways]
         self._running.update(started)
+        limits = self._node.limits
+        for patience_s, group in (
+            (limits.connect_s, [outbound for outbound in started if outbound.way is not Way.RELAY]),
+            (limits.relay_s, [outbound for outbound in started if outbound.way is Way.RELAY]),
+        ):
+            if group:
+                late = functools.partial(self._late, group, patience_s)
+                self._timers.append(self._node.engine.call_later(patience_s, late))
         for outbound in started:
             if self._done is not None:
                 outbound.start()
@@ -126,10 +133,6 @@ class Race:
         # Who answers that he holds another key, or other versions, says so through the relay, too.
         spoke = self._errors and not any(isinstance(error, PeerLost) for error in self._errors)
         relayed = [] if self._node.relay is None or spoke else self._addresses
-        if relayed:
-            self._timer.cancel()
-            self._deadline_s += self._node.limits.relay_s
-            self._timer = self._node.engine.call_later(self._node.limits.relay_s, self._late)
         ways = [(Way.FORWARD, address) for address in sorted(forwarders)]
         self._start([*ways, *((Way.RELAY, address) for address in relayed)])
 
@@ -153,14 +156,15 @@ class Race:
             said = [error for error in self._errors if not isinstance(error, PeerLost)]
             self._end((said or self._errors)[0])
 
-    def _late(self) -> None:
-        self._end(PeerLost(", ".join(self._addresses), f"no answer in {self._deadline_s:.1f} s"))
+    def _late(self, group: Sequence[_Outbound], patience_s: float) -> None:
+        for outbound in self._running.intersection(group):
+            outbound.give_up(f"no answer in {patience_s:.1f} s")
 
     def _end(self, result: Channel | TransportError) -> None:
         done, self._done = self._done, None
         if done is not None:
-            self._timer.cancel()
-            self._around_timer.cancel()
+            for timer in self._timers:
+                timer.cancel()
             for outbound in list(self._running):
                 outbound.drop()
             done(result)
@@ -224,7 +228,8 @@ class _Outbound:
         except BlockingIOError:
             return
         except (OSError, TransportError) as error:
-            again_s = next(self._resets, None) if self._sent and isinstance(error, ConnectionResetError) else None
+            reset = isinstance(error, (ConnectionResetError, BrokenPipeError))
+            again_s = next(self._resets, None) if reset else None
             if again_s is None:
                 self._fail(error)
             else:
@@ -253,8 +258,12 @@ class _Outbound:
             error = lost
         self._race.lost(self, error)
 
+    def give_up(self, why: str) -> None:
+        """Count this address as lost."""
+        self._fail(PeerLost(self._address, why))
+
     def drop(self) -> None:
-        """Give up this address, unless it won."""
+        """Close the connection, unless it won."""
         if not self._over:
             self._over = True
             if hasattr(self, "sock"):

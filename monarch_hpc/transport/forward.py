@@ -67,6 +67,7 @@ class Forward:
         if over is None:
             return
         for sock in (self._near, *self._dialled):
+            self._wires.forget(sock)
             self._engine.unwatch(sock.fileno())
             sock.close()
         over(why)
@@ -118,7 +119,7 @@ class Forward:
                 other.close()
         self._dialled = [sock]
         for end in (self._near, sock):
-            self._wires.watch(end, self.close)
+            self._wires.watch(end, end, self.close)
         self._flows = [_Flow(self._near, sock), _Flow(sock, self._near)]
         self._opened()
         self._flows[1].waiting = memoryview(answer)

@@ -252,7 +252,16 @@ class Gate:
         self._joined.add(forward)
 
     def admit(self, inbound: _Inbound, peer: Peer, ciphers: tuple[Cipher, Cipher]) -> None:
-        """Hand on a connection that proved itself."""
+        """Hand on a connection that proved itself.
+
+        Raises:
+            AuthenticationError: since it greeted, somebody else has come because of whom it may not speak any more.
+            OSError: it left.
+        """
+        objection = self._fence.objection(peer)
+        if objection:
+            inbound.sock.send(make_farewell(ciphers[0], objection))
+            raise AuthenticationError(str(peer), objection)
         self._leave(inbound)
         self._welcome(inbound.sock, peer, ciphers)
 

@@ -158,7 +158,7 @@ class Node:
         wait_s = timeout_s
         if wait_s is None:
             # The race has its deadline; this one only guards against a race that does not end.
-            wait_s = 1.0 + self._limits.connect_s + (self._limits.relay_s if self._relay is not None else 0.0)
+            wait_s = 1.0 + 2 * self._limits.connect_s + (self._limits.relay_s if self._relay is not None else 0.0)
         if not signal.wait(wait_s):
             raise PeerLost(", ".join(addresses), f"no answer in {wait_s:.1f} s")
         if isinstance(outcome[0], TransportError):
@@ -177,7 +177,10 @@ class Node:
             TypeError: it is neither.
             ValueError: it is not contiguous, or is to be written to and cannot.
         """
-        return self._memories.register(buffer, writable=writable)
+        memory = self._memories.register(buffer, writable=writable)
+        if self._fabric is not None:
+            self._fabric.register(memory)
+        return memory
 
     # ---- channels ----
 
@@ -194,7 +197,7 @@ class Node:
         self._open.add(channel)
         self._channels[peer.incarnation] = channel
         if peer.role is not Role.AGENT:  # whoever speaks with an agent hears its heart, or misses it
-            self._wires.watch(sock, channel.give_up)
+            self._wires.watch(channel, sock, channel.give_up)
         channel.start()
         return channel
 
@@ -209,6 +212,7 @@ class Node:
     def on_lost(self, channel: Channel, error: TransportError) -> None:
         """Forget a channel and pass the news on."""
         self._open.discard(channel)
+        self._wires.forget(channel)
         if self._channels.get(channel.peer.incarnation) is channel:
             del self._channels[channel.peer.incarnation]
         self._listener.on_lost(channel, error)

@@ -273,7 +273,7 @@ class Inbox:
         if not self._end and self._head is None and TAG_BYTES < num_bytes <= _COPIED_BYTES:
             # As a rule it is one small record: without the bookkeeping for what else there could be.
             (size,) = _LENGTH.unpack_from(self._view)
-            if size + _LENGTH.size == num_bytes and not self.closed:
+            if TAG_BYTES < size == num_bytes - _LENGTH.size and not self.closed:
                 self._take_record(self._view[_LENGTH.size : num_bytes])
                 return
         self._end += num_bytes

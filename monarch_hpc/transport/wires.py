@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 from monarch_hpc.transport.engine import Engine
 from monarch_hpc.transport.timer import Timer
@@ -38,13 +38,13 @@ class Wires:
         self._engine = engine
         self._cut_s = cut_s
         self._period_s = max(1, round(cut_s / (_NUM_PROBES + 1)))  # the kernel counts in whole seconds
-        self._watched: dict[_Wire, Callable[[str], None]] = {}
+        self._watched: dict[Hashable, _Wire] = {}
         self._timer: Timer | None = None
 
-    def watch(self, sock: socket.socket, cut: Callable[[str], None]) -> None:
+    def watch(self, key: Hashable, sock: socket.socket, cut: Callable[[str], None]) -> None:
         """Tell *cut* why when the wire under *sock* is cut while data is under way; else reading fails.
 
-        Until the socket is closed. Others than TCP sockets, such as a relay's, are ignored.
+        Until `forget`. Others than TCP sockets, such as a relay's, are ignored.
         """
         if sock.family == socket.AF_UNIX:
             return
@@ -56,40 +56,44 @@ class Wires:
         ):
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self._watched[_Wire(sock)] = cut
+        self._watched[key] = _Wire(sock, cut)
         if self._timer is None:
             self._timer = self._engine.call_later(self._period_s, self._look)
 
+    def forget(self, key: Hashable) -> None:
+        """Look no more at one; unknown ones are ignored."""
+        self._watched.pop(key, None)
+
     def close(self) -> None:
-        """Look no more."""
+        """Look no more at any."""
         if self._timer is not None:
             self._timer.cancel()
         self._watched.clear()
 
     def _look(self) -> None:
-        self._watched = {wire: cut for wire, cut in self._watched.items() if wire.sock.fileno() >= 0}
         self._timer = self._engine.call_later(self._period_s, self._look) if self._watched else None
-        for wire, cut in list(self._watched.items()):
+        for wire in list(self._watched.values()):
             try:
                 silent_s = wire.silent_s()
             except OSError:
                 continue  # it ends; whoever reads it says why
             if silent_s >= self._cut_s - self._period_s:
-                cut(f"its machine has not acknowledged anything for {silent_s:.1f} s: the network between is cut")
+                wire.cut(f"its machine has not acknowledged anything for {silent_s:.1f} s: the network between is cut")
 
 
 class _Wire:
     """One connection, looked at from time to time."""
 
-    __slots__ = ("_owed", "sock")
+    __slots__ = ("_owed", "_sock", "cut")
 
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
+    def __init__(self, sock: socket.socket, cut: Callable[[str], None]) -> None:
+        self.cut = cut
+        self._sock = sock
         self._owed = False
 
     def silent_s(self) -> float:
         """For how long the other kernel has owed an answer; 0 if it does not, or did not at the last look."""
-        info = self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+        info = self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
         num_probes, num_unacknowledged, sent_ms, heard_ms = _TCP_INFO.unpack(info)
         # To a receiver that does not read, the kernel repeats things ever less often: each time it answers, and the
         # silence in between says nothing. That an answer is still on its way may also just happen, but not twice.

@@ -34,6 +34,7 @@ __all__ = [
     "Kind",
     "pack_frame",
     "pack_head",
+    "parse_alone",
     "parse_frame",
     "parse_head",
 ]
@@ -131,9 +132,10 @@ def pack_frame(frame: Frame) -> bytes:
     Raises:
         FrameError: the frame is larger than the protocol allows.
     """
-    if frame.buffers:
-        return b"".join((pack_head(frame), frame.body, *frame.buffers))
-    return pack_head(frame) + frame.body
+    body = frame.body
+    if frame.buffers or len(body) > MAX_BODY_BYTES:
+        return b"".join((pack_head(frame), body, *frame.buffers))
+    return _HEAD.pack(PROTOCOL, frame.kind, 0, len(body), frame.dest, frame.reply) + body
 
 
 def parse_head(data: Buffer, max_frame_bytes: int) -> Head:
@@ -154,6 +156,15 @@ def parse_head(data: Buffer, max_frame_bytes: int) -> Head:
     if total > max_frame_bytes:
         raise FrameError(f"{total} bytes, at most {max_frame_bytes} (config key 'transport.max_frame_bytes')")
     return Head(known, dest, reply, body_bytes, lengths, size)
+
+
+def parse_alone(data: bytes) -> Frame | None:
+    """Read *data* if it is one whole frame without buffers, as most small ones are; None for anything else."""
+    if len(data) >= HEAD_BYTES:
+        version, kind, num, body_bytes, dest, reply = _HEAD.unpack_from(data)
+        if version == PROTOCOL and not num and body_bytes == len(data) - HEAD_BYTES and kind in _KINDS:
+            return Frame(_KINDS[kind], dest, reply, data[HEAD_BYTES:])
+    return None
 
 
 def parse_frame(data: Buffer, at: int = 0) -> tuple[Frame, int] | None:

@@ -28,7 +28,7 @@ from monarch_hpc.wire.frames import (
     parse_frame,
     parse_head,
 )
-from tests.fuzz.ends import MAX_FRAME_BYTES, run_inbox, run_lane, run_records, run_relay
+from tests.fuzz.ends import MAX_FRAME_BYTES, name_of, run_inbox, run_lane, run_records, run_relay
 
 __all__ = ["TARGETS", "Target"]
 
@@ -186,8 +186,10 @@ def _run_answer(data: bytes) -> str:
     try:
         peer, _ = dialing.finish(answer)
         check_versions(peer.python, peer.package, peer.host)
-    except (AuthenticationError, VersionMismatch) as error:
-        return str(error)
+    except VersionMismatch as error:
+        return f"{error.what} differs"
+    except AuthenticationError as error:
+        return error.problem
     return peer.role.name
 
 
@@ -284,7 +286,7 @@ def _relayed() -> list[bytes]:
 def _run_records(data: bytes) -> str:
     frames, error = run_records(data)
     assert isinstance(error, TransportError)
-    return f"{[frame.kind.name for frame in frames][:3]}, then {error}"
+    return f"{name_of(frames)}, then {str(error).partition('it left')[0]}"
 
 
 TARGETS = [

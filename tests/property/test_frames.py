@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from monarch_hpc.core.errors import FrameError
-from monarch_hpc.wire.frames import HEAD_BYTES, MAX_BUFFERS, Frame, Kind, pack_head, parse_head
+from monarch_hpc.wire.frames import HEAD_BYTES, MAX_BUFFERS, Frame, Kind, pack_frame, pack_head, parse_frame, parse_head
 
 _U64 = st.integers(0, 2**64 - 1)
 
@@ -26,6 +28,7 @@ def test_a_head_reads_back_as_written(kind: Kind, dest: int, reply: int, body: b
     assert head.body_bytes == len(body)
     assert head.buffer_bytes == tuple(map(len, buffers))
     assert head.size == len(packed) == HEAD_BYTES + 8 * len(buffers)
+    assert pack_frame(Frame(kind, dest, reply, body, buffers)) == packed + body + b"".join(buffers)
 
 
 @given(st.binary(max_size=200))
@@ -38,6 +41,47 @@ def test_any_bytes_give_a_head_or_a_frame_error(data: bytes) -> None:
         return
     assert head.size <= len(data)
     assert head.body_bytes + sum(head.buffer_bytes) <= 2**16
+
+
+@st.composite
+def _nearly_frames(draw: st.DrawFn) -> bytes:
+    """A frame, cut anywhere or followed by anything, with a byte changed or not."""
+    kind, dest, reply = draw(st.sampled_from(Kind)), draw(_U64), draw(_U64)
+    body, buffers = draw(st.binary(max_size=20)), draw(st.lists(st.binary(max_size=20), max_size=4))
+    data = bytearray(pack_frame(Frame(kind, dest, reply, body, buffers)))
+    if draw(st.booleans()):
+        data[draw(st.integers(0, len(data) - 1))] = draw(st.sampled_from([0, 1, 2, 127, 128, 255]))
+    return bytes(data[: draw(st.integers(0, len(data)))]) + draw(st.binary(max_size=5))
+
+
+@given(data=st.one_of(_nearly_frames(), st.binary(max_size=100)), at=st.integers(0, 3), readonly=st.booleans())
+def test_a_frame_is_what_its_head_says(data: bytes, at: int, readonly: bool) -> None:
+    """`parse_frame` agrees with `parse_head` and slices, for all bytes."""
+    whole = bytes(at) + data if readonly else bytearray(bytes(at) + data)
+    try:
+        parsed = parse_frame(whole, at)
+    except FrameError as error:
+        with pytest.raises(FrameError, match=re.escape(str(error))):
+            parse_head(data, max_frame_bytes=2**64)
+        return
+    try:
+        head = parse_head(data, max_frame_bytes=2**70)
+    except FrameError:
+        assert parsed is None
+        return
+    total = head.size + head.body_bytes + sum(head.buffer_bytes)
+    assert (parsed is None) == (total > len(data))
+    if parsed is None:
+        return
+    frame, end = parsed
+    assert end == at + total
+    assert (frame.kind, frame.dest, frame.reply) == (head.kind, head.dest, head.reply)
+    begin = head.size + head.body_bytes
+    assert frame.body == data[head.size : begin]
+    for buffer, size in zip(frame.buffers, head.buffer_bytes, strict=True):
+        assert buffer == data[begin : begin + size]
+        assert not memoryview(buffer).readonly
+        begin += size
 
 
 @given(st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=4))

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +16,25 @@ from monarch_hpc.testing import wait_until
 from monarch_hpc.testing.slurmlab import HostProcess, SlurmLab
 
 HOLD = "exec sleep 600"
+HOSTS = ("n1", "n2", "n3", "n4")
+
+SLEEPER = """
+import os, time
+import monarch_hpc
+from monarch_hpc import Actor, endpoint
+
+class Sleeper(Actor):
+    @endpoint
+    def ready(self): return os.environ.get("CUDA_VISIBLE_DEVICES")
+    @endpoint
+    def sleep(self): time.sleep(600)
+
+procs = monarch_hpc.hosts().spawn_procs(per_host={"gpus": 2})
+sleepers = procs.spawn("sleeper", Sleeper)
+print("gpus", sorted(set(sleepers.ready.call().get().values())), flush=True)
+print("ready", flush=True)
+"""
+"""Two procs on each host, whose actors say `ready`."""
 
 
 @dataclass
@@ -87,5 +106,36 @@ def alice(lab: SlurmLab, request: pytest.FixtureRequest) -> Alice:
     return Alice(lab, lab.home() / f"test-{zlib.crc32(request.node.nodeid.encode()):x}")
 
 
+@pytest.fixture
+def held(alice: Alice) -> Iterator[Alice]:
+    """Alice with a ready allocation `dev` of four hosts."""
+    done = alice.run("alloc", "dev", "-N", "4", "-t", "30", "--gpus-per-node", "4")
+    assert done.returncode == 0, done.stderr
+    yield alice
+    done = alice.run("release", "--all")
+    assert done.returncode == 0, done.stderr
+    assert alice.jobs() == {}
+    assert {host: alice.lab.processes("alice", host) for host in HOSTS if alice.lab.is_up(host)} == {
+        host: [] for host in HOSTS if alice.lab.is_up(host)
+    }
+
+
+def write(alice: Alice, name: str, text: str) -> str:
+    path = alice.folder / name
+    alice.lab.run(["sh", "-c", 'mkdir -p "$(dirname "$0")" && cat > "$0"', str(path)], stdin=text, check=True)
+    return str(path)
+
+
 def argv(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "monarch_hpc.cli", *arguments]
+
+
+def until_said(process: HostProcess, words: str) -> str:
+    """Read what *process* prints up to a line with *words*."""
+    assert process.stdout is not None
+    said = ""
+    for line in process.stdout:
+        said += line
+        if words in line:
+            return said
+    raise AssertionError(f"never said {words!r}: {said}{process.stderr.read() if process.stderr else ''}")

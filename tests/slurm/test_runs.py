@@ -1,4 +1,4 @@
-"""Runs on a real allocation: again and again, two at once, interrupted, on lost hosts, and out of strangers' reach."""
+"""Runs on a real allocation: again and again, two at once, interrupted, and on lost hosts."""
 
 from __future__ import annotations
 
@@ -7,78 +7,26 @@ import json
 import os
 import re
 import signal
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from monarch_hpc.agent.sweep import RUN_COOKIE
 from monarch_hpc.agent.zygote import NO_RUN
 from monarch_hpc.testing import wait_until
-from monarch_hpc.testing.slurmlab import HostProcess, SlurmLab
 from tests.guards.tree import ROOT
-from tests.slurm.commands import Alice, alice
+from tests.slurm.commands import HOSTS, SLEEPER, Alice, alice, held, until_said, write
 
-__all__ = ["alice"]
+__all__ = ["alice", "held"]
 
-HOSTS = ("n1", "n2", "n3", "n4")
 DIGITS = str(ROOT / "examples" / "digits_ddp.py")
 HELLO = str(ROOT / "examples" / "hello_mesh.py")
-
-SLEEPER = """
-import os, time
-import monarch_hpc
-from monarch_hpc import Actor, endpoint
-
-class Sleeper(Actor):
-    @endpoint
-    def ready(self): return os.environ.get("CUDA_VISIBLE_DEVICES")
-    @endpoint
-    def sleep(self): time.sleep(600)
-
-procs = monarch_hpc.hosts().spawn_procs(per_host={"gpus": 2})
-sleepers = procs.spawn("sleeper", Sleeper)
-print("gpus", sorted(set(sleepers.ready.call().get().values())), flush=True)
-print("ready", flush=True)
-"""
-
-
-@pytest.fixture
-def held(alice: Alice) -> Iterator[Alice]:
-    """Alice with a ready allocation `dev` of four hosts."""
-    done = alice.run("alloc", "dev", "-N", "4", "-t", "30", "--gpus-per-node", "4")
-    assert done.returncode == 0, done.stderr
-    yield alice
-    done = alice.run("release", "--all")
-    assert done.returncode == 0, done.stderr
-    assert alice.jobs() == {}
-    assert {host: alice.lab.processes("alice", host) for host in HOSTS if alice.lab.is_up(host)} == {
-        host: [] for host in HOSTS if alice.lab.is_up(host)
-    }
-
-
-def write(alice: Alice, name: str, text: str) -> str:
-    path = alice.folder / name
-    alice.lab.run(["sh", "-c", 'mkdir -p "$(dirname "$0")" && cat > "$0"', str(path)], stdin=text, check=True)
-    return str(path)
 
 
 def steps(alice: Alice) -> list[str]:
     """Her steps, but for the batch scripts."""
     lines = alice.slurm("squeue", "--me", "-h", "-s", "-o", "%i %j").splitlines()
     return sorted(line for line in lines if "batch" not in line)
-
-
-def until_said(process: HostProcess, words: str) -> str:
-    """Read what *process* prints up to a line with *words*."""
-    assert process.stdout is not None
-    said = ""
-    for line in process.stdout:
-        said += line
-        if words in line:
-            return said
-    raise AssertionError(f"never said {words!r}: {said}{process.stderr.read() if process.stderr else ''}")
 
 
 def kill_all_on_login(alice: Alice) -> None:
@@ -247,91 +195,3 @@ def test_a_batch_script_written_by_hand_trains_too(alice: Alice) -> None:
     (accuracy,) = re.findall(r"test accuracy ([\d.]+)%", text)
     assert float(accuracy) >= 95.0
     assert {host: alice.lab.processes("alice", host) for host in HOSTS} == {host: [] for host in HOSTS}
-
-
-def test_another_user_reaches_nothing(held: Alice) -> None:
-    """Bob, on the login host and on the same hosts, with everything public about the allocation."""
-    lab = held.lab
-    run = held.start("run", "-a", "dev", write(held, "sleeper.py", SLEEPER + "sleepers.sleep.call().get()"))
-    until_said(run, "ready")
-    (directory,) = (path for path in held.shared.iterdir() if path.is_dir())
-    ready = json.loads((directory / "ready.json").read_text())
-    for path in (directory, held.state, *directory.iterdir(), *held.state.rglob("*.json")):
-        for host in ("login", "n1"):
-            assert lab.run(["cat", str(path)], user="bob", host=host).returncode != 0
-    attach = lab.run(
-        [sys.executable, "-m", "monarch_hpc.cli", "run", "--", "true"],
-        user="bob",
-        env={"MONARCH_HPC_DIRECTORY": str(directory)},
-    )
-    assert attach.returncode == 0 and "embedded" in attach.stderr  # he gets one of his own, not hers
-    listening = _listening(lab)
-    agents = [address for host in ready["hosts"] for address in host["addresses"]]
-    assert len(listening) >= len(agents) + 8
-    program = _STRANGER.replace("ADDRESSES", repr(listening)).replace("ALLOCATION", repr(ready["allocation"]))
-    for host in ("login", "n2"):
-        done = lab.run([sys.executable, "-c", program], user="bob", host=host, folder=Path("/"), timeout_s=120)
-        assert done.stdout.strip() == f"opened 0 of {3 * len(listening)}", done.stdout + done.stderr
-    assert run.poll() is None
-    assert held.run("run", "-a", "dev", HELLO).returncode == 0
-    run.signal_group(signal.SIGINT)
-    run.communicate(timeout=30)
-
-
-def _listening(lab: SlurmLab) -> list[str]:
-    """Every TCP address that a process of alice's listens on, anywhere."""
-    found = []
-    for host in ("login", *HOSTS):
-        table = lab.run(["ss", "-Hltnp"], host=host).stdout
-        for line in table.splitlines():
-            address = line.split()[3]
-            if "python" not in line:  # srun's own, or the lab's daemons
-                continue
-            assert not address.startswith(("0.0.0.0", "*", "[::]")), f"{host} listens everywhere: {line}"
-            found.append(f"tcp://{address}")
-    return found
-
-
-_STRANGER = """
-import os, pickle, socket
-from monarch_hpc.core.errors import TransportError
-from monarch_hpc.core.ids import Identity, Role, new_incarnation
-from monarch_hpc.config.schema import TransportConfig
-from monarch_hpc.transport.engine import Engine
-from monarch_hpc.transport.node import Node
-
-class Silent:
-    def on_channel(self, channel): pass
-    def on_frame(self, channel, frame): print("heard", frame)
-    def on_lost(self, channel, error): pass
-
-class Bomb:
-    def __reduce__(self):
-        return os.system, ("touch /tmp/exploded",)
-
-opened = tried = 0
-engine = Engine()
-engine.start()
-for address in ADDRESSES:
-    for key in (bytes(32), os.urandom(32)):
-        identity = Identity(ALLOCATION, Role.CONTROLLER, "bob", new_incarnation())
-        node = Node(engine, identity, key, Silent(), TransportConfig(5.0, 8, 2**20, 2**20, 2**20, 5.0, 1.0, 1.0, 15.0))
-        tried += 1
-        try:
-            node.connect([address])
-            opened += 1
-        except TransportError:
-            pass
-        node.close("done")
-    host, _, port = address.removeprefix("tcp://").rpartition(":")
-    tried += 1
-    with socket.create_connection((host, int(port)), 5) as sock:
-        sock.settimeout(20)
-        try:
-            sock.sendall(pickle.dumps(Bomb()) * 20)
-            opened += bool(sock.recv(1))
-        except ConnectionError:
-            pass
-engine.close()
-print("opened", opened, "of", tried)
-"""

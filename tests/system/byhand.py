@@ -26,11 +26,11 @@ class ByHand:
         answer: the listening side's, once `greet` has returned.
     """
 
-    def __init__(self, address: str, *, key: bytes = KEY, incarnation: int = 0, wanted: int = 0) -> None:
+    def __init__(self, address: str, *, epoch: int = 0) -> None:
         self.sock = socket.create_connection(parse_address(address), PATIENCE_S)
         tune(self.sock)
-        self.identity = Identity(ALLOCATION, Role.CONTROLLER, "here", incarnation or new_incarnation())
-        self._dialing = Dialing(self.identity, key, wanted, address)
+        self.identity = Identity(ALLOCATION, Role.CONTROLLER, "here", new_incarnation(), epoch)
+        self._dialing = Dialing(self.identity, KEY, 0, address)
         self.sent = b""
         self.answer = b""
         self.peer: Peer

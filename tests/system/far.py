@@ -1,7 +1,4 @@
-"""Parties in processes of their own: `python -m tests.system.far KEY FABRIC COUNT`, joined by their addresses on stdout.
-
-A frame's `reply` says what is wanted of them. They end when their standard input does.
-"""
+"""Parties in a process of their own; a frame's `reply` says what is wanted of them."""
 
 from __future__ import annotations
 
@@ -10,6 +7,7 @@ import dataclasses
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 
 from monarch_hpc.core.errors import TransportError
@@ -17,13 +15,14 @@ from monarch_hpc.core.ids import Identity, Role, new_incarnation
 from monarch_hpc.transport.api import Channel
 from monarch_hpc.transport.engine import Engine, Signal
 from monarch_hpc.transport.node import Node
-from monarch_hpc.wire.frames import Frame
+from monarch_hpc.wire.frames import Frame, Kind
 from tests.system import parties
 
-__all__ = ["ECHO", "HOLD", "LEAVE", "Far", "far"]
+__all__ = ["ECHO", "HOLD", "LEAVE", "MEMORY", "Far", "far"]
 
-ECHO, LEAVE, HOLD = 1, 2, 3
-"""Send it back; close the channel; take nothing more until there is another line on stdin."""
+ECHO, LEAVE, HOLD, MEMORY = 1, 2, 3, 4
+"""Send it back; close the channel; take nothing more until there is another line on stdin; send the key of `dest` bytes
+of memory that is full of sevens."""
 
 
 class Far:
@@ -67,6 +66,7 @@ def far(fabric: str, count: int = 1) -> Iterator[Far]:
 class _Served:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        self.nodes: list[Node] = []
 
     def on_channel(self, channel: Channel) -> None:
         """Nothing to prepare."""
@@ -81,6 +81,13 @@ class _Served:
                 channel.close("it was told to")
             elif frame.reply == HOLD:
                 sys.stdin.readline()
+            elif frame.reply == MEMORY:
+                # Not here: UCX may have to start first.
+                threading.Thread(target=self._lend, args=(channel, frame.dest), daemon=True).start()
+
+    def _lend(self, channel: Channel, num_bytes: int) -> None:
+        memory = self.nodes[0].register(bytearray(b"\7" * num_bytes))
+        channel.send(Frame(Kind.RESULT, 0, 0, memory.key))
 
     def on_lost(self, channel: Channel, error: TransportError) -> None:
         """They come and go."""
@@ -91,10 +98,11 @@ def _main(key: str, allocation: str, fabric: str, count: str) -> None:
     engine.start()
     limits = dataclasses.replace(parties.LIMITS, max_half_open=512)
     ucx = parties.make_fabric(engine, parties.UCX[fabric]) if fabric in parties.UCX else None
-    nodes = []
+    served = _Served(engine)
+    nodes = served.nodes
     for _ in range(int(count)):
         identity = Identity(allocation, Role.PROC, "there", new_incarnation())
-        nodes.append(Node(engine, identity, bytes.fromhex(key), _Served(engine), limits, fabric=ucx))
+        nodes.append(Node(engine, identity, bytes.fromhex(key), served, limits, fabric=ucx))
     print(*[address for node in nodes for address in node.listen(["127.0.0.1"])], flush=True)
     Signal(engine).wait(600.0)
 

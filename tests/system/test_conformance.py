@@ -16,7 +16,7 @@ from monarch_hpc.core.errors import ChannelClosed, PeerLost, TransportError
 from monarch_hpc.core.ids import Role
 from monarch_hpc.transport.api import Channel
 from monarch_hpc.wire.frames import Frame, Kind
-from tests.system.far import ECHO, HOLD, LEAVE, Far, far
+from tests.system.far import ECHO, HOLD, LEAVE, MEMORY, Far, far
 from tests.system.parties import BLOCKED, PATIENCE_S, UCX, Party, parties
 
 __all__ = ["parties"]
@@ -161,6 +161,37 @@ def test_a_channel_closed_before_anything_was_sent(joined: Joined) -> None:
     assert not client.node.channels
 
 
+def lend(client: Party, channel: Channel, num_bytes: int) -> bytes:
+    """The key of so much memory of the other process, full of sevens."""
+    channel.send(Frame(Kind.RESULT, num_bytes, MEMORY))
+    client.until(lambda: bool(client.frames))
+    return bytes(client.frames.pop().body)
+
+
+def test_memory_of_another_process_is_read_and_written(joined: Joined) -> None:
+    client, channel, _ = joined
+    key = lend(client, channel, 5_000_000)
+    got = bytearray(5_000_000)
+    channel.get(key, 0, got).wait(PATIENCE_S)
+    assert set(got) == {7}
+    channel.put(key, 1_000, os.urandom(4_000_000)).wait(PATIENCE_S)
+    channel.put(key, 1_000, bytes(4_000_000)).wait(PATIENCE_S)
+    channel.get(key, 0, got).wait(PATIENCE_S)
+    assert [got.count(value) for value in (7, 0)] == [1_000_000, 4_000_000]
+
+
+def test_a_transfer_with_a_peer_that_stops_and_dies_ends(joined: Joined) -> None:
+    client, channel, there = joined
+    key = lend(client, channel, 64 * 2**20)
+    there.process.send_signal(signal.SIGSTOP)
+    transfers = [channel.get(key, 0, bytearray(64 * 2**20)), channel.put(key, 0, bytes(32 * 2**20))]
+    there.process.kill()
+    for transfer in transfers:
+        wait_until(lambda transfer=transfer: transfer.done, "a transfer that does not end")  # type: ignore[misc]
+    assert all(isinstance(transfer.error, PeerLost | None) for transfer in transfers)
+    client.until(lambda: bool(client.lost))
+
+
 def rss_bytes() -> int:
     with open("/proc/self/statm") as statm:
         return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -241,7 +272,7 @@ def test_connecting_and_closing_again_and_again_leaves_nothing(parties: Parties,
     with far(fabric) as there:
         client = make_client(parties, fabric)
         grown = []
-        for half in range(2):
+        for _half in range(2):
             gc.collect()
             before = rss_bytes(), there.rss_bytes
             for _ in range(cycles // 2):

@@ -15,7 +15,7 @@ from functools import partial
 
 import pytest
 
-from monarch_hpc.core.errors import AuthenticationError
+from monarch_hpc.core.errors import AuthenticationError, FrameError
 from monarch_hpc.core.ids import Identity, Role, new_allocation_id, new_incarnation
 from monarch_hpc.transport.handshake import (
     HELLO_BYTES,
@@ -26,7 +26,8 @@ from monarch_hpc.transport.handshake import (
     make_proof,
 )
 from monarch_hpc.transport.noise import Cipher
-from monarch_hpc.wire.frames import Frame, Kind
+from monarch_hpc.transport.records import Inbox
+from monarch_hpc.wire.frames import Frame, Kind, pack_head
 from tests.system.byhand import ByHand, bits, flipped, last_words, plain, seal
 from tests.system.parties import ALLOCATION, KEY, Party, parties
 
@@ -224,3 +225,44 @@ def test_what_was_valid_elsewhere_or_before_is_not_valid_here(what: str, greetin
 
 def _of(**changes: object) -> Identity:
     return dataclasses.replace(HERE, **changes)  # type: ignore[arg-type]
+
+
+def test_a_controller_whose_time_is_over_is_refused_also_between_greeting_and_proof(
+    parties: Callable[..., Party],
+) -> None:
+    server = parties()
+    address = where(server)
+    with ByHand(address, epoch=1) as early, ByHand(address, epoch=2) as successor, ByHand(address, epoch=1) as late:
+        early.greet()
+        successor.prove()
+        server.until(lambda: len(server.opened) == 1)
+        early.send(make_proof(early.seal))
+        assert last_words(early.sock), "it is told why"
+        with contextlib.suppress(OSError):
+            late.prove()
+        last_words(late.sock)
+        server.until(lambda: server.node.num_refused == 2)
+        assert server.opened[0].peer.epoch == 2 and len(server.opened) == 1
+        assert server.opened[0].error is None
+
+
+def test_a_forged_chunk_leaves_nothing_of_its_maker_in_memory() -> None:
+    """Chunks are opened where they belong, which may be memory that others see: one that does not open is wiped."""
+    memory = memoryview(bytearray(b"own" * 40_000))
+    seal = Cipher(KEY)
+    head = pack_head(Frame(Kind.PUT, 0, 1, b"", [memory]))
+    sealed_head, sealed_data = seal.seal(head), seal.seal(b"xxx" * 40_000)
+    inbox = Inbox(Cipher(KEY), 2**20, lambda _frame: None)
+    inbox.landing = lambda _head, _body: [memory]
+
+    def take(wire: bytes) -> None:
+        while wire:
+            room = inbox.room()
+            size = min(len(room), len(wire))
+            room[:size] = wire[:size]
+            wire = wire[size:]
+            inbox.arrived(size)
+
+    with pytest.raises(FrameError):
+        take(len(sealed_head).to_bytes(4, "little") + sealed_head + flipped(sealed_data, 8000))
+    assert bytes(memory) == bytes(len(memory))

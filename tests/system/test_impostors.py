@@ -8,12 +8,14 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from monarch_hpc.core.errors import AuthenticationError, FrameError, TransportError
+from monarch_hpc.core.errors import AuthenticationError, FrameError, PeerLost, TransportError
 from monarch_hpc.core.ids import Identity, Role, new_incarnation
 from monarch_hpc.transport.address import parse_address
 from monarch_hpc.transport.handshake import ANSWER_BYTES, HELLO_BYTES, PROOF_BYTES, Accepting, Dialing
@@ -173,3 +175,49 @@ def test_who_stands_in_between_can_only_end_the_channel(
     assert [frame.dest for frame in server.frames] == arrived
     client.until(lambda: bool(client.lost))
     between.close()
+
+
+def resetting(address: str, times: int) -> tuple[socket.socket, threading.Thread, str]:
+    """A door before *address* that resets so many connections before it passes one on."""
+    door = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        for _ in range(times):
+            sock, _ = door.accept()
+            sock.recv(HELLO_BYTES, socket.MSG_WAITALL)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            sock.close()
+        with contextlib.suppress(OSError):
+            near, _ = door.accept()
+            with near, socket.create_connection(parse_address(address)) as far:
+                far.sendall(near.recv(HELLO_BYTES, socket.MSG_WAITALL))
+                near.sendall(far.recv(ANSWER_BYTES, socket.MSG_WAITALL))
+                far.sendall(near.recv(PROOF_BYTES, socket.MSG_WAITALL))
+                near.recv(1)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    return door, thread, f"tcp://127.0.0.1:{door.getsockname()[1]}"
+
+
+def test_who_is_reset_in_a_crowd_of_strangers_tries_again(parties: Callable[..., Party]) -> None:
+    server, client = parties(), parties(role=Role.CONTROLLER)
+    (address,) = server.node.listen(["127.0.0.1"])
+    door, thread, before = resetting(address, 3)
+    channel = client.node.connect([before])
+    assert channel.peer.incarnation == server.identity.incarnation
+    channel.close("done")
+    thread.join(PATIENCE_S)
+    door.close()
+
+
+@pytest.mark.slow
+def test_who_is_reset_again_and_again_gives_up_soon(parties: Callable[..., Party]) -> None:
+    door, thread, address = resetting("", 6)
+    begun_s = time.monotonic()
+    with pytest.raises(PeerLost, match="reset"):
+        parties().node.connect([address])
+    assert time.monotonic() - begun_s < 2.5
+    door.shutdown(socket.SHUT_RDWR)
+    thread.join(PATIENCE_S)
+    door.close()

@@ -15,14 +15,31 @@ from monarch_hpc.transport.api import Channel
 from monarch_hpc.transport.memory import Memory
 from monarch_hpc.transport.transfer import PIECE_BYTES, WINDOW_BYTES, Transfer
 from monarch_hpc.wire.frames import Frame, Kind
-from tests.system.parties import BLOCKED, PATIENCE_S, Party, parties
+from tests.system.parties import BLOCKED, PATIENCE_S, UCX, Party, parties
 
 __all__ = ["parties"]
 
 
-@pytest.fixture(params=["tcp", "relay"])
+@pytest.fixture(params=["tcp", "relay", "ucx-shm", "ucx-tcp"])
 def pair(parties: Callable[..., Party], request: pytest.FixtureRequest) -> tuple[Party, Party, Channel]:
     """A party with memory, one without, and the channel of the latter."""
+    ucx = UCX.get(request.param, "")
+    owner = parties(ucx=ucx)
+    addresses = owner.node.listen(["127.0.0.1"])
+    if request.param != "relay":
+        asker = parties(role=Role.CONTROLLER, ucx=ucx)
+        channel = asker.node.connect(addresses)
+        asker.until(lambda: not ucx or bool(channel.why))
+        assert channel.fabric == request.param.replace("-", "/")
+        return owner, asker, channel
+    asker = parties(role=Role.CONTROLLER, around=owner)
+    return owner, asker, asker.node.connect([address.replace("127.0.0.1", BLOCKED) for address in addresses])
+
+
+@pytest.fixture(params=["tcp", "relay"])
+def framed(parties: Callable[..., Party], request: pytest.FixtureRequest) -> tuple[Party, Party, Channel]:
+    """The same where transfers are frames that the owner's engine answers. UCX answers on a thread of its own, and
+    leaves it to the asker to keep within a key."""
     owner = parties()
     addresses = owner.node.listen(["127.0.0.1"])
     if request.param == "tcp":
@@ -67,8 +84,8 @@ def test_many_transfers_run_at_once_and_each_is_told(pair: tuple[Party, Party, C
     assert all(into == buffer[offset : offset + len(into)] for offset, into in asked)
 
 
-def test_a_frame_does_not_wait_for_a_large_transfer(pair: tuple[Party, Party, Channel]) -> None:
-    owner, asker, channel = pair
+def test_a_frame_does_not_wait_for_a_large_transfer(framed: tuple[Party, Party, Channel]) -> None:
+    owner, asker, channel = framed
     memory = owner.node.register(bytearray(8 * WINDOW_BYTES), writable=False)
     done_at: list[bool] = []
     transfer = channel.get(memory.key, 0, bytearray(memory.nbytes))
@@ -96,8 +113,8 @@ def _keys(memory: Memory) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("which", ["forged", "no key"])
-def test_without_its_key_there_is_no_memory(pair: tuple[Party, Party, Channel], which: str) -> None:
-    owner, _, channel = pair
+def test_without_its_key_there_is_no_memory(framed: tuple[Party, Party, Channel], which: str) -> None:
+    owner, _, channel = framed
     memory = owner.node.register(bytearray(100))
     key = _keys(memory)[which]
     with pytest.raises(MemoryAccessError, match=r"no such memory|no key"):
@@ -106,8 +123,8 @@ def test_without_its_key_there_is_no_memory(pair: tuple[Party, Party, Channel], 
 
 
 @pytest.mark.parametrize("size", [10, 200_000])
-def test_what_lies_outside_or_may_only_be_read_stays_as_it_is(pair: tuple[Party, Party, Channel], size: int) -> None:
-    owner, _, channel = pair
+def test_what_lies_outside_or_may_only_be_read_stays_as_it_is(framed: tuple[Party, Party, Channel], size: int) -> None:
+    owner, _, channel = framed
     buffer = bytearray(300_000)
     readable = owner.node.register(buffer, writable=False)
     writable = owner.node.register(buffer)
@@ -129,8 +146,8 @@ def test_what_lies_outside_or_may_only_be_read_stays_as_it_is(pair: tuple[Party,
     assert buffer.startswith(data)
 
 
-def test_a_closed_memory_is_out_of_reach_and_untouched(pair: tuple[Party, Party, Channel]) -> None:
-    owner, asker, channel = pair
+def test_a_closed_memory_is_out_of_reach_and_untouched(framed: tuple[Party, Party, Channel]) -> None:
+    owner, asker, channel = framed
     buffer = bytearray(4 * WINDOW_BYTES)
     memory = owner.node.register(buffer)
     running = channel.put(memory.key, 0, b"x" * len(buffer))
@@ -144,8 +161,8 @@ def test_a_closed_memory_is_out_of_reach_and_untouched(pair: tuple[Party, Party,
     assert buffer == then, "written to after it was closed"
 
 
-def test_a_lost_peer_ends_all_transfers(pair: tuple[Party, Party, Channel]) -> None:
-    owner, asker, channel = pair
+def test_a_lost_peer_ends_all_transfers(framed: tuple[Party, Party, Channel]) -> None:
+    owner, asker, channel = framed
     memory = owner.node.register(bytearray(4 * WINDOW_BYTES))
     key = memory.key
     transfers = [channel.get(key, 0, bytearray(memory.nbytes)) for _ in range(3)]
@@ -159,8 +176,8 @@ def test_a_lost_peer_ends_all_transfers(pair: tuple[Party, Party, Channel]) -> N
         channel.put(key, 0, b"late").wait(PATIENCE_S)
 
 
-def test_closing_the_channel_here_ends_them_too(pair: tuple[Party, Party, Channel]) -> None:
-    owner, _, channel = pair
+def test_closing_the_channel_here_ends_them_too(framed: tuple[Party, Party, Channel]) -> None:
+    owner, _, channel = framed
     gate, blocked = threading.Event(), threading.Event()
 
     def block() -> None:

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from monarch_hpc.core.errors import AuthenticationError, PeerLost
+from monarch_hpc.core.errors import AuthenticationError, PeerLost, TransportError
 from monarch_hpc.core.ids import Role
 from monarch_hpc.testing import wait_until
 from monarch_hpc.transport.address import parse_address
+from monarch_hpc.transport.api import Channel
 from monarch_hpc.transport.handshake import HELLO_BYTES, PROOF_BYTES, Dialing
 from monarch_hpc.transport.noise import Cipher
 from monarch_hpc.wire.frames import Frame, Kind
@@ -176,3 +177,20 @@ def test_a_scan_is_a_line_in_the_log_not_a_thousand(
     server.until(lambda: server.node.num_refused == 200)
     (line,) = (record.getMessage() for record in caplog.records if "refused" in record.getMessage())
     assert "127.0.0.1" in line and "1 so far" in line
+
+
+def test_a_crowd_of_those_who_belong_gets_in_whole(parties: Callable[..., Party]) -> None:
+    """Many more at once than may be half open, all from one address, as when every proc of a mesh calls one."""
+    server, client = parties(), parties(role=Role.CONTROLLER)
+    addresses = server.node.listen(["127.0.0.1"])
+    outcomes: list[Channel | TransportError] = []
+
+    def dial_all() -> None:
+        for _ in range(40 * LIMITS.max_half_open):
+            client.node.dial(addresses, 0, outcomes.append)
+
+    client.engine.call_soon(dial_all)
+    client.until(lambda: len(outcomes) == 40 * LIMITS.max_half_open)
+    failed = [outcome for outcome in outcomes if isinstance(outcome, TransportError)]
+    assert not failed
+    server.until(lambda: len(server.opened) == len(outcomes))

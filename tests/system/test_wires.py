@@ -41,7 +41,7 @@ def watched(engine: Engine, sock: socket.socket) -> list[str]:
     begun = Signal(engine)
 
     def begin() -> None:
-        wires.watch(sock, said.append)
+        wires.watch("it", sock, said.append)
         begun.set()
 
     engine.call_soon(begin)

@@ -107,7 +107,7 @@ def echo(libucp: str) -> None:
     """Send back all records and bulk messages until the word STOP."""
     end = End(libucp)
     memory = bytearray(1 << 20)
-    registered = end.worker.register(end.ucx.Span(memory, True))
+    registered = end.worker.register(end.ucx.Span(memory, True), True)
     print(end.offer, registered.key.hex(), registered.span.address, flush=True)
     end.connect(sys.stdin.readline())
     over: list[bytes] = []
@@ -208,7 +208,7 @@ def fork(libucp: str) -> None:
     """Fork in the middle of traffic: the child finds UCX closed, ends in good order, and takes nothing from us."""
     with joined(libucp) as (end, key, address):
         exchange(end, 100)
-        registered = end.worker.register(end.ucx.Span(bytearray(4096), True))
+        registered = end.worker.register(end.ucx.Span(bytearray(4096), True), True)
         remote = end.lane.unpack(key)
         attempts: tuple[Callable[[], object], ...] = (
             lambda: end.ucx.Worker(1 << 20),

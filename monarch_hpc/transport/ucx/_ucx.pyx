@@ -43,6 +43,8 @@ cdef extern from "core.h" nogil:
     enum:
         MH_OK, MH_API_MAJOR, MH_API_MINOR, MH_THREAD_MODE_MULTI
         MH_FEATURE_AM, MH_FEATURE_RMA, MH_FEATURE_WAKEUP, MH_PARAM_FIELD_FEATURES
+        MH_PARAM_FIELD_MT_WORKERS_SHARED, MH_MEM_MAP_PARAM_FIELD_PROT, MH_MEM_MAP_PROT_LOCAL_READ
+        MH_MEM_MAP_PROT_LOCAL_WRITE, MH_MEM_MAP_PROT_REMOTE_READ, MH_MEM_MAP_PROT_REMOTE_WRITE
         MH_WORKER_PARAM_FIELD_THREAD_MODE, MH_WORKER_ATTR_FIELD_THREAD_MODE
         MH_AM_HANDLER_PARAM_FIELD_ID, MH_AM_HANDLER_PARAM_FIELD_CB, MH_AM_HANDLER_PARAM_FIELD_ARG
         MH_AM_HANDLER_PARAM_FIELD_FLAGS, MH_AM_FLAG_WHOLE_MSG
@@ -55,6 +57,7 @@ cdef extern from "core.h" nogil:
     ctypedef struct mh_params_t:
         uint64_t field_mask
         uint64_t features
+        int mt_workers_shared
     ctypedef struct mh_worker_params_t:
         uint64_t field_mask
         unsigned thread_mode
@@ -98,6 +101,7 @@ cdef extern from "core.h" nogil:
         uint64_t field_mask
         void *address
         size_t length
+        unsigned prot
         unsigned memory_type
     bint MH_PTR_IS_ERR(void *)
     mh_status_t MH_PTR_STATUS(void *)
@@ -383,6 +387,7 @@ cdef class Worker:
 
     cdef mc_worker *worker
     cdef list owners
+    cdef set memories  # UCX aborts when it goes before them
     cdef size_t max_bytes
     cdef readonly bytes address
     cdef readonly int fd
@@ -399,13 +404,16 @@ cdef class Worker:
             raise RuntimeError("load() comes first")
         _alive(<mc_worker *>1)
         self.owners = []
+        self.memories = set()
         self.max_bytes = max_bytes
         self.worker = mc_worker_new()
         if self.worker == NULL:
             raise MemoryError
         _check(mh_ucp.config_read(NULL, NULL, &config), "reading UCX's settings")
         memset(&params, 0, sizeof(params))
-        params.field_mask = MH_PARAM_FIELD_FEATURES
+        # Memory is registered by any thread while the worker's own thread moves it.
+        params.field_mask = MH_PARAM_FIELD_FEATURES | MH_PARAM_FIELD_MT_WORKERS_SHARED
+        params.mt_workers_shared = 1
         params.features = MH_FEATURE_AM | MH_FEATURE_RMA | MH_FEATURE_WAKEUP
         with nogil:
             status = mh_ucp.init_version(MH_API_MAJOR, MH_API_MINOR, &params, config, &self.worker.context)
@@ -565,8 +573,8 @@ cdef class Worker:
             return ERROR, owner, error.status
         return BULK, owner, event.sequence, landing, operation
 
-    def register(self, Span span):
-        """Let peers get and put the memory of *span*."""
+    def register(self, Span span, bint writable):
+        """Let peers get the memory of *span*, and put to it if *writable*."""
         _alive(self.worker)
         cdef Memory memory = Memory.__new__(Memory)
         cdef mh_mem_map_params_t params
@@ -576,7 +584,10 @@ cdef class Worker:
         memory.span = span
         memset(&params, 0, sizeof(params))
         params.field_mask = (MH_MEM_MAP_PARAM_FIELD_ADDRESS | MH_MEM_MAP_PARAM_FIELD_LENGTH |
-                             MH_MEM_MAP_PARAM_FIELD_MEMORY_TYPE)
+                             MH_MEM_MAP_PARAM_FIELD_MEMORY_TYPE | MH_MEM_MAP_PARAM_FIELD_PROT)
+        params.prot = MH_MEM_MAP_PROT_LOCAL_READ | MH_MEM_MAP_PROT_LOCAL_WRITE | MH_MEM_MAP_PROT_REMOTE_READ
+        if writable:
+            params.prot |= MH_MEM_MAP_PROT_REMOTE_WRITE
         params.address = <void *><uintptr_t>span.address
         params.length = span.num_bytes
         params.memory_type = MH_MEMORY_TYPE_CUDA if span.device else MH_MEMORY_TYPE_HOST
@@ -584,6 +595,7 @@ cdef class Worker:
         _check(mh_ucp.rkey_pack(self.worker.context, memory.handle, &packed, &length), "packing a memory key")
         memory.key = PyBytes_FromStringAndSize(<char *>packed, length)
         mh_ucp.rkey_buffer_release(packed)
+        self.memories.add(memory)
         return memory
 
     def close(self):
@@ -593,6 +605,8 @@ cdef class Worker:
                 mc_thread_stop(self.worker)
             self.owners = [None] * len(self.owners)  # nobody is told any more
             self.take()  # gives UCX its memory back, while it is there
+            for memory in list(self.memories):
+                memory.close()
             with nogil:
                 mc_worker_stop(self.worker)
             self.take()
@@ -619,12 +633,8 @@ cdef class Memory:
         """Take the permission back; the caller knows that nobody is at it."""
         if self.handle != NULL and self.worker.worker != NULL and not mc_poisoned:
             mh_ucp.mem_unmap(self.worker.worker.context, self.handle)
+            self.worker.memories.discard(self)
         self.handle = NULL
-
-    def __dealloc__(self):
-        # The worker may be gone before us when the interpreter ends.
-        if self.handle != NULL and self.worker is not None:
-            self.close()
 
 
 cdef class RemoteKey:

@@ -34,6 +34,7 @@
 #define MC_LEAVE_NS 1000000    /* a driver comes back within microseconds while calls are made in a loop */
 #define MC_THREAD_LIMIT (64 << 20) /* bytes for Python that stop the thread, so that the sender is held back */
 #define MC_LANES_MAX 65536
+#define MC_BATCHES 4           /* in flight to one peer; from then on a batch fills up before it goes */
 #define MC_SOCKETS_EVERY 8     /* an epoll_wait costs as much as several empty progress calls */
 
 enum mc_event_kind { MC_EVENT_SMALL = 1, MC_EVENT_BULK, MC_EVENT_DONE, MC_EVENT_ERROR, MC_EVENT_ROOM };
@@ -77,6 +78,7 @@ typedef struct mc_lane {
     _Atomic size_t pending_bytes;               /* accepted, and not yet with UCX's transport */
     _Atomic size_t room_below;                  /* a ROOM event is due when fewer are pending; 0 when nobody waits */
     _Atomic int pending;                        /* sends in flight */
+    _Atomic int batches;                        /* of these, batches */
 } mc_lane;
 
 typedef struct mc_worker {
@@ -226,12 +228,27 @@ static void mc_sent(mc_lane *lane, size_t num_bytes) {
         mc_push_status(lane->worker, MC_EVENT_ROOM, lane, NULL, MH_OK);
 }
 
+/* The batch of *lane* waits for `mc_flush_dirty`. */
+static void mc_mark_dirty(mc_lane *lane) {
+    mc_worker *worker = lane->worker;
+    pthread_mutex_lock(&worker->dirty_lock);
+    if (!lane->dirty) {
+        lane->dirty = 1;
+        lane->next_dirty = atomic_load(&worker->dirty);
+        atomic_store(&worker->dirty, lane);
+    }
+    pthread_mutex_unlock(&worker->dirty_lock);
+}
+
 static void mc_on_batch_sent(void *request, mh_status_t status, void *arg) {
     (void)status; /* a failure also reaches the lane's error callback */
     mc_batch *batch = arg;
-    mc_sent(batch->lane, batch->used);
-    atomic_fetch_sub(&batch->lane->pending, 1);
+    mc_lane *lane = batch->lane;
+    mc_sent(lane, batch->used);
     free(batch);
+    if (atomic_fetch_sub(&lane->batches, 1) == MC_BATCHES)
+        mc_mark_dirty(lane);
+    atomic_fetch_sub(&lane->pending, 1);
     mh_ucp.request_free(request);
 }
 
@@ -329,12 +346,14 @@ static int mc_flush_locked(mc_lane *lane) {
     param.user_data = batch;
     /* Before the call: its completion may come on another thread before the call returns. */
     atomic_fetch_add(&lane->pending, 1);
+    atomic_fetch_add(&lane->batches, 1);
     void *request = mh_ucp.am_send_nbx(lane->endpoint, MC_AM_SMALL, batch->header, MC_HEADER_BYTES, batch->bytes,
                                                batch->used, &param);
     if (request != NULL && !MH_PTR_IS_ERR(request)) {
         lane->batch = NULL; /* the callback frees it */
         return MH_OK;
     }
+    atomic_fetch_sub(&lane->batches, 1);
     atomic_fetch_sub(&lane->pending, 1);
     atomic_fetch_sub(&lane->pending_bytes, batch->used);
     batch->used = 0;
@@ -342,6 +361,9 @@ static int mc_flush_locked(mc_lane *lane) {
 }
 
 static void mc_flush_lane(mc_lane *lane) {
+    /* Where the transport is full, `mc_on_batch_sent` brings the lane back. */
+    if (atomic_load(&lane->batches) >= MC_BATCHES)
+        return;
     pthread_mutex_lock(&lane->lock);
     int status = mc_flush_locked(lane);
     pthread_mutex_unlock(&lane->lock);
@@ -395,18 +417,12 @@ static int mc_send_small(mc_lane *lane, const void *head, size_t head_bytes, con
     batch->used += needed;
     atomic_fetch_add(&lane->pending_bytes, needed);
     uint64_t polls = atomic_load(&worker->polls);
-    if (lane->sent_at_poll != polls) {
+    if (lane->sent_at_poll != polls && atomic_load(&lane->batches) < MC_BATCHES) {
         if (status == MH_OK)
             status = mc_flush_locked(lane);
         lane->sent_at_poll = polls;
     } else if (first) {
-        pthread_mutex_lock(&worker->dirty_lock);
-        if (!lane->dirty) {
-            lane->dirty = 1;
-            lane->next_dirty = atomic_load(&worker->dirty);
-            atomic_store(&worker->dirty, lane);
-        }
-        pthread_mutex_unlock(&worker->dirty_lock);
+        mc_mark_dirty(lane);
         kick = !driving && !(atomic_load(&worker->driven) && !atomic_load(&worker->sleeping));
     }
     pthread_mutex_unlock(&lane->lock);
@@ -639,6 +655,7 @@ static mc_lane *mc_lane_open(mc_worker *worker, const unsigned char *random) {
     lane->sequence = 0;
     lane->sent_at_poll = 0;
     atomic_store(&lane->pending_bytes, 0);
+    atomic_store(&lane->batches, 0);
     atomic_store(&lane->room_below, 0);
     if (lane->batch)
         lane->batch->used = 0;

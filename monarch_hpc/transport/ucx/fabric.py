@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 from monarch_hpc.config.schema import FabricConfig, UcxConfig
 from monarch_hpc.config.tls import opens
 from monarch_hpc.transport.engine import Engine
+from monarch_hpc.transport.memory import Memory
 from monarch_hpc.transport.offer import Ask, read_place
 from monarch_hpc.transport.ucx.library import load_library
 from monarch_hpc.transport.ucx.machine import Machine, read_machine
@@ -23,6 +25,7 @@ from monarch_hpc.transport.ucx.settings import choose_transports, named_library,
 
 if TYPE_CHECKING:
     from monarch_hpc.transport.ucx import _ucx
+    from monarch_hpc.transport.ucx.lane import UcxLane
 
 __all__ = ["UcxFabric"]
 
@@ -67,6 +70,7 @@ class UcxFabric:
         self._worker: _ucx.Worker | None = None
         self._waiting: list[Started] | None = None  # None before the start
         self._problem = ""
+        self._lanes: weakref.WeakSet[UcxLane] = weakref.WeakSet()
         self._thread: threading.Thread | None = None
         self._closed = False
 
@@ -94,6 +98,10 @@ class UcxFabric:
     def max_frame_bytes(self) -> int:
         """Config key `transport.max_frame_bytes`."""
         return self._max_frame_bytes
+
+    def add(self, lane: UcxLane) -> None:
+        """Tell *lane* when UCX goes."""
+        self._lanes.add(lane)
 
     def start(self, started: Started) -> None:
         """Start UCX unless it has; *started* is told."""
@@ -139,6 +147,27 @@ class UcxFabric:
             started(problem)
         self._engine.wake_waiters()
 
+    def register(self, memory: Memory) -> None:
+        """Let UCX serve *memory* too, if UCX is there or can be; not from callbacks of the engine."""
+        if self._worker is None:
+            if self._engine.driving:
+                return
+            told: list[str] = []
+            self._engine.call_soon(lambda: self.start(told.append))
+            self._engine.wait(lambda: bool(told), None)
+        worker = self._worker
+        if worker is None or not memory.nbytes:
+            return
+        from monarch_hpc.transport.ucx import _ucx
+
+        span = _ucx.Span(memory.buffer, memory.parts.writable)
+        try:
+            registered = worker.register(span, memory.parts.writable)
+        except _ucx.UcxError as error:
+            _log.info("UCX does not take a memory of %d bytes: %s", memory.nbytes, error)
+            return
+        memory.attach(span.address, registered.key, registered.close)
+
     def close(self) -> None:
         """End UCX; lanes are of no more use. From any thread, once."""
         if not self._engine.driving:
@@ -153,6 +182,8 @@ class UcxFabric:
             self._engine.detach()
             self._worker.close()
             self._worker = None
+            for lane in list(self._lanes):
+                lane.abandon()
         self._engine.wake_waiters()
 
     # ---- poller.Poller ----

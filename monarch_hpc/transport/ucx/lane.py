@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from monarch_hpc.core.errors import FrameError, PeerLost, TransportError
+from monarch_hpc.core.errors import FrameError, MemoryAccessError, PeerLost, TransportError
 from monarch_hpc.transport.engine import Engine
+from monarch_hpc.transport.key import Key
+from monarch_hpc.transport.transfer import Transfer
 from monarch_hpc.wire.frames import Buffer, Frame, Head, pack_head, parse_frame, parse_head
 
 if TYPE_CHECKING:
@@ -22,6 +24,10 @@ __all__ = ["APART_BYTES", "UcxLane"]
 
 APART_BYTES = 64 * 1024
 """From here on a buffer goes apart: a copy of fewer bytes into the front costs less than a message of its own."""
+
+
+_MAX_REMOTES = 1024
+"""Keys of memories that are kept ready for use, for each peer."""
 
 
 class Taker(Protocol):
@@ -86,6 +92,10 @@ class UcxLane:
         self._failed: type[Exception] = _ucx.UcxError
         self._text: Callable[[int], str] = _ucx.status_text
         self._lane = worker.open(self)
+        fabric.add(self)
+        self._span = _ucx.Span
+        self._remotes: dict[bytes, _ucx.RemoteKey] = {}
+        self._moving: set[Transfer] = set()
         self._error: TransportError | None = None
         # in
         self._next = 0  # sequence number of the next message
@@ -162,6 +172,62 @@ class UcxLane:
             operation.on_done = done
         except self._failed:
             done()
+
+    # ---- memory of the peer ----
+
+    def move(self, key: bytes, offset: int, buffer: object, *, write: bool) -> Transfer | None:
+        """Get or put memory of the peer; None where UCX does not reach it. From any thread.
+
+        Raises:
+            TypeError: *buffer* is no memory.
+            BufferError: it is not contiguous, or cannot be written to.
+        """
+        try:
+            parts = Key.parse(key)
+        except MemoryAccessError:
+            return None
+        if not parts.rkey:
+            return None
+        span = self._span(buffer, not write)
+        what = f"{'put' if write else 'get'} of {span.num_bytes} bytes at {offset}, {self._peer}"
+        transfer = Transfer(self._engine, what)
+        try:
+            parts.check(self._peer, offset, span.num_bytes, write=write)
+            if not span.num_bytes:
+                transfer.finish()
+                return transfer
+            remote = self._remote(parts)
+            start = self._lane.put if write else self._lane.get
+            operation = start(span, parts.address + offset, remote)
+            # A put is there when a flush after it is done.
+            operations = [operation, self._lane.flush()] if write else [operation]
+        except MemoryAccessError as error:
+            transfer.finish(error)
+            return transfer
+        except self._failed as error:
+            transfer.finish(self._lost(error))
+            return transfer
+        self._moving.add(transfer)
+
+        def ended() -> None:
+            if any(operation.status == 1 for operation in operations):
+                return
+            self._moving.discard(transfer)
+            failed = next((operation.status for operation in operations if operation.status < 0), 0)
+            transfer.finish(self._error or PeerLost(self._peer, f"UCX: {self._text(failed)}") if failed else None)
+
+        for operation in operations:
+            operation.on_done = ended
+        ended()  # they may be done already
+        return transfer
+
+    def _remote(self, parts: Key) -> _ucx.RemoteKey:
+        remote = self._remotes.get(parts.id)
+        if remote is None:
+            if len(self._remotes) >= _MAX_REMOTES:
+                self._remotes.pop(next(iter(self._remotes)), None)
+            remote = self._remotes[parts.id] = self._lane.unpack(parts.rkey)
+        return remote
 
     # ---- receiving ----
 
@@ -264,4 +330,10 @@ class UcxLane:
             self._error = error
         self._early.clear()
         self._front = None
+        self._remotes.clear()
         self._lane.close()
+
+    def abandon(self) -> None:
+        """UCX is gone: nothing else will end the transfers that are under way."""
+        for transfer in self._moving:
+            transfer.finish(self._error)

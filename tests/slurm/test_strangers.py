@@ -1,0 +1,175 @@
+"""Another user of the same hosts reaches nothing of alice's, however he tries (NEG-01, NEG-15).
+
+`pytest -rP tests/slurm/test_strangers.py` shows the figures.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from monarch_hpc.testing.slurmlab import SlurmLab
+from tests.guards.tree import ROOT
+from tests.slurm.commands import HOSTS, SLEEPER, Alice, alice, argv, held, until_said, write
+
+__all__ = ["alice", "held"]
+
+HELLO = str(ROOT / "examples" / "hello_mesh.py")
+NUM_SESSIONS = 10_000
+
+
+@pytest.fixture
+def running(held: Alice) -> Iterator[Alice]:
+    """Alice with a run of eight procs."""
+    run = held.start("run", "-a", "dev", write(held, "sleeper.py", SLEEPER + "sleepers.sleep.call().get()"))
+    until_said(run, "ready")
+    yield held
+    assert run.poll() is None, "the run did not survive"
+    assert held.run("run", "-a", "dev", HELLO).returncode == 0
+    run.signal_group(signal.SIGINT)
+    run.communicate(timeout=30)
+
+
+def ready_file(alice: Alice) -> Path:
+    (directory,) = (path for path in alice.shared.iterdir() if path.is_dir())
+    return directory / "ready.json"
+
+
+def listening(lab: SlurmLab) -> list[str]:
+    """Every TCP address that a process of alice's listens on, anywhere."""
+    found = []
+    for host in ("login", *HOSTS):
+        table = lab.run(["ss", "-Hltnp"], host=host).stdout
+        for line in table.splitlines():
+            address = line.split()[3]
+            if "python" not in line:  # srun's own, or the lab's daemons
+                continue
+            assert not address.startswith(("0.0.0.0", "*", "[::]")), f"{host} listens everywhere: {line}"
+            found.append(f"tcp://{address}")
+    return found
+
+
+def memory_bytes(alice: Alice) -> dict[str, int]:
+    """What each process of hers that runs our code holds in memory of its own, as the kernel counts it."""
+    held = {}
+    for host in ("login", *HOSTS):
+        for pid, command in alice.lab.processes("alice", host):
+            status = Path(f"/proc/{pid}/status").read_text()
+            if "python" in command:
+                (kib,) = (line.split()[1] for line in status.splitlines() if line.startswith("RssAnon:"))
+                held[f"{pid} on {host}"] = 1024 * int(kib)
+    return held
+
+
+def test_no_file_and_no_command_of_hers_is_for_another_user(running: Alice) -> None:
+    lab = running.lab
+    directory = ready_file(running).parent
+    for path in (directory, running.state, *directory.iterdir(), *running.state.rglob("*.json")):
+        for host in ("login", "n1"):
+            assert lab.run(["cat", str(path)], user="bob", host=host).returncode != 0
+    attach = lab.run(argv("run", "--", "true"), user="bob", env={"MONARCH_HPC_DIRECTORY": str(directory)})
+    assert attach.returncode == 0 and "embedded" in attach.stderr  # he gets one of his own, not hers
+
+
+# Silent ones, random bytes, and greetings that lack nothing but the key.
+_SCAN = """
+import collections, json, os, random, socket, sys
+from monarch_hpc.core.ids import Identity, Role, new_incarnation
+from monarch_hpc.transport.address import parse_address
+from monarch_hpc.transport.handshake import Dialing
+
+addresses, allocation, num_sessions = json.loads(sys.argv[1])
+silent = collections.deque()
+opened = 0
+for number in range(num_sessions):
+    address = addresses[number % len(addresses)]
+    sock = socket.create_connection(parse_address(address), 20)
+    kind = random.choice(["silent", "random", "magic"])
+    if kind == "silent":
+        silent.append(sock)
+        if len(silent) > 200:
+            silent.popleft().close()
+        continue
+    data = os.urandom(random.randint(1, 1000))
+    if kind == "magic":
+        identity = Identity(allocation, Role.CONTROLLER, "bob", new_incarnation())
+        data = Dialing(identity, random.choice([bytes(32), os.urandom(32)]), 0, address).hello
+    try:
+        sock.sendall(data)
+        sock.shutdown(socket.SHUT_WR)
+        opened += bool(sock.recv(1000))
+    except OSError:  # reset, perhaps before the shutdown
+        pass
+    sock.close()
+print(opened)
+"""
+
+
+def test_a_scan_of_all_ports_opens_nothing_and_costs_nothing(running: Alice) -> None:
+    """Bob knows all that is public: where alice's processes listen, and which allocation it is."""
+    lab = running.lab
+    ready = json.loads(ready_file(running).read_text())
+    addresses = listening(lab)
+    assert len(addresses) >= sum(len(host["addresses"]) for host in ready["hosts"]) + 8
+    told = json.dumps([addresses, ready["allocation"], NUM_SESSIONS // 2])
+    before = memory_bytes(running)
+    scans = [
+        lab.popen([sys.executable, "-c", _SCAN, told], user="bob", host=host, folder=Path("/"))
+        for host in ("login", "n2")
+    ]
+    said = [scan.communicate(timeout=240) for scan in scans]
+    assert all(scan.returncode == 0 for scan in scans), said
+    opened = sum(int(out) for out, _ in said)
+    after = memory_bytes(running)
+    grown = {name: after[name] - before[name] for name in before}
+    print(
+        f"{opened} sessions opened of {NUM_SESSIONS} at {len(addresses)} ports; {len(grown)} processes alive; "
+        f"at most {max(grown.values()) // 1024} KiB more memory"
+    )
+    assert opened == 0
+    assert max(grown.values()) <= 2**20, grown
+
+
+# Takes every greeting, and answers with nonsense, an echo, or what it was told.
+_IMPOSTOR = """
+import itertools, os, socket, sys
+server = socket.create_server((sys.argv[1], 0))
+print(server.getsockname()[1], flush=True)
+for number in itertools.count():
+    sock, _ = server.accept()
+    with sock:
+        hello = sock.recv(192, socket.MSG_WAITALL)
+        print("greeted", len(hello), flush=True)
+        sock.sendall([os.urandom(144), hello, bytes(144)][number % 3])
+"""
+
+
+def test_who_listens_where_her_agents_did_is_not_believed(held: Alice) -> None:
+    """The agents' addresses lead to bob, as if theirs had ended, and he had got their ports."""
+    lab = held.lab
+    address = lab.address("n1")
+    impostor = lab.popen([sys.executable, "-c", _IMPOSTOR, address], user="bob", host="n1", folder=Path("/"))
+    assert impostor.stdout is not None
+    port = impostor.stdout.readline().strip()
+    path = ready_file(held)
+    text = path.read_text()
+    ready = json.loads(text)
+    for host in ready["hosts"]:
+        host["addresses"] = [f"tcp://{address}:{port}"]
+    ready["addresses"] = [f"tcp://{address}:{port}"]
+    path.write_text(json.dumps(ready))
+    refused = 0
+    for _ in range(6):
+        done = held.run("run", "-a", "dev", HELLO)
+        refused += done.returncode == 77 and "not part of this allocation" in done.stderr
+    path.write_text(text)
+    impostor.kill()
+    greeted, _ = impostor.communicate(timeout=30)
+    print("refused", refused, "of 6;", greeted.count("greeted 192"), "greetings")
+    assert refused == 6 and greeted.count("greeted 192") >= 6
+    assert held.run("run", "-a", "dev", HELLO).returncode == 0
