@@ -13,80 +13,109 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from monarch_hpc.actor.context import Context, context, current_actor_name, current_rank, current_size
-    from monarch_hpc.actor.endpoint import Actor, endpoint
+    from monarch_hpc.actor.endpoint import Actor, concurrent_endpoint, endpoint
+    from monarch_hpc.actor.fault import MeshFailure
     from monarch_hpc.actor.future import Future
+    from monarch_hpc.actor.port import Channel, Port, PortReceiver
+    from monarch_hpc.actor.turn import ResponsePort
     from monarch_hpc.core.errors import (
         ActorDied,
         ActorError,
         ActorFailed,
         AllocationError,
+        CallTimeout,
         DeliveryUnknown,
         MeshError,
         MonarchError,
+        PortClosed,
         SpawnError,
     )
     from monarch_hpc.core.shape import Extent, Point
     from monarch_hpc.core.version import __version__
+    from monarch_hpc.mesh.accumulator import Accumulator
     from monarch_hpc.mesh.actors import ActorMesh
-    from monarch_hpc.mesh.host import HostMesh, hosts
+    from monarch_hpc.mesh.here import get_or_spawn_controller
+    from monarch_hpc.mesh.host import HostMesh, hosts, this_proc
     from monarch_hpc.mesh.proc import ProcMesh
     from monarch_hpc.mesh.spmd import spmd
     from monarch_hpc.mesh.value import ValueMesh
 
 _HOMES = {
+    "Accumulator": "mesh.accumulator",
     "Actor": "actor.endpoint",
     "ActorDied": "core.errors",
     "ActorError": "core.errors",
     "ActorFailed": "core.errors",
     "ActorMesh": "mesh.actors",
     "AllocationError": "core.errors",
+    "CallTimeout": "core.errors",
+    "Channel": "actor.port",
     "Context": "actor.context",
     "DeliveryUnknown": "core.errors",
     "Extent": "core.shape",
     "Future": "actor.future",
     "HostMesh": "mesh.host",
     "MeshError": "core.errors",
+    "MeshFailure": "actor.fault",
     "MonarchError": "core.errors",
     "Point": "core.shape",
+    "Port": "actor.port",
+    "PortClosed": "core.errors",
+    "PortReceiver": "actor.port",
     "ProcMesh": "mesh.proc",
+    "ResponsePort": "actor.turn",
     "SpawnError": "core.errors",
     "ValueMesh": "mesh.value",
     "__version__": "core.version",
+    "concurrent_endpoint": "actor.endpoint",
     "context": "actor.context",
     "current_actor_name": "actor.context",
     "current_rank": "actor.context",
     "current_size": "actor.context",
     "endpoint": "actor.endpoint",
+    "get_or_spawn_controller": "mesh.here",
     "hosts": "mesh.host",
     "spmd": "mesh.spmd",
+    "this_proc": "mesh.host",
 }
 
 __all__ = [
+    "Accumulator",
     "Actor",
     "ActorDied",
     "ActorError",
     "ActorFailed",
     "ActorMesh",
     "AllocationError",
+    "CallTimeout",
+    "Channel",
     "Context",
     "DeliveryUnknown",
     "Extent",
     "Future",
     "HostMesh",
     "MeshError",
+    "MeshFailure",
     "MonarchError",
     "Point",
+    "Port",
+    "PortClosed",
+    "PortReceiver",
     "ProcMesh",
+    "ResponsePort",
     "SpawnError",
     "ValueMesh",
     "__version__",
+    "concurrent_endpoint",
     "context",
     "current_actor_name",
     "current_rank",
     "current_size",
     "endpoint",
+    "get_or_spawn_controller",
     "hosts",
     "spmd",
+    "this_proc",
 ]
 
 

@@ -2,44 +2,65 @@
 
 from __future__ import annotations
 
-import asyncio
-import sys
+import inspect
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Coroutine
-from typing import Protocol
+from collections.abc import Callable
+from types import CoroutineType
+from typing import Any, Protocol
 
 from monarch_hpc.actor.context import Context, ProcInfo, entered
 from monarch_hpc.actor.endpoint import EndpointMethod, endpoints_of
+from monarch_hpc.actor.fault import MeshFailure
+from monarch_hpc.actor.local import Line
+from monarch_hpc.actor.loop import EventLoop, Running
 from monarch_hpc.actor.payload import View, region_of, unpack_call
+from monarch_hpc.actor.turn import Turn
 from monarch_hpc.core.errors import ActorDied
 from monarch_hpc.core.shape import Extent, Point
-from monarch_hpc.transport.api import Channel
 from monarch_hpc.transport.credit import cost_of
 from monarch_hpc.transport.engine import Engine
-from monarch_hpc.wire.frames import Frame
+from monarch_hpc.transport.sleeper import Sleeper
+from monarch_hpc.wire.frames import Frame, Kind
 from monarch_hpc.wire.serializer import loads
 
-__all__ = ["Cell", "Replier"]
+__all__ = ["CLEANUP_S", "Cell", "CellProcess"]
+
+CLEANUP_S = 3.0
+"""How long cancelled endpoints and `__cleanup__` may take; less than `procs.stop_s`, after which procs are killed."""
+
+# In the place of what a call costs, which is more than any of them.
+_STOP = 0  # the actor ends here, after what came before
+_FAULT = -1  # the next of `_faults` is to be handled
+_END = -2  # the actor ends now
+_NOTHING = Frame(Kind.STOP)
+
+Mail = tuple[Line | None, Frame, int]
 
 
-class Replier(Protocol):
+class CellProcess(Protocol):
     """What a cell needs of its process."""
 
     engine: Engine
     info: ProcInfo
+    loop: EventLoop
+    cells_drive: bool
 
-    def reply(self, channel: Channel, slot: int, value: object) -> None:
+    def reply(self, channel: Line, slot: int, value: object) -> None:
         """Answer a call."""
         ...
 
-    def reply_failure(self, channel: Channel, slot: int, where: str, error: BaseException) -> None:
+    def reply_failure(self, channel: Line, slot: int, where: str, error: BaseException) -> None:
         """Answer a call with an exception."""
         ...
 
-    def run_coroutine(self, coroutine: Coroutine[object, object, object]) -> object:
-        """Run a coroutine on the proc's event loop and wait for it."""
+    def report(self, channel: Line, owner: int, actor: int, failure: MeshFailure) -> None:
+        """Tell who spawned an actor that it failed."""
+        ...
+
+    def stop_owned(self, owner: int) -> None:
+        """Stop all that an actor has spawned."""
         ...
 
     def exit(self, code: int) -> None:
@@ -50,64 +71,131 @@ class Replier(Protocol):
 class Cell:
     """Runs one actor: constructor first, then its messages, one at a time, on a thread of its own.
 
-    While it has nothing to do its thread waits in the engine, and thereby drives the I/O of the
-    proc: a call to an idle actor runs on the thread that read it from the socket.
+    Coroutines run on the process's event loop; those of a class that has only coroutines for endpoints
+    share it with its constructor and hooks. In a proc the idle thread waits in the engine, and
+    thereby drives the I/O: a call to an idle actor runs on the thread that read it from the socket.
     """
 
-    def __init__(self, process: Replier, spawn: Frame) -> None:
+    def __init__(self, process: CellProcess, channel: Line, spawn: Frame) -> None:
+        self.engine = process.engine
+        self.where = "an actor"
+        self.ending = False
         self._process = process
+        self._channel = channel
         self._spawn = spawn
         self._actor = spawn.dest
-        # With what each call costs its sender until it is handled. None ends the actor.
-        self._mailbox: deque[tuple[Channel, Frame, int] | None] = deque()
+        self._owner = spawn.reply
+        self._mailbox: deque[Mail] = deque()
+        self._faults: deque[tuple[MeshFailure, bool]] = deque()
         self._name = "an actor"
-        self._where = "an actor"
         self._object: object = None
+        self._on_loop = False  # constructor and hooks run on the loop too
+        self._busy = False  # in code that cannot be cancelled
         self._endpoints: dict[str, EndpointMethod[..., object]] = {}
-        self._broken = ""  # why no message can be handled; empty while they can
+        self._plain: dict[str, Callable[..., object]] = {}  # endpoints that are simply called
+        self._running: set[Running] = set()
+        self._verdict: tuple[str, BaseException] | None = None  # what it dies of
+        self._over = ""  # why no message is handled any more; empty while they are
         self._contexts: dict[View, Context] = {}
         self._spawn_rank = Point(0, Extent((), ()))
-        threading.Thread(target=self._run, name="monarch-actor", daemon=True).start()
+        self._bed: Sleeper | None = None if process.cells_drive else Sleeper()
+        self._wake = process.engine.wake_waiters if self._bed is None else self._bed.wake
+        self._thread = threading.Thread(target=self._run, name="monarch-actor", daemon=True)
+        self._thread.start()
 
-    def put(self, channel: Channel, frame: Frame) -> None:
-        """Queue a call; on the driver."""
-        self._mailbox.append((channel, frame, cost_of(frame)))
-        self._process.engine.wake_waiters()
+    # ---- from other threads ----
 
-    def stop(self) -> None:
-        """Let the actor end after what is queued."""
-        self._mailbox.append(None)
-        self._process.engine.wake_waiters()
+    def put(self, channel: Line, frame: Frame) -> None:
+        """Queue a call."""
+        self._put((channel, frame, cost_of(frame)))
+
+    def stop(self, channel: Line, frame: Frame) -> None:
+        """Let the actor end after what is queued, and answer then."""
+        self._put((channel, frame, _STOP))
+
+    def supervise(self, failure: MeshFailure, *, told: bool) -> None:
+        """Hand on the failure of something that this actor spawned, before all that is queued.
+
+        Args:
+            told: a call of this process reports it already.
+        """
+        self._faults.append((failure, told))
+        self._put_first(_FAULT)
+
+    def end(self) -> None:
+        """End the actor now: what runs is cancelled, what is queued is refused."""
+        self.ending = True
+        self._put_first(_END)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the actor has ended and cleaned up."""
+        return bool(self._over)
+
+    @property
+    def deaf(self) -> bool:
+        """Whether it runs code that cannot be cancelled, and has nothing to clean up after that."""
+        return self._busy and not hasattr(self._object, "__cleanup__")
+
+    def _put(self, mail: Mail) -> None:
+        self._mailbox.append(mail)
+        # In this order: whoever ends the actor says so first and then looks for mail.
+        if self._over:
+            self._refuse_all()
+        else:
+            self._wake()
+
+    def _put_first(self, mark: int) -> None:
+        self._mailbox.appendleft((None, _NOTHING, mark))
+        self._wake()
+
+    # ---- the actor's thread ----
 
     def _has_mail(self) -> bool:
         return bool(self._mailbox)
 
+    def _wait(self, ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        engine = self.engine
+        if self._bed is None:
+            return engine.wait(ready, timeout_s)
+        end_s = None if timeout_s is None else engine.clock() + timeout_s
+        while not ready():
+            left_s = None if end_s is None else end_s - engine.clock()
+            if engine.closed or (left_s is not None and left_s <= 0):
+                return False
+            self._bed.sleep(left_s)
+        return True
+
     def _run(self) -> None:
         self._construct()
-        engine = self._process.engine
-        while not engine.closed:
-            if not engine.wait(self._has_mail, None):
-                return
-            mail = self._mailbox.popleft()
-            if mail is None:
-                self._object = None
-                self._broken = "it was stopped"
-                continue
-            channel, frame, cost = mail
-            self._handle(channel, frame)
-            # What the actor does not keep is freed before its sender may send more.
-            del mail, frame
-            channel.consumed(self._actor, cost)
+        mailbox = self._mailbox
+        while not self._over:
+            if not mailbox and not self._wait(self._has_mail):
+                return  # the process ends
+            channel, frame, cost = mailbox.popleft()
+            if cost > 0:
+                assert channel is not None
+                over = self._handle(channel, frame, cost)
+                frame = _NOTHING  # what the actor does not keep is freed before its sender may send more
+                if over:
+                    channel.consumed(self._actor, cost)
+            elif cost == _FAULT:
+                self._supervise(*self._faults.popleft())
+            else:
+                self._finish("it was stopped")
+                if cost == _STOP and channel is not None and frame.reply:
+                    self._process.reply(channel, frame.reply, None)
+            if self._verdict is not None and not self._over:
+                self._finish(*self._verdict)
 
     def _construct(self) -> None:
         try:
             self._try_construct()
         except SystemExit as leaving:
-            self._process.exit(_exit_code(leaving))
-        except BaseException as error:  # noqa: BLE001 user code; the caller is told
+            self.leave(leaving)
+        except BaseException as error:  # noqa: BLE001 user code; owner and callers are told
             traceback.print_exc()
-            text = "".join(traceback.format_exception(error))
-            self._broken = f"its constructor raised {type(error).__name__}: {error}\n{text}"
+            self._finish(f"its constructor raised {type(error).__name__}: {error}", error)
 
     def _try_construct(self) -> None:
         spawn = loads(self._spawn.body, self._spawn.buffers)
@@ -117,50 +205,183 @@ class Cell:
         region = region_of(view)
         self._name = name
         self._spawn_rank = region.extent.point(region.rank_of(info.rank))
-        self._where = f"actor {name}{self._spawn_rank} on {info.host or 'this host'}"
+        self.where = f"actor {name}{self._spawn_rank} on {info.host or 'this host'}"
         threading.current_thread().name = f"actor {name}"
         entered(self._context(view))
         self._endpoints = endpoints_of(cls)
-        self._object = cls(*args, **kwargs)
+        self._on_loop = bool(self._endpoints) and all(method.is_async for method in self._endpoints.values())
+        self._object = self._call(cls, *args, **kwargs)
+        for method, marked in self._endpoints.items():
+            if marked.plain:
+                self._plain[method] = marked.__get__(self._object, cls)
         self._spawn = Frame(self._spawn.kind)  # the arguments are the actor's now
 
     def _context(self, view: View) -> Context:
-        known = self._contexts.get(view)
-        if known is None:
-            region = region_of(view)
-            rank = region.extent.point(region.rank_of(self._process.info.rank))
-            known = self._contexts[view] = Context(self._name, self._spawn_rank, rank, self._process.info)
-        return known
+        region = region_of(view)
+        rank = region.extent.point(region.rank_of(self._process.info.rank))
+        made = self._contexts[view] = Context(self._name, self._spawn_rank, rank, self._process.info, self._actor)
+        return made
 
-    def _handle(self, channel: Channel, frame: Frame) -> None:
-        where = self._where
+    def _handle(self, channel: Line, frame: Frame, cost: int) -> bool:
+        """Run one call; False if it goes on, and whoever ends it answers and gives credit back."""
+        method = ""
         try:
-            if self._broken:
-                raise ActorDied(self._where, self._broken)
             method, view, args, kwargs = unpack_call(frame)
-            where = f"{self._where}, endpoint {method}"
-            entered(self._context(view))
-            marked = self._endpoints.get(method)
-            if marked is None:
-                raise AttributeError(f"{self._name} has no endpoint {method!r}; mark the method with @endpoint")
-            function: Callable[..., object] = marked.__get__(self._object, type(self._object))
-            value = function(*args, **dict(kwargs))
-            if asyncio.iscoroutine(value):
-                value = self._process.run_coroutine(value)
+            entered(self._contexts.get(view) or self._context(view))
+            function = self._plain.get(method)
+            if function is None:
+                return self._start(channel, frame.reply, cost, method, args, dict(kwargs))
+            self._busy = True
+            value = function(*args, **dict(kwargs)) if kwargs else function(*args)
+            if type(value) is CoroutineType:  # of a `def` that wraps an `async def`
+                value = self._on_the_loop(lambda: value)
         except SystemExit as leaving:
-            self._process.exit(_exit_code(leaving))
+            self.leave(leaving)
         except BaseException as error:  # noqa: BLE001 user code; the caller is told
-            if frame.reply:
-                self._process.reply_failure(channel, frame.reply, where, error)
-            else:
-                print(f"{where} failed, and nobody waits for its answer:", file=sys.stderr)
-                traceback.print_exc()
+            self.fail(channel, frame.reply, method, error)
         else:
             if frame.reply:
                 self._process.reply(channel, frame.reply, value)
+        self._busy = False
+        return True
 
+    # ---- endpoints that are not simply called ----
 
-def _exit_code(leaving: SystemExit) -> int:
-    if leaving.code is None:
-        return 0
-    return leaving.code if isinstance(leaving.code, int) else 1
+    def _start(
+        self, channel: Line, slot: int, cost: int, method: str, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> bool:
+        marked = self._endpoints.get(method)
+        if marked is None:
+            raise AttributeError(f"{self._name} has no endpoint {method!r}; mark the method with @endpoint")
+        # Not kept by the turn, which may live in the object: the two would keep each other.
+        function = marked.__get__(self._object, type(self._object))
+        turn = Turn(self, channel, slot, marked)
+        if not marked.is_async:
+            self._busy = True
+            turn.call(function, args, kwargs)
+            self._busy = False
+            return True
+
+        def leave(running: Running) -> None:
+            self._running.discard(running)
+            channel.consumed(self._actor, cost)
+            self._wake()
+
+        running = self._process.loop.start(turn.perform(function, args, kwargs), leave)
+        self._running.add(running)
+        if running.over:
+            self._running.discard(running)
+        if not marked.concurrent:
+            self._wait(lambda: running.over or self.ending)
+        return False
+
+    def succeed(self, channel: Line, slot: int, value: object) -> None:
+        """Give a caller the result."""
+        self._process.reply(channel, slot, value)
+
+    def fail(self, channel: Line, slot: int, method: str, error: BaseException) -> None:
+        """Give a caller the exception; where nobody waits, the actor dies of it."""
+        if slot:
+            self._process.reply_failure(channel, slot, f"{self.where}, endpoint {method}", error)
+        elif self._verdict is None:
+            self._verdict = f"endpoint {method} raised {type(error).__name__}: {error}", error
+            if threading.current_thread() is not self._thread:
+                self._put_first(_END)
+
+    def leave(self, leaving: SystemExit) -> None:
+        """End the process."""
+        code = leaving.code
+        self._process.exit(0 if code is None else code if isinstance(code, int) else 1)
+
+    def _call(self, function: Callable[..., object], *args: Any, **kwargs: Any) -> object:
+        """Call the constructor or a hook where this actor runs."""
+        if self._on_loop or inspect.iscoroutinefunction(function):
+            return self._on_the_loop(lambda: function(*args, **kwargs))
+        return function(*args, **kwargs)
+
+    def _on_the_loop(self, function: Callable[[], object]) -> object:
+        outcome: list[object] = []
+        raised: list[BaseException] = []
+
+        async def perform() -> None:
+            try:
+                value = function()
+                outcome.append(await value if inspect.isawaitable(value) else value)
+            except BaseException as error:  # noqa: BLE001 raised again in the actor's thread
+                raised.append(error)
+
+        running = self._process.loop.start(perform(), lambda _running: self._wake())
+        self._wait(lambda: running.over)
+        if raised:
+            raise raised[0]
+        if not outcome:
+            raise RuntimeError("the process ends")
+        return outcome[0]
+
+    # ---- failures and the end ----
+
+    def _supervise(self, failure: MeshFailure, told: bool) -> None:
+        hook = getattr(self._object, "__supervise__", None)
+        if hook is None:
+            if not told:
+                self._verdict = f"it does not handle that {failure}", RuntimeError(failure.report())
+            return
+        entered(next(iter(self._contexts.values())))
+        try:
+            handled = bool(self._call(hook, failure))
+        except SystemExit as leaving:
+            self.leave(leaving)
+        except BaseException as error:  # noqa: BLE001 user code; the next owner is told
+            cause = f"its __supervise__ raised {type(error).__name__}: {error}, when told that {failure}"
+            self._verdict = cause, error
+        else:
+            if not handled:
+                self._verdict = f"it does not handle that {failure}", RuntimeError(failure.report())
+
+    def _finish(self, cause: str, error: BaseException | None = None) -> None:
+        if self._verdict is not None:
+            cause, error = self._verdict
+        trace = "" if error is None else "".join(traceback.format_exception(error))
+        if error is not None:
+            failure = MeshFailure(self._name, self._spawn_rank.rank, self.where, cause, trace)
+            self._process.report(self._channel, self._owner, self._actor, failure)
+        self.ending = True
+        for running in list(self._running):
+            running.cancel()
+        self._wait(lambda: not self._running, CLEANUP_S)
+        self._clean_up(error)
+        self._process.stop_owned(self._actor)
+        self._plain = {}
+        self._object = None
+        self._verdict = None
+        if error is not None:
+            traceback.clear_frames(error.__traceback__)  # they hold the object
+        self._over = f"{cause}\n{trace}".rstrip()
+        self._refuse_all()
+        self.engine.wake_waiters()
+
+    def _clean_up(self, error: BaseException | None) -> None:
+        hook = getattr(self._object, "__cleanup__", None)
+        if hook is None:
+            return
+        entered(next(iter(self._contexts.values())))
+        try:
+            self._call(hook, error)
+        except BaseException:  # noqa: BLE001 user code; the actor ends all the same
+            print(f"{self.where}: its __cleanup__ failed:")
+            traceback.print_exc()
+
+    def _refuse_all(self) -> None:
+        while True:
+            try:
+                channel, frame, cost = self._mailbox.popleft()
+            except IndexError:
+                return
+            if channel is None:
+                continue
+            if cost > 0:
+                channel.consumed(self._actor, cost)
+                if frame.reply:
+                    self._process.reply_failure(channel, frame.reply, self.where, ActorDied(self.where, self._over))
+            elif frame.reply:
+                self._process.reply(channel, frame.reply, None)

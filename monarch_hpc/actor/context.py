@@ -20,6 +20,7 @@ class ProcInfo:
         host_rank: place of the host in the allocation.
         local_rank: place among the procs of its mesh on this host.
         gpus: GPU indices of this proc, its own first.
+        slurm_job_id: number of the Slurm job that it runs in; empty where there is none.
     """
 
     allocation: str
@@ -30,6 +31,7 @@ class ProcInfo:
     host_rank: int
     local_rank: int
     gpus: tuple[str, ...]
+    slurm_job_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +42,14 @@ class Context:
         actor_name: the name given to `spawn`.
         spawn_rank: where the actor stands in the mesh that was spawned.
         message_rank: where it stands in the mesh that the message was sent to, which may be a slice.
+        actor: number of the actor, which owns what it spawns; 0 for the program itself.
     """
 
     actor_name: str
     spawn_rank: Point
     message_rank: Point
     proc: ProcInfo
+    actor: int = 0
 
 
 _CONTROLLER = Context(

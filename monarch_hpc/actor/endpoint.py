@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
-__all__ = ["Actor", "EndpointMethod", "check_arguments", "endpoint", "endpoints_of"]
+__all__ = ["Actor", "EndpointMethod", "check_arguments", "concurrent_endpoint", "endpoint", "endpoints_of"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -17,16 +18,59 @@ class Actor:
 
     `__init__` runs in the proc before the first message; the messages of one actor are handled one
     at a time, in the order in which each sender sent them.
+
+    Two more methods are called where a class has them, `def` or `async def`:
+
+    - ``__supervise__(self, failure: MeshFailure) -> bool`` when something that this actor spawned has
+      failed; True says that it is dealt with. Else this actor fails too, and its owner is asked.
+    - ``__cleanup__(self, error: BaseException | None)`` when the actor ends, *error* being what it dies
+      of. Running coroutines were cancelled before, and what the actor spawned is stopped after.
     """
+
+    @property
+    def logger(self) -> logging.Logger:
+        """The logger of the module that defines the class."""
+        return logging.getLogger(type(self).__module__)
 
 
 class EndpointMethod(Generic[P, R]):
-    """A method marked with `endpoint`; inside the actor it is called like any method."""
+    """A method marked with `endpoint`; inside the actor it is called like any method.
 
-    def __init__(self, function: Callable[Concatenate[Any, P], R]) -> None:
+    Attributes:
+        concurrent: other messages are handled while it runs.
+        timeout_s: how long it may run; None for any time.
+        explicit: it takes a port first, and answers there.
+        plain: it is a function that runs to its end, and needs nothing but to be called.
+    """
+
+    def __init__(
+        self,
+        function: Callable[Concatenate[Any, P], R],
+        *,
+        concurrent: bool = False,
+        timeout_s: float | None = None,
+        explicit: bool = False,
+    ) -> None:
+        if not callable(function):
+            raise TypeError(f"@endpoint marks methods; got {function!r}")
         self.function = function
         self.signature = inspect.signature(function)
+        if explicit:
+            first, *others = self.signature.parameters.values()
+            if not others:
+                raise TypeError(
+                    f"endpoint {function.__name__} has an explicit response port: it must take a port first"
+                )
+            self.signature = self.signature.replace(parameters=[first, *others[1:]])
         self.is_async = inspect.iscoroutinefunction(function)
+        self.concurrent = concurrent
+        self.timeout_s = timeout_s
+        self.explicit = explicit
+        self.plain = not self.is_async and timeout_s is None and not explicit
+        if concurrent and not self.is_async:
+            raise TypeError(f"endpoint {function.__name__} is concurrent: write it as 'async def'")
+        if timeout_s is not None and timeout_s <= 0:
+            raise ValueError(f"endpoint {function.__name__} has a timeout of {timeout_s} s: give it more than 0")
         self.__doc__ = function.__doc__
         self.__name__ = function.__name__
         self._fitting: set[int] = set()  # numbers of positional arguments that fit, of those seen so far
@@ -54,11 +98,56 @@ class EndpointMethod(Generic[P, R]):
         return bound
 
 
-def endpoint(function: Callable[Concatenate[Any, P], R]) -> EndpointMethod[P, R]:
-    """Let other actors and the controller call this method; `def` and `async def` both work."""
-    if not callable(function):
-        raise TypeError(f"@endpoint marks methods; got {function!r}")
-    return EndpointMethod(function)
+class _Mark(Protocol):
+    def __call__(self, function: Callable[Concatenate[Any, P], R], /) -> EndpointMethod[P, R]: ...
+
+
+@overload
+def endpoint(function: Callable[Concatenate[Any, P], R], /) -> EndpointMethod[P, R]: ...
+@overload
+def endpoint(
+    *, concurrent: bool = False, timeout: float | None = None, explicit_response_port: bool = False
+) -> _Mark: ...
+def endpoint(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    concurrent: bool = False,
+    timeout: float | None = None,
+    explicit_response_port: bool = False,
+) -> Any:  # the overloads say it exactly
+    """Let other actors and the controller call this method; `def` and `async def` both work, in one class too.
+
+    Functions run on the actor's own thread, where no event loop runs; coroutines on the proc's one loop.
+
+    Args:
+        concurrent: take other messages while a coroutine runs; they may overtake each other.
+        timeout: seconds that the endpoint may run; then the caller gets `TimeoutError`. A coroutine is
+            cancelled; a function cannot be, and keeps its actor busy until it returns.
+        explicit_response_port: the method gets a port before the caller's arguments. What it sends there is
+            the answer, at any time and from any thread; what it returns is not.
+    """
+
+    def mark(function: Callable[..., Any], /) -> EndpointMethod[..., Any]:
+        return EndpointMethod(function, concurrent=concurrent, timeout_s=timeout, explicit=explicit_response_port)
+
+    return mark if function is None else mark(function)
+
+
+@overload
+def concurrent_endpoint(function: Callable[Concatenate[Any, P], R], /) -> EndpointMethod[P, R]: ...
+@overload
+def concurrent_endpoint(*, timeout: float | None = None, explicit_response_port: bool = False) -> _Mark: ...
+def concurrent_endpoint(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    timeout: float | None = None,
+    explicit_response_port: bool = False,
+) -> Any:  # the overloads say it exactly
+    """``endpoint(concurrent=True)``."""
+    mark = endpoint(concurrent=True, timeout=timeout, explicit_response_port=explicit_response_port)
+    return mark if function is None else mark(function)
 
 
 def endpoints_of(cls: type) -> dict[str, EndpointMethod[..., object]]:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
+import concurrent.futures
+import contextlib
+import logging
+import threading
 from collections.abc import Callable, Generator
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from monarch_hpc.transport.engine import Engine
 
@@ -12,26 +17,57 @@ __all__ = ["Future"]
 
 T = TypeVar("T")
 
+_RUNNING = "RUNNING"
+_FINISHED = "FINISHED"
+_CANCELLED = "CANCELLED_AND_NOTIFIED"
+"""The words that `concurrent.futures.wait` and `as_completed` look for."""
 
-class Future(Generic[T]):
+_turn = _thread.allocate_lock()
+"""Held for the few instructions in which any future changes its state: a lock for each would cost more."""
+
+_log = logging.getLogger(__name__)
+
+
+def _an_answer() -> str:
+    return "whoever was asked"
+
+
+class Future(concurrent.futures.Future[T], Generic[T]):
     """One result: read it with `get()` from a thread or with `await` from a coroutine.
 
-    A timed-out `get` leaves the future as it is; a stored exception is raised at every read.
+    A timed-out read leaves the future as it is; a stored exception is raised at every read. It is a
+    `concurrent.futures.Future` as well, for `wait`, `as_completed` and whatever else takes one.
+
+    Args:
+        waits_for: whose answer is missing, in words, for who waited too long.
     """
 
-    __slots__ = ("_callbacks", "_done", "_engine", "_error", "_resolve", "_value")
-
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, waits_for: Callable[[], str] = _an_answer) -> None:
+        # Not the base's constructor: its condition alone costs more than all of this. See `__getattr__`.
         self._engine = engine
-        self._done = False
+        self._waits_for = waits_for
+        self._state = _RUNNING
         self._value: T | None = None
         self._error: BaseException | None = None
         self._resolve: Callable[[], T] | None = None
-        self._callbacks: list[Callable[[Future[T]], None]] = []
+        self._resolving = _thread.allocate_lock()
+        self._callbacks: list[Callable[[Future[T]], object]] = []
 
-    def done(self) -> bool:
-        """Whether `get` would return or raise at once."""
-        return self._done
+    def __getattr__(self, name: str) -> Any:
+        if name == "_condition":
+            return self.__dict__.setdefault(name, threading.Condition())
+        if name == "_waiters":
+            return self.__dict__.setdefault(name, [])
+        if name in ("_result", "_exception") and self._state is _FINISHED:  # `asyncio.wrap_future` from Python 3.14 on
+            error = self.exception()
+            return error if name == "_exception" else self._value
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __repr__(self) -> str:
+        state = {_RUNNING: "waiting for", _FINISHED: "answered by", _CANCELLED: "cancelled, was waiting for"}
+        return f"<Future {state[self._state]} {self._waits_for()}>"
+
+    # ---- reading ----
 
     def get(self, timeout: float | None = None) -> T:
         """Wait for the value; the waiting thread drives the I/O itself.
@@ -41,32 +77,27 @@ class Future(Generic[T]):
 
         Raises:
             TimeoutError: nothing came in time; the future can be read again.
-            RuntimeError: called where an event loop runs, which it would block.
+            RuntimeError: called where an event loop runs, which it would block, or in a callback.
+            concurrent.futures.CancelledError: it was cancelled.
             Exception: what the endpoint raised, or why it cannot answer.
         """
-        if not self._done:
-            if asyncio._get_running_loop() is not None:
-                raise RuntimeError("get() would block the running event loop: write 'await future' instead")
-            if not self._engine.wait(self.done, timeout) and not self._done:
-                if self._engine.closed:
-                    raise RuntimeError("the connection to the allocation was closed while a call was under way")
-                raise TimeoutError(f"no answer in {timeout} s; the call goes on and can be read again")
-        resolve = self._resolve
-        if resolve is not None:
-            try:
-                self._value = resolve()
-            except Exception as error:  # noqa: BLE001 what a remote rank raised, or user code that rebuilds values
-                self._error = error
-            self._resolve = None
-        if self._error is not None:
-            # Each reader gets its own traceback, not the one of those who read before.
-            raise self._error.with_traceback(None)
-        return cast(T, self._value)
+        # Also where it would not block, this time: whether it does must not depend on who is faster.
+        if asyncio._get_running_loop() is not None:
+            raise RuntimeError("get() would block the running event loop: write 'await future' instead")
+        if self._state is _RUNNING:
+            self._wait(timeout)
+        return self._read()
+
+    def result(self, timeout: float | None = None) -> T:
+        """Like `get`; where an event loop runs it may be called once the future is done."""
+        if self._state is _RUNNING:
+            return self.get(timeout)
+        return self._read()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait like `get`; return the exception instead of raising it, None if there is a value."""
+        """Wait like `result`; return the exception instead of raising it, None if there is a value."""
         try:
-            self.get(timeout)
+            self.result(timeout)
         except BaseException as error:
             if error is self._error:
                 return error
@@ -74,8 +105,8 @@ class Future(Generic[T]):
         return None
 
     def __await__(self) -> Generator[object, None, T]:
-        loop = asyncio.get_running_loop()
-        if not self._done:
+        if not self.done():
+            loop = asyncio.get_running_loop()
             waiter: asyncio.Future[None] = loop.create_future()
 
             def wake() -> None:
@@ -83,44 +114,155 @@ class Future(Generic[T]):
                     waiter.set_result(None)
 
             def done(_future: Future[T]) -> None:
-                loop.call_soon_threadsafe(wake)
+                with contextlib.suppress(RuntimeError):  # the loop was closed, and whoever waited there is gone
+                    loop.call_soon_threadsafe(wake)
 
             self.add_done_callback(done)
-            yield from waiter.__await__()
-        return self.get()
+            try:
+                yield from waiter.__await__()
+            except BaseException:
+                self._abandon(done)
+                raise
+        if self._state is _CANCELLED:
+            raise asyncio.CancelledError
+        return self._read()
 
-    def add_done_callback(self, callback: Callable[[Future[T]], None]) -> None:
-        """Call *callback* with this future when it is done, or now; it must be short."""
-        self._callbacks.append(callback)
-        if self._done:
-            self._run_callbacks()
+    def as_asyncio(self) -> asyncio.Future[T]:
+        """A future of the running event loop with the same outcome.
+
+        Cancelling it, as `asyncio.wait_for` does when its time is over, leaves this one as it is.
+        """
+        return asyncio.ensure_future(self._awaited())
+
+    async def _awaited(self) -> T:
+        return await self
+
+    def done(self) -> bool:
+        """Whether a read would return or raise at once."""
+        return self._state is not _RUNNING
+
+    def running(self) -> bool:
+        """Whether there is no outcome yet: calls are under way from the start."""
+        return self._state is _RUNNING
+
+    def cancelled(self) -> bool:
+        """Whether `cancel` came first."""
+        return self._state is _CANCELLED
+
+    def add_done_callback(self, callback: Callable[[Future[T]], object]) -> None:
+        """Call *callback* with this future when it is done, or now.
+
+        It runs on the thread that drives all I/O, so it must be short, and must not wait for others.
+        """
+        with _turn:
+            if self._state is _RUNNING:
+                self._callbacks.append(callback)
+                return
+        self._run(callback)
+
+    # ---- ending ----
+
+    def cancel(self) -> bool:
+        """Give up the answer; return whether there is none.
+
+        The endpoint is not told: it runs, or has run, and what it answers is dropped.
+        """
+        return self._end(_CANCELLED) or self._state is _CANCELLED
 
     def set_result(self, value: T) -> None:
         """Complete the future; for whoever made it. Only the first completion counts."""
-        if not self._done:
-            self._value = value
-            self._complete()
+        self._end(_FINISHED, value=value)
 
-    def set_resolver(self, resolve: Callable[[], T]) -> None:
+    def set_exception(self, error: BaseException | None) -> None:
+        """Complete the future with *error*; otherwise as `set_result`."""
+        self._end(_FINISHED, error=error, fails=error is not None)
+
+    def set_resolver(self, resolve: Callable[[], T], *, fails: bool = False) -> None:
         """Complete the future with what *resolve* returns or raises, in the thread that first reads it.
 
         User values are rebuilt by user code, which must not run where the I/O is driven.
+
+        Args:
+            fails: *resolve* will raise, for who waits for a first failure.
         """
-        if not self._done:
-            self._resolve = resolve
-            self._complete()
+        self._finish(resolve, fails=fails)
 
-    def _complete(self) -> None:
-        self._done = True
+    def _finish(self, resolve: Callable[[], T], *, fails: bool = False) -> bool:
+        return self._end(_FINISHED, resolve=resolve, fails=fails)
+
+    def _end(
+        self,
+        state: str,
+        *,
+        value: T | None = None,
+        error: BaseException | None = None,
+        resolve: Callable[[], T] | None = None,
+        fails: bool = False,
+    ) -> bool:
+        with _turn:
+            if self._state is not _RUNNING:
+                return False
+            self._value, self._error, self._resolve = value, error, resolve
+            self._state = state
+            callbacks, self._callbacks = self._callbacks, []
         self._engine.wake_waiters()
-        if self._callbacks:
-            self._run_callbacks()
+        if "_condition" in self.__dict__:
+            self._tell_waiters(fails)
+        for callback in callbacks:
+            self._run(callback)
+        return True
 
-    def _run_callbacks(self) -> None:
-        # pop() is atomic, so that a callback added while these run is called exactly once.
-        while self._callbacks:
-            try:
-                callback = self._callbacks.pop(0)
-            except IndexError:
-                return
+    def _tell_waiters(self, fails: bool) -> None:
+        with self._condition:
+            for waiter in self._waiters:
+                if self._state is _CANCELLED:
+                    waiter.add_cancelled(self)
+                elif fails:
+                    waiter.add_exception(self)
+                else:
+                    waiter.add_result(self)
+            self._condition.notify_all()
+
+    def _run(self, callback: Callable[[Future[T]], object]) -> None:
+        try:
             callback(self)
+        except Exception:  # noqa: BLE001 user code; the other callbacks must be called too
+            _log.exception("a callback of %r failed", self)
+
+    # ---- the parts of a read ----
+
+    def _wait(self, timeout: float | None) -> None:
+        if self._engine.driving:
+            raise RuntimeError("a done-callback must not wait for a future: add a callback to that one")
+        if not self._engine.wait(self._has_ended, timeout) and self._state is _RUNNING:
+            if self._engine.closed:
+                raise RuntimeError("the connection to the allocation was closed while a call was under way")
+            raise TimeoutError(f"no answer in {timeout} s from {self._waits_for()}; the future can be read again")
+
+    def _has_ended(self) -> bool:
+        return self._state is not _RUNNING
+
+    def _abandon(self, callback: Callable[[Future[T]], object]) -> None:
+        """Forget *callback*: the coroutine that waited was cancelled."""
+        with _turn, contextlib.suppress(ValueError):
+            self._callbacks.remove(callback)
+
+    def _read(self) -> T:
+        if self._state is _CANCELLED:
+            raise concurrent.futures.CancelledError
+        if self._resolve is not None:
+            with self._resolving:
+                self._settle()
+        if self._error is not None:
+            # Each reader gets its own traceback, not the one of those who read before.
+            raise self._error.with_traceback(None)
+        return cast(T, self._value)
+
+    def _settle(self) -> None:
+        if self._resolve is None:  # another reader was faster
+            return
+        try:
+            self._value = self._resolve()
+        except Exception as error:  # noqa: BLE001 what a remote rank raised, or user code that rebuilds values
+            self._error = error
+        self._resolve = None

@@ -9,12 +9,26 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from monarch_hpc.actor.fault import MeshFailure
 from monarch_hpc.core.errors import ActorFailed
 from monarch_hpc.core.shape import Extent, Region
 from monarch_hpc.wire.frames import Buffer, Frame
+from monarch_hpc.wire.obstacle import refusal
 from monarch_hpc.wire.serializer import dumps, loads
 
-__all__ = ["View", "pack_call", "pack_failure", "region_of", "unpack_call", "unpack_failure", "view_of"]
+__all__ = [
+    "View",
+    "pack_call",
+    "pack_failure",
+    "pack_fault",
+    "pack_result",
+    "pack_spawn",
+    "region_of",
+    "unpack_call",
+    "unpack_failure",
+    "unpack_fault",
+    "view_of",
+]
 
 View = tuple[tuple[str, ...], tuple[int, ...], int, tuple[int, ...]]
 """A `Region` as plain values: labels, sizes, offset, strides."""
@@ -44,8 +58,41 @@ def region_of(view: View) -> Region:
 def pack_call(
     method: str, region: Region, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> tuple[bytes, list[Buffer]]:
-    """Serialize a call; the same bytes serve every rank of *region*."""
-    return dumps((method, view_of(region), args, tuple(kwargs.items())))
+    """Serialize a call; the same bytes serve every rank of *region*.
+
+    Raises:
+        TypeError: an argument cannot be pickled; it names which part of it.
+    """
+    try:
+        return dumps((method, view_of(region), args, tuple(kwargs.items())))
+    except Exception as error:  # pickling runs user code
+        raise refusal(_by_name(args, kwargs), error) from error
+
+
+def pack_spawn(
+    name: str, region: Region, cls: type, args: tuple[object, ...], kwargs: dict[str, object]
+) -> tuple[bytes, list[Buffer]]:
+    """Serialize what makes an actor; otherwise as `pack_call`."""
+    try:
+        return dumps((name, view_of(region), cls, args, kwargs))
+    except Exception as error:  # pickling runs user code
+        raise refusal({f"class {cls.__name__}": cls, **_by_name(args, kwargs)}, error) from error
+
+
+def pack_result(value: object) -> tuple[bytes, list[Buffer]]:
+    """Serialize the result of a call.
+
+    Raises:
+        TypeError: it cannot be pickled.
+    """
+    try:
+        return dumps(value)
+    except Exception as error:  # pickling runs user code
+        raise refusal({"the result": value}, error) from error
+
+
+def _by_name(args: tuple[object, ...], kwargs: dict[str, object]) -> dict[str, object]:
+    return {**{f"argument {index}": value for index, value in enumerate(args)}, **kwargs}
 
 
 def unpack_call(frame: Frame) -> Call:
@@ -64,7 +111,7 @@ def pack_failure(where: str, error: BaseException) -> tuple[bytes, Sequence[Buff
         exception, buffers = dumps(error)
         return dumps((failure, exception, tuple(bytes(buffer) for buffer in buffers)))
     except Exception as unpicklable:  # noqa: BLE001 pickling runs user code
-        note = f"(the exception itself could not travel: {type(unpicklable).__name__}: {unpicklable})"
+        note = f"(the exception itself could not travel: {refusal({type(error).__name__: error}, unpicklable)})"
         return dumps(((*failure[:3], f"{text}{note}\n"), b"", ()))
 
 
@@ -85,3 +132,16 @@ def unpack_failure(frame: Frame) -> BaseException:
                 error.add_note(f"raised by {failure.where}; remote traceback:\n{failure.remote_traceback}")
                 return error
     return ActorFailed(failure.where, failure.type_name, failure.message, failure.remote_traceback)
+
+
+def pack_fault(actor: int, failure: MeshFailure) -> tuple[bytes, list[Buffer]]:
+    """Serialize the failure of an actor that no call reports."""
+    return dumps((actor, failure.mesh_name, failure.rank, failure.where, failure.cause, failure.trace))
+
+
+def unpack_fault(frame: Frame) -> tuple[int, MeshFailure]:
+    """The number of the actor, and its failure."""
+    fault = loads(frame.body, frame.buffers)
+    assert isinstance(fault, tuple)
+    actor, *fields = fault
+    return actor, MeshFailure(*fields)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import _thread
 import os
 import signal
 import sys
 
 from monarch_hpc.actor.context import ProcInfo
-from monarch_hpc.actor.runtime import Runtime
+from monarch_hpc.actor.runtime import STOPPED, ProcRef, Runtime
 from monarch_hpc.agent.start import ProcStart
 from monarch_hpc.core.ids import Identity, Role, new_incarnation
 from monarch_hpc.transport.engine import Engine
@@ -31,16 +30,20 @@ def main(start: ProcStart) -> int:
         host_rank=start.host_rank,
         local_rank=start.local_rank,
         gpus=tuple(start.gpus),
+        slurm_job_id=os.environ.get("SLURM_JOB_ID", ""),
     )
-    # The main thread stays out of the engine, so that an idle actor's thread drives it: see actor.cell.
-    stop = _thread.allocate_lock()
-    stop.acquire()
+    # The main thread stays out of the engine, so that an idle actor's thread drives it: see actor.cell. It
+    # waits in a pipe, not in a lock: a signal that another thread takes does not wake who waits for a lock.
+    signals_fd, wakeup_fd = os.pipe2(os.O_CLOEXEC)
+    os.set_blocking(wakeup_fd, False)
+    stopped = False
 
     def leave(_signal: int, _frame: object) -> None:
-        if stop.locked():
-            stop.release()
+        nonlocal stopped
+        stopped = True
 
     signal.signal(signal.SIGTERM, leave)
+    signal.set_wakeup_fd(wakeup_fd, warn_on_full_buffer=False)
     engine = Engine(start.spin_s)
     engine.start()
     runtime = Runtime.current = Runtime(engine, info)
@@ -56,12 +59,24 @@ def main(start: ProcStart) -> int:
             max_frame_bytes=start.limits.max_frame_bytes,
         )
     node = Node(engine, identity, start.key, runtime, start.limits, forwarders=start.forwarders, fabric=fabric)
-    runtime.bind(node)
-    hello = ProcHello(start.mesh, start.rank, identity.incarnation, node.listen(start.listen_hosts))
+    addresses = node.listen(start.listen_hosts)
+    own = ProcRef(
+        mesh=start.mesh,
+        rank=start.rank,
+        host=start.host_name,
+        host_rank=start.host_rank,
+        pid=os.getpid(),
+        incarnation=identity.incarnation,
+        addresses=tuple(addresses),
+    )
+    runtime.bind(node, own)
+    hello = ProcHello(start.mesh, start.rank, identity.incarnation, addresses)
     os.write(start.hello_fd, encode(hello) + b"\n")
     os.close(start.hello_fd)
-    stop.acquire()
-    node.close("the proc was stopped")
+    while not stopped:
+        os.read(signals_fd, 1)
+    runtime.shut_down()
+    node.close(STOPPED)
     sys.stdout.flush()
     sys.stderr.flush()
     return 0

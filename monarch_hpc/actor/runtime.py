@@ -2,35 +2,40 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
 import itertools
 import logging
 import os
 import sys
-import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
-from monarch_hpc.actor.cell import Cell
+from monarch_hpc.actor.cell import CLEANUP_S, Cell
 from monarch_hpc.actor.context import ProcInfo
-from monarch_hpc.actor.payload import pack_failure
+from monarch_hpc.actor.deadlines import Deadlines
+from monarch_hpc.actor.fault import MeshFailure
+from monarch_hpc.actor.local import Line, LocalLine
+from monarch_hpc.actor.loop import EventLoop
+from monarch_hpc.actor.payload import pack_failure, pack_fault, pack_result, unpack_fault
 from monarch_hpc.core.errors import ActorError, DeliveryUnknown, FrameError, MonarchError, TransportError
+from monarch_hpc.core.ids import Role
 from monarch_hpc.transport.api import Channel
 from monarch_hpc.transport.credit import cost_of
-from monarch_hpc.transport.engine import Engine, Signal
+from monarch_hpc.transport.engine import Engine
 from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.frames import Buffer, Frame, Kind
-from monarch_hpc.wire.serializer import dumps
 
-__all__ = ["Answer", "ProcRef", "Runtime"]
+__all__ = ["STOPPED", "Answer", "ProcRef", "Runtime", "current_runtime"]
 
 _CALL = Kind.CALL  # on the way of every frame: a member of an enum costs ten times a global
 _RESULT = Kind.RESULT
 _FAILURE = Kind.FAILURE
 
 _log = logging.getLogger(__name__)
+
+STOPPED = "the proc was stopped"
+"""What a proc that was asked to end says to all it is connected with."""
 
 Answer = Callable[[Frame | MonarchError], None]
 """Called on the driver with the RESULT or FAILURE frame of a call, or with why there is none."""
@@ -55,6 +60,21 @@ class ProcRef:
     addresses: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Owned:
+    """A mesh of actors that was spawned here.
+
+    Attributes:
+        owner: number of the actor that did; 0 for the program.
+        ranks: by incarnation of the proc, those that are not known to have failed.
+    """
+
+    owner: int
+    name: str
+    procs: Mapping[int, ProcRef]
+    ranks: dict[int, int]
+
+
 @dataclass(slots=True)
 class _Slot:
     incarnation: int
@@ -72,19 +92,29 @@ class Runtime:
     current: ClassVar[Runtime | None] = None
     """The runtime of this process, for references that arrive in messages."""
 
+    cells_drive: bool = True
+    """Whether idle actors drive the engine; not beside a program, whose main thread is to drive it."""
+
     def __init__(self, engine: Engine, info: ProcInfo) -> None:
         self.engine = engine
         self.info = info
         self._node: Node | None = None
+        self._own: ProcRef | None = None
+        self._line: LocalLine | None = None
         self._cells: dict[int, Cell] = {}
         self._slots: dict[int, _Slot] = {}
         self._next_slot = itertools.count(1)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._loop_lock = threading.Lock()
+        self.deadlines = Deadlines(engine.clock, engine.call_later)
+        self.ports: dict[int, Callable[[Line, Frame], None]] = {}
+        """Who takes what is sent to ports of this process, by number of the port; on any thread."""
+        self._owned: dict[int, _Owned] = {}
+        self.loop = EventLoop()
 
-    def bind(self, node: Node) -> None:
-        """Use *node* for all channels."""
+    def bind(self, node: Node, own: ProcRef) -> None:
+        """Use *node* for all channels; others reach this process by *own*."""
         self._node = node
+        self._own = own
+        self._line = LocalLine(self.engine, self.on_frame, node.limits.mailbox_bytes)
 
     @property
     def node(self) -> Node:
@@ -92,10 +122,16 @@ class Runtime:
         assert self._node is not None, "bind() comes first"
         return self._node
 
+    @property
+    def own(self) -> ProcRef:
+        """This process, as others reach it."""
+        assert self._own is not None, "bind() comes first"
+        return self._own
+
     # ---- calls from here ----
 
-    def channel_to(self, proc: ProcRef) -> Channel:
-        """The channel to *proc*; connects if there is none, unless on the driver.
+    def line_to(self, proc: ProcRef) -> Line:
+        """The channel to *proc*; connects if there is none, unless on the driver. This process needs none to itself.
 
         Raises:
             TransportError: it cannot be reached.
@@ -103,23 +139,50 @@ class Runtime:
         channel = self.node.channels.get(proc.incarnation)
         if channel is not None and channel.error is None:
             return channel
+        if self._line is not None and proc.incarnation == self.node.identity.incarnation:
+            return self._line
         return self.node.connect(proc.addresses, proc.incarnation)
 
-    def spawn(self, proc: ProcRef, actor: int, body: bytes, buffers: Sequence[Buffer]) -> None:
-        """Make an actor in *proc*; a failing constructor shows at the first call.
+    def spawn(
+        self, name: str, actor: int, owner: int, procs: Mapping[int, ProcRef], body: bytes, buffers: Sequence[Buffer]
+    ) -> None:
+        """Make an actor in each of *procs*, which are given by rank of the actors' mesh.
+
+        Args:
+            owner: the actor that is told of their failures, see `actor.context.Context.actor`.
+
+        Raises:
+            TransportError: a proc cannot be reached.
+        """
+        self._owned[actor] = _Owned(owner, name, procs, {proc.incarnation: rank for rank, proc in procs.items()})
+        frame = Frame(Kind.SPAWN, actor, owner, body, buffers)
+        try:
+            for proc in procs.values():
+                self.line_to(proc).send(frame)
+        except BaseException:
+            self._owned.pop(actor, None)
+            raise
+
+    def stop(self, proc: ProcRef, actor: int, answer: Answer | None = None) -> None:
+        """End an actor after what is queued for it; *answer* is told when it has cleaned up.
 
         Raises:
             TransportError: the proc cannot be reached.
         """
-        self.channel_to(proc).send(Frame(Kind.SPAWN, actor, 0, body, buffers))
-
-    def stop(self, proc: ProcRef, actor: int) -> None:
-        """End an actor after what is queued for it.
-
-        Raises:
-            TransportError: the proc cannot be reached.
-        """
-        self.channel_to(proc).send(Frame(Kind.STOP, actor))
+        owned = self._owned.get(actor)
+        if owned is not None:
+            owned.ranks.pop(proc.incarnation, None)
+            if not owned.ranks:
+                self._owned.pop(actor, None)
+        slot = 0
+        if answer is not None:
+            slot = next(self._next_slot)
+            self._slots[slot] = _Slot(proc.incarnation, f"the end of actor {actor:x} on {proc.host}", answer)
+        try:
+            self.line_to(proc).send(Frame(Kind.STOP, actor, slot))
+        except BaseException:
+            self._slots.pop(slot, None)
+            raise
 
     def call(
         self, proc: ProcRef, actor: int, where: str, body: bytes, buffers: Sequence[Buffer], answer: Answer | None
@@ -137,7 +200,7 @@ class Runtime:
             slot = next(self._next_slot)
             self._slots[slot] = _Slot(proc.incarnation, where, answer)
         try:
-            self.channel_to(proc).send(Frame(Kind.CALL, actor, slot, body, buffers))
+            self.line_to(proc).send(Frame(Kind.CALL, actor, slot, body, buffers))
         except FrameError:
             self._slots.pop(slot, None)
             raise
@@ -153,13 +216,17 @@ class Runtime:
     def on_channel(self, channel: Channel) -> None:
         """A channel that the other side opened; nothing to prepare."""
 
-    def on_frame(self, channel: Channel, frame: Frame) -> None:
+    def on_frame(self, channel: Line, frame: Frame) -> None:
         """Dispatch one frame; on the driver."""
         kind = frame.kind
         if kind is _CALL:
             cell = self._cells.get(frame.dest)
             if cell is not None:
                 cell.put(channel, frame)
+                return
+            port = self.ports.get(frame.dest)
+            if port is not None:
+                port(channel, frame)
                 return
             channel.consumed(frame.dest, cost_of(frame))
             if frame.reply:
@@ -169,24 +236,36 @@ class Runtime:
             slot = self._slots.pop(frame.dest, None)
             if slot is not None:
                 slot.answer(frame)
+            elif not frame.dest:
+                self._on_fault(frame)
         elif kind is Kind.SPAWN:
-            self._cells[frame.dest] = Cell(self, frame)
+            self._cells[frame.dest] = Cell(self, channel, frame)
         elif kind is Kind.STOP:
             stopped = self._cells.get(frame.dest)
             if stopped is not None:
-                stopped.stop()
+                stopped.stop(channel, frame)
+            elif frame.reply:
+                self.reply(channel, frame.reply, None)
         elif kind is Kind.CONTROL:
             self.on_control(channel, frame)
 
-    def on_control(self, channel: Channel, frame: Frame) -> None:
+    def on_control(self, channel: Line, frame: Frame) -> None:
         """A control message; procs expect none."""
         _log.warning("unexpected control message from %s", channel.peer)
 
     def on_lost(self, channel: Channel, error: TransportError) -> None:
         """A channel is over: whatever waits for it is told why."""
         incarnation = channel.peer.incarnation
-        for number in [n for n, slot in self._slots.items() if slot.incarnation == incarnation]:
+        lost = [number for number, slot in list(self._slots.items()) if slot.incarnation == incarnation]
+        for number in lost:
             self._lost_slot(number, error)
+        for owned in list(self._owned.values()):
+            rank = owned.ranks.pop(incarnation, None)
+            if rank is None:
+                continue
+            where = f"actor {owned.name}[{rank}] on {owned.procs[rank].host}"
+            tell = partial(self._on_death, owned, rank, where, incarnation, bool(lost))
+            self.explain(incarnation, where, error, tell)
 
     def _lost_slot(self, number: int, error: TransportError) -> None:
         slot = self._slots.pop(number, None)
@@ -199,27 +278,86 @@ class Runtime:
         unknown.__cause__ = error
         tell(unknown)
 
+    # ---- failures ----
+
+    def _on_death(self, owned: _Owned, rank: int, where: str, incarnation: int, told: bool, error: ActorError) -> None:
+        """The proc of an actor that was spawned here is gone."""
+        cause = str(getattr(error, "cause", error))
+        if not self.was_stopped(incarnation, cause):
+            self._tell_owner(owned.owner, MeshFailure(owned.name, rank, where, cause), told=told)
+
+    def was_stopped(self, incarnation: int, cause: str) -> bool:
+        """Tell whether the proc ended because it was asked to; who hears of deaths knows better."""
+        return STOPPED in cause
+
+    def _on_fault(self, frame: Frame) -> None:
+        actor, failure = unpack_fault(frame)
+        owned = self._owned.get(actor)
+        if owned is not None:
+            # Once for each rank, also when its proc dies later.
+            if owned.ranks.pop(owned.procs[failure.rank].incarnation, None) is not None:
+                self._tell_owner(owned.owner, failure, told=False)
+        elif not actor:
+            self._tell_owner(0, failure, told=False)
+
+    def _tell_owner(self, owner: int, failure: MeshFailure, *, told: bool) -> None:
+        cell = self._cells.get(owner)
+        if cell is not None:
+            cell.supervise(failure, told=told)
+        elif not told:
+            self.unhandled(failure)
+
+    def unhandled(self, failure: MeshFailure) -> None:
+        """No actor of this process owns what failed: the program is told."""
+        for channel in list(self.node.channels.values()):
+            if channel.peer.role is Role.CONTROLLER:
+                self.report(channel, 0, 0, failure)
+                return
+        print(f"monarch-hpc: {failure.report()}", file=sys.stderr, flush=True)
+
+    def report(self, channel: Line, owner: int, actor: int, failure: MeshFailure) -> None:
+        """Tell who spawned *actor* that it failed."""
+        body, buffers = pack_fault(actor, failure)
+        self._answer(channel, Frame(Kind.FAILURE, 0, owner, body, buffers))
+
+    def stop_owned(self, owner: int) -> None:
+        """Stop all that an actor has spawned: nothing outlives its owner."""
+        for actor, owned in [(a, o) for a, o in list(self._owned.items()) if o.owner == owner]:
+            for rank in list(owned.ranks.values()):
+                try:
+                    self.stop(owned.procs[rank], actor)
+                except TransportError:
+                    continue  # it is gone already
+
+    def shut_down(self) -> None:
+        """End all actors of this process now, with their clean-up; return when they have, or after `CLEANUP_S`."""
+        cells = list(self._cells.values())
+        for cell in cells:
+            cell.end()
+        if cells:
+            self.engine.wait(lambda: all(cell.ended or cell.deaf for cell in cells), CLEANUP_S)
+        self.loop.close()
+
     # ---- for the cells ----
 
-    def reply(self, channel: Channel, slot: int, value: object) -> None:
+    def reply(self, channel: Line, slot: int, value: object) -> None:
         """Answer a call."""
         try:
-            body, buffers = dumps(value)
-        except Exception as error:  # noqa: BLE001 pickling runs user code; the caller is told
-            unsent = TypeError(f"the result, a {type(value).__name__}, cannot be sent: {type(error).__name__}: {error}")
-            self.reply_failure(channel, slot, self.info.host, unsent)
+            body, buffers = pack_result(value)
+        except TypeError as error:
+            self.reply_failure(channel, slot, self.info.host, error)
             return
         try:
             self._answer(channel, Frame(Kind.RESULT, slot, 0, body, buffers))
         except FrameError as error:
             self.reply_failure(channel, slot, self.info.host, error)
 
-    def reply_failure(self, channel: Channel, slot: int, where: str, error: BaseException) -> None:
+    def reply_failure(self, channel: Line, slot: int, where: str, error: BaseException) -> None:
         """Answer a call with an exception."""
         body, buffers = pack_failure(where, error)
         self._answer(channel, Frame(Kind.FAILURE, slot, 0, body, buffers))
 
-    def _answer(self, channel: Channel, frame: Frame) -> None:
+    def _answer(self, channel: Line, frame: Frame) -> None:
         try:
             channel.send(frame)
         except FrameError:
@@ -228,31 +366,20 @@ class Runtime:
             # The caller is told by its own side of the channel.
             _log.info("an answer found no caller: %s", error)
 
-    def run_coroutine(self, coroutine: Coroutine[object, object, object]) -> object:
-        """Run *coroutine* on the proc's event loop, in this thread's context, and wait for it."""
-        with self._loop_lock:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._loop.run_forever, name="monarch-asyncio", daemon=True).start()
-        outcome: list[asyncio.Task[object]] = []
-        done = Signal(self.engine)
-
-        def finish(task: asyncio.Task[object]) -> None:
-            outcome.append(task)
-            done.set()
-
-        def begin() -> None:
-            loop = self._loop
-            assert loop is not None
-            loop.create_task(coroutine, context=here).add_done_callback(finish)
-
-        here = contextvars.copy_context()
-        self._loop.call_soon_threadsafe(begin)
-        done.wait()
-        return outcome[0].result()
-
     def exit(self, code: int) -> None:
         """End the process at once, with what was printed."""
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def current_runtime() -> Runtime:
+    """The runtime of this process.
+
+    Raises:
+        RuntimeError: there is none.
+    """
+    runtime = Runtime.current
+    if runtime is None:
+        raise RuntimeError("this process is not part of an allocation: call monarch_hpc.hosts() first")
+    return runtime

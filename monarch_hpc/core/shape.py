@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 __all__ = ["Extent", "Point", "Region"]
@@ -119,9 +120,7 @@ class Region:
             KeyError: no dimension of that name.
             IndexError: the number is outside the dimension, or nothing is left of it.
         """
-        unknown = selection.keys() - set(self.extent.labels)
-        if unknown:
-            raise KeyError(f"no dimension {sorted(unknown)[0]!r}; there are: {', '.join(self.extent.labels) or 'none'}")
+        self._check_known(selection)
         offset = self.offset
         labels: list[str] = []
         sizes: list[int] = []
@@ -141,6 +140,61 @@ class Region:
                     raise IndexError(f"{label}={chosen} is outside 0..{size - 1}")
                 offset += (chosen % size) * stride
         return Region(Extent(tuple(labels), tuple(sizes)), offset, tuple(strides))
+
+    def split(self, **selection: Sequence[str] | int) -> Region:
+        """Make several dimensions of one: ``split(hosts=("racks", "hosts"), racks=4)``.
+
+        Args:
+            **selection: for a dimension that is split, the names that replace it, outermost first; for one of these,
+                its size. One size of each may be left out, and follows from the others.
+
+        Raises:
+            KeyError: no dimension of that name.
+            ValueError: the sizes do not make up the dimension.
+        """
+        given = {name: size for name, size in selection.items() if isinstance(size, int)}
+        names = {label: tuple(parts) for label, parts in selection.items() if not isinstance(parts, int)}
+        self._check_known(names)
+        labels: list[str] = []
+        sizes: list[int] = []
+        strides: list[int] = []
+        for label, size, stride in zip(self.extent.labels, self.extent.sizes, self.strides, strict=True):
+            inner = _split(label, size, names.get(label, (label,)), given if label in names else {label: size})
+            labels += inner.labels
+            sizes += inner.sizes
+            strides += [stride * step for step in Region.whole(inner).strides]
+        unused = given.keys() - {part for parts in names.values() for part in parts}
+        if unused:
+            raise ValueError(f"{sorted(unused)[0]}={given[sorted(unused)[0]]} is the size of no part of a dimension")
+        return Region(Extent(tuple(labels), tuple(sizes)), self.offset, tuple(strides))
+
+    def flatten(self, label: str) -> Region:
+        """Make one dimension of all, row by row.
+
+        Raises:
+            ValueError: the steps between neighbours differ, so that no view can do it: a slice may have left gaps.
+        """
+        axes = [(size, stride) for size, stride in zip(self.extent.sizes, self.strides, strict=True) if size > 1]
+        for (_, outer), (size, inner) in itertools.pairwise(axes):
+            if outer != inner * size:
+                raise ValueError(f"a slice left gaps in {self.extent}: flatten first, and slice after that")
+        return Region(Extent((label,), (len(self),)), self.offset, (axes[-1][1] if axes else 1,))
+
+    def rename(self, **labels: str) -> Region:
+        """Give dimensions other names, each ``old="new"``.
+
+        Raises:
+            KeyError: no dimension of that name.
+            ValueError: two dimensions would have one name.
+        """
+        self._check_known(labels)
+        renamed = tuple(labels.get(label, label) for label in self.extent.labels)
+        return Region(Extent(renamed, self.extent.sizes), self.offset, self.strides)
+
+    def _check_known(self, labels: Iterable[str]) -> None:
+        unknown = set(labels) - set(self.extent.labels)
+        if unknown:
+            raise KeyError(f"no dimension {sorted(unknown)[0]!r}; there are: {', '.join(self.extent.labels) or 'none'}")
 
     def base_rank(self, rank: int) -> int:
         """The base rank of the element at *rank* of this view."""
@@ -183,3 +237,16 @@ class Region:
         for coordinate, size in zip(coordinates, self.extent.sizes, strict=True):
             rank = rank * size + coordinate
         return rank
+
+
+def _split(label: str, size: int, parts: tuple[str, ...], given: Mapping[str, int]) -> Extent:
+    """The extent of *parts*, which together make up the dimension *label*."""
+    open_parts = [part for part in parts if part not in given]
+    if len(open_parts) > 1:
+        raise ValueError(f"splitting {label} needs the sizes of all parts but one; {', '.join(open_parts)} have none")
+    known = math.prod(given[part] for part in parts if part in given)
+    missing = size // known if known > 0 and open_parts else 1
+    extent = Extent(parts, tuple(given.get(part, missing) for part in parts))
+    if len(extent) != size:
+        raise ValueError(f"{label} has size {size}, its parts {extent} make up {len(extent)}")
+    return extent

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from monarch_hpc.actor.context import ProcInfo
+from monarch_hpc.actor.fault import MeshFailure, leaving_on_faults, tell_program
+from monarch_hpc.actor.local import Line
 from monarch_hpc.actor.runtime import ProcRef, Runtime
 from monarch_hpc.agent.attach import attach
 from monarch_hpc.agent.local import open_local
@@ -24,6 +26,7 @@ from monarch_hpc.config.program import read_program
 from monarch_hpc.config.schema import Config
 from monarch_hpc.core.errors import ActorDied, ActorError, AllocationError, SpawnError, TransportError
 from monarch_hpc.core.ids import Role, new_run_id
+from monarch_hpc.mesh.here import open_registry
 from monarch_hpc.mesh.links import LinkReport, Links, summarize
 from monarch_hpc.mesh.printer import Printer
 from monarch_hpc.supervision.lease import Lease, Life
@@ -58,6 +61,7 @@ class _Spawning:
 class Controller(Runtime):
     """One run's controller; made by the first use of `hosts()`."""
 
+    cells_drive = False
     _instance: ClassVar[Controller | None] = None
     _instance_lock: ClassVar[threading.Lock] = threading.Lock()
 
@@ -70,6 +74,8 @@ class Controller(Runtime):
                     raise RuntimeError("hosts() works in the controller program; this is a proc that it started")
                 cls._instance = Controller._open()
                 Runtime.current = cls._instance
+                open_registry(cls._instance)
+                cls._instance._resources.enter_context(leaving_on_faults())
                 atexit.register(cls._instance.close)
             return cls._instance
 
@@ -95,8 +101,7 @@ class Controller(Runtime):
         # No spinning: controllers live on login nodes, which are shared and count CPU time.
         engine = Engine()
         host = platform.node()
-        nowhere = ProcInfo(allocation="", run=run, rank=0, num_ranks=1, host=host, host_rank=-1, local_rank=0, gpus=())
-        super().__init__(engine, nowhere)
+        super().__init__(engine, ProcInfo("", run, 0, 1, host, host_rank=-1, local_rank=0, gpus=()))
         self.hosts: dict[int, HostEntry] = {}
         self._run = run
         self._config = config
@@ -110,6 +115,7 @@ class Controller(Runtime):
         self._mesh_hosts: dict[int, list[int]] = {}
         self._procs: dict[tuple[int, int], ProcRef] = {}
         self._deaths: dict[int, str] = {}
+        self._stopped: set[int] = set()
         self._unexplained: dict[int, list[tuple[str, Callable[[ActorError], None]]]] = {}
         self._refusal: str = ""
         self._closed = False
@@ -117,7 +123,9 @@ class Controller(Runtime):
         self._links = LinkReport(engine.call_later, self._look_at_links, self._tell_links)
         engine.start()
         self._attachment = attach(directory, Role.CONTROLLER, self, engine)
-        self.bind(self._attachment.node)
+        node = self._attachment.node
+        # It listens nowhere: procs that may call it are dialled when they start.
+        self.bind(node, ProcRef(0, 0, host, -1, os.getpid(), node.identity.incarnation, ()))
         self._head: Channel = self._attachment.channel
         liveness = config.liveness
         self._pulse = Pulse(engine, liveness.heartbeat_s, Lease(liveness.suspect_s, liveness.dead_s))
@@ -197,6 +205,7 @@ class Controller(Runtime):
             return
         self._closed = True
         try:
+            self.shut_down()
             for mesh in list(self._mesh_hosts):
                 with contextlib.suppress(TimeoutError, TransportError):
                     self.stop_procs(mesh, None)
@@ -219,7 +228,7 @@ class Controller(Runtime):
 
     # ---- what the head and the procs say ----
 
-    def on_control(self, channel: Channel, frame: Frame) -> None:
+    def on_control(self, channel: Line, frame: Frame) -> None:
         """Act on a message of the head."""
         message = messages.decode(frame.body)
         match message:
@@ -278,6 +287,15 @@ class Controller(Runtime):
 
         self.engine.call_later(_WORD_S, give_up)
 
+    def was_stopped(self, incarnation: int, cause: str) -> bool:
+        """Tell whether a proc ended because it was asked to, or with the program."""
+        return self._closed or incarnation in self._stopped
+
+    def unhandled(self, failure: MeshFailure) -> None:
+        """The program is told."""
+        if not self._closed:
+            tell_program(failure)
+
     def _on_ready(self, ready: messages.ProcReady) -> None:
         proc = ProcRef(
             mesh=ready.mesh,
@@ -317,7 +335,9 @@ class Controller(Runtime):
         if proc is None:
             return
         cause = "it was stopped" if ended.expected else ended.cause
-        if not ended.expected:
+        if ended.expected:
+            self._stopped.add(proc.incarnation)
+        else:
             said = "".join(f"\n    {line}" for line in ended.last_lines)
             self._printer.put(sys.stderr, f"monarch-hpc: proc {ended.rank} on {proc.host} died: {cause}\n")
             cause += f"; it wrote last:{said}" if said else ""

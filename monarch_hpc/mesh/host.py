@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Self
 
+from monarch_hpc.actor.runtime import Runtime
 from monarch_hpc.core.shape import Extent, Region
 from monarch_hpc.mesh.controller import Controller
+from monarch_hpc.mesh.here import proc_of
 from monarch_hpc.mesh.proc import ProcMesh
 from monarch_hpc.mesh.view import MeshView
 from monarch_hpc.wire.messages import HostEntry
 
-__all__ = ["HostMesh", "hosts"]
+__all__ = ["HostMesh", "hosts", "this_proc"]
 
 
 class HostMesh(MeshView):
@@ -75,3 +77,15 @@ def hosts() -> HostMesh:
     controller = Controller.instance()
     entries = list(controller.hosts.values())
     return HostMesh(Region.whole(Extent(("hosts",), (len(entries),))), entries, controller)
+
+
+def this_proc() -> ProcMesh:
+    """The process that this code runs in, as a mesh of one proc without dimensions.
+
+    In the program it is the program's own process: actors that it spawns there live in it, and end with
+    it. Calls within a process go through no socket; arguments and results are copied all the same.
+
+    Raises:
+        AllocationError: in the program: its allocation cannot be reached, or has ended.
+    """
+    return proc_of(Runtime.current or Controller.instance())

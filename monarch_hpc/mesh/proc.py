@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
+from monarch_hpc.actor.context import context
 from monarch_hpc.actor.endpoint import Actor, check_arguments
-from monarch_hpc.actor.payload import view_of
-from monarch_hpc.actor.runtime import ProcRef, Runtime
+from monarch_hpc.actor.payload import pack_spawn
+from monarch_hpc.actor.runtime import ProcRef, Runtime, current_runtime
 from monarch_hpc.core.errors import ActorDied, TransportError
 from monarch_hpc.core.ids import new_incarnation
 from monarch_hpc.core.shape import Region
 from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.mesh.view import MeshView
-from monarch_hpc.wire.serializer import dumps
 
 __all__ = ["ProcMesh", "ProcOwner"]
 
@@ -31,20 +31,33 @@ class ProcOwner(Protocol):
 
 
 class ProcMesh(MeshView):
-    """Procs, their dimensions those of the hosts followed by those of `per_host`."""
+    """Procs, their dimensions those of the hosts followed by those of `per_host`.
+
+    It may be sent to actors, which then spawn on these procs; only who started them can stop them.
+    """
 
     def __init__(
-        self, name: str, mesh: int, region: Region, procs: Mapping[int, ProcRef], runtime: Runtime, owner: ProcOwner
+        self,
+        name: str,
+        mesh: int,
+        region: Region,
+        procs: Mapping[int, ProcRef],
+        runtime: Runtime | None = None,
+        owner: ProcOwner | None = None,
     ) -> None:
         super().__init__(region)
         self._name = name
         self._mesh = mesh
         self._procs = procs
-        self._runtime = runtime
+        self._runtime = runtime or current_runtime()
         self._owner = owner
 
     def _viewing(self, region: Region) -> Self:
         return type(self)(self._name, self._mesh, region, self._procs, self._runtime, self._owner)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        kept = {rank: self._procs[rank] for rank in self._region.base_ranks()}
+        return ProcMesh, (self._name, self._mesh, self._region, kept)
 
     def __repr__(self) -> str:
         return f"<ProcMesh {self._name}, {self.extent}>"
@@ -57,7 +70,8 @@ class ProcMesh(MeshView):
     def spawn(self, name: str, cls: type[A], *args: object, **kwargs: object) -> ActorMesh[A]:
         """Make an actor of *cls* on every proc of this view and return their mesh.
 
-        Does not wait for the constructors: one that raises shows as `ActorDied` at the first call.
+        Does not wait for the constructors: one that raises shows as `ActorDied` at the first call, and
+        to the owner, which is the actor that spawns, or the program: see `monarch_hpc.actor`.
 
         Args:
             name: for messages and logs.
@@ -65,19 +79,19 @@ class ProcMesh(MeshView):
             **kwargs: likewise.
 
         Raises:
-            TypeError: *cls* is no actor class, or its constructor does not take these arguments.
+            TypeError: *cls* is no actor class, its constructor does not take these arguments, or one of
+                them cannot be pickled; nothing was sent.
             ActorDied: a proc is gone.
         """
         if not (isinstance(cls, type) and issubclass(cls, Actor)):
             raise TypeError(f"spawn takes a subclass of Actor, not {cls!r}")
         check_arguments(f"{cls.__name__}.__init__", inspect.signature(cls.__init__), args, kwargs)
-        body, buffers = dumps((name, view_of(self._region), cls, args, kwargs))
+        body, buffers = pack_spawn(name, self._region, cls, args, kwargs)
         actor = new_incarnation()
-        for proc in self.procs:
-            try:
-                self._runtime.spawn(proc, actor, body, buffers)
-            except TransportError as error:
-                raise ActorDied(f"proc {proc.rank} on {proc.host}", str(error)) from error
+        try:
+            self._runtime.spawn(name, actor, context().actor, dict(enumerate(self.procs)), body, buffers)
+        except TransportError as error:
+            raise ActorDied(f"a proc of {self!r}", str(error)) from error
         return ActorMesh(name, actor, cls, self._region, self._procs)
 
     def stop(self, timeout: float | None = None) -> None:
@@ -88,7 +102,10 @@ class ProcMesh(MeshView):
 
         Raises:
             TimeoutError: a host did not report in time.
+            RuntimeError: this process did not start them.
         """
+        if self._owner is None:
+            raise RuntimeError(f"{self!r} was not started here: only who called spawn_procs can stop it")
         self._owner.stop_procs(self._mesh, timeout)
 
     def __enter__(self) -> Self:

@@ -3,26 +3,54 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Generic, Self, TypeVar
 
-from monarch_hpc.core.shape import Point, Region
+from monarch_hpc.core.shape import Extent, Point, Region
 from monarch_hpc.mesh.view import MeshView
 
 __all__ = ["ValueMesh"]
 
 T = TypeVar("T")
 
+_NO_FAILURES: Mapping[int, BaseException] = MappingProxyType({})
+
 
 class ValueMesh(MeshView, Generic[T]):
-    """One value for each element of the mesh that was called; iterating gives (point, value) pairs."""
+    """One value for each element of the mesh that was called; iterating gives (point, value) pairs.
 
-    def __init__(self, region: Region, values: Sequence[T]) -> None:
+    Args:
+        values: by base rank.
+        failures: exceptions of those that failed, by base rank; they stand among the values too.
+    """
+
+    def __init__(
+        self, region: Region, values: Sequence[T], failures: Mapping[int, BaseException] = _NO_FAILURES
+    ) -> None:
         super().__init__(region)
         self._values = values
+        self._failures = failures
 
     def _viewing(self, region: Region) -> Self:
-        return type(self)(region, self._values)
+        return type(self)(region, self._values, self._failures)
+
+    def flatten(self, name: str) -> Self:
+        """Make one dimension of all, row by row; a slice that left gaps is copied."""
+        try:
+            return super().flatten(name)
+        except ValueError:
+            ranks = list(self._region.base_ranks())
+            failures = {rank: self._failures[base] for rank, base in enumerate(ranks) if base in self._failures}
+            whole = Region.whole(Extent((name,), (len(ranks),)))
+            return type(self)(whole, [self._values[base] for base in ranks], failures)
+
+    def failures(self) -> dict[Point, BaseException]:
+        """The exceptions of those that failed, by coordinate; only a call with ``on_error="collect"`` has any."""
+        if not self._failures:
+            return {}
+        ranks = enumerate(self._region.base_ranks())
+        return {self.extent.point(rank): self._failures[base] for rank, base in ranks if base in self._failures}
 
     def items(self) -> Iterator[tuple[Point, T]]:
         """Coordinates and values, row by row."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Self
 
 from monarch_hpc.core.shape import Extent, Region
@@ -25,8 +26,8 @@ class MeshView:
         """Sizes by dimension name."""
         return self._region.extent.to_dict()
 
-    def size(self, dim: str | None = None) -> int:
-        """The size of one dimension, or the number of elements.
+    def size(self, dim: str | Sequence[str] | None = None) -> int:
+        """The size of one dimension, the product of several, or the number of elements.
 
         Raises:
             KeyError: no dimension of that name.
@@ -34,9 +35,12 @@ class MeshView:
         if dim is None:
             return len(self._region)
         sizes = self.sizes
-        if dim not in sizes:
-            raise KeyError(f"no dimension {dim!r}; there are: {', '.join(sizes) or 'none'}")
-        return sizes[dim]
+        product = 1
+        for name in [dim] if isinstance(dim, str) else dim:
+            if name not in sizes:
+                raise KeyError(f"no dimension {name!r}; there are: {', '.join(sizes) or 'none'}")
+            product *= sizes[name]
+        return product
 
     def __len__(self) -> int:
         return len(self._region)
@@ -51,6 +55,35 @@ class MeshView:
             IndexError: the number is outside the dimension, or nothing is left of it.
         """
         return self._viewing(self._region.slice(**selection))
+
+    def split(self, **selection: Sequence[str] | int) -> Self:
+        """Make several dimensions of one: ``split(hosts=("racks", "hosts"), racks=4)``.
+
+        For a dimension give the names that replace it, outermost first; for these their sizes, of which one
+        may be left out.
+
+        Raises:
+            KeyError: no dimension of that name.
+            ValueError: the sizes do not make up the dimension.
+        """
+        return self._viewing(self._region.split(**selection))
+
+    def flatten(self, name: str) -> Self:
+        """Make one dimension of all, row by row.
+
+        Raises:
+            ValueError: a slice left gaps, which one dimension cannot have.
+        """
+        return self._viewing(self._region.flatten(name))
+
+    def rename(self, **names: str) -> Self:
+        """Give dimensions other names: ``rename(gpus="tp")``.
+
+        Raises:
+            KeyError: no dimension of that name.
+            ValueError: two dimensions would have one name.
+        """
+        return self._viewing(self._region.rename(**names))
 
     def _viewing(self, region: Region) -> Self:
         raise NotImplementedError

@@ -58,11 +58,11 @@ class Kind(enum.IntEnum):
     """What a frame is."""
 
     CONTROL = 1  # JSON body, see wire.messages
-    SPAWN = 2  # make an actor: dest = actor id
+    SPAWN = 2  # make an actor: dest = actor id, reply = the actor that owns it, or 0
     CALL = 3  # run an endpoint: dest = actor id, reply = reply slot or 0
     RESULT = 4  # dest = reply slot
-    FAILURE = 5  # dest = reply slot; body is a pickled exception
-    STOP = 6  # stop an actor: dest = actor id
+    FAILURE = 5  # dest = reply slot; body is a pickled exception. dest = 0: an actor failed, reply = its owner
+    STOP = 6  # stop an actor: dest = actor id, reply = reply slot or 0
     PING = 7  # sign of life; never passed on
     BYE = 8  # the sender closes; body is the reason, UTF-8
     OFFER = 9  # what faster lanes the sender has, see transport.offer; never passed on

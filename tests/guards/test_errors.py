@@ -20,6 +20,7 @@ SAMPLES: tuple[tuple[object, object], ...] = (
     (float, 1.5),
     (bool, True),
     (Sequence[str], ("first", "second")),
+    (Sequence[int], (3, 5)),
     (Mapping[str, Sequence[str]], {"n1": ("line",), "n2": ()}),
     (Mapping[int, BaseException], {3: ValueError("bad"), 5: KeyError("k")}),
 )

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import monarch_hpc.actor
+from monarch_hpc.actor.fault import MeshFailure
 from monarch_hpc.agent.local import open_local
 from monarch_hpc.config import Config
 from tests.system.agent_client import ENTRY, cookie_holders, standin_path
@@ -20,3 +22,11 @@ def directory(tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch) -
         yield where
     assert not where.exists()
     assert cookie_holders(where) == []
+
+
+@pytest.fixture
+def faults(monkeypatch: pytest.MonkeyPatch) -> list[MeshFailure]:
+    """The failures that nobody handles; they do not end this process then."""
+    seen: list[MeshFailure] = []
+    monkeypatch.setattr(monarch_hpc.actor, "unhandled_fault_hook", seen.append)
+    return seen

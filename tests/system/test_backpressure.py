@@ -15,6 +15,7 @@ import pytest
 
 import monarch_hpc
 from monarch_hpc import Actor, ActorDied, ActorMesh, DeliveryUnknown, HostMesh, ProcMesh, endpoint
+from monarch_hpc.actor.fault import MeshFailure
 from monarch_hpc.actor.runtime import Runtime
 from monarch_hpc.agent.attach import query_status
 from monarch_hpc.agent.local import open_local
@@ -245,7 +246,7 @@ def test_a_message_larger_than_the_window_passes(first: ProcMesh) -> None:
 
 
 @pytest.mark.parametrize("kind", ["stopped", "broken", "unknown"])
-def test_an_actor_that_handles_nothing_keeps_no_credit(first: ProcMesh, kind: str) -> None:
+def test_an_actor_that_handles_nothing_keeps_no_credit(first: ProcMesh, kind: str, faults: list[MeshFailure]) -> None:
     mesh = first.spawn("gone", Broken if kind == "broken" else Sink)
     if kind == "stopped":
         mesh.stop()

@@ -18,6 +18,7 @@ import pytest
 
 import monarch_hpc
 from monarch_hpc import Actor, ActorDied, ActorMesh, HostMesh, MeshError, ProcMesh, SpawnError, endpoint
+from monarch_hpc.actor.fault import MeshFailure
 from monarch_hpc.agent.local import open_local
 from monarch_hpc.config.load import load
 from monarch_hpc.config.program import DIRECTORY_VARIABLE, RUN_VARIABLE
@@ -262,11 +263,12 @@ def test_what_is_too_large_fails_that_call_alone(probes: ActorMesh[Probe]) -> No
     assert one.add.call_one(0).get(_PATIENCE_S) == 10
 
 
-def test_a_failing_constructor_shows_at_the_first_call(procs: ProcMesh) -> None:
+def test_a_failing_constructor_shows_at_the_first_call(procs: ProcMesh, faults: list[MeshFailure]) -> None:
     mesh = procs.slice(hosts=0, gpus=0).spawn("broken", Probe, start=-1)
     for _ in range(2):
         with pytest.raises(ActorDied, match="constructor raised ValueError: start is -1"):
             mesh.add.call_one(1).get(_PATIENCE_S)
+    wait_until("the failure", lambda: [failure.mesh_name for failure in faults], accept=lambda seen: seen == ["broken"])
 
 
 def test_a_stopped_actor_says_so(procs: ProcMesh) -> None:
@@ -282,11 +284,7 @@ def test_a_timed_out_get_leaves_the_future_usable(probes: ActorMesh[Probe]) -> N
     with pytest.raises(TimeoutError):
         future.get(0.01)
     assert future.get(_PATIENCE_S) == future.get() == "probe"
-    failing = probes.fail_on.call(1)
-    for _ in range(2):
-        with pytest.raises(KeyError):
-            failing.get(_PATIENCE_S)
-    assert isinstance(failing.exception(), KeyError)
+    assert isinstance(probes.fail_on.call(1).exception(_PATIENCE_S), KeyError)
 
 
 def test_futures_are_awaited_in_coroutines(probes: ActorMesh[Probe]) -> None:

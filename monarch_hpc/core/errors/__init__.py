@@ -21,6 +21,8 @@
     |   |-- ActorFailed        an endpoint raised on one rank
     |   |-- ActorDied          the actor, its proc or its host is gone
     |   |-- DeliveryUnknown    sent, not answered, and the peer is gone
+    |   |-- CallTimeout        not answered within the call's own time limit; a TimeoutError too
+    |   |-- PortClosed         nothing more comes through a port
     |   |-- MeshError          several ranks failed
     |   `-- SpawnError         a proc could not be started
     |-- LabError               the Slurm lab on this machine cannot do what was asked
@@ -32,7 +34,16 @@ its way from another host; `__str__` builds the sentence.
 
 from __future__ import annotations
 
-from monarch_hpc.core.errors.actor import ActorDied, ActorError, ActorFailed, DeliveryUnknown, MeshError, SpawnError
+from monarch_hpc.core.errors.actor import (
+    ActorDied,
+    ActorError,
+    ActorFailed,
+    CallTimeout,
+    DeliveryUnknown,
+    MeshError,
+    PortClosed,
+    SpawnError,
+)
 from monarch_hpc.core.errors.root import ConfigError, InternalError, LabError, MonarchError
 from monarch_hpc.core.errors.slurm import (
     AgentsMissing,
@@ -61,6 +72,7 @@ __all__ = [
     "AgentsMissing",
     "AllocationError",
     "AuthenticationError",
+    "CallTimeout",
     "ChannelClosed",
     "ConfigError",
     "DeliveryUnknown",
@@ -72,6 +84,7 @@ __all__ = [
     "MeshError",
     "MonarchError",
     "PeerLost",
+    "PortClosed",
     "SlurmBusy",
     "SlurmCommandError",
     "SlurmError",

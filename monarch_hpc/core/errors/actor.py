@@ -6,7 +6,16 @@ from collections.abc import Mapping, Sequence
 
 from monarch_hpc.core.errors.root import MonarchError
 
-__all__ = ["ActorDied", "ActorError", "ActorFailed", "DeliveryUnknown", "MeshError", "SpawnError"]
+__all__ = [
+    "ActorDied",
+    "ActorError",
+    "ActorFailed",
+    "CallTimeout",
+    "DeliveryUnknown",
+    "MeshError",
+    "PortClosed",
+    "SpawnError",
+]
 
 
 class ActorError(MonarchError):
@@ -66,6 +75,45 @@ class DeliveryUnknown(ActorError):
 
     def __str__(self) -> str:
         return f"{self.where} may or may not have run: {self.cause}"
+
+
+class CallTimeout(ActorError, TimeoutError):
+    """A call was not answered within its own time limit; it may still run, and its answer is dropped.
+
+    Args:
+        where: actor, rank, host and endpoint of the first that did not answer.
+        others: places of those that did not answer either.
+        timeout_s: the limit, in seconds.
+    """
+
+    def __init__(self, where: str, others: Sequence[int], timeout_s: float) -> None:
+        super().__init__(where, tuple(others), timeout_s)
+        self.where = where
+        self.others = tuple(others)
+        self.timeout_s = timeout_s
+
+    def __str__(self) -> str:
+        more = ", ..." if len(self.others) > 8 else ""
+        ranks = ", ".join(str(rank) for rank in self.others[:8])
+        others = f", nor from ranks {ranks}{more}" if self.others else ""
+        return f"no answer within {self.timeout_s:g} s from {self.where}{others}"
+
+
+class PortClosed(ActorError):
+    """Nothing more comes through a port.
+
+    Args:
+        where: the port.
+        cause: why, in words.
+    """
+
+    def __init__(self, where: str, cause: str) -> None:
+        super().__init__(where, cause)
+        self.where = where
+        self.cause = cause
+
+    def __str__(self) -> str:
+        return f"nothing comes through {self.where} any more: {self.cause}"
 
 
 class MeshError(ActorError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from monarch_hpc.actor.endpoint import Actor, endpoint, endpoints_of
+from monarch_hpc.actor.endpoint import Actor, concurrent_endpoint, endpoint, endpoints_of
 
 
 class Base(Actor):
@@ -56,4 +56,33 @@ def test_arguments_that_do_not_fit_are_refused_with_the_signature(
 
 def test_only_functions_are_marked() -> None:
     with pytest.raises(TypeError, match="@endpoint marks methods"):
-        endpoint(3)  # type: ignore[arg-type]
+        endpoint(3)  # type: ignore[call-overload]
+
+
+def test_what_an_endpoint_is_marked_with_is_kept() -> None:
+    class Marked(Actor):
+        @endpoint(timeout=2.5)
+        def slow(self) -> None: ...
+
+        @concurrent_endpoint
+        async def wait(self) -> None: ...
+
+        @concurrent_endpoint(timeout=1.0)
+        async def wait_in_time(self) -> None: ...
+
+    assert (Marked.slow.timeout_s, Marked.slow.concurrent, Marked.slow.plain) == (2.5, False, False)
+    assert (Marked.wait.timeout_s, Marked.wait.concurrent, Marked.wait.plain) == (None, True, False)
+    assert (Marked.wait_in_time.timeout_s, Marked.wait_in_time.concurrent) == (1.0, True)
+    assert Base.one.plain
+
+
+def test_marks_that_cannot_work_are_refused() -> None:
+    with pytest.raises(TypeError, match="endpoint blocks is concurrent: write it as 'async def'"):
+
+        @concurrent_endpoint
+        def blocks(self: object) -> None: ...
+
+    with pytest.raises(ValueError, match="endpoint hurries has a timeout of 0 s"):
+
+        @endpoint(timeout=0)
+        def hurries(self: object) -> None: ...

@@ -1,0 +1,81 @@
+"""When calls must be over: one timer for all that have the same time limit, not one for each.
+
+A timer that is cancelled stays in the engine's heap until it is due: a minute of calls, where nearly
+none needs its own.
+"""
+
+from __future__ import annotations
+
+import _thread
+from collections.abc import Callable
+from typing import Protocol
+
+__all__ = ["Deadlines", "Expiring"]
+
+
+class Expiring(Protocol):
+    """What has a time limit."""
+
+    def expire(self) -> None:
+        """The time is over; on the driver."""
+        ...
+
+
+class _Row:
+    """Those with one time limit: they expire in the order in which they began."""
+
+    def __init__(self) -> None:
+        self.ends_s: dict[Expiring, float] = {}
+        self.armed = False
+
+
+class Deadlines:
+    """Expires what is not done in time; for any thread.
+
+    Args:
+        clock: seconds that only grow.
+        later: runs a callback on the driver in so many seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float], later: Callable[[float, Callable[[], None]], object]) -> None:
+        self._clock = clock
+        self._later = later
+        self._rows: dict[float, _Row] = {}
+        self._lock = _thread.allocate_lock()
+
+    def add(self, limit_s: float, what: Expiring) -> None:
+        """Expire *what* in *limit_s* seconds, unless it is removed first."""
+        with self._lock:
+            row = self._rows.setdefault(limit_s, _Row())
+            row.ends_s[what] = self._clock() + limit_s
+            if row.armed:
+                return
+            row.armed = True
+        self._later(limit_s, lambda: self._look(limit_s, row))
+
+    def remove(self, limit_s: float, what: Expiring) -> None:
+        """*what* is done; or it never was added, or has expired."""
+        with self._lock:
+            row = self._rows.get(limit_s)
+            if row is not None:
+                row.ends_s.pop(what, None)
+
+    def _look(self, limit_s: float, row: _Row) -> None:
+        due: list[Expiring] = []
+        with self._lock:
+            now_s = self._clock()
+            next_s = 0.0
+            for what, end_s in row.ends_s.items():
+                if end_s > now_s:
+                    next_s = end_s
+                    break
+                due.append(what)
+            for what in due:
+                del row.ends_s[what]
+            if not row.ends_s:
+                row.armed = False
+                del self._rows[limit_s]
+        if row.armed:
+            self._later(next_s - now_s, lambda: self._look(limit_s, row))
+        for what in due:
+            what.expire()

@@ -1,0 +1,143 @@
+"""The messages of one port, and those who wait for them."""
+
+from __future__ import annotations
+
+import _thread
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from monarch_hpc.actor.local import Line
+from monarch_hpc.actor.runtime import Runtime
+from monarch_hpc.core.errors import PortClosed
+from monarch_hpc.transport.credit import cost_of
+from monarch_hpc.wire.frames import Frame
+
+__all__ = ["Claim", "Inbox"]
+
+Mail = tuple[Line, Frame]
+
+
+class Claim(Protocol):
+    """Who will have the next message."""
+
+    def deliver(self, frame: Frame) -> bool:
+        """Have it; False if it is no longer wanted."""
+        ...
+
+    def fail(self, error: PortClosed) -> None:
+        """There is none, and none will come."""
+        ...
+
+
+class Inbox:
+    """Messages in the order in which they came; for any thread.
+
+    What was sent counts for its sender until it is taken out: so its mailbox limit holds for ports too.
+    """
+
+    def __init__(self, runtime: Runtime, number: int, *, once: bool) -> None:
+        self.runtime = runtime
+        self.wakers: set[Callable[[], None]] = set()
+        """Called, on any thread, when there may be something to take."""
+        self._number = number
+        self._once = once
+        self._lock = _thread.allocate_lock()
+        self._mail: deque[Mail] = deque()
+        self._claims: deque[Claim] = deque()
+        self._closed = ""
+        runtime.ports[number] = self.put
+
+    @property
+    def where(self) -> str:
+        """The port in words."""
+        return f"port {self._number:x} of {self.runtime.info.host or 'this process'}"
+
+    def put(self, line: Line, frame: Frame) -> None:
+        """A message came."""
+        with self._lock:
+            refused = bool(self._closed)
+            if not refused:
+                self._mail.append((line, frame))
+                if self._once:
+                    self._closed = "it took the one message that it was for"
+        if refused:
+            self._refuse(line, frame)
+            return
+        self._serve()
+        self._wake()
+        if self._once:
+            self.runtime.ports.pop(self._number, None)
+
+    def take(self, claim: Claim) -> None:
+        """Give *claim* the next message if there is one, or the news that none will come."""
+        with self._lock:
+            mail = self._mail.popleft() if self._mail else None
+            closed = self._closed
+        if mail is None:
+            if closed:
+                claim.fail(PortClosed(self.where, closed))
+        elif not self._deliver(claim, mail):
+            self._serve()
+            self._wake()
+
+    def queue(self, claim: Claim) -> None:
+        """Give *claim* the next message, now or when it comes."""
+        with self._lock:
+            self._claims.append(claim)
+        self._serve()
+
+    def close(self, why: str) -> None:
+        """Take no more; what was not read yet is lost."""
+        self.runtime.ports.pop(self._number, None)
+        with self._lock:
+            self._closed = self._closed or why
+            left = list(self._mail)
+            self._mail.clear()
+        for line, frame in left:
+            self._refuse(line, frame)
+        self._serve()
+        self._wake()
+
+    def abandon(self) -> None:
+        """Close soon: nobody can read any more. The garbage collector says so, at any point of any code."""
+        self.runtime.engine.call_soon(lambda: self.close("nobody holds its receiver"))
+
+    def _serve(self) -> None:
+        """Bring claims and messages together."""
+        unwanted = False
+        while True:
+            with self._lock:
+                if not self._claims or not (self._mail or self._closed):
+                    break
+                claim = self._claims.popleft()
+                mail = self._mail.popleft() if self._mail else None
+            if mail is None:
+                claim.fail(PortClosed(self.where, self._closed))
+            elif not self._deliver(claim, mail):
+                unwanted = True
+        if unwanted:
+            self._wake()  # who looked while it was out saw nothing
+
+    def _deliver(self, claim: Claim, mail: Mail) -> bool:
+        line, frame = mail
+        cost = cost_of(frame)
+        if not claim.deliver(frame):
+            with self._lock:
+                self._mail.appendleft(mail)
+            return False
+        line.consumed(self._number, cost)
+        if frame.reply:
+            self.runtime.reply(line, frame.reply, None)
+        return True
+
+    def _refuse(self, line: Line, frame: Frame) -> None:
+        line.consumed(self._number, cost_of(frame))
+        if frame.reply:
+            host = self.runtime.info.host
+            self.runtime.reply_failure(line, frame.reply, host, PortClosed(self.where, self._closed))
+
+    def _wake(self) -> None:
+        self.runtime.engine.wake_waiters()
+        for waker in list(self.wakers):
+            waker()

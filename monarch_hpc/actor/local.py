@@ -1,0 +1,95 @@
+"""The way of a process to itself: no socket, and the same laws."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from monarch_hpc.actor.context import context
+from monarch_hpc.transport.credit import Credit, cost_of
+from monarch_hpc.transport.engine import Engine
+from monarch_hpc.wire.frames import Frame, Kind
+
+__all__ = ["Line", "LocalLine"]
+
+_CALL = Kind.CALL  # on the way of every frame: a member of an enum costs ten times a global
+_RESULT = Kind.RESULT
+_FAILURE = Kind.FAILURE
+
+_HOLD_S = 0.1
+"""How long one call of a coroutine is held back at most, as in `transport.channel`, and why."""
+
+
+class Line(Protocol):
+    """What actors need of a channel."""
+
+    @property
+    def peer(self) -> object:
+        """Who is at the other end."""
+        ...
+
+    def send(self, frame: Frame) -> None:
+        """Send *frame*; see `transport.api.Channel.send`."""
+        ...
+
+    def consumed(self, dest: int, cost: int) -> None:
+        """Say that a call was handled; see `transport.api.Channel.consumed`."""
+        ...
+
+
+class LocalLine:
+    """Delivers to this process what its actors send each other.
+
+    Calls are handed over on the thread that sends, so that those of one thread keep their order;
+    answers on the driver, where all answers are given. Buffers are copied: what travels belongs to its
+    receiver, and an array that two actors share would change under both.
+
+    Args:
+        deliver: takes each frame.
+        window_bytes: how much may wait for one actor, before its senders do.
+    """
+
+    def __init__(self, engine: Engine, deliver: Callable[[Line, Frame], None], window_bytes: int) -> None:
+        self._engine = engine
+        self._deliver = deliver
+        self._credit = Credit(window_bytes)
+
+    @property
+    def peer(self) -> str:
+        """Who is at the other end."""
+        return "this process"
+
+    def send(self, frame: Frame) -> None:
+        """Deliver a copy of *frame*; waits while the mailbox of a called actor is full."""
+        kind = frame.kind
+        copy = Frame(kind, frame.dest, frame.reply, frame.body, [bytearray(buffer) for buffer in frame.buffers])
+        if kind is _RESULT or kind is _FAILURE:
+            self._engine.call_soon(partial(self._deliver, self, copy))
+            return
+        if kind is _CALL:
+            cost = cost_of(copy)
+            if not self._credit.try_take(frame.dest, cost):
+                self._wait_for_credit(frame.dest, cost)
+        self._deliver(self, copy)
+
+    def _wait_for_credit(self, dest: int, cost: int) -> None:
+        # An actor that writes to itself would wait for ever.
+        if self._engine.driving or context().actor == dest:
+            self._credit.take(dest, cost)
+            return
+        ticket = self._credit.queue(dest, cost)
+        try:
+            self._engine.wait(lambda: ticket.granted, None if asyncio._get_running_loop() is None else _HOLD_S)
+        finally:
+            self._credit.leave(ticket)
+        if not ticket.granted:
+            self._credit.take(dest, cost)
+
+    def consumed(self, dest: int, cost: int) -> None:
+        """An actor has handled a call: who waits may send."""
+        grant = self._credit.consumed(dest, cost)
+        if grant:
+            self._credit.give(dest, grant)
+            self._engine.wake_waiters()

@@ -1,0 +1,89 @@
+"""The one event loop of a process, on which the coroutines of all its actors run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Callable, Coroutine
+
+__all__ = ["EventLoop", "Running"]
+
+_CLOSE_S = 1.0
+"""How long coroutines may take to end when the loop is closed; actors have waited for their own before."""
+
+
+class Running:
+    """A coroutine on the loop; *done* is called there when it is over."""
+
+    __slots__ = ("_done", "_loop", "_task", "over")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, done: Callable[[Running], None]) -> None:
+        self._loop = loop
+        self._done = done
+        self._task: asyncio.Task[None] | None = None
+        self.over = False
+
+    def begin(self, coroutine: Coroutine[object, object, None], context: contextvars.Context) -> None:
+        """Make it a task; on the loop."""
+        self._task = self._loop.create_task(coroutine, context=context)
+        self._task.add_done_callback(self._finish)
+
+    def _finish(self, _task: asyncio.Task[None]) -> None:
+        self.over = True
+        self._done(self)
+
+    def cancel(self) -> None:
+        """Raise CancelledError in it; from any thread."""
+        self._loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        # After its first step: a task that is cancelled before never runs, and its caller would hear nothing.
+        if self._task is not None:
+            self._loop.call_soon(self._task.cancel)
+
+
+class EventLoop:
+    """An asyncio loop on a thread of its own, which the first coroutine starts."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self, coroutine: Coroutine[object, object, None], done: Callable[[Running], None]) -> Running:
+        """Run *coroutine*, which must not raise, with the context of the calling thread."""
+        loop = self._loop or self._open()
+        running = Running(loop, done)
+        loop.call_soon_threadsafe(running.begin, coroutine, contextvars.copy_context())
+        return running
+
+    def _open(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=loop.run_forever, name="monarch-asyncio", daemon=True)
+                self._thread.start()
+                self._loop = loop
+            return self._loop
+
+    def close(self) -> None:
+        """End the loop and its thread; from any other thread."""
+        loop, thread = self._loop, self._thread
+        if loop is None or thread is None or loop.is_closed():
+            return
+        asyncio.run_coroutine_threadsafe(_end_all(), loop)
+        thread.join(2 * _CLOSE_S)
+        if not thread.is_alive():
+            loop.close()
+
+
+async def _end_all() -> None:
+    loop = asyncio.get_running_loop()
+    tasks = asyncio.all_tasks(loop) - {asyncio.current_task(loop)}
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks, timeout=_CLOSE_S)
+    await loop.shutdown_asyncgens()
+    loop.stop()

@@ -1,0 +1,117 @@
+"""The future of one message of a port: nobody's message until it is read."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Generator
+from typing import Any, Generic, TypeVar, cast
+
+from monarch_hpc.actor.future import Future
+from monarch_hpc.actor.inbox import Inbox
+from monarch_hpc.actor.payload import unpack_failure
+from monarch_hpc.core.errors import PortClosed
+from monarch_hpc.wire.frames import Frame, Kind
+from monarch_hpc.wire.serializer import loads
+
+__all__ = ["Receipt"]
+
+T = TypeVar("T")
+
+
+class Receipt(Future[T], Generic[T]):
+    """Takes a message when somebody looks, so that none is lost to a future that nobody reads.
+
+    Args:
+        receiver: kept alive with this.
+        ranked: the value is a pair of the sender's rank and the message.
+    """
+
+    def __init__(self, receiver: object, inbox: Inbox, *, ranked: bool) -> None:
+        super().__init__(inbox.runtime.engine, lambda: inbox.where)
+        self.closed = False
+        """Whether there was no message, and none will come."""
+        self._receiver = receiver
+        self._inbox = inbox
+        self._ranked = ranked
+        self._queued = False
+
+    # ---- looking ----
+
+    def done(self) -> bool:
+        """Whether there is a message: if so it is taken."""
+        return self._has_ended()
+
+    def result(self, timeout: float | None = None) -> T:
+        """See `Future.result`."""
+        self._has_ended()
+        return super().result(timeout)
+
+    def add_done_callback(self, callback: Callable[[Future[T]], object]) -> None:
+        """See `Future.add_done_callback`; takes the next message that comes."""
+        super().add_done_callback(callback)
+        self._queue()
+
+    def __getattr__(self, name: str) -> Any:
+        found = super().__getattr__(name)
+        if name == "_condition":  # `concurrent.futures` is about to wait
+            self._queue()
+        return found
+
+    def __await__(self) -> Generator[object, None, T]:
+        loop = asyncio.get_running_loop()
+        while not self._has_ended():
+            waiter: asyncio.Future[None] = loop.create_future()
+
+            def wake(waiter: asyncio.Future[None] = waiter) -> None:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+            def look(_future: object = None, wake: Callable[[], None] = wake) -> None:
+                with contextlib.suppress(RuntimeError):  # the loop was closed, and whoever waited there is gone
+                    loop.call_soon_threadsafe(wake)
+
+            self._inbox.wakers.add(look)
+            Future.add_done_callback(self, look)
+            try:
+                # Not while it is looked at: what comes from here on wakes.
+                if not self._has_ended():
+                    yield from waiter.__await__()
+            finally:
+                self._inbox.wakers.discard(look)
+                self._abandon(look)
+        return (yield from super().__await__())
+
+    def _has_ended(self) -> bool:
+        # Also what a waiting thread asks over and over: it takes a message the moment there is one.
+        if super()._has_ended():
+            return True
+        if not self._queued:
+            self._inbox.take(self)
+        return super()._has_ended()
+
+    def _queue(self) -> None:
+        if not self._queued:
+            self._queued = True
+            self._inbox.queue(self)
+
+    # ---- for the inbox ----
+
+    def deliver(self, frame: Frame) -> bool:
+        """Have the message in *frame*; False if this was cancelled."""
+
+        def resolve() -> T:
+            message = loads(frame.body, frame.buffers)
+            assert isinstance(message, tuple)
+            rank, value, failure = message
+            if failure is not None:
+                body, buffers = failure
+                raise unpack_failure(Frame(Kind.FAILURE, body=body, buffers=buffers))
+            return cast(T, (rank, value) if self._ranked else value)
+
+        return self._finish(resolve)
+
+    def fail(self, error: PortClosed) -> None:
+        """There is no message, and none will come."""
+        self.closed = True
+        self.set_exception(error)

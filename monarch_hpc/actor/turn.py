@@ -1,0 +1,157 @@
+"""One call of an endpoint that is more than a function call: a coroutine, or limited in time, or answering later."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from monarch_hpc.actor.endpoint import EndpointMethod
+from monarch_hpc.actor.local import Line
+from monarch_hpc.core.errors import ActorDied, PortClosed
+from monarch_hpc.transport.engine import Engine
+
+__all__ = ["ResponsePort", "Turn", "TurnTaker"]
+
+
+class TurnTaker(Protocol):
+    """What a turn needs of its actor."""
+
+    engine: Engine
+    where: str
+    ending: bool
+
+    def succeed(self, channel: Line, slot: int, value: object) -> None:
+        """Give a caller the result."""
+        ...
+
+    def fail(self, channel: Line, slot: int, method: str, error: BaseException) -> None:
+        """Give a caller the exception; where nobody waits, the actor dies of it."""
+        ...
+
+    def leave(self, leaving: SystemExit) -> None:
+        """End the process."""
+        ...
+
+
+class Turn:
+    """Answers once, whatever comes first: the result, the exception, or the end of the time."""
+
+    __slots__ = ("_channel", "_marked", "_open", "_slot", "_taker")
+
+    def __init__(
+        self,
+        taker: TurnTaker,
+        channel: Line,
+        slot: int,
+        marked: EndpointMethod[..., Any],
+    ) -> None:
+        self._taker = taker
+        self._channel = channel
+        self._slot = slot
+        self._marked = marked
+        self._open = [slot]  # pop() is atomic
+
+    async def perform(self, function: Callable[..., Any], args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        """Run the coroutine; raises nothing."""
+        taker = self._taker
+        try:
+            async with asyncio.timeout(self._marked.timeout_s) as limit:
+                value = await function(*self._with_port(args), **kwargs)
+        except SystemExit as leaving:
+            taker.leave(leaving)
+        except asyncio.CancelledError:
+            cause = "it was stopped" if taker.ending else f"a call of {self._marked.__name__} was cancelled there"
+            self.refuse(ActorDied(taker.where, cause))
+        except BaseException as error:  # noqa: BLE001 user code; the caller is told
+            self._fail(self._too_slow() if limit.expired() and isinstance(error, TimeoutError) else error)
+        else:
+            self._return(value)
+
+    def call(self, function: Callable[..., Any], args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        """Call a function, which nothing can interrupt; when its time is over, its caller waits no longer."""
+        timer = None
+        if self._marked.timeout_s is not None:
+            timer = self._taker.engine.call_later(self._marked.timeout_s, lambda: self._fail(self._too_slow()))
+        try:
+            value = function(*self._with_port(args), **kwargs)
+        except SystemExit as leaving:
+            self._taker.leave(leaving)
+        except BaseException as error:  # noqa: BLE001 user code; the caller is told
+            self._fail(error)
+        else:
+            self._return(value)
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def _with_port(self, args: tuple[object, ...]) -> tuple[object, ...]:
+        return (ResponsePort(self), *args) if self._marked.explicit else args
+
+    def _return(self, value: object) -> None:
+        if not self._marked.explicit:
+            self.succeed(value)
+
+    def _claim(self) -> bool:
+        try:
+            self._open.pop()
+        except IndexError:
+            return False
+        return True
+
+    def succeed(self, value: object) -> None:
+        """Answer with *value*, if there was no answer yet."""
+        if self._claim() and self._slot:
+            self._taker.succeed(self._channel, self._slot, value)
+
+    def refuse(self, error: BaseException) -> None:
+        """Answer with *error*, if there was no answer yet; that nobody waits for it is no failure."""
+        if self._claim() and self._slot:
+            self._taker.fail(self._channel, self._slot, self._marked.__name__, error)
+
+    def _fail(self, error: BaseException) -> None:
+        if self._claim():
+            self._taker.fail(self._channel, self._slot, self._marked.__name__, error)
+        elif self._marked.explicit:  # the answer was given, and nobody else reports what came after
+            self._taker.fail(self._channel, 0, self._marked.__name__, error)
+
+    def drop(self) -> None:
+        """Whoever was to answer is gone: no call waits for ever."""
+        if self._open:
+            error = PortClosed(
+                f"the response port of {self._marked.__name__} of {self._taker.where}",
+                "it was dropped without an answer",
+            )
+            # Not from here, where objects are collected: the thread may hold any lock.
+            self._taker.engine.call_soon(lambda: self.refuse(error))
+
+    def _too_slow(self) -> TimeoutError:
+        return TimeoutError(
+            f"endpoint {self._marked.__name__} took longer than its timeout of {self._marked.timeout_s:g} s"
+        )
+
+
+class ResponsePort:
+    """Where an endpoint with `explicit_response_port` gives its answer, when it likes and from any thread.
+
+    The first answer counts. It stays in its process; a `Port` may travel.
+    """
+
+    __slots__ = ("_turn",)
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+
+    def send(self, value: object) -> None:
+        """Answer with *value*."""
+        self._turn.succeed(value)
+
+    def exception(self, error: BaseException) -> None:
+        """Answer with an exception, which is raised at the caller."""
+        self._turn.refuse(error)
+
+    def __del__(self) -> None:
+        self._turn.drop()
+
+    def __reduce__(self) -> str:
+        raise TypeError("a response port answers from its own process: send a port of Channel.open() instead")

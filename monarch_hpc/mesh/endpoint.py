@@ -1,0 +1,157 @@
+"""One endpoint of an actor mesh, and the ways to call it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
+
+from monarch_hpc.actor.endpoint import EndpointMethod
+from monarch_hpc.actor.future import Future
+from monarch_hpc.actor.runtime import current_runtime
+from monarch_hpc.core.shape import Region
+from monarch_hpc.mesh.callee import Callee
+from monarch_hpc.mesh.gather import Answers, CallOptions, Gather
+from monarch_hpc.mesh.stream import Queue, Stream
+from monarch_hpc.mesh.value import ValueMesh
+
+__all__ = ["Endpoint"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+_DEFAULTS = CallOptions()
+
+
+class Endpoint(Generic[P, R]):
+    """One endpoint of an actor mesh, ready to be called."""
+
+    def __init__(
+        self, callee: Callee, name: str, method: EndpointMethod[P, R], options: CallOptions = _DEFAULTS
+    ) -> None:
+        self._callee = callee
+        self._name = name
+        self._method = method
+        self._options = options
+
+    @overload
+    def options(self, *, timeout: float | None = ..., on_error: Literal["raise"] = ...) -> Endpoint[P, R]: ...
+    @overload
+    def options(
+        self, *, timeout: float | None = ..., on_error: Literal["collect"]
+    ) -> Endpoint[P, R | BaseException]: ...
+    def options(
+        self, *, timeout: float | None = None, on_error: Literal["raise", "collect"] = "raise"
+    ) -> Endpoint[P, Any]:
+        """The same endpoint, to be called with a time limit or for partial results.
+
+        Args:
+            timeout: seconds, from the call on, until it is over: a rank that has not answered then fails with
+                `CallTimeout`, which is a `TimeoutError`. The endpoint is not told, and may still run.
+            on_error: ``raise`` fails a call with its first failures. ``collect`` waits for all ranks, and gives
+                those that failed their exception as the result.
+
+        Raises:
+            ValueError: one of the two is none of these.
+        """
+        if timeout is not None and timeout <= 0:
+            raise ValueError(f"timeout is {timeout} s; it must be more than 0, or None for no limit")
+        if on_error not in ("raise", "collect"):
+            raise ValueError(f"on_error is {on_error!r}; it is 'raise' or 'collect'")
+        options = CallOptions(timeout, on_error == "collect")
+        return Endpoint(self._callee, self._name, self._method, options)
+
+    @property
+    def collects(self) -> bool:
+        """Whether failed ranks are results: ``on_error="collect"``."""
+        return self._options.collects
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R]]:
+        """Call every actor; the future gives their results by coordinate.
+
+        It fails as soon as one rank fails: with that rank's exception, or with `MeshError` where
+        several ranks fail together.
+
+        Raises:
+            TypeError: the endpoint does not take these arguments.
+        """
+        region = Region.whole(self._callee.region.extent)
+
+        def finish(gather: Gather) -> ValueMesh[R]:
+            values, failures = gather.collect()
+            return ValueMesh(region, values, failures)
+
+        return self._start(args, kwargs, finish)
+
+    def fold(self, finish: Callable[[list[R]], T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Call every actor; the future gives what *finish* makes of the results, in the order of the ranks."""
+        return self._start(args, kwargs, lambda gather: finish(gather.collect()[0]))
+
+    def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Call the only actor of the mesh; the future gives its result.
+
+        Raises:
+            ValueError: the mesh does not hold exactly one actor; nothing was sent.
+            TypeError: the endpoint does not take these arguments.
+        """
+        if len(self._callee.region) != 1:
+            raise ValueError(
+                f"call_one needs a mesh of one actor, {self._callee} has {len(self._callee.region)}: "
+                "slice it, or use call or choose"
+            )
+        return self._start(args, kwargs, _only)
+
+    def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Call one actor of the mesh; the future gives its result.
+
+        The one with the fewest calls of this process that are not answered yet; they take turns where these are
+        equal. One that is known to be dead is not chosen while others live.
+
+        Raises:
+            TypeError: the endpoint does not take these arguments.
+        """
+        return self._start(args, kwargs, _only, self._callee.load.choose(self._callee.region))
+
+    def stream(self, *args: P.args, **kwargs: P.kwargs) -> Stream[R]:
+        """Call every actor, and read their answers in the order in which they come.
+
+        Raises:
+            TypeError: the endpoint does not take these arguments.
+        """
+        self._method.check(args, kwargs)
+        queue = Queue(current_runtime(), self._callee, self._name, len(self._callee.region), self._options)
+        self._send(args, kwargs, queue, None)
+        return Stream(queue, self._callee.region.extent)
+
+    def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Send to every actor and wait for nothing; an actor that fails in it is dead, and its owner is told."""
+        self._method.check(args, kwargs)
+        self._callee.send(self._name, args, kwargs, None, None)
+
+    def _start(
+        self,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        finish: Callable[[Gather], T],
+        place: int | None = None,
+    ) -> Future[T]:
+        self._method.check(args, kwargs)
+        runtime = current_runtime()
+        num = len(self._callee.region) if place is None else 1
+        gather = Gather(runtime, self._callee, self._name, num, self._options, place or 0)
+        future: Future[T] = Future(runtime.engine, gather.missing)
+        gather.completed = lambda: future.set_resolver(lambda: finish(gather), fails=gather.fails)
+        self._send(args, kwargs, gather, place)
+        return future
+
+    def _send(self, args: tuple[object, ...], kwargs: dict[str, object], answers: Answers, place: int | None) -> None:
+        answers.begin()
+        try:
+            self._callee.send(self._name, args, kwargs, answers.slot, place)
+        except BaseException:
+            answers.drop()
+            raise
+
+
+def _only(gather: Gather) -> Any:
+    return gather.collect()[0][0]

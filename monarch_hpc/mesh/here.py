@@ -1,0 +1,92 @@
+"""Where this code runs, as a mesh; and actors of the program that every process of the run can find by name."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from monarch_hpc.actor.endpoint import Actor, endpoint
+from monarch_hpc.actor.fault import MeshFailure
+from monarch_hpc.actor.future import Future
+from monarch_hpc.actor.payload import pack_spawn
+from monarch_hpc.actor.runtime import ProcRef, Runtime, current_runtime
+from monarch_hpc.core.ids import Role
+from monarch_hpc.core.shape import Extent, Region
+from monarch_hpc.mesh.actors import ActorMesh
+from monarch_hpc.mesh.proc import ProcMesh
+
+__all__ = ["get_or_spawn_controller", "open_registry", "proc_of"]
+
+A = TypeVar("A", bound=Actor)
+
+_REGISTRY = 1
+"""The registry's number, which all processes know; those of other actors are random 64-bit numbers."""
+
+
+def proc_of(runtime: Runtime) -> ProcMesh:
+    """The process of *runtime*, as a mesh of one proc without dimensions."""
+    own = runtime.own
+    return ProcMesh(f"proc {own.rank} on {own.host}", own.mesh, _only(own), {own.rank: own}, runtime)
+
+
+def get_or_spawn_controller(name: str, cls: type[A], *args: object, **kwargs: object) -> Future[ActorMesh[A]]:
+    """The run's one actor called *name*; the first who asks spawns it, in the process of the program.
+
+    Who comes later gets that one, whatever class and arguments it gives; unless it has failed meanwhile, which
+    the program is told of: then it is spawned again.
+
+    Raises:
+        TypeError: an argument cannot be pickled.
+        RuntimeError: this process has no connection to a program.
+    """
+    runtime = current_runtime()
+    found: Future[ActorMesh[A]] = _registry(_program(runtime)).get_or_spawn.call_one(name, cls, args, kwargs)
+    return found
+
+
+def open_registry(runtime: Runtime) -> None:
+    """Let the processes of the run find actors of this one by name; once, before the first proc starts."""
+    own = runtime.own
+    body, buffers = pack_spawn("registry", _only(own), _Registry, (), {})
+    runtime.spawn("registry", _REGISTRY, 0, {own.rank: own}, body, buffers)
+
+
+class _Registry(Actor):
+    """Keeps the named actors of a program; handles one question at a time, so that none is spawned twice."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, ActorMesh[Any]] = {}
+
+    @endpoint
+    def get_or_spawn(
+        self, name: str, cls: type[Actor], args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> ActorMesh[Any]:
+        """Find an actor, or make it."""
+        if name not in self._known:
+            self._known[name] = proc_of(current_runtime()).spawn(name, cls, *args, **kwargs)
+        return self._known[name]
+
+    def __supervise__(self, failure: MeshFailure) -> bool:
+        """Forget what has failed, and tell the program."""
+        self._known.pop(failure.mesh_name, None)
+        current_runtime().unhandled(failure)
+        return True
+
+
+def _program(runtime: Runtime) -> ProcRef:
+    """The process of the program that this one belongs to; it may be the same."""
+    own = runtime.own
+    if runtime.node.identity.role is Role.CONTROLLER:
+        return own
+    for channel in list(runtime.node.channels.values()):
+        peer = channel.peer
+        if peer.role is Role.CONTROLLER:
+            return ProcRef(0, 0, peer.host, -1, 0, peer.incarnation, ())
+    raise RuntimeError("the connection to the program is lost")
+
+
+def _registry(program: ProcRef) -> ActorMesh[_Registry]:
+    return ActorMesh("registry", _REGISTRY, _Registry, _only(program), {program.rank: program})
+
+
+def _only(proc: ProcRef) -> Region:
+    return Region(Extent((), ()), proc.rank, ())

@@ -1,0 +1,60 @@
+"""Who is least busy: what this process has asked of each rank of an actor mesh and not heard of yet."""
+
+from __future__ import annotations
+
+import _thread
+
+from monarch_hpc.core.shape import Region
+
+__all__ = ["Load"]
+
+
+class Load:
+    """Counts the unanswered calls to each rank; for any thread. Views of one mesh share it."""
+
+    def __init__(self) -> None:
+        self._lock = _thread.allocate_lock()
+        self._nums: dict[int, int] = {}
+        self._dead: set[int] = set()
+        self._turn = 0
+
+    def begin(self, rank: int) -> None:
+        """One more call to *rank* is under way."""
+        with self._lock:
+            self._nums[rank] = self._nums.get(rank, 0) + 1
+
+    def end(self, rank: int, *, died: bool = False) -> None:
+        """One of them is over.
+
+        Args:
+            died: the actor is gone. It answers at once, and would seem the least busy of all.
+        """
+        with self._lock:
+            left = self._nums.pop(rank, 0) - 1
+            if left > 0:
+                self._nums[rank] = left
+            if died:
+                self._dead.add(rank)
+            elif self._dead:
+                self._dead.discard(rank)
+
+    def choose(self, region: Region) -> int:
+        """The place in *region* of the least busy rank; those that are equally busy take turns.
+
+        A rank that died is chosen where no other is left.
+        """
+        num = len(region)
+        with self._lock:
+            first = self._turn = (self._turn + 1) % num
+            best, fewest = first, None
+            for step in range(num):
+                place = (first + step) % num
+                rank = region.base_rank(place)
+                if rank in self._dead:
+                    continue
+                waiting = self._nums.get(rank, 0)
+                if not waiting:
+                    return place
+                if fewest is None or waiting < fewest:
+                    best, fewest = place, waiting
+        return best

@@ -1,0 +1,119 @@
+"""The answers to one call of an actor mesh one by one, in the order in which they come."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, Generic, TypeVar, cast
+
+from monarch_hpc.actor.future import Future
+from monarch_hpc.actor.runtime import Runtime
+from monarch_hpc.core.errors import CallTimeout, MonarchError
+from monarch_hpc.core.shape import Extent, Point
+from monarch_hpc.mesh.callee import Callee
+from monarch_hpc.mesh.gather import Answers, CallOptions, is_result, read_answer
+from monarch_hpc.wire.frames import Frame
+
+__all__ = ["Items", "Queue", "Stream"]
+
+R = TypeVar("R")
+
+
+class Queue(Answers):
+    """Completes the first future with the first answer, the second with the second."""
+
+    def __init__(self, runtime: Runtime, callee: Callee, method: str, num: int, options: CallOptions) -> None:
+        super().__init__(runtime, callee, method, num, options)
+        self.futures: list[Future[Any]] = [Future(runtime.engine, self.missing) for _ in range(num)]
+        self.order: list[int] = []  # places, as their answers came
+
+    def _take(self, index: int, given: Frame | MonarchError, *, is_last: bool) -> None:
+        self._complete(index, given)
+        if is_last:
+            self.drop()
+
+    def expire(self) -> None:
+        with self._lock:
+            late = [] if self._over else [index for index, answer in enumerate(self._answers) if answer is None]
+            self._over = True
+        for index in late:
+            self._complete(index, CallTimeout(self._where(index), (), self.options.timeout_s or 0.0))
+
+    def _complete(self, index: int, given: Frame | MonarchError) -> None:
+        def resolve() -> object:
+            value, failure = read_answer(given)
+            if failure is not None:
+                raise failure
+            return value
+
+        with self._lock:
+            future = self.futures[len(self.order)]
+            self.order.append(index)
+        future.set_resolver(resolve, fails=not is_result(given))
+
+
+class Stream(Generic[R]):
+    """One future for each actor that was called: the first is done with the first answer, and so on.
+
+    Iterating does not wait, reading a future does: ``for future in stream: future.get()``. Use `items`
+    to learn who answered.
+    """
+
+    def __init__(self, queue: Queue, extent: Extent) -> None:
+        self._queue = queue
+        self._extent = extent
+
+    def __len__(self) -> int:
+        return len(self._queue.futures)
+
+    def __iter__(self) -> Iterator[Future[R]]:
+        return iter(self._queue.futures)
+
+    def items(self) -> Items[R]:
+        """The answers as they come, each with its coordinates; for ``for`` and for ``async for``."""
+        return Items(self._queue, self._extent)
+
+
+class Items(Generic[R]):
+    """Coordinates and answers in the order in which they come; waits for each.
+
+    What a rank raised is raised here, and the iteration can go on after it; with ``on_error="collect"``
+    it takes the place of the result.
+    """
+
+    def __init__(self, queue: Queue, extent: Extent) -> None:
+        self._queue = queue
+        self._extent = extent
+        self._next = 0
+
+    def __iter__(self) -> Iterator[tuple[Point, R]]:
+        return self
+
+    def __next__(self) -> tuple[Point, R]:
+        if self._next == len(self._queue.futures):
+            raise StopIteration
+        failure = self._queue.futures[self._next].exception()
+        return self._item(failure)
+
+    def __aiter__(self) -> AsyncIterator[tuple[Point, R]]:
+        return self
+
+    async def __anext__(self) -> tuple[Point, R]:
+        if self._next == len(self._queue.futures):
+            raise StopAsyncIteration
+        future = self._queue.futures[self._next]
+        try:
+            await future
+        except Exception:
+            if not future.done():
+                raise
+        return self._item(future.exception())
+
+    def _item(self, failure: BaseException | None) -> tuple[Point, R]:
+        future = self._queue.futures[self._next]
+        point = self._extent.point(self._queue.order[self._next])
+        self._next += 1
+        if failure is None:
+            return point, future.result()
+        if not self._queue.options.collects:
+            raise failure.with_traceback(None)
+        return point, cast(R, failure)

@@ -1,0 +1,85 @@
+"""Which part of a value cannot be pickled: "cannot pickle '_thread.lock' object" does not say whose lock it is."""
+
+from __future__ import annotations
+
+import itertools
+import types
+from collections.abc import Iterator, Mapping
+
+from monarch_hpc.wire.serializer import dumps
+
+__all__ = ["refusal"]
+
+_MAX_DEPTH = 20
+_MAX_PARTS = 1000
+"""Of one container: beyond that the container is named, not the part."""
+
+
+def refusal(parts: Mapping[str, object], error: Exception) -> TypeError:
+    """An error that names what cannot be sent, and why.
+
+    Args:
+        parts: what was to be sent, by the name that its sender knows it by.
+        error: what pickling raised.
+    """
+    for name, value in parts.items():
+        if _fails(value):
+            path, obstacle = _descend(name, value, {id(value)}) or (name, value)
+            return TypeError(f"{path}, a {type(obstacle).__name__}, cannot be sent: {type(error).__name__}: {error}")
+    return TypeError(f"{', '.join(parts)} cannot be sent: {type(error).__name__}: {error}")
+
+
+def _descend(name: str, value: object, seen: set[int]) -> tuple[str, object] | None:
+    """Find the innermost part that fails; None where it only leads back to what was *seen*."""
+    leads_back = False
+    if len(seen) <= _MAX_DEPTH:
+        for path, part in itertools.islice(_parts(name, value), _MAX_PARTS):
+            if id(part) in seen:
+                leads_back = True
+            elif _fails(part):
+                found = _descend(path, part, seen | {id(part)})
+                if found is not None:
+                    return found
+    return None if leads_back else (name, value)
+
+
+def _parts(name: str, value: object) -> Iterator[tuple[str, object]]:
+    """What *value* is made of, as pickle sees it."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield f"{name}[{key!r}]", item
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield f"{name}[{index}]", item
+    elif isinstance(value, set | frozenset):
+        for item in value:
+            yield f"a member of {name}", item
+    elif isinstance(value, types.FunctionType):
+        for free, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
+            yield f"{name}, variable {free}", cell.cell_contents
+    elif not isinstance(value, type | types.ModuleType):
+        yield from _attributes(name, value)
+
+
+def _attributes(name: str, value: object) -> Iterator[tuple[str, object]]:
+    try:
+        reduced = value.__reduce_ex__(4)
+    except Exception:  # noqa: BLE001 user code; the value itself is the obstacle
+        return
+    if not isinstance(reduced, tuple):
+        return
+    state = reduced[2] if len(reduced) > 2 else None
+    for part in state if isinstance(state, tuple) else (state,):
+        if isinstance(part, dict):
+            for key, item in part.items():
+                yield f"{name}.{key}", item
+    for item in reduced[1] if isinstance(reduced[1], tuple) else ():
+        yield f"what {name} is made of", item
+
+
+def _fails(value: object) -> bool:
+    try:
+        dumps(value)
+    except Exception:  # noqa: BLE001 pickling runs user code
+        return True
+    return False
