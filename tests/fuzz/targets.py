@@ -6,6 +6,7 @@ came of an input in a few words, with which inputs are told apart, and raises wh
 
 from __future__ import annotations
 
+import re
 import socket
 import struct
 from collections.abc import Callable, Sequence
@@ -125,7 +126,7 @@ def _run_control(data: bytes) -> str:
     try:
         message = messages.decode(data)
     except FrameError as error:
-        return str(error)
+        return re.split("['\"]", str(error))[0]
     again = messages.encode(message)
     assert messages.encode(messages.decode(again)) == again
     return type(message).__name__
