@@ -22,7 +22,7 @@ A = TypeVar("A", bound=Actor)
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_SETTLE_S = 0.05
+_SETTLE_S = 0.25
 """After the first failure of a call, how long to wait for those of other ranks.
 
 Long enough that a bug which strikes every rank is reported as one `MeshError`; short, because ranks

@@ -209,12 +209,14 @@ class Engine:
 
     def wake_waiters(self) -> None:
         """Make waiting threads look at their condition again; cheap when nobody waits."""
-        if self._waiters:
-            here = _thread.get_ident()
-            if self._driver not in (0, here) and self._polling:
-                self._poke()
+        waiters = self._waiters
+        if waiters:
             own = getattr(self._local, "bed", None)
-            for bed in list(self._waiters):
+            if len(waiters) == 1 and waiters[0] is own:
+                return  # the thread that drives, in a loop of calls
+            if self._driver not in (0, _thread.get_ident()) and self._polling:
+                self._poke()
+            for bed in list(waiters):
                 if bed is not own:
                     bed.wake()
 

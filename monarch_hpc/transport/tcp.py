@@ -19,7 +19,7 @@ from monarch_hpc.transport.records import CHUNK_BYTES, INLINE_BYTES, Bulk, Inbox
 from monarch_hpc.transport.timer import Timer
 from monarch_hpc.wire.frames import HEAD_BYTES, Frame, Kind, pack_frame, pack_head
 
-__all__ = ["CHUNK_BYTES", "INLINE_BYTES", "LINGER_S", "TcpChannel", "WireTaker", "make_farewell", "read_reason"]
+__all__ = ["CHUNK_BYTES", "INLINE_BYTES", "LINGER_S", "TcpChannel", "WireTaker", "read_reason"]
 
 _MAX_REASON_BYTES = 400
 _READS_PER_EVENT = 16  # then other channels get their turn
@@ -394,8 +394,3 @@ def _forget_frames(error: BaseException | None) -> None:
 def read_reason(bye: Frame) -> str:
     """Why the other side left; no longer than a person reads."""
     return bytes(bye.body[:_MAX_REASON_BYTES]).decode(errors="replace")
-
-
-def make_farewell(seal: Cipher, reason: str) -> bytes:
-    """The one record of a channel that is refused: its end, and why."""
-    return Outbox(seal).seal(pack_frame(Frame(Kind.BYE, body=reason.encode())))

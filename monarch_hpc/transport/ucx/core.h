@@ -496,6 +496,15 @@ static void mc_progress(mc_worker *worker) {
             break;
 }
 
+/* What *epoll_fd* has, without UCX's own descriptor: that one stays readable until the worker is armed again. */
+static int mc_ask_sockets(mc_worker *worker, int epoll_fd, struct epoll_event *events, int max, int timeout_ms) {
+    int count = epoll_wait(epoll_fd, events, max, timeout_ms), kept = 0;
+    for (int i = 0; i < count; i++)
+        if (events[i].data.fd != worker->event_fd)
+            events[kept++] = events[i];
+    return count < 0 ? count : kept;
+}
+
 /* Drive: wait until events came, *epoll_fd* has some, or the time is over. The number of epoll's events, or -errno. */
 static int mc_worker_poll(mc_worker *worker, int epoll_fd, struct epoll_event *events, int max, int64_t spin_ns,
                           int64_t timeout_ns) {
@@ -510,13 +519,13 @@ static int mc_worker_poll(mc_worker *worker, int epoll_fd, struct epoll_event *e
             /* Sockets must not starve while messages keep coming. */
             if (++worker->since_sockets >= MC_SOCKETS_EVERY) {
                 worker->since_sockets = 0;
-                count = epoll_wait(epoll_fd, events, max, 0);
+                count = mc_ask_sockets(worker, epoll_fd, events, max, 0);
             }
             break;
         }
         if (++worker->since_sockets >= MC_SOCKETS_EVERY || !spin_ns) {
             worker->since_sockets = 0;
-            count = epoll_wait(epoll_fd, events, max, 0);
+            count = mc_ask_sockets(worker, epoll_fd, events, max, 0);
             if (count)
                 break;
         }
@@ -534,7 +543,7 @@ static int mc_worker_poll(mc_worker *worker, int epoll_fd, struct epoll_event *e
             continue;
         }
         int64_t left_ms = timeout_ns < 0 ? -1 : (timeout_ns - passed_ns + 999999) / 1000000;
-        count = epoll_wait(epoll_fd, events, max, left_ms > INT32_MAX ? INT32_MAX : (int)left_ms);
+        count = mc_ask_sockets(worker, epoll_fd, events, max, left_ms > INT32_MAX ? INT32_MAX : (int)left_ms);
         atomic_store(&worker->sleeping, 0);
         mc_progress(worker);
         break;
