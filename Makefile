@@ -38,6 +38,7 @@ demo: .venv/installed-examples
 
 test: system-packages .venv/installed-dev lint
 	$(BIN)/pytest
+	.ci/asan
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from benchmarks.pairs import Gone, Pair, Perftest
 
-OURS = ("ucx-shm-spin", "ucx-shm", "ucx-tcp-spin", "ucx-tcp", "tcp", "relay")
+OURS = ("ucx-shm-spin", "ucx-shm", "ucx-tcp-spin", "ucx-tcp", "tcp-spin", "tcp", "relay")
 FLOORS = ("pipe", "socket", "zmq-tcp", "zmq-ipc", "mpi-shm", "mpi-tcp", "perftest-shm", "perftest-tcp")
 
 _NAMES = {
@@ -28,7 +28,8 @@ _NAMES = {
     "ucx-shm": "ucx-shm, asleep",
     "ucx-tcp-spin": "ucx-tcp, spinning",
     "ucx-tcp": "ucx-tcp, asleep",
-    "tcp": "tcp, sealed",
+    "tcp-spin": "tcp, sealed, spinning",
+    "tcp": "tcp, sealed, asleep",
     "relay": "relay, over pipes",
     "pipe": "pipe",
     "socket": "socket",
@@ -123,6 +124,7 @@ GOALS = (
     Goal("ucx-shm-spin", "64 B", 0.25, "pipe"),
     Goal("ucx-shm", "64 B", 1.5, "pipe"),
     Goal("ucx-tcp-spin", "64 B", 2, "perftest-tcp"),
+    Goal("tcp-spin", "64 B", 1.5, "socket"),
     Goal("tcp", "64 B", 1.5, "socket"),
     Goal("ucx-shm-spin", "256 MiB", 5),
     Goal("ucx-tcp-spin", "256 MiB", 2.5),

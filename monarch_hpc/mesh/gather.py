@@ -16,7 +16,7 @@ from monarch_hpc.wire.serializer import loads
 
 __all__ = ["Answers", "CallOptions", "Gather", "is_result", "read_answer"]
 
-_SETTLE_S = 0.05
+_SETTLE_S = 0.25
 """After the first failure of a call, how long to wait for those of other ranks.
 
 Long enough that a bug which strikes every rank is reported as one `MeshError`; short, because ranks

@@ -220,7 +220,10 @@ class PeerChannel:
     def _move(self, key: bytes, offset: int, buffer: object, *, write: bool) -> Transfer | None:
         """Let UCX do it, where it reaches both ends."""
         lane = self._lane
-        return None if lane is None or self.error is not None else lane.move(key, offset, buffer, write=write)
+        if lane is None or self.error is not None:
+            return None
+        # UCX puts over tcp by small messages, at 24 MB/s in 1.13: frames are faster, and take the same way.
+        return None if write and self.fabric == "ucx/tcp" else lane.move(key, offset, buffer, write=write)
 
     def _land(self, head: Head, body: Buffer) -> list[memoryview] | None:
         if head.kind is Kind.DATA:

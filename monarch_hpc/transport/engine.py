@@ -68,8 +68,7 @@ class Engine:
         self._left_s = 0.0  # when the last driver left
         self._polling = False  # the driver may be asleep in the kernel
         self._poller: Poller | None = None
-        self._waiters: list[Sleeper] = []
-        self._waiters_lock = _thread.allocate_lock()
+        self._waiters: list[Sleeper] = []  # only by methods of lists that are atomic
         self._poke_lock = _thread.allocate_lock()
         self._local = threading.local()
         self._closing = False
@@ -183,8 +182,7 @@ class Engine:
         bed: Sleeper | None = getattr(self._local, "bed", None)
         if bed is None:
             bed = self._local.bed = Sleeper()
-        with self._waiters_lock:
-            self._waiters.append(bed)
+        self._waiters.append(bed)
         try:
             while not self._closing:
                 if self._drive.acquire(blocking=False):
@@ -204,37 +202,36 @@ class Engine:
                     return True
             return ready()
         finally:
-            with self._waiters_lock:
-                self._waiters.remove(bed)
+            self._waiters.remove(bed)
             # Whoever left woke us to drive; if we need not, somebody else must.
             if not self._driver and (self._background_asleep or self._waiters):
                 self._pass_on(None)
 
     def wake_waiters(self) -> None:
         """Make waiting threads look at their condition again; cheap when nobody waits."""
-        if self._waiters:
-            here = _thread.get_ident()
-            if self._driver not in (0, here) and self._polling:
-                self._poke()
+        waiters = self._waiters
+        if waiters:
             own = getattr(self._local, "bed", None)
-            with self._waiters_lock:
-                beds = list(self._waiters)
-            for bed in beds:
+            if len(waiters) == 1 and waiters[0] is own:
+                return  # the thread that drives, in a loop of calls
+            if self._driver not in (0, _thread.get_ident()) and self._polling:
+                self._poke()
+            for bed in list(waiters):
                 if bed is not own:
                     bed.wake()
 
     def _drive_until(self, ready: Callable[[], bool], end_s: float | None) -> bool:
         self._driver = _thread.get_ident()
-        while not ready():
-            if self._closing:
-                return False
-            left_s = -1.0
+        left_s = -1.0
+        while not self._closing:
             if end_s is not None:
                 left_s = end_s - self.clock()
                 if left_s <= 0:
-                    return False
+                    return ready()
             self._poll(left_s, ready)
-        return True
+            if ready():
+                return True
+        return False
 
     def _leave(self, bed: Sleeper | None) -> None:
         self._driver = 0
@@ -245,11 +242,9 @@ class Engine:
 
     def _pass_on(self, bed: Sleeper | None) -> None:
         """Wake one who can drive now, other than the owner of *bed*."""
-        if len(self._waiters) > (bed is not None):
-            with self._waiters_lock:
-                others = [other for other in self._waiters if other is not bed]
-            if others:
-                others[0].wake()
+        for other in list(self._waiters):
+            if other is not bed:
+                other.wake()
                 return
         if self._background_asleep:
             self._background_bed.wake()

@@ -23,9 +23,10 @@ from monarch_hpc.transport.fence import Fence
 from monarch_hpc.transport.forward import Forward
 from monarch_hpc.transport.handshake import HELLO_BYTES, PROOF_BYTES, Accepting, check_proof, check_versions
 from monarch_hpc.transport.noise import Cipher
-from monarch_hpc.transport.tcp import make_farewell
+from monarch_hpc.transport.records import Outbox
 from monarch_hpc.transport.timer import Timer
 from monarch_hpc.transport.wires import Wires
+from monarch_hpc.wire.frames import Frame, Kind, pack_frame
 
 __all__ = ["Forwards", "Gate", "Welcome"]
 
@@ -207,7 +208,8 @@ class Gate:
     def judge(self, inbound: _Inbound, hello: bytes) -> tuple[Peer, tuple[Cipher, Cipher]] | None:
         """Answer a complete greeting, and wait for the proof that it is not a recorded one; return who it says it is.
 
-        One for somebody else is passed on, if it is known where that one is; there is nobody to return then.
+        One for somebody else is passed on, if it is known where that one is. One of us who may not speak is told why.
+        There is nobody to return then.
 
         Raises:
             AuthenticationError, VersionMismatch: it is none of us, or cannot be spoken to.
@@ -223,8 +225,9 @@ class Gate:
                 return None
         answer, ciphers = accepting.answer()
         if objection:
-            inbound.sock.send(answer + make_farewell(ciphers[0], objection))
-            raise AuthenticationError(str(peer), objection)
+            inbound.sock.send(answer + _farewell(ciphers[0], objection))
+            self.refuse(inbound, f"{peer}: {objection}")
+            return None
         inbound.sock.send(answer)  # 144 bytes always fit an empty socket buffer
         check_versions(peer.python, peer.package, str(peer))
         self._stay(inbound)
@@ -252,16 +255,16 @@ class Gate:
         self._joined.add(forward)
 
     def admit(self, inbound: _Inbound, peer: Peer, ciphers: tuple[Cipher, Cipher]) -> None:
-        """Hand on a connection that proved itself.
+        """Hand on a connection that proved itself, unless somebody came meanwhile because of whom it may not speak.
 
         Raises:
-            AuthenticationError: since it greeted, somebody else has come because of whom it may not speak any more.
             OSError: it left.
         """
         objection = self._fence.objection(peer)
         if objection:
-            inbound.sock.send(make_farewell(ciphers[0], objection))
-            raise AuthenticationError(str(peer), objection)
+            inbound.sock.send(_farewell(ciphers[0], objection))
+            self.refuse(inbound, f"{peer}: {objection}")
+            return
         self._leave(inbound)
         self._welcome(inbound.sock, peer, ciphers)
 
@@ -335,3 +338,8 @@ class _Inbound:
             return
         except (AuthenticationError, VersionMismatch, OSError) as error:
             self._gate.refuse(self, str(error))
+
+
+def _farewell(seal: Cipher, reason: str) -> bytes:
+    """The one record of a channel that is refused: its end, and why."""
+    return Outbox(seal).seal(pack_frame(Frame(Kind.BYE, body=reason.encode())))

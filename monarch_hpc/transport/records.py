@@ -20,6 +20,7 @@ from monarch_hpc.wire.frames import (
     Buffer,
     Frame,
     Head,
+    parse_alone,
     parse_frame,
     parse_head,
 )
@@ -271,10 +272,15 @@ class Inbox:
             FrameError: the other side did not send them, or they are no frames.
         """
         if not self._end and self._head is None and TAG_BYTES < num_bytes <= _COPIED_BYTES:
-            # As a rule it is one small record: without the bookkeeping for what else there could be.
+            # As a rule it is one small record with one small frame: no bookkeeping for what else it could be.
             (size,) = _LENGTH.unpack_from(self._view)
             if TAG_BYTES < size == num_bytes - _LENGTH.size and not self.closed:
-                self._take_record(self._view[_LENGTH.size : num_bytes])
+                plain = self._open(self._view[_LENGTH.size : num_bytes])
+                alone = parse_alone(plain)
+                if alone is None:
+                    self._take_frames(plain)
+                else:
+                    self._deliver(alone)
                 return
         self._end += num_bytes
         while not self.closed:
@@ -298,16 +304,24 @@ class Inbox:
         if self._start == self._end:
             self._start = self._end = 0
 
-    def _take_record(self, sealed: memoryview) -> None:
-        plain: bytes | memoryview
+    def _open(self, sealed: memoryview) -> bytes:
         try:
-            if len(sealed) <= _COPIED_BYTES:
-                plain = self._cipher.open(sealed)
-            else:
-                plain = memoryview(bytearray(len(sealed) - TAG_BYTES))
-                self._cipher.open_into(sealed, plain)
+            return self._cipher.open(sealed)
         except AuthenticationError as error:
             raise FrameError("a record that the other side did not seal") from error
+
+    def _take_record(self, sealed: memoryview) -> None:
+        if len(sealed) <= _COPIED_BYTES:
+            self._take_frames(self._open(sealed))
+            return
+        plain = memoryview(bytearray(len(sealed) - TAG_BYTES))
+        try:
+            self._cipher.open_into(sealed, plain)
+        except AuthenticationError as error:
+            raise FrameError("a record that the other side did not seal") from error
+        self._take_frames(plain)
+
+    def _take_frames(self, plain: bytes | memoryview) -> None:
         at = 0
         while at < len(plain) and not self.closed:
             parsed = parse_frame(plain, at)

@@ -19,7 +19,7 @@ from monarch_hpc.transport.records import CHUNK_BYTES, INLINE_BYTES, Bulk, Inbox
 from monarch_hpc.transport.timer import Timer
 from monarch_hpc.wire.frames import HEAD_BYTES, Frame, Kind, pack_frame, pack_head
 
-__all__ = ["CHUNK_BYTES", "INLINE_BYTES", "LINGER_S", "TcpChannel", "WireTaker", "make_farewell", "read_reason"]
+__all__ = ["CHUNK_BYTES", "INLINE_BYTES", "LINGER_S", "TcpChannel", "WireTaker", "read_reason"]
 
 _MAX_REASON_BYTES = 400
 _READS_PER_EVENT = 16  # then other channels get their turn
@@ -144,7 +144,25 @@ class TcpChannel:
             if size > INLINE_BYTES:
                 self._send_bulk(frame, head, size)
                 return
-        self._send_small(frame)
+        packed = pack_frame(frame)
+        engine, outbox = self._engine, self._outbox
+        driving = engine.driving
+        # The driver's first frame of a turn goes at once, as answers should; its others go together.
+        if not (driving and self._turn == engine.turn) and self._writing.acquire(blocking=False):
+            try:
+                if self._error is not None:
+                    raise self._error
+                if direct := not (self._unsent or outbox.queued or self._divert):
+                    self._write(outbox.seal(packed))
+            finally:
+                self._writing.release()
+            if outbox.queued or outbox.urgent:  # by others, who saw us writing
+                self._pump()
+            if direct:
+                if driving:
+                    self._turn = engine.turn
+                return
+        self._send_later(frame, packed, driving=driving)
 
     def divert(self, last: Frame, divert: Callable[[Frame], None]) -> None:
         """Give all further frames to *divert*, but for those that are for this socket, and send *last* before them.
@@ -156,25 +174,7 @@ class TcpChannel:
             self._divert = divert
         self.send(last)
 
-    def _send_small(self, frame: Frame) -> None:
-        engine = self._engine
-        driving = engine.driving
-        packed = pack_frame(frame)
-        # The driver's first frame of a turn goes at once, as answers should; its others go together.
-        if not (driving and self._turn == engine.turn) and self._writing.acquire(blocking=False):
-            try:
-                if self._error is not None:
-                    raise self._error
-                if direct := not (self._unsent or self._outbox.queued or self._divert):
-                    self._write(self._outbox.seal(packed))
-            finally:
-                self._writing.release()
-            if self._outbox.queued or self._outbox.urgent:  # of others, who saw us writing
-                self._pump()
-            if direct:
-                if driving:
-                    self._turn = engine.turn
-                return
+    def _send_later(self, frame: Frame, packed: bytes, *, driving: bool) -> None:
         if not self._push(frame, packed, len(packed)):
             return
         if driving:
@@ -268,6 +268,8 @@ class TcpChannel:
     def _write(self, data: bytes | memoryview) -> None:
         try:
             sent = self._sock.send(data)
+            if sent == len(data):
+                return
             while sent < len(data):
                 data = memoryview(data)[sent:]
                 sent = self._sock.send(data)
@@ -283,8 +285,9 @@ class TcpChannel:
 
     def _on_room(self) -> None:
         with self._writing:
-            if self._unsent:
-                self._write(self._unsent)
+            unsent, self._unsent = self._unsent, b""
+            if unsent:
+                self._write(unsent)
             self._drain()
             if not (self._unsent or self._dead or self._outbox.waiting):
                 self._wants_room = False
@@ -391,8 +394,3 @@ def _forget_frames(error: BaseException | None) -> None:
 def read_reason(bye: Frame) -> str:
     """Why the other side left; no longer than a person reads."""
     return bytes(bye.body[:_MAX_REASON_BYTES]).decode(errors="replace")
-
-
-def make_farewell(seal: Cipher, reason: str) -> bytes:
-    """The one record of a channel that is refused: its end, and why."""
-    return Outbox(seal).seal(pack_frame(Frame(Kind.BYE, body=reason.encode())))

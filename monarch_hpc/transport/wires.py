@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 
 from monarch_hpc.transport.engine import Engine
 from monarch_hpc.transport.timer import Timer
@@ -38,10 +38,10 @@ class Wires:
         self._engine = engine
         self._cut_s = cut_s
         self._period_s = max(1, round(cut_s / (_NUM_PROBES + 1)))  # the kernel counts in whole seconds
-        self._watched: dict[Hashable, _Wire] = {}
+        self._watched: dict[object, _Wire] = {}
         self._timer: Timer | None = None
 
-    def watch(self, key: Hashable, sock: socket.socket, cut: Callable[[str], None]) -> None:
+    def watch(self, key: object, sock: socket.socket, cut: Callable[[str], None]) -> None:
         """Tell *cut* why when the wire under *sock* is cut while data is under way; else reading fails.
 
         Until `forget`. Others than TCP sockets, such as a relay's, are ignored.
@@ -60,7 +60,7 @@ class Wires:
         if self._timer is None:
             self._timer = self._engine.call_later(self._period_s, self._look)
 
-    def forget(self, key: Hashable) -> None:
+    def forget(self, key: object) -> None:
         """Look no more at one; unknown ones are ignored."""
         self._watched.pop(key, None)
 
@@ -77,7 +77,7 @@ class Wires:
                 silent_s = wire.silent_s()
             except OSError:
                 continue  # it ends; whoever reads it says why
-            if silent_s >= self._cut_s - self._period_s:
+            if silent_s and silent_s >= self._cut_s - self._period_s:
                 wire.cut(f"its machine has not acknowledged anything for {silent_s:.1f} s: the network between is cut")
 
 

@@ -374,7 +374,7 @@ def _checked(hint: object, value: object, where: str) -> object:
         return [_checked(item, entry, where) for entry in value]
     if origin is dict and isinstance(value, dict):
         _, item = typing.get_args(hint)
-        return {key: _checked(item, entry, f"{where}.{key}") for key, entry in value.items()}
+        return {key: _checked(item, entry, f"{where}.{key:.40}") for key, entry in value.items()}
     if hint is object:
         return value
     if hint is float and type(value) is int:

@@ -11,7 +11,7 @@ import pytest
 
 from monarch_hpc.testing import wait_until
 from monarch_hpc.testing.slurmlab import HostProcess
-from tests.slurm.commands import Alice, alice
+from tests.slurm.commands import Alice, alice, until_said
 
 __all__ = ["alice"]
 
@@ -76,17 +76,6 @@ def program(alice: Alice, text: str) -> str:
     path = alice.folder / "peers.py"
     alice.lab.run(["sh", "-c", 'mkdir -p "$(dirname "$0")" && cat > "$0"', str(path)], stdin=PEERS + text, check=True)
     return str(path)
-
-
-def until_said(process: HostProcess, words: str) -> str:
-    """Read what *process* prints up to a line with *words*; return that line."""
-    assert process.stdout is not None
-    said = ""
-    for line in process.stdout:
-        said += line
-        if words in line:
-            return line
-    raise AssertionError(f"never said {words!r}: {said}{process.stderr.read() if process.stderr else ''}")
 
 
 def states(alice: Alice) -> list[object]:

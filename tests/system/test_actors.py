@@ -17,12 +17,10 @@ import monarch_hpc
 from monarch_hpc import Actor, ActorDied, ActorMesh, HostMesh, ProcMesh, concurrent_endpoint, endpoint
 from monarch_hpc.actor.fault import MeshFailure
 from monarch_hpc.actor.turn import ResponsePort
-from monarch_hpc.agent.local import open_local
 from monarch_hpc.config.load import load
-from monarch_hpc.config.program import DIRECTORY_VARIABLE, RUN_VARIABLE
 from monarch_hpc.core.errors import PortClosed
-from monarch_hpc.mesh.controller import Controller
 from monarch_hpc.testing import wait_until
+from tests.system.controlling import controlled, settle
 
 _PATIENCE_S = 20.0
 
@@ -136,21 +134,15 @@ class Mixed(Actor):
 
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[HostMesh]:
-    config = load().config
-    with open_local(1, config) as directory, pytest.MonkeyPatch.context() as patch:
-        patch.setenv(DIRECTORY_VARIABLE, str(directory))
-        patch.setenv(RUN_VARIABLE, "feedbeef")
-        Controller.instance()
-        yield monarch_hpc.hosts()
-        Controller.instance().close()
+    with controlled(load().config, num_hosts=1) as hosts:
+        yield hosts
 
 
 @pytest.fixture(scope="module")
 def proc(hosts: HostMesh) -> ProcMesh:
     """One proc for all tests; the first starts UCX in this process, which stays, as does the event loop."""
     procs = hosts.slice(hosts=0).spawn_procs()
-    channels = [Controller.instance().node.channels[proc.incarnation] for proc in procs.procs]
-    wait_until("the choice of fabrics", lambda: all(channel.why for channel in channels))
+    settle(procs)
     monarch_hpc.this_proc().spawn("waiting", Waiting).places.call_one().get(_PATIENCE_S)
     return procs
 

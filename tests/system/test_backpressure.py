@@ -13,19 +13,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import monarch_hpc
 from monarch_hpc import Actor, ActorDied, ActorMesh, DeliveryUnknown, HostMesh, ProcMesh, endpoint
 from monarch_hpc.actor.fault import MeshFailure
 from monarch_hpc.actor.runtime import Runtime
 from monarch_hpc.agent.attach import query_status
-from monarch_hpc.agent.local import open_local
 from monarch_hpc.config.load import load
-from monarch_hpc.config.program import DIRECTORY_VARIABLE, RUN_VARIABLE
+from monarch_hpc.config.program import DIRECTORY_VARIABLE
 from monarch_hpc.core.shape import Region
-from monarch_hpc.mesh.controller import Controller
 from monarch_hpc.testing import wait_until
 from monarch_hpc.transport import channel
 from monarch_hpc.transport.credit import PIECE_BYTES
+from tests.system.controlling import controlled, settle
 
 _PATIENCE_S = 30.0
 _MIB = 2**20
@@ -116,19 +114,14 @@ def hosts() -> Iterator[HostMesh]:
         transport=replace(loaded.transport, mailbox_bytes=_WINDOW_BYTES),
         liveness=replace(loaded.liveness, heartbeat_s=0.1, suspect_s=0.4, dead_s=1.2),
     )
-    with open_local(2, config) as directory, pytest.MonkeyPatch.context() as patch:
-        patch.setenv(DIRECTORY_VARIABLE, str(directory))
-        patch.setenv(RUN_VARIABLE, "feedbeef")
-        Controller.instance()
-        yield monarch_hpc.hosts()
-        Controller.instance().close()
+    with controlled(config) as hosts:
+        yield hosts
 
 
 @pytest.fixture(scope="module")
 def procs(hosts: HostMesh) -> ProcMesh:
     procs = hosts.spawn_procs(per_host={"gpus": 1})
-    channels = [Controller.instance().node.channels[proc.incarnation] for proc in procs.procs]
-    wait_until("the choice of fabrics", lambda: all(channel.why for channel in channels))
+    settle(procs)
     return procs
 
 

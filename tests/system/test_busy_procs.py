@@ -15,14 +15,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import monarch_hpc
 from monarch_hpc import Actor, ActorDied, ActorMesh, HostMesh, endpoint
 from monarch_hpc.agent.attach import query_status
-from monarch_hpc.agent.local import open_local
 from monarch_hpc.config.load import load
-from monarch_hpc.config.program import DIRECTORY_VARIABLE, RUN_VARIABLE
-from monarch_hpc.mesh.controller import Controller
+from monarch_hpc.config.program import DIRECTORY_VARIABLE
 from monarch_hpc.testing import wait_until
+from tests.system.controlling import controlled, settle
 
 _PATIENCE_S = 20.0
 _DEAD_S = 2.0
@@ -49,16 +47,10 @@ class Busy(Actor):
 def hosts() -> Iterator[HostMesh]:
     loaded = load().config
     config = replace(loaded, liveness=replace(loaded.liveness, heartbeat_s=0.1, suspect_s=0.4, dead_s=_DEAD_S))
-    with open_local(2, config) as directory, pytest.MonkeyPatch.context() as patch:
-        patch.setenv(DIRECTORY_VARIABLE, str(directory))
-        patch.setenv(RUN_VARIABLE, "feedbeef")
-        controller = Controller.instance()
-        # The first procs start UCX in this process, which stays: no test is to be blamed for its open files.
-        with monarch_hpc.hosts().spawn_procs() as procs:
-            channels = [controller.node.channels[proc.incarnation] for proc in procs.procs]
-            wait_until("the choice of fabrics", lambda: all(channel.why for channel in channels))
-        yield monarch_hpc.hosts()
-        Controller.instance().close()
+    with controlled(config) as hosts:
+        with hosts.spawn_procs() as procs:
+            settle(procs)
+        yield hosts
 
 
 @pytest.fixture

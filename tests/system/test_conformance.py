@@ -268,7 +268,7 @@ def test_many_peers(parties: Parties, fabric: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_connecting_and_closing_again_and_again_leaves_nothing(parties: Parties, fabric: str) -> None:
-    cycles = {"tcp": 4000}.get(fabric, 2000)
+    cycles = {"tcp": 5000, "relay": 3000, "ucx-shm": 1500, "ucx-tcp": 500}[fabric]  # ten thousand in all
     with far(fabric) as there:
         client = make_client(parties, fabric)
         grown = []

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from monarch_hpc.agent.attach import query_status
 from monarch_hpc.agent.pulse import Pulse
 from monarch_hpc.config.load import load
 from monarch_hpc.config.schema import Config
 from monarch_hpc.core.errors import PeerLost
+from monarch_hpc.core.files import read_json
 from monarch_hpc.core.ids import Role
 from monarch_hpc.supervision.lease import Lease, Life
 from monarch_hpc.transport.api import Channel
@@ -29,9 +31,14 @@ __all__ = ["parties"]
 
 @pytest.fixture
 def config() -> Config:
-    """Short graces."""
+    """Short graces, and soon suspicious."""
     loaded = load().config
-    return replace(loaded, procs=replace(loaded.procs, stop_s=1.0), agent=replace(loaded.agent, grace_s=1.0))
+    return replace(
+        loaded,
+        procs=replace(loaded.procs, stop_s=1.0),
+        agent=replace(loaded.agent, grace_s=1.0),
+        liveness=replace(loaded.liveness, heartbeat_s=0.1, suspect_s=0.4, dead_s=4.0),
+    )
 
 
 def test_a_controller_that_another_replaced_is_told_and_has_no_say_any_more(directory: Path) -> None:
@@ -60,6 +67,39 @@ def test_a_controller_that_another_replaced_is_told_and_has_no_say_any_more(dire
         neighbour.spawn_ready([0])
 
 
+@pytest.mark.slow
+def test_a_head_that_stood_still_has_lost_nobody(directory: Path) -> None:
+    with Client(directory, "aaaaaaaa") as client:
+        pids = client.spawn_ready([0, 1])
+        engine, head = client.attachment.node.engine, client.attachment.channel
+        seen: list[Life] = []
+
+        def note(_channel: Channel, life: Life) -> None:
+            seen.append(life)
+            engine.wake_waiters()
+
+        engine.call_soon(lambda: Pulse(engine, 0.1, Lease(1.2, PATIENCE_S), note).watch(head))
+        os.kill(head_of(directory), signal.SIGSTOP)
+        try:
+            assert engine.wait(lambda: seen == [Life.SUSPECT], PATIENCE_S), seen  # three times as long as agents allow
+        finally:
+            os.kill(head_of(directory), signal.SIGCONT)
+        assert engine.wait(lambda: seen == [Life.SUSPECT, Life.ALIVE], PATIENCE_S), seen
+        status = query_status(directory, 5.0)
+        assert status is not None
+        assert [host["state"] for host in status["hosts"]] == ["alive", "alive"]
+        client.spawn_ready([0, 1])
+        assert all(alive(pid) for pid in pids)
+        assert not [message for message in client.messages if isinstance(message, HostLost | ProcEnded)]
+
+
+def head_of(directory: Path) -> int:
+    """The process id of the first host's agent."""
+    document = read_json(directory / "hosts" / "0.json")
+    assert isinstance(document, dict)
+    return int(str(document["pid"]))
+
+
 @contextlib.contextmanager
 def judge(addresses: list[str], lease: Lease) -> Iterator[tuple[int, int]]:
     """A process that dials, beats, and judges the one that it reaches; its id, and where it says whom it lost."""
@@ -83,6 +123,7 @@ def judge(addresses: list[str], lease: Lease) -> Iterator[tuple[int, int]]:
         os.close(read_fd)
 
 
+@pytest.mark.slow
 def test_whoever_was_frozen_for_longer_than_it_takes_to_be_dead_condemns_nobody(
     parties: Callable[..., Party],
 ) -> None:

@@ -19,12 +19,10 @@ import pytest
 import monarch_hpc
 from monarch_hpc import Actor, ActorDied, ActorMesh, HostMesh, MeshError, ProcMesh, SpawnError, endpoint
 from monarch_hpc.actor.fault import MeshFailure
-from monarch_hpc.agent.local import open_local
 from monarch_hpc.config.load import load
-from monarch_hpc.config.program import DIRECTORY_VARIABLE, RUN_VARIABLE
 from monarch_hpc.core.errors import FrameError
-from monarch_hpc.mesh.controller import Controller
 from monarch_hpc.testing import wait_until
+from tests.system.controlling import controlled, settle
 
 _PATIENCE_S = 20.0
 
@@ -128,21 +126,14 @@ class Probe(Actor):
 
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[HostMesh]:
-    config = load().config
-    with open_local(2, config) as directory, pytest.MonkeyPatch.context() as patch:
-        patch.setenv(DIRECTORY_VARIABLE, str(directory))
-        patch.setenv(RUN_VARIABLE, "feedbeef")
-        Controller.instance()
-        yield monarch_hpc.hosts()
-        Controller.instance().close()
+    with controlled(load().config) as hosts:
+        yield hosts
 
 
 @pytest.fixture(scope="module")
 def procs(hosts: HostMesh) -> ProcMesh:
     procs = hosts.spawn_procs(per_host={"gpus": 2}, name="shared")
-    # The first procs start UCX in this process, which stays: no test is to be blamed for its open files.
-    channels = [Controller.instance().node.channels[proc.incarnation] for proc in procs.procs]
-    wait_until("the choice of fabrics", lambda: all(channel.why for channel in channels))
+    settle(procs)
     return procs
 
 

@@ -66,6 +66,7 @@ def test_a_peer_that_cannot_be_dialled_is_reached_through_an_agent(triangle: Tri
     assert triangle.agent.node.num_half_open == 0
 
 
+@pytest.mark.slow
 def test_much_passes_both_ways_at_once_and_in_order(triangle: Triangle) -> None:
     channel = triangle.connect()
     triangle.server.until(lambda: len(triangle.server.opened) == 1)
@@ -86,6 +87,7 @@ def test_much_passes_both_ways_at_once_and_in_order(triangle: Triangle) -> None:
         thread.join()
 
 
+@pytest.mark.slow
 def test_what_is_passed_on_holds_no_more_than_its_buffers(triangle: Triangle) -> None:
     gate = threading.Event()
     triangle.server.on_frame_hook = lambda _channel, _frame: (gate.wait(PATIENCE_S), None)[1]
@@ -239,6 +241,7 @@ def test_a_recorded_greeting_gets_nowhere_through_an_agent_either(triangle: Tria
     assert not triangle.server.opened
 
 
+@pytest.mark.slow
 def test_an_agent_drops_what_waits_for_a_silent_target(triangle: Triangle) -> None:
     node = triangle.agent.node
     with contextlib.ExitStack() as stack:

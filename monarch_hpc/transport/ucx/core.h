@@ -171,11 +171,12 @@ static void mc_push_status(mc_worker *worker, int kind, mc_lane *lane, void *dat
 
 static mh_status_t mc_on_message(mc_worker *worker, int bulk, const void *header, size_t header_bytes, void *data,
                                      size_t num_bytes, uint64_t attributes) {
-    if (header_bytes != MC_HEADER_BYTES) {
+    int rendezvous = !!(attributes & MH_AM_RECV_ATTR_FLAG_RNDV);
+    /* Of a rendezvous there is no data yet that could be copied: nobody of ours sends small frames so. */
+    if (header_bytes != MC_HEADER_BYTES || (rendezvous && !bulk)) {
         atomic_fetch_add(&worker->num_refused, 1);
         return MH_OK;
     }
-    int rendezvous = !!(attributes & MH_AM_RECV_ATTR_FLAG_RNDV);
     int hold = bulk && (rendezvous || (attributes & MH_AM_RECV_ATTR_FLAG_DATA));
     mc_event *event = malloc(sizeof *event + (hold ? 0 : num_bytes));
     event->kind = bulk ? MC_EVENT_BULK : MC_EVENT_SMALL;
@@ -189,8 +190,7 @@ static mh_status_t mc_on_message(mc_worker *worker, int bulk, const void *header
         memcpy(event->bytes, data, num_bytes);
     pthread_mutex_lock(&worker->events_lock);
     mc_lane *lane = event->lane < worker->num_lanes ? worker->lanes[event->lane] : NULL;
-    int known = lane && atomic_load(&lane->state) == MC_LANE_OPEN && !memcmp(header, lane->own_token, MC_TOKEN_BYTES) &&
-                !(rendezvous && !bulk);
+    int known = lane && atomic_load(&lane->state) == MC_LANE_OPEN && !memcmp(header, lane->own_token, MC_TOKEN_BYTES);
     if (known) {
         event->life = lane->life;
         mc_push_locked(worker, event);
@@ -281,6 +281,8 @@ static void mc_on_closed(void *request, mh_status_t status, void *arg) {
 
 #define MC_SPARES 8
 #define MC_SPARE_BYTES (512ul << 20)
+#define MC_MAPPED_BYTES (128ul << 10) /* below, malloc keeps its pages itself */
+#define MC_PAGE_BYTES (64ul << 10)
 #define MC_HUGE_BYTES (2ul << 20)
 
 typedef struct mc_mapping {
@@ -288,24 +290,28 @@ typedef struct mc_mapping {
     size_t num_bytes;
 } mc_mapping;
 
-/* Large mappings that are free: to fault in fresh pages costs more than to copy into them. The kernel may take the
- * pages back (MADV_FREE) when it needs memory. Guarded by the GIL. */
+/* Mappings that are free: to fault in fresh pages costs more than to copy into them. The kernel may take the large
+ * ones back (MADV_FREE) when it needs memory. Guarded by the GIL. */
 static mc_mapping mc_spares[MC_SPARES];
 static size_t mc_spare_bytes;
 
 static mc_mapping mc_map(size_t num_bytes) {
-    size_t unit = num_bytes >= 2 * MC_HUGE_BYTES ? MC_HUGE_BYTES : 4096;
-    mc_mapping mapping = {NULL, num_bytes ? (num_bytes + unit - 1) / unit * unit : unit};
-    int best = -1;
-    if (unit == MC_HUGE_BYTES)
-        for (int i = 0; i < MC_SPARES; i++)
-            if (mc_spares[i].address && mc_spares[i].num_bytes >= mapping.num_bytes &&
-                mc_spares[i].num_bytes / 2 <= mapping.num_bytes &&
-                (best < 0 || mc_spares[i].num_bytes < mc_spares[best].num_bytes))
-                best = i;
-    if (best >= 0) {
-        mapping = mc_spares[best];
-        mc_spares[best].address = NULL;
+    mc_mapping mapping = {NULL, num_bytes};
+    if (num_bytes < MC_MAPPED_BYTES) {
+        if (posix_memalign(&mapping.address, 64, num_bytes ? num_bytes : 1))
+            mapping.address = NULL;
+        return mapping;
+    }
+    size_t unit = num_bytes >= 2 * MC_HUGE_BYTES ? MC_HUGE_BYTES : MC_PAGE_BYTES;
+    mapping.num_bytes = (num_bytes + unit - 1) / unit * unit;
+    mc_mapping *best = NULL;
+    for (mc_mapping *spare = mc_spares; spare < mc_spares + MC_SPARES; spare++)
+        if (spare->address && spare->num_bytes >= mapping.num_bytes && spare->num_bytes / 2 <= mapping.num_bytes &&
+            (!best || spare->num_bytes < best->num_bytes))
+            best = spare;
+    if (best) {
+        mapping = *best;
+        best->address = NULL;
         mc_spare_bytes -= mapping.num_bytes;
         return mapping;
     }
@@ -318,11 +324,16 @@ static mc_mapping mc_map(size_t num_bytes) {
 }
 
 static void mc_unmap(mc_mapping mapping) {
-    if (mapping.num_bytes >= 2 * MC_HUGE_BYTES && mc_spare_bytes + mapping.num_bytes <= MC_SPARE_BYTES)
-        for (int i = 0; i < MC_SPARES; i++)
-            if (!mc_spares[i].address) {
-                madvise(mapping.address, mapping.num_bytes, MADV_FREE);
-                mc_spares[i] = mapping;
+    if (mapping.num_bytes < MC_MAPPED_BYTES) {
+        free(mapping.address);
+        return;
+    }
+    if (mc_spare_bytes + mapping.num_bytes <= MC_SPARE_BYTES)
+        for (mc_mapping *spare = mc_spares; spare < mc_spares + MC_SPARES; spare++)
+            if (!spare->address) {
+                if (mapping.num_bytes >= 2 * MC_HUGE_BYTES)
+                    madvise(mapping.address, mapping.num_bytes, MADV_FREE);
+                *spare = mapping;
                 mc_spare_bytes += mapping.num_bytes;
                 return;
             }
@@ -485,6 +496,15 @@ static void mc_progress(mc_worker *worker) {
             break;
 }
 
+/* What *epoll_fd* has, without UCX's own descriptor: that one stays readable until the worker is armed again. */
+static int mc_ask_sockets(mc_worker *worker, int epoll_fd, struct epoll_event *events, int max, int timeout_ms) {
+    int count = epoll_wait(epoll_fd, events, max, timeout_ms), kept = 0;
+    for (int i = 0; i < count; i++)
+        if (events[i].data.fd != worker->event_fd)
+            events[kept++] = events[i];
+    return count < 0 ? count : kept;
+}
+
 /* Drive: wait until events came, *epoll_fd* has some, or the time is over. The number of epoll's events, or -errno. */
 static int mc_worker_poll(mc_worker *worker, int epoll_fd, struct epoll_event *events, int max, int64_t spin_ns,
                           int64_t timeout_ns) {
@@ -499,13 +519,13 @@ static int mc_worker_poll(mc_worker *worker, int epoll_fd, struct epoll_event *e
             /* Sockets must not starve while messages keep coming. */
             if (++worker->since_sockets >= MC_SOCKETS_EVERY) {
                 worker->since_sockets = 0;
-                count = epoll_wait(epoll_fd, events, max, 0);
+                count = mc_ask_sockets(worker, epoll_fd, events, max, 0);
             }
             break;
         }
         if (++worker->since_sockets >= MC_SOCKETS_EVERY || !spin_ns) {
             worker->since_sockets = 0;
-            count = epoll_wait(epoll_fd, events, max, 0);
+            count = mc_ask_sockets(worker, epoll_fd, events, max, 0);
             if (count)
                 break;
         }
@@ -523,7 +543,7 @@ static int mc_worker_poll(mc_worker *worker, int epoll_fd, struct epoll_event *e
             continue;
         }
         int64_t left_ms = timeout_ns < 0 ? -1 : (timeout_ns - passed_ns + 999999) / 1000000;
-        count = epoll_wait(epoll_fd, events, max, left_ms > INT32_MAX ? INT32_MAX : (int)left_ms);
+        count = mc_ask_sockets(worker, epoll_fd, events, max, left_ms > INT32_MAX ? INT32_MAX : (int)left_ms);
         atomic_store(&worker->sleeping, 0);
         mc_progress(worker);
         break;

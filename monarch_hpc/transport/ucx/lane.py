@@ -26,6 +26,9 @@ APART_BYTES = 64 * 1024
 """From here on a buffer goes apart: a copy of fewer bytes into the front costs less than a message of its own."""
 
 
+_MAX_EARLY = 2**16
+"""Messages that wait for an earlier one: more than a sender has under way while one large one is received."""
+
 _MAX_REMOTES = 1024
 """Keys of memories that are kept ready for use, for each peer."""
 
@@ -257,8 +260,8 @@ class UcxLane:
         self._fail(PeerLost(self._peer, f"UCX: {self._text(status)}"))
 
     def _keep(self, sequence: int, item: bytes | tuple[_ucx.Landing, _ucx.Operation | None]) -> None:
-        if sequence < self._next or sequence in self._early:
-            self._fail(FrameError(f"UCX message {sequence} came twice"))
+        if sequence < self._next or sequence in self._early or len(self._early) >= _MAX_EARLY:
+            self._fail(FrameError(f"UCX message {sequence} where {self._next} is due, with {len(self._early)} waiting"))
             return
         self._early[sequence] = item
         self._take_early()

@@ -219,7 +219,7 @@ def test_fabrics_say_whether_they_are_used_and_why(changes: dict[str, object], e
         ("interfaces", {"interfaces": {"lo": "127.0.0.1"}}, WARN, "no other machine can be reached", "bring"),
         ("/dev/shm", {"shm": (64 << 20, 60 << 20)}, WARN, "64 MiB, 60 MiB free", "up to 128 MiB;.*--shm-size"),
         ("/dev/shm", {"shm": (1 << 30, 200 << 20), "num_cpus": (128, 128)}, WARN, "200 MiB free", "up to 1 GiB"),
-        ("open files", {"num_files": (256, 512)}, WARN, "256 a process, 512 if it asks", "ulimit -n 512"),
+        ("open files", {"num_files": (256, 512)}, WARN, "256 a process, 512 if it asks", "administrator.*nofile"),
         (
             "locked memory",
             {"locked_bytes": 8 << 20, "machine": RDMA, "on_host": True},

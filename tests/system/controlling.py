@@ -1,0 +1,40 @@
+"""This process as the controller of an embedded allocation."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+
+import monarch_hpc
+from monarch_hpc import HostMesh, ProcMesh
+from monarch_hpc.agent.local import open_local
+from monarch_hpc.config.program import DIRECTORY_VARIABLE, RUN_VARIABLE
+from monarch_hpc.config.schema import Config
+from monarch_hpc.mesh.controller import Controller
+from monarch_hpc.testing import wait_until
+
+__all__ = ["controlled", "settle"]
+
+
+@contextlib.contextmanager
+def controlled(config: Config, num_hosts: int = 2) -> Iterator[HostMesh]:
+    """So many hosts, controlled from here."""
+    with open_local(num_hosts, config) as directory, pytest.MonkeyPatch.context() as patch:
+        patch.setenv(DIRECTORY_VARIABLE, str(directory))
+        patch.setenv(RUN_VARIABLE, "feedbeef")
+        Controller.instance()
+        try:
+            yield monarch_hpc.hosts()
+        finally:
+            Controller.instance().close()
+
+
+def settle(procs: ProcMesh) -> None:
+    """Wait until the fabrics of *procs* are chosen.
+
+    The first procs start UCX in this process, which stays: no test is to be blamed for its open files.
+    """
+    channels = [Controller.instance().node.channels[proc.incarnation] for proc in procs.procs]
+    wait_until("the choice of fabrics", lambda: all(channel.why for channel in channels))
