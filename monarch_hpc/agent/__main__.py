@@ -7,7 +7,6 @@ import contextlib
 import ctypes
 import logging
 import os
-import resource
 import shutil
 import signal
 import sys
@@ -16,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from monarch_hpc.agent.bootstrap import KEY_BYTES
-from monarch_hpc.agent.grant import host_name, read_grant
+from monarch_hpc.agent.grant import host_name, raise_file_limit, read_grant
 from monarch_hpc.agent.service import Post, Service
 from monarch_hpc.agent.settings import read_config
 from monarch_hpc.core.errors import ConfigError, MonarchError
@@ -41,8 +40,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     # Whatever procs leave behind becomes our child, and can be found and ended.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    raise_file_limit()
     try:
         code = _serve(options, name, _read_key(), environment)
     except (MonarchError, OSError) as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from monarch_hpc.agent.bootstrap import Ready, check_allocation, read_key
-from monarch_hpc.agent.grant import choose_interfaces, read_interfaces
+from monarch_hpc.agent.grant import choose_interfaces, raise_file_limit, read_interfaces
 from monarch_hpc.agent.relay import SlurmRelay
 from monarch_hpc.agent.settings import read_config
 from monarch_hpc.config.schema import Config
@@ -68,6 +68,8 @@ def attach(
     if ready.job_id is not None and "relay" in config.fabric.order:
         relay = SlurmRelay(engine, ready.job_id, ready.hosts[0], config.agent.python, directory / "ended.json")
     identity = Identity(ready.allocation, role, platform.node(), new_incarnation())
+    if role is Role.CONTROLLER:
+        raise_file_limit()
     fabric = _open_ucx(engine, config, ready) if role is Role.CONTROLLER and wants_ucx(config.fabric) else None
     node = Node(engine, identity, key, listener, config.transport, relay, forwarders=ready.addresses, fabric=fabric)
     try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import resource
 import socket
 import struct
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,7 @@ __all__ = [
     "granted_memory",
     "host_name",
     "parse_device_gpus",
+    "raise_file_limit",
     "read_grant",
     "read_interfaces",
 ]
@@ -105,6 +107,12 @@ def choose_interfaces(
         if name not in loopback and not any(fnmatchcase(name, bridge) for bridge in _BRIDGES)
     }
     return routing or loopback
+
+
+def raise_file_limit() -> None:
+    """Let this process and its children open as many files as they may: a socket for each proc, of a thousand hosts."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def read_interfaces() -> dict[str, str]:

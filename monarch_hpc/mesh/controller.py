@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import platform
-import resource
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -99,9 +98,6 @@ class Controller(Runtime):
     def __init__(
         self, directory: Path, run: str, config: Config, resources: contextlib.ExitStack, *, owner: bool
     ) -> None:
-        # A socket for each proc: the usual soft limit of 1024 ends at a few hosts.
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         # No spinning: controllers live on login nodes, which are shared and count CPU time.
         engine = Engine()
         host = platform.node()
