@@ -128,6 +128,25 @@ def test_closing_delivers_what_was_sent_and_tells_both_sides_why(pair: tuple[Par
     assert not server.node.channels and not client.node.channels
 
 
+def test_signals_interrupt_nothing(pair: tuple[Party, Party, Channel]) -> None:
+    server, client, channel = pair
+    num_signals = 0
+
+    def count(_signal: int, _frame: object) -> None:
+        nonlocal num_signals
+        num_signals += 1
+
+    before = signal.signal(signal.SIGALRM, count)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.005, 0.005)
+        client.until(lambda: num_signals >= 20)  # this thread drives, and sleeps in the kernel in between
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    channel.send(Frame(Kind.RESULT, 5))
+    server.until(lambda: len(server.frames) == 1)
+
+
 def test_giving_up_on_a_peer_is_its_loss_not_our_close(pair: tuple[Party, Party, Channel]) -> None:
     _, client, channel = pair
     channel.give_up("no heartbeat for 15 s")

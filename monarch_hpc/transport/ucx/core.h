@@ -502,7 +502,10 @@ static int mc_ask_sockets(mc_worker *worker, int epoll_fd, struct epoll_event *e
     for (int i = 0; i < count; i++)
         if (events[i].data.fd != worker->event_fd)
             events[kept++] = events[i];
-    return count < 0 ? count : kept;
+    /* Now: what follows sets errno anew. A signal, such as SIGCONT, is no failure. */
+    if (count < 0)
+        return errno == EINTR ? 0 : -errno;
+    return kept;
 }
 
 /* Drive: wait until events came, *epoll_fd* has some, or the time is over. The number of epoll's events, or -errno. */
@@ -551,7 +554,7 @@ static int mc_worker_poll(mc_worker *worker, int epoll_fd, struct epoll_event *e
     atomic_store(&worker->left_ns, mc_now_ns());
     atomic_store(&worker->driven, 0);
     mc_kick(worker);
-    return count < 0 ? (errno == EINTR ? 0 : -errno) : count;
+    return count;
 }
 
 /* The worker's own thread: progresses while no driver does. */
