@@ -325,7 +325,7 @@ class Engine:
         self._guard(poller.dispatch)
         return events
 
-    def _guard(self, callback: Callable[[], object]) -> None:
+    def _guard(self, callback: Callable[[], None]) -> None:
         try:
             callback()
         except Exception:  # noqa: BLE001 one broken callback must not stop the others' I/O

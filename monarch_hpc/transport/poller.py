@@ -24,6 +24,6 @@ class Poller(Protocol):
         """
         ...
 
-    def dispatch(self) -> bool:
-        """Hand out its own events; False if there were none."""
+    def dispatch(self) -> None:
+        """Hand out its own events."""
         ...

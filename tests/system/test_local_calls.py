@@ -10,11 +10,9 @@ import pytest
 
 import monarch_hpc
 from monarch_hpc import Actor, ActorMesh, HostMesh, MeshFailure, ProcMesh, endpoint
-from monarch_hpc.agent.local import open_local
 from monarch_hpc.config.load import load
-from monarch_hpc.config.program import DIRECTORY_VARIABLE, RUN_VARIABLE
-from monarch_hpc.mesh.controller import Controller
 from monarch_hpc.testing import wait_until
+from tests.system.controlling import controlled, settle
 
 _PATIENCE_S = 20.0
 
@@ -95,21 +93,15 @@ class Counter(Actor):
 
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[HostMesh]:
-    config = load().config
-    with open_local(1, config) as directory, pytest.MonkeyPatch.context() as patch:
-        patch.setenv(DIRECTORY_VARIABLE, str(directory))
-        patch.setenv(RUN_VARIABLE, "feedbeef")
-        Controller.instance()
-        yield monarch_hpc.hosts()
-        Controller.instance().close()
+    with controlled(load().config, num_hosts=1) as hosts:
+        yield hosts
 
 
 @pytest.fixture(scope="module")
 def procs(hosts: HostMesh) -> ProcMesh:
     """Two procs for all tests; the first starts UCX in this process, which stays."""
     procs = hosts.slice(hosts=0).spawn_procs(per_host={"gpus": 2})
-    channels = [Controller.instance().node.channels[proc.incarnation] for proc in procs.procs]
-    wait_until("the choice of fabrics", lambda: all(channel.why for channel in channels))
+    settle(procs)
     return procs
 
 

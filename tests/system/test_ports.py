@@ -19,11 +19,9 @@ import monarch_hpc
 from monarch_hpc import Actor, ActorMesh, Channel, Port, PortClosed, PortReceiver, ProcMesh, endpoint
 from monarch_hpc.actor.fault import MeshFailure
 from monarch_hpc.actor.runtime import current_runtime
-from monarch_hpc.agent.local import open_local
 from monarch_hpc.config.load import load
-from monarch_hpc.config.program import DIRECTORY_VARIABLE, RUN_VARIABLE
-from monarch_hpc.mesh.controller import Controller
 from monarch_hpc.testing import wait_until
+from tests.system.controlling import controlled, settle
 
 _PATIENCE_S = 20.0
 _SOON_S = 0.05
@@ -99,15 +97,10 @@ class Sender(Actor):
 def procs() -> Iterator[ProcMesh]:
     loaded = load().config
     config = replace(loaded, transport=replace(loaded.transport, mailbox_bytes=_WINDOW_BYTES))
-    with open_local(2, config) as directory, pytest.MonkeyPatch.context() as patch:
-        patch.setenv(DIRECTORY_VARIABLE, str(directory))
-        patch.setenv(RUN_VARIABLE, "feedbeef")
-        controller = Controller.instance()
-        procs = monarch_hpc.hosts().spawn_procs(per_host={"gpus": 1})
-        channels = [controller.node.channels[proc.incarnation] for proc in procs.procs]
-        wait_until("the choice of fabrics", lambda: all(channel.why for channel in channels))
+    with controlled(config) as hosts:
+        procs = hosts.spawn_procs(per_host={"gpus": 1})
+        settle(procs)
         yield procs
-        controller.close()
 
 
 @pytest.fixture

@@ -199,10 +199,10 @@ class UcxFabric:
         assert self._worker is not None
         return self._worker.poll(epoll_fd, spin_s, timeout_s)
 
-    def dispatch(self) -> bool:
+    def dispatch(self) -> None:
         """Hand what came to the lanes."""
         if self._worker is None:
-            return False
+            return
         taken = self._worker.take()
         for event in taken:
             try:
@@ -220,7 +220,6 @@ class UcxFabric:
                 _log.exception("a callback of a UCX lane failed")
         if taken:
             self._engine.wake_waiters()
-        return bool(taken)
 
 
 @contextmanager

@@ -168,14 +168,6 @@ class UcxLane:
     def _has_room(self) -> bool:
         return self._error is not None or self._lane.has_room(self._send_queue_bytes)
 
-    def flush(self, done: Callable[[], None]) -> None:
-        """Call *done* when all that was sent before has left."""
-        try:
-            operation = self._lane.flush()
-            operation.on_done = done
-        except self._failed:
-            done()
-
     # ---- memory of the peer ----
 
     def move(self, key: bytes, offset: int, buffer: object, *, write: bool) -> Transfer | None:
