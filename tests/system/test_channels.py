@@ -21,6 +21,7 @@ from monarch_hpc.core.errors import (
     TransportError,
 )
 from monarch_hpc.core.ids import Role
+from monarch_hpc.testing import wait_until
 from monarch_hpc.transport.api import Channel
 from monarch_hpc.transport.engine import Signal
 from monarch_hpc.transport.tcp import CHUNK_BYTES, INLINE_BYTES
@@ -177,9 +178,7 @@ def test_a_sender_waits_while_the_receiver_does_not_read(pair: tuple[Party, Part
 
     thread = threading.Thread(target=pour)
     thread.start()
-    deadline_s = time.monotonic() + PATIENCE_S
-    while channel.queued_bytes <= LIMITS.send_queue_bytes:
-        assert time.monotonic() < deadline_s, f"{sent} frames sent, nothing held the sender back"
+    wait_until("the sender to be held back", lambda: channel.queued_bytes > LIMITS.send_queue_bytes, PATIENCE_S)
     held_at = sent
     assert held_at < 4000
     gate.set()
@@ -213,9 +212,7 @@ def test_a_killed_peer_is_lost_and_a_waiting_sender_told(parties: Callable[..., 
 
     thread = threading.Thread(target=pour)
     thread.start()
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not channel.queued_bytes:
-        assert time.monotonic() < deadline_s
+    wait_until("frames to wait", lambda: channel.queued_bytes, PATIENCE_S)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     thread.join(PATIENCE_S)

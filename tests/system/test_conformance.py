@@ -9,11 +9,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
 from monarch_hpc.core.errors import ChannelClosed, PeerLost, TransportError
 from monarch_hpc.core.ids import Role
+from monarch_hpc.testing import wait_until
 from monarch_hpc.transport.api import Channel
 from monarch_hpc.wire.frames import Frame, Kind
 from tests.system.far import ECHO, HOLD, LEAVE, MEMORY, Far, far
@@ -75,13 +77,6 @@ def pour(channel: Channel, size: int, failure: list[BaseException]) -> threading
     return thread
 
 
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    """For conditions that no engine hears of."""
-    end_s = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end_s, what
-
-
 def test_an_idle_peer_that_is_killed_is_lost_at_once(joined: Joined) -> None:
     client, channel, there = joined
     echo(client, channel, 3)
@@ -99,7 +94,7 @@ def test_a_sender_to_a_killed_peer_is_told(joined: Joined, size: int) -> None:
     failure: list[BaseException] = []
     there.process.send_signal(signal.SIGSTOP)  # so that all queues fill up
     thread = pour(channel, size, failure)
-    wait_until(lambda: channel.queued_bytes > 0, "nothing was queued")
+    wait_until("frames to wait", lambda: channel.queued_bytes, PATIENCE_S)
     there.process.kill()
     thread.join(PATIENCE_S)
     assert isinstance(failure[0], PeerLost)
@@ -119,7 +114,7 @@ def test_a_stopped_peer_that_goes_on_has_missed_nothing(joined: Joined) -> None:
 
     thread = threading.Thread(target=send)
     thread.start()
-    wait_until(lambda: channel.queued_bytes > 0, "nothing was queued")
+    wait_until("frames to wait", lambda: channel.queued_bytes, PATIENCE_S)
     there.process.send_signal(signal.SIGCONT)
     client.until(lambda: len(client.frames) == len(sizes))
     thread.join(PATIENCE_S)
@@ -187,7 +182,7 @@ def test_a_transfer_with_a_peer_that_stops_and_dies_ends(joined: Joined) -> None
     transfers = [channel.get(key, 0, bytearray(64 * 2**20)), channel.put(key, 0, bytes(32 * 2**20))]
     there.process.kill()
     for transfer in transfers:
-        wait_until(lambda transfer=transfer: transfer.done, "a transfer that does not end")  # type: ignore[misc]
+        wait_until("the transfer to end", partial(getattr, transfer, "done"), PATIENCE_S)
     assert all(isinstance(transfer.error, PeerLost | None) for transfer in transfers)
     client.until(lambda: bool(client.lost))
 
@@ -219,6 +214,7 @@ def test_what_a_sleeping_receiver_does_not_take_fills_neither_side(joined: Joine
     # Held back when it has stood still for a while.
     seen, since_s = -1, time.monotonic()
     while time.monotonic() - since_s < 0.5:
+        time.sleep(0.01)  # a thread that spins keeps the interpreter's lock from the sender
         if sent != seen:
             seen, since_s = sent, time.monotonic()
     grown = rss_bytes() - before_here, there.rss_bytes - before_there
