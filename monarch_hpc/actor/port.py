@@ -13,7 +13,8 @@ from monarch_hpc.actor.context import current_rank
 from monarch_hpc.actor.inbox import Inbox
 from monarch_hpc.actor.payload import pack_failure
 from monarch_hpc.actor.receipt import Receipt
-from monarch_hpc.actor.runtime import ProcRef, current_runtime
+from monarch_hpc.actor.reference import ProcRef
+from monarch_hpc.actor.runtime import current_runtime
 from monarch_hpc.core.errors import MonarchError, PortClosed
 from monarch_hpc.core.ids import new_incarnation
 from monarch_hpc.wire.frames import Frame, Kind

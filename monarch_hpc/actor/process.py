@@ -7,7 +7,8 @@ import signal
 import sys
 
 from monarch_hpc.actor.context import ProcInfo
-from monarch_hpc.actor.runtime import STOPPED, ProcRef, Runtime
+from monarch_hpc.actor.reference import ProcRef
+from monarch_hpc.actor.runtime import STOPPED, Runtime
 from monarch_hpc.agent.start import ProcStart
 from monarch_hpc.core.ids import Identity, Role, new_incarnation
 from monarch_hpc.transport.engine import Engine

@@ -18,6 +18,8 @@ from monarch_hpc.actor.fault import MeshFailure
 from monarch_hpc.actor.local import Line, LocalLine
 from monarch_hpc.actor.loop import EventLoop
 from monarch_hpc.actor.payload import pack_failure, pack_fault, pack_result, unpack_fault
+from monarch_hpc.actor.reference import ProcRef
+from monarch_hpc.actor.wards import Ward, Wards
 from monarch_hpc.core.errors import ActorError, DeliveryUnknown, FrameError, MonarchError, TransportError
 from monarch_hpc.core.ids import Role
 from monarch_hpc.transport.api import Channel
@@ -26,7 +28,7 @@ from monarch_hpc.transport.engine import Engine
 from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.frames import Buffer, Frame, Kind
 
-__all__ = ["STOPPED", "Answer", "ProcRef", "Runtime", "current_runtime"]
+__all__ = ["STOPPED", "Answer", "Runtime", "current_runtime"]
 
 _CALL = Kind.CALL  # on the way of every frame: a member of an enum costs ten times a global
 _RESULT = Kind.RESULT
@@ -39,40 +41,6 @@ STOPPED = "the proc was stopped"
 
 Answer = Callable[[Frame | MonarchError], None]
 """Called on the driver with the RESULT or FAILURE frame of a call, or with why there is none."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProcRef:
-    """Where a proc is; may travel in messages.
-
-    Attributes:
-        rank: rank in its proc mesh.
-        mesh: number of that mesh in its run.
-        addresses: where it listens, ``tcp://address:port``, best first.
-    """
-
-    mesh: int
-    rank: int
-    host: str
-    host_rank: int
-    pid: int
-    incarnation: int
-    addresses: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Owned:
-    """A mesh of actors that was spawned here.
-
-    Attributes:
-        owner: number of the actor that did; 0 for the program.
-        ranks: by incarnation of the proc, those that are not known to have failed.
-    """
-
-    owner: int
-    name: str
-    procs: Mapping[int, ProcRef]
-    ranks: dict[int, int]
 
 
 @dataclass(slots=True)
@@ -107,7 +75,7 @@ class Runtime:
         self.deadlines = Deadlines(engine.clock, engine.call_later)
         self.ports: dict[int, Callable[[Line, Frame], None]] = {}
         """Who takes what is sent to ports of this process, by number of the port; on any thread."""
-        self._owned: dict[int, _Owned] = {}
+        self._wards = Wards()
         self.loop = EventLoop()
 
     def bind(self, node: Node, own: ProcRef) -> None:
@@ -154,13 +122,13 @@ class Runtime:
         Raises:
             TransportError: a proc cannot be reached.
         """
-        self._owned[actor] = _Owned(owner, name, procs, {proc.incarnation: rank for rank, proc in procs.items()})
+        self._wards.add(actor, owner, name, procs)
         frame = Frame(Kind.SPAWN, actor, owner, body, buffers)
         try:
             for proc in procs.values():
                 self.line_to(proc).send(frame)
         except BaseException:
-            self._owned.pop(actor, None)
+            self._wards.remove(actor)
             raise
 
     def stop(self, proc: ProcRef, actor: int, answer: Answer | None = None) -> None:
@@ -169,11 +137,7 @@ class Runtime:
         Raises:
             TransportError: the proc cannot be reached.
         """
-        owned = self._owned.get(actor)
-        if owned is not None:
-            owned.ranks.pop(proc.incarnation, None)
-            if not owned.ranks:
-                self._owned.pop(actor, None)
+        self._wards.stop(actor, proc.incarnation)
         slot = 0
         if answer is not None:
             slot = next(self._next_slot)
@@ -259,13 +223,9 @@ class Runtime:
         lost = [number for number, slot in list(self._slots.items()) if slot.incarnation == incarnation]
         for number in lost:
             self._lost_slot(number, error)
-        for owned in list(self._owned.values()):
-            rank = owned.ranks.pop(incarnation, None)
-            if rank is None:
-                continue
-            where = f"actor {owned.name}[{rank}] on {owned.procs[rank].host}"
-            tell = partial(self._on_death, owned, rank, where, incarnation, bool(lost))
-            self.explain(incarnation, where, error, tell)
+        for ward, rank in self._wards.lose(incarnation):
+            tell = partial(self._on_death, ward, rank, incarnation, bool(lost))
+            self.explain(incarnation, ward.where(rank), error, tell)
 
     def _lost_slot(self, number: int, error: TransportError) -> None:
         slot = self._slots.pop(number, None)
@@ -280,11 +240,11 @@ class Runtime:
 
     # ---- failures ----
 
-    def _on_death(self, owned: _Owned, rank: int, where: str, incarnation: int, told: bool, error: ActorError) -> None:
+    def _on_death(self, ward: Ward, rank: int, incarnation: int, told: bool, error: ActorError) -> None:
         """The proc of an actor that was spawned here is gone."""
         cause = str(getattr(error, "cause", error))
         if not self.was_stopped(incarnation, cause):
-            self._tell_owner(owned.owner, MeshFailure(owned.name, rank, where, cause), told=told)
+            self._tell_owner(ward.owner, MeshFailure(ward.name, rank, ward.where(rank), cause), told=told)
 
     def was_stopped(self, incarnation: int, cause: str) -> bool:
         """Tell whether the proc ended because it was asked to; who hears of deaths knows better."""
@@ -292,13 +252,10 @@ class Runtime:
 
     def _on_fault(self, frame: Frame) -> None:
         actor, failure = unpack_fault(frame)
-        owned = self._owned.get(actor)
-        if owned is not None:
-            # Once for each rank, also when its proc dies later.
-            if owned.ranks.pop(owned.procs[failure.rank].incarnation, None) is not None:
-                self._tell_owner(owned.owner, failure, told=False)
-        elif not actor:
-            self._tell_owner(0, failure, told=False)
+        # Once for each rank, also when its proc dies later.
+        owner = self._wards.fail(actor, failure.rank) if actor else 0
+        if owner is not None:
+            self._tell_owner(owner, failure, told=False)
 
     def _tell_owner(self, owner: int, failure: MeshFailure, *, told: bool) -> None:
         cell = self._cells.get(owner)
@@ -322,10 +279,10 @@ class Runtime:
 
     def stop_owned(self, owner: int) -> None:
         """Stop all that an actor has spawned: nothing outlives its owner."""
-        for actor, owned in [(a, o) for a, o in list(self._owned.items()) if o.owner == owner]:
-            for rank in list(owned.ranks.values()):
+        for ward in self._wards.of(owner):
+            for rank in list(ward.ranks.values()):
                 try:
-                    self.stop(owned.procs[rank], actor)
+                    self.stop(ward.procs[rank], ward.actor)
                 except TransportError:
                     continue  # it is gone already
 

@@ -12,11 +12,12 @@ from functools import partial
 from pathlib import Path
 
 from monarch_hpc.agent import bootstrap, cgroup
-from monarch_hpc.agent.agent import Agent, Place
+from monarch_hpc.agent.agent import Agent
 from monarch_hpc.agent.grant import Grant
 from monarch_hpc.agent.head import Head
 from monarch_hpc.agent.link import ChannelLink, Link, LocalLink
 from monarch_hpc.agent.output import LogFiles
+from monarch_hpc.agent.place import Place
 from monarch_hpc.agent.pulse import Pulse
 from monarch_hpc.agent.reap import Reaper
 from monarch_hpc.agent.whereabouts import Whereabouts

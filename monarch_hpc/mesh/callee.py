@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from monarch_hpc.actor.payload import pack_call
-from monarch_hpc.actor.runtime import Answer, ProcRef, current_runtime
+from monarch_hpc.actor.reference import ProcRef
+from monarch_hpc.actor.runtime import Answer, current_runtime
 from monarch_hpc.core.shape import Region
 from monarch_hpc.mesh.load import Load
 

@@ -16,7 +16,8 @@ from typing import ClassVar
 from monarch_hpc.actor.context import ProcInfo
 from monarch_hpc.actor.fault import MeshFailure, leaving_on_faults, tell_program
 from monarch_hpc.actor.local import Line
-from monarch_hpc.actor.runtime import ProcRef, Runtime
+from monarch_hpc.actor.reference import ProcRef
+from monarch_hpc.actor.runtime import Runtime
 from monarch_hpc.agent.attach import attach
 from monarch_hpc.agent.local import open_local
 from monarch_hpc.agent.pulse import Pulse
@@ -24,8 +25,9 @@ from monarch_hpc.agent.settings import read_config
 from monarch_hpc.config.load import load
 from monarch_hpc.config.program import read_program
 from monarch_hpc.config.schema import Config
-from monarch_hpc.core.errors import ActorDied, ActorError, AllocationError, SpawnError, TransportError
+from monarch_hpc.core.errors import ActorError, AllocationError, SpawnError, TransportError
 from monarch_hpc.core.ids import Role, new_run_id
+from monarch_hpc.mesh.deaths import Deaths
 from monarch_hpc.mesh.here import open_registry
 from monarch_hpc.mesh.links import LinkReport, Links, summarize
 from monarch_hpc.mesh.printer import Printer
@@ -39,9 +41,6 @@ from monarch_hpc.wire.messages import HostEntry, Message
 __all__ = ["Controller"]
 
 _log = logging.getLogger(__name__)
-
-_WORD_S = 3.0
-"""How long a lost proc's calls wait for its agent to say why; agents say so within milliseconds."""
 
 _REPORT_S = 5.0
 """Beyond its own deadline, how long a host may take to report that it is done."""
@@ -114,9 +113,7 @@ class Controller(Runtime):
         self._stopping: dict[int, tuple[set[int], Signal]] = {}
         self._mesh_hosts: dict[int, list[int]] = {}
         self._procs: dict[tuple[int, int], ProcRef] = {}
-        self._deaths: dict[int, str] = {}
-        self._stopped: set[int] = set()
-        self._unexplained: dict[int, list[tuple[str, Callable[[ActorError], None]]]] = {}
+        self._deaths = Deaths(engine.call_later)
         self._refusal: str = ""
         self._closed = False
         self._printer = Printer()
@@ -262,8 +259,8 @@ class Controller(Runtime):
         """Without the head nobody tells us of deaths and nothing can be started: all of it is over."""
         if channel is self._head and not self._closed:
             cause = f"the allocation is gone: {error}"
-            for key, proc in self._procs.items():
-                self._bury(key, proc, cause)
+            for proc in self._procs.values():
+                self._bury(proc, cause)
             for mesh in list(self._spawning):
                 self._fail_spawning(mesh, SpawnError("the allocation", cause))
             for hosts, stopped in self._stopping.values():
@@ -275,21 +272,12 @@ class Controller(Runtime):
 
     def explain(self, incarnation: int, where: str, error: TransportError, tell: Callable[[ActorError], None]) -> None:
         """Wait a moment for the agent's word on how the proc ended."""
-        cause = self._deaths.get(incarnation)
-        if cause is not None:
-            tell(ActorDied(where, cause))
-            return
-        self._unexplained.setdefault(incarnation, []).append((where, tell))
-
-        def give_up() -> None:
-            for unheard_where, unheard in self._unexplained.pop(incarnation, ()):
-                super(Controller, self).explain(incarnation, unheard_where, error, unheard)
-
-        self.engine.call_later(_WORD_S, give_up)
+        give_up = super().explain
+        self._deaths.explain(incarnation, where, tell, lambda where, tell: give_up(incarnation, where, error, tell))
 
     def was_stopped(self, incarnation: int, cause: str) -> bool:
         """Tell whether a proc ended because it was asked to, or with the program."""
-        return self._closed or incarnation in self._stopped
+        return self._closed or self._deaths.was_expected(incarnation)
 
     def unhandled(self, failure: MeshFailure) -> None:
         """The program is told."""
@@ -335,14 +323,12 @@ class Controller(Runtime):
         if proc is None:
             return
         cause = "it was stopped" if ended.expected else ended.cause
-        if ended.expected:
-            self._stopped.add(proc.incarnation)
-        else:
+        if not ended.expected:
             said = "".join(f"\n    {line}" for line in ended.last_lines)
             self._printer.put(sys.stderr, f"monarch-hpc: proc {ended.rank} on {proc.host} died: {cause}\n")
             cause += f"; it wrote last:{said}" if said else ""
             self._fail_spawning(ended.mesh, SpawnError(proc.host, cause))
-        self._bury(key, proc, cause)
+        self._bury(proc, cause, expected=ended.expected)
 
     def _on_life(self, news: messages.ProcLife) -> None:
         who = f"proc {news.rank} on {self.hosts[news.host].name}"
@@ -355,10 +341,8 @@ class Controller(Runtime):
             text = f"{who} goes on after {news.stopped_s:.0f} s"
         self._printer.put(sys.stderr, f"monarch-hpc: {text}\n")
 
-    def _bury(self, key: tuple[int, int], proc: ProcRef, cause: str) -> None:
-        self._deaths.setdefault(proc.incarnation, cause)
-        for where, tell in self._unexplained.pop(proc.incarnation, ()):
-            tell(ActorDied(where, self._deaths[proc.incarnation]))
+    def _bury(self, proc: ProcRef, cause: str, *, expected: bool = False) -> None:
+        self._deaths.record(proc.incarnation, cause, expected=expected)
         self.node.bar(proc.incarnation, cause)
         self._links.changed()
         channel = self.node.channels.get(proc.incarnation)
@@ -376,9 +360,9 @@ class Controller(Runtime):
     def _on_host_lost(self, host: int, cause: str) -> None:
         name = self.hosts[host].name
         self._printer.put(sys.stderr, f"monarch-hpc: host {name} is lost: {cause}\n")
-        for key, proc in self._procs.items():
+        for proc in self._procs.values():
             if proc.host_rank == host:
-                self._bury(key, proc, f"host {name} is lost: {cause}")
+                self._bury(proc, f"host {name} is lost: {cause}")
         for mesh, hosts in self._mesh_hosts.items():
             if host in hosts:
                 self._fail_spawning(mesh, SpawnError(name, f"the host is lost: {cause}"))

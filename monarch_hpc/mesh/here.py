@@ -8,7 +8,8 @@ from monarch_hpc.actor.endpoint import Actor, endpoint
 from monarch_hpc.actor.fault import MeshFailure
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.payload import pack_spawn
-from monarch_hpc.actor.runtime import ProcRef, Runtime, current_runtime
+from monarch_hpc.actor.reference import ProcRef
+from monarch_hpc.actor.runtime import Runtime, current_runtime
 from monarch_hpc.core.ids import Role
 from monarch_hpc.core.shape import Extent, Region
 from monarch_hpc.mesh.actors import ActorMesh

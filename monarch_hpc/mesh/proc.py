@@ -10,7 +10,8 @@ from typing import Protocol, Self, TypeVar
 from monarch_hpc.actor.context import context
 from monarch_hpc.actor.endpoint import Actor, check_arguments
 from monarch_hpc.actor.payload import pack_spawn
-from monarch_hpc.actor.runtime import ProcRef, Runtime, current_runtime
+from monarch_hpc.actor.reference import ProcRef
+from monarch_hpc.actor.runtime import Runtime, current_runtime
 from monarch_hpc.core.errors import ActorDied, TransportError
 from monarch_hpc.core.ids import new_incarnation
 from monarch_hpc.core.shape import Region

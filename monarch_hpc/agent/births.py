@@ -1,0 +1,194 @@
+"""How procs come to life: pipes, zygote, the word that they are ready, and the end of the patience with them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from monarch_hpc.agent.gpus import visible_gpus
+from monarch_hpc.agent.output import LogFiles, ProcOutput, Tag
+from monarch_hpc.agent.place import Place
+from monarch_hpc.agent.proc import Proc, State
+from monarch_hpc.agent.start import ProcOrder, ProcStart
+from monarch_hpc.agent.zygotes import Problem, Spawned, Zygotes
+from monarch_hpc.core.errors import FrameError
+from monarch_hpc.transport.engine import Engine
+from monarch_hpc.wire.messages import Message, ProcHello, ProcReady, SpawnProcs, decode
+
+__all__ = ["Births", "Parent"]
+
+_MAX_HELLO_BYTES = 64 << 10
+
+
+class Parent(Protocol):
+    """Who keeps the procs from their order to their end."""
+
+    procs: set[Proc]
+
+    def born(self, proc: Proc) -> None:
+        """Its process is there: watch it, or kill it if it was given up meanwhile."""
+        ...
+
+    def gone(self, proc: Proc, cause: str, last_lines: list[str]) -> None:
+        """It did not come to life."""
+        ...
+
+    def kill(self, proc: Proc) -> None:
+        """End its process at once."""
+        ...
+
+
+class Births:
+    """Starts the procs of a host. All methods are for the driver of the engine.
+
+    Args:
+        send: passes a message to the head.
+        crowded: tells whether too much already waits on that way.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        place: Place,
+        zygotes: Zygotes,
+        files: LogFiles,
+        send: Callable[[Message], None],
+        crowded: Callable[[], bool],
+        parent: Parent,
+    ) -> None:
+        self._engine = engine
+        self._place = place
+        self._zygotes = zygotes
+        self._files = files
+        self._send = send
+        self._crowded = crowded
+        self._parent = parent
+
+    def start(self, order: SpawnProcs, places: list[tuple[int, int]]) -> None:
+        """Start procs of *order*: for each of *places* the one of that mesh rank and local rank.
+
+        Raises:
+            OSError: no pipe or no zygote can be made; nothing was started.
+        """
+        starts = [self._one(order, rank, local_rank) for rank, local_rank in places]
+        ours: list[int] = []
+        theirs: list[int] = []
+        try:
+            for _ in range(3 * len(starts)):
+                read, write = os.pipe()
+                ours.append(read)
+                theirs.append(write)
+            procs: list[Proc] = []
+            request = ProcOrder(
+                starts=starts,
+                environment=order.environment,
+                sys_path=order.sys_path,
+                cwd=order.cwd,
+                umask=order.umask,
+                gpu_variable=self._place.grant.gpu_variable,
+            )
+            self._zygotes.spawn(order.preload, request, theirs, lambda outcome: self._forked(procs, outcome))
+        except OSError:
+            for fd in ours:
+                os.close(fd)
+            raise
+        finally:
+            for fd in theirs:
+                os.close(fd)
+        for index, start in enumerate(starts):
+            out, err, hello = ours[3 * index : 3 * index + 3]
+            tag = Tag(start.run, start.mesh, start.rank, start.host_rank)
+            path = self._files.path(start.run, start.rank, start.host_name)
+            pipes = {"out": out, "err": err}
+            output = ProcOutput(self._engine, tag, pipes, self._files, path, self._send, self._crowded)
+            proc = Proc(start, output, hello)
+            proc.deadline = self._engine.call_later(order.deadline_s, partial(self._late, proc, order.deadline_s))
+            os.set_blocking(hello, False)
+            self._engine.watch(hello, partial(self.read_hello, proc))
+            procs.append(proc)
+        self._parent.procs.update(procs)
+
+    def _one(self, order: SpawnProcs, rank: int, local_rank: int) -> ProcStart:
+        place = self._place
+        # A spinning thread without a core of its own only takes time from the one it waits for.
+        room = len(self._parent.procs) + order.per_host < len(place.grant.cpus)
+        return ProcStart(
+            allocation=place.allocation,
+            run=order.run,
+            mesh=order.mesh,
+            rank=rank,
+            num_ranks=order.num_ranks,
+            local_rank=local_rank,
+            per_host=order.per_host,
+            host_rank=place.rank,
+            host_name=place.name,
+            key=place.key,
+            listen_hosts=place.listen_hosts,
+            gpus=visible_gpus(place.grant.gpus, local_rank, order.per_host, order.gpu_visible),
+            hello_fd=-1,
+            spin_s=place.fabric.spin_us / 1e6 if room else 0.0,
+            forwarders=place.forwarders,
+            interfaces=list(place.grant.interfaces),
+            limits=place.limits,
+            fabric=place.fabric,
+            ucx=place.ucx,
+        )
+
+    def _forked(self, procs: list[Proc], outcome: Spawned) -> None:
+        if isinstance(outcome, Problem):
+            for proc in procs:
+                self._parent.gone(proc, outcome.cause, outcome.last_lines)
+            return
+        for proc, pid in zip(procs, outcome, strict=True):
+            proc.pid = pid
+            self._parent.born(proc)
+            if proc in self._parent.procs:
+                self._welcome(proc)
+
+    def read_hello(self, proc: Proc, _mask: int = 0) -> None:
+        """Take what the proc has said of itself, if it has."""
+        try:
+            data = os.read(proc.hello_fd, _MAX_HELLO_BYTES)
+        except BlockingIOError:
+            return
+        proc.hello += data
+        if data and b"\n" not in proc.hello and len(proc.hello) < _MAX_HELLO_BYTES:
+            return
+        self.close_hello(proc)
+        self._welcome(proc)
+
+    def _welcome(self, proc: Proc) -> None:
+        """Report a proc as ready when both it and the zygote have spoken, whoever was first."""
+        if not proc.pid or proc.stopping or proc.state is State.READY:
+            return
+        try:
+            hello = decode(proc.hello)
+        except FrameError:
+            return  # not all of it, or nonsense: its end or the deadline tells
+        if isinstance(hello, ProcHello):
+            proc.state = State.READY
+            if proc.deadline is not None:
+                proc.deadline.cancel()
+            start = proc.start
+            incarnation = str(hello.incarnation)
+            self._send(
+                ProcReady(start.run, start.mesh, start.rank, start.host_rank, proc.pid, incarnation, hello.addresses)
+            )
+
+    def close_hello(self, proc: Proc) -> None:
+        """Listen to its hello no more."""
+        if proc.hello_fd >= 0:
+            self._engine.unwatch(proc.hello_fd)
+            os.close(proc.hello_fd)
+            proc.hello_fd = -1
+
+    def _late(self, proc: Proc, deadline_s: float) -> None:
+        late = f"after {deadline_s:g} s (config key 'procs.start_s')"
+        if proc.pid:
+            proc.cause = f"it was not ready {late}"
+            proc.stopping = True
+            self._parent.kill(proc)
+        else:
+            self._parent.gone(proc, f"the zygote still imports what is to be preloaded {late}", [])

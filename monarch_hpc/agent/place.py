@@ -1,0 +1,38 @@
+"""What an agent knows of its place in the allocation, and hands on to its procs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from monarch_hpc.agent.grant import Grant
+from monarch_hpc.config.schema import FabricConfig, TransportConfig, UcxConfig
+from monarch_hpc.supervision.lease import Lease
+
+__all__ = ["Place"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an agent is and what it hands on to its procs.
+
+    Args:
+        listen_hosts: IP addresses that procs listen on.
+        stop_s: between SIGTERM and SIGKILL of a proc whose run ends.
+        heartbeat_s: between two looks at the procs' state.
+        lease: how long a proc may be stopped by a signal.
+        forwarders: addresses of the head's agent; filled in when they are known.
+    """
+
+    allocation: str
+    rank: int
+    name: str
+    key: bytes
+    grant: Grant
+    listen_hosts: list[str]
+    stop_s: float
+    heartbeat_s: float
+    lease: Lease
+    forwarders: list[str]
+    limits: TransportConfig
+    fabric: FabricConfig
+    ucx: UcxConfig

@@ -1,0 +1,58 @@
+"""What a program knows of the deaths of its procs: who lost one waits a moment for its agent to say why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from monarch_hpc.core.errors import ActorDied, ActorError
+
+__all__ = ["Deaths"]
+
+_WORD_S = 3.0
+"""How long a lost proc's calls wait for its agent to say why; agents say so within milliseconds."""
+
+Tell = Callable[[ActorError], None]
+
+
+class Deaths:
+    """Causes by incarnation. On the driver only.
+
+    Args:
+        later: runs a callback in so many seconds.
+    """
+
+    def __init__(self, later: Callable[[float, Callable[[], None]], object]) -> None:
+        self._later = later
+        self._causes: dict[int, str] = {}
+        self._unexplained: dict[int, list[tuple[str, Tell]]] = {}
+        self._stopped: set[int] = set()
+
+    def explain(self, incarnation: int, where: str, tell: Tell, give_up: Callable[[str, Tell], None]) -> None:
+        """Tell why what was at *where* died, now or when it is known; *give_up* tells if nobody says so in time."""
+        cause = self._causes.get(incarnation)
+        if cause is not None:
+            tell(ActorDied(where, cause))
+            return
+        self._unexplained.setdefault(incarnation, []).append((where, tell))
+
+        def too_late() -> None:
+            for unheard in self._unexplained.pop(incarnation, ()):
+                give_up(*unheard)
+
+        self._later(_WORD_S, too_late)
+
+    def record(self, incarnation: int, cause: str, *, expected: bool = False) -> None:
+        """Note a death; the first cause counts.
+
+        Args:
+            expected: it was asked to end.
+        """
+        if expected:
+            self._stopped.add(incarnation)
+        cause = self._causes.setdefault(incarnation, cause)
+        for where, tell in self._unexplained.pop(incarnation, ()):
+            tell(ActorDied(where, cause))
+
+    def was_expected(self, incarnation: int) -> bool:
+        """Whether a proc ended because it was asked to."""
+        return incarnation in self._stopped
