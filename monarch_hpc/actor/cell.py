@@ -11,14 +11,14 @@ from types import CoroutineType
 from typing import Any, Protocol
 
 from monarch_hpc.actor.context import Context, ProcInfo, entered
-from monarch_hpc.actor.endpoint import EndpointMethod, endpoints_of
+from monarch_hpc.actor.endpoint import EndpointMethod
+from monarch_hpc.actor.entry import Entries
 from monarch_hpc.actor.fault import MeshFailure
 from monarch_hpc.actor.local import Line
 from monarch_hpc.actor.loop import EventLoop, Running
-from monarch_hpc.actor.payload import View, region_of, unpack_call
+from monarch_hpc.actor.payload import region_of, unpack_call
 from monarch_hpc.actor.turn import Turn
 from monarch_hpc.core.errors import ActorDied
-from monarch_hpc.core.shape import Extent, Point
 from monarch_hpc.transport.credit import cost_of
 from monarch_hpc.transport.engine import Engine
 from monarch_hpc.transport.sleeper import Sleeper
@@ -88,16 +88,14 @@ class Cell:
         self._mailbox: deque[Mail] = deque()
         self._faults: deque[tuple[MeshFailure, bool]] = deque()
         self._name = "an actor"
-        self._object: object = None
         self._on_loop = False  # constructor and hooks run on the loop too
         self._busy = False  # in code that cannot be cancelled
-        self._endpoints: dict[str, EndpointMethod[..., object]] = {}
-        self._plain: dict[str, Callable[..., object]] = {}  # endpoints that are simply called
+        self._entries = Entries()
         self._running: set[Running] = set()
         self._verdict: tuple[str, BaseException] | None = None  # what it dies of
         self._over = ""  # why no message is handled any more; empty while they are
-        self._contexts: dict[View, Context] = {}
-        self._spawn_rank = Point(0, Extent((), ()))
+        self._context: Context | None = None  # of its thread
+        self._rank = 0  # in the mesh that was spawned
         self._bed: Sleeper | None = None if process.cells_drive else Sleeper()
         self._wake = process.engine.wake_waiters if self._bed is None else self._bed.wake
         self._thread = threading.Thread(target=self._run, name="monarch-actor", daemon=True)
@@ -135,7 +133,7 @@ class Cell:
     @property
     def deaf(self) -> bool:
         """Whether it runs code that cannot be cancelled, and has nothing to clean up after that."""
-        return self._busy and not hasattr(self._object, "__cleanup__")
+        return self._busy and not hasattr(self._entries.target, "__cleanup__")
 
     def _put(self, mail: Mail) -> None:
         self._mailbox.append(mail)
@@ -202,37 +200,34 @@ class Cell:
         assert isinstance(spawn, tuple)
         name, view, cls, args, kwargs = spawn
         info = self._process.info
-        region = region_of(view)
         self._name = name
-        self._spawn_rank = region.extent.point(region.rank_of(info.rank))
-        self.where = f"actor {name}{self._spawn_rank} on {info.host or 'this host'}"
+        born = self._entries.begin(name, cls, region_of(view), info, self._actor)
+        self._rank = born.spawn_rank.rank
+        self.where = f"actor {name}{born.spawn_rank} on {info.host or 'this host'}"
         threading.current_thread().name = f"actor {name}"
-        entered(self._context(view))
-        self._endpoints = endpoints_of(cls)
-        self._on_loop = bool(self._endpoints) and all(method.is_async for method in self._endpoints.values())
-        self._object = self._call(cls, *args, **kwargs)
-        for method, marked in self._endpoints.items():
-            if marked.plain:
-                self._plain[method] = marked.__get__(self._object, cls)
+        self._enter(born)
+        methods = self._entries.endpoints.values()
+        self._on_loop = bool(methods) and all(method.is_async for method in methods)
+        self._entries.target = self._call(cls, *args, **kwargs)
         self._spawn = Frame(self._spawn.kind)  # the arguments are the actor's now
 
-    def _context(self, view: View) -> Context:
-        region = region_of(view)
-        rank = region.extent.point(region.rank_of(self._process.info.rank))
-        made = self._contexts[view] = Context(self._name, self._spawn_rank, rank, self._process.info, self._actor)
-        return made
+    def _enter(self, context: Context) -> None:
+        self._context = context
+        entered(context)
 
     def _handle(self, channel: Line, frame: Frame, cost: int) -> bool:
         """Run one call; False if it goes on, and whoever ends it answers and gives credit back."""
         method = ""
         try:
-            method, view, args, kwargs = unpack_call(frame)
-            entered(self._contexts.get(view) or self._context(view))
-            function = self._plain.get(method)
-            if function is None:
-                return self._start(channel, frame.reply, cost, method, args, dict(kwargs))
+            head, args, kwargs = unpack_call(frame)
+            entry = self._entries[head]
+            method = entry.method
+            if entry.context is not self._context:
+                self._enter(entry.context)
+            if entry.plain is None:
+                return self._start(channel, frame.reply, cost, entry.marked, args, kwargs)
             self._busy = True
-            value = function(*args, **dict(kwargs)) if kwargs else function(*args)
+            value = entry.plain(*args, **kwargs)
             if type(value) is CoroutineType:  # of a `def` that wraps an `async def`
                 value = self._on_the_loop(lambda: value)
         except SystemExit as leaving:
@@ -248,13 +243,15 @@ class Cell:
     # ---- endpoints that are not simply called ----
 
     def _start(
-        self, channel: Line, slot: int, cost: int, method: str, args: tuple[object, ...], kwargs: dict[str, object]
+        self,
+        channel: Line,
+        slot: int,
+        cost: int,
+        marked: EndpointMethod[..., object],
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
     ) -> bool:
-        marked = self._endpoints.get(method)
-        if marked is None:
-            raise AttributeError(f"{self._name} has no endpoint {method!r}; mark the method with @endpoint")
-        # Not kept by the turn, which may live in the object: the two would keep each other.
-        function = marked.__get__(self._object, type(self._object))
+        function = marked.__get__(self._entries.target, type(self._entries.target))
         turn = Turn(self, channel, slot, marked)
         if not marked.is_async:
             self._busy = True
@@ -321,12 +318,13 @@ class Cell:
     # ---- failures and the end ----
 
     def _supervise(self, failure: MeshFailure, told: bool) -> None:
-        hook = getattr(self._object, "__supervise__", None)
+        hook = getattr(self._entries.target, "__supervise__", None)
         if hook is None:
             if not told:
                 self._verdict = f"it does not handle that {failure}", RuntimeError(failure.report())
             return
-        entered(next(iter(self._contexts.values())))
+        assert self._entries.born is not None
+        self._enter(self._entries.born)
         try:
             handled = bool(self._call(hook, failure))
         except SystemExit as leaving:
@@ -343,7 +341,7 @@ class Cell:
             cause, error = self._verdict
         trace = "" if error is None else "".join(traceback.format_exception(error))
         if error is not None:
-            failure = MeshFailure(self._name, self._spawn_rank.rank, self.where, cause, trace)
+            failure = MeshFailure(self._name, self._rank, self.where, cause, trace)
             self._process.report(self._channel, self._owner, self._actor, failure)
         self.ending = True
         for running in list(self._running):
@@ -351,8 +349,7 @@ class Cell:
         self._wait(lambda: not self._running, CLEANUP_S)
         self._clean_up(error)
         self._process.stop_owned(self._actor)
-        self._plain = {}
-        self._object = None
+        self._entries.close()
         self._verdict = None
         if error is not None:
             traceback.clear_frames(error.__traceback__)  # they hold the object
@@ -361,10 +358,11 @@ class Cell:
         self.engine.wake_waiters()
 
     def _clean_up(self, error: BaseException | None) -> None:
-        hook = getattr(self._object, "__cleanup__", None)
+        hook = getattr(self._entries.target, "__cleanup__", None)
         if hook is None:
             return
-        entered(next(iter(self._contexts.values())))
+        assert self._entries.born is not None
+        self._enter(self._entries.born)
         try:
             self._call(hook, error)
         except BaseException:  # noqa: BLE001 user code; the actor ends all the same

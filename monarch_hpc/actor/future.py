@@ -8,7 +8,8 @@ import concurrent.futures
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Generator
+import time
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Generic, TypeVar, cast
 
 from monarch_hpc.transport.engine import Engine
@@ -24,6 +25,9 @@ _CANCELLED = "CANCELLED_AND_NOTIFIED"
 
 _turn = _thread.allocate_lock()
 """Held for the few instructions in which any future changes its state: a lock for each would cost more."""
+
+_REBUILDING = object()
+_MOMENT_S = 0.0005
 
 _log = logging.getLogger(__name__)
 
@@ -42,16 +46,17 @@ class Future(concurrent.futures.Future[T], Generic[T]):
         waits_for: whose answer is missing, in words, for who waited too long.
     """
 
+    # Here, and not in each of them: a future is made with every call.
+    _state = _RUNNING
+    _value: T | None = None
+    _error: BaseException | None = None
+    _raw: Any = None  # what `_rebuild` makes the value of; None when that is done
+    _callbacks: Sequence[Callable[[Future[T]], object]] = ()
+
     def __init__(self, engine: Engine, waits_for: Callable[[], str] = _an_answer) -> None:
         # Not the base's constructor: its condition alone costs more than all of this. See `__getattr__`.
         self._engine = engine
         self._waits_for = waits_for
-        self._state = _RUNNING
-        self._value: T | None = None
-        self._error: BaseException | None = None
-        self._resolve: Callable[[], T] | None = None
-        self._resolving = _thread.allocate_lock()
-        self._callbacks: list[Callable[[Future[T]], object]] = []
 
     def __getattr__(self, name: str) -> Any:
         if name == "_condition":
@@ -156,7 +161,7 @@ class Future(concurrent.futures.Future[T], Generic[T]):
         """
         with _turn:
             if self._state is _RUNNING:
-                self._callbacks.append(callback)
+                self._callbacks = (*self._callbacks, callback)
                 return
         self._run(callback)
 
@@ -185,32 +190,39 @@ class Future(concurrent.futures.Future[T], Generic[T]):
         Args:
             fails: *resolve* will raise, for who waits for a first failure.
         """
-        self._finish(resolve, fails=fails)
+        self._complete(resolve, fails)
 
-    def _finish(self, resolve: Callable[[], T], *, fails: bool = False) -> bool:
-        return self._end(_FINISHED, resolve=resolve, fails=fails)
+    def _complete(self, raw: object, fails: bool) -> bool:
+        """Complete the future with what `_rebuild` will make of *raw*; False if it was complete."""
+        with _turn:
+            if self._state is not _RUNNING:
+                return False
+            self._raw = raw
+            self._state = _FINISHED
+        self._engine.wake_waiters()
+        self._tell(fails)
+        return True
 
     def _end(
-        self,
-        state: str,
-        *,
-        value: T | None = None,
-        error: BaseException | None = None,
-        resolve: Callable[[], T] | None = None,
-        fails: bool = False,
+        self, state: str, *, value: T | None = None, error: BaseException | None = None, fails: bool = False
     ) -> bool:
         with _turn:
             if self._state is not _RUNNING:
                 return False
-            self._value, self._error, self._resolve = value, error, resolve
+            self._value, self._error = value, error
             self._state = state
-            callbacks, self._callbacks = self._callbacks, []
         self._engine.wake_waiters()
+        self._tell(fails)
+        return True
+
+    def _tell(self, fails: bool) -> None:
+        """Tell those who did not wait in `get`; once."""
         if "_condition" in self.__dict__:
             self._tell_waiters(fails)
-        for callback in callbacks:
-            self._run(callback)
-        return True
+        if self._callbacks:
+            callbacks, self._callbacks = self._callbacks, ()
+            for callback in callbacks:
+                self._run(callback)
 
     def _tell_waiters(self, fails: bool) -> None:
         with self._condition:
@@ -244,25 +256,38 @@ class Future(concurrent.futures.Future[T], Generic[T]):
 
     def _abandon(self, callback: Callable[[Future[T]], object]) -> None:
         """Forget *callback*: the coroutine that waited was cancelled."""
-        with _turn, contextlib.suppress(ValueError):
-            self._callbacks.remove(callback)
+        with _turn:
+            self._callbacks = tuple(kept for kept in self._callbacks if kept is not callback)
 
     def _read(self) -> T:
         if self._state is _CANCELLED:
             raise concurrent.futures.CancelledError
-        if self._resolve is not None:
-            with self._resolving:
-                self._settle()
+        if self._raw is not None:
+            self._settle()
         if self._error is not None:
             # Each reader gets its own traceback, not the one of those who read before.
             raise self._error.with_traceback(None)
         return cast(T, self._value)
 
     def _settle(self) -> None:
-        if self._resolve is None:  # another reader was faster
-            return
-        try:
-            self._value = self._resolve()
-        except Exception as error:  # noqa: BLE001 what a remote rank raised, or user code that rebuilds values
-            self._error = error
-        self._resolve = None
+        with _turn:
+            raw = self._raw
+            if raw is not None:
+                self._raw = _REBUILDING
+        if raw is _REBUILDING:  # by another reader, in a moment; a lock for each future would cost more than it all
+            while self._raw is _REBUILDING:
+                time.sleep(_MOMENT_S)
+        elif raw is not None:
+            try:
+                self._value = self._rebuild(raw)
+            except Exception as error:  # noqa: BLE001 what a remote rank raised, or user code that rebuilds values
+                self._error = error
+            except BaseException:  # of this thread's own: the next reader tries again
+                self._raw = raw
+                raise
+            self._raw = None
+
+    def _rebuild(self, raw: Any) -> T:
+        """The value, or the exception raised; on the thread that reads first, once."""
+        value: T = raw()
+        return value

@@ -5,9 +5,11 @@ Tuples of plain values on purpose: those take the serializer's fast path.
 
 from __future__ import annotations
 
+import struct
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from monarch_hpc.actor.fault import MeshFailure
 from monarch_hpc.core.errors import ActorFailed
@@ -18,6 +20,7 @@ from monarch_hpc.wire.serializer import dumps, loads
 
 __all__ = [
     "View",
+    "call_head",
     "pack_call",
     "pack_failure",
     "pack_fault",
@@ -27,13 +30,15 @@ __all__ = [
     "unpack_call",
     "unpack_failure",
     "unpack_fault",
+    "unpack_head",
     "view_of",
 ]
 
 View = tuple[tuple[str, ...], tuple[int, ...], int, tuple[int, ...]]
 """A `Region` as plain values: labels, sizes, offset, strides."""
 
-Call = tuple[str, View, tuple[object, ...], tuple[tuple[str, object], ...]]
+_CALL = struct.Struct("<BI")  # whether there are keyword arguments; how long the head is
+_WITH_NAMES = b"\x01"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +60,29 @@ def region_of(view: View) -> Region:
     return Region(Extent(labels, sizes), offset, strides)
 
 
-def pack_call(
-    method: str, region: Region, args: tuple[object, ...], kwargs: dict[str, object]
-) -> tuple[bytes, list[Buffer]]:
-    """Serialize a call; the same bytes serve every rank of *region*.
+def call_head(method: str, region: Region) -> bytes:
+    """What all calls of an endpoint of a view begin with: made once, and read once by each actor."""
+    head = dumps((method, view_of(region)))[0]
+    return _CALL.pack(0, len(head)) + head
+
+
+def pack_call(head: bytes, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[bytes, list[Buffer]]:
+    """Serialize a call; the same bytes serve every rank of the view.
+
+    Args:
+        head: of `call_head`.
 
     Raises:
         TypeError: an argument cannot be pickled; it names which part of it.
     """
     try:
-        return dumps((method, view_of(region), args, tuple(kwargs.items())))
+        if not kwargs:
+            body, buffers = dumps(args)
+            return head + body, buffers
+        body, buffers = dumps((args, tuple(kwargs.items())))
     except Exception as error:  # pickling runs user code
         raise refusal(_by_name(args, kwargs), error) from error
+    return b"".join((_WITH_NAMES, head[1:], body)), buffers
 
 
 def pack_spawn(
@@ -95,12 +111,24 @@ def _by_name(args: tuple[object, ...], kwargs: dict[str, object]) -> dict[str, o
     return {**{f"argument {index}": value for index, value in enumerate(args)}, **kwargs}
 
 
-def unpack_call(frame: Frame) -> Call:
-    """The method, the view that was called, its arguments and keyword arguments."""
-    call = loads(frame.body, frame.buffers)
-    assert isinstance(call, tuple)
-    method, view, args, kwargs = call
-    return method, view, args, kwargs
+def unpack_call(frame: Frame) -> tuple[bytes, tuple[Any, ...], dict[str, Any]]:
+    """The head of a call, to be read by `unpack_head`, its arguments and keyword arguments."""
+    body = frame.body
+    flags, size = _CALL.unpack_from(body)
+    end = _CALL.size + size
+    given: Any = loads(memoryview(body)[end:], frame.buffers)
+    head = bytes(body[_CALL.size : end])
+    if not flags:
+        return head, given, {}
+    args, kwargs = given
+    return head, args, dict(kwargs)
+
+
+def unpack_head(head: bytes) -> tuple[str, Region]:
+    """The method and the view that was called."""
+    named: Any = loads(head)
+    method, view = named
+    return method, region_of(view)
 
 
 def pack_failure(where: str, error: BaseException) -> tuple[bytes, Sequence[Buffer]]:

@@ -12,6 +12,7 @@ from typing import Any, Generic, Literal, Self, TypeVar, cast, overload
 from monarch_hpc.actor.context import current_rank
 from monarch_hpc.actor.inbox import Inbox
 from monarch_hpc.actor.payload import pack_failure
+from monarch_hpc.actor.pending import Slot
 from monarch_hpc.actor.receipt import Receipt
 from monarch_hpc.actor.reference import ProcRef
 from monarch_hpc.actor.runtime import current_runtime
@@ -92,7 +93,7 @@ class Port(Generic[T]):
         runtime = current_runtime()
         where = f"a port of {self._home.host}"
         if not self._capacity:
-            runtime.call(self._home, self._number, where, *packed, None)
+            runtime.call(self._home, self._number, *packed, None)
             return
         flow = self._flow
         hold_s = None if asyncio._get_running_loop() is None else _HOLD_S
@@ -113,7 +114,7 @@ class Port(Generic[T]):
             runtime.engine.wake_waiters()
 
         try:
-            runtime.call(self._home, self._number, where, *packed, read)
+            runtime.call(self._home, self._number, *packed, Slot(self._home.incarnation, where, read))
         except BaseException:
             flow.give()
             raise

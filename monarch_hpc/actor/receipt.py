@@ -109,7 +109,7 @@ class Receipt(Future[T], Generic[T]):
                 raise unpack_failure(Frame(Kind.FAILURE, body=body, buffers=buffers))
             return cast(T, (rank, value) if self._ranked else value)
 
-        return self._finish(resolve)
+        return self._complete(resolve, fails=False)
 
     def fail(self, error: PortClosed) -> None:
         """There is no message, and none will come."""

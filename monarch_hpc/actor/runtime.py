@@ -7,7 +7,6 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
@@ -18,9 +17,10 @@ from monarch_hpc.actor.fault import MeshFailure
 from monarch_hpc.actor.local import Line, LocalLine
 from monarch_hpc.actor.loop import EventLoop
 from monarch_hpc.actor.payload import pack_failure, pack_fault, pack_result, unpack_fault
+from monarch_hpc.actor.pending import Answer, Pending, Slot
 from monarch_hpc.actor.reference import ProcRef
 from monarch_hpc.actor.wards import Ward, Wards
-from monarch_hpc.core.errors import ActorError, DeliveryUnknown, FrameError, MonarchError, TransportError
+from monarch_hpc.core.errors import ActorError, DeliveryUnknown, FrameError, TransportError
 from monarch_hpc.core.ids import Role
 from monarch_hpc.transport.api import Channel
 from monarch_hpc.transport.credit import cost_of
@@ -28,7 +28,7 @@ from monarch_hpc.transport.engine import Engine
 from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.frames import Buffer, Frame, Kind
 
-__all__ = ["STOPPED", "Answer", "Runtime", "current_runtime"]
+__all__ = ["STOPPED", "Runtime", "current_runtime"]
 
 _CALL = Kind.CALL  # on the way of every frame: a member of an enum costs ten times a global
 _RESULT = Kind.RESULT
@@ -38,16 +38,6 @@ _log = logging.getLogger(__name__)
 
 STOPPED = "the proc was stopped"
 """What a proc that was asked to end says to all it is connected with."""
-
-Answer = Callable[[Frame | MonarchError], None]
-"""Called on the driver with the RESULT or FAILURE frame of a call, or with why there is none."""
-
-
-@dataclass(slots=True)
-class _Slot:
-    incarnation: int
-    where: str
-    answer: Answer
 
 
 class Runtime:
@@ -67,10 +57,11 @@ class Runtime:
         self.engine = engine
         self.info = info
         self._node: Node | None = None
+        self._channels: Mapping[int, Channel] = {}
         self._own: ProcRef | None = None
         self._line: LocalLine | None = None
         self._cells: dict[int, Cell] = {}
-        self._slots: dict[int, _Slot] = {}
+        self._slots: dict[int, Pending] = {}
         self._next_slot = itertools.count(1)
         self.deadlines = Deadlines(engine.clock, engine.call_later)
         self.ports: dict[int, Callable[[Line, Frame], None]] = {}
@@ -81,6 +72,7 @@ class Runtime:
     def bind(self, node: Node, own: ProcRef) -> None:
         """Use *node* for all channels; others reach this process by *own*."""
         self._node = node
+        self._channels = node.channels
         self._own = own
         self._line = LocalLine(self.engine, self.on_frame, node.limits.mailbox_bytes)
 
@@ -141,30 +133,27 @@ class Runtime:
         slot = 0
         if answer is not None:
             slot = next(self._next_slot)
-            self._slots[slot] = _Slot(proc.incarnation, f"the end of actor {actor:x} on {proc.host}", answer)
+            self._slots[slot] = Slot(proc.incarnation, f"the end of actor {actor:x} on {proc.host}", answer)
         try:
             self.line_to(proc).send(Frame(Kind.STOP, actor, slot))
         except BaseException:
             self._slots.pop(slot, None)
             raise
 
-    def call(
-        self, proc: ProcRef, actor: int, where: str, body: bytes, buffers: Sequence[Buffer], answer: Answer | None
-    ) -> None:
-        """Send one call; *answer* is told exactly once how it ended. None sends and forgets.
-
-        Args:
-            where: the callee in words, for errors.
+    def call(self, proc: ProcRef, actor: int, body: bytes, buffers: Sequence[Buffer], pending: Pending | None) -> None:
+        """Send one call; *pending* is told exactly once how it ended. None sends and forgets.
 
         Raises:
             FrameError: the call is over a limit; nothing was sent.
         """
         slot = 0
-        if answer is not None:
+        if pending is not None:
             slot = next(self._next_slot)
-            self._slots[slot] = _Slot(proc.incarnation, where, answer)
+            self._slots[slot] = pending
         try:
-            self.line_to(proc).send(Frame(Kind.CALL, actor, slot, body, buffers))
+            channel = self._channels.get(proc.incarnation)
+            line = channel if channel is not None and channel.error is None else self.line_to(proc)
+            line.send(Frame(_CALL, actor, slot, body, buffers))
         except FrameError:
             self._slots.pop(slot, None)
             raise

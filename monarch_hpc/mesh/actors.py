@@ -39,7 +39,7 @@ class ActorMesh(MeshView, Generic[A]):
     ) -> None:
         super().__init__(region)
         # All of it is hidden, lest it hide an endpoint.
-        self._callee = Callee(name, actor, region, procs, load or Load())
+        self._callee = Callee(name, actor, region, procs, load)
         self._cls = cls
         self._endpoints = endpoints_of(cls)
 
@@ -49,7 +49,9 @@ class ActorMesh(MeshView, Generic[A]):
             known = ", ".join(sorted(self.__dict__.get("_endpoints", ()))) or "none"
             mesh = self.__dict__["_callee"].name if "_callee" in self.__dict__ else "this mesh"
             raise AttributeError(f"{mesh} has no endpoint {name!r}; it has: {known}")
-        return Endpoint(self._callee, name, method)
+        found: Endpoint[..., Any] = Endpoint(self._callee, name, method)
+        self.__dict__[name] = found  # the next time it is there
+        return found
 
     def __reduce__(self) -> tuple[object, ...]:
         callee = self._callee

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from functools import cached_property
 
 from monarch_hpc.actor.payload import pack_call
+from monarch_hpc.actor.pending import Pending
 from monarch_hpc.actor.reference import ProcRef
-from monarch_hpc.actor.runtime import Answer, current_runtime
+from monarch_hpc.actor.runtime import current_runtime
 from monarch_hpc.core.shape import Region
 from monarch_hpc.mesh.load import Load
 
 __all__ = ["Callee"]
 
-Slot = Callable[[int, int], Answer]
-"""Makes the callback for the answer of the actor that is asked as number so, and has that base rank."""
 
-
-@dataclass(frozen=True, slots=True)
 class Callee:
     """One actor on each proc of a view.
 
@@ -25,42 +22,51 @@ class Callee:
         name: the name given to `spawn`.
         actor: its number, the same in every proc.
         procs: by base rank; those of the view at least.
-        load: of all views of the mesh.
+        load: of all views of the mesh; None where there is nothing to choose from.
     """
 
-    name: str
-    actor: int
-    region: Region
-    procs: Mapping[int, ProcRef]
-    load: Load
+    def __init__(
+        self, name: str, actor: int, region: Region, procs: Mapping[int, ProcRef], load: Load | None = None
+    ) -> None:
+        self.name = name
+        self.actor = actor
+        self.region = region
+        self.procs = procs
+        self.load = load if load is not None or len(region) == 1 else Load()
 
     def __str__(self) -> str:
         return f"{self.name} ({self.region.extent})"
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """The base ranks of the view, in its order."""
+        return tuple(self.region.base_ranks())
 
     def where(self, method: str, place: int) -> str:
         """The actor at *place* of the view and one of its endpoints, in words."""
         rank = self.region.base_rank(place)
         return f"actor {self.name}[{rank}] on {self.procs[rank].host}, endpoint {method}"
 
+    def choose(self) -> int:
+        """The place of the actor that is least busy."""
+        return 0 if self.load is None else self.load.choose(self.region)
+
     def send(
-        self, method: str, args: tuple[object, ...], kwargs: dict[str, object], slot: Slot | None, place: int | None
+        self,
+        head: bytes,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        pending: Callable[[int, int, ProcRef], Pending] | None,
     ) -> None:
-        """Send one call to every actor, or to the one at *place*; the arguments are serialized once.
+        """Send one call to every actor; the arguments are serialized once.
 
         Args:
-            slot: who is told the answers; None for a call that has none.
+            head: see `actor.payload.call_head`.
+            pending: makes who waits for the answer of the actor at a place of the view, which has that base rank
+                and is in that proc; None for a call that has no answers.
         """
         runtime = current_runtime()
-        body, buffers = pack_call(method, self.region, args, kwargs)
-        ranks = self.region.base_ranks() if place is None else (self.region.base_rank(place),)
-        for index, rank in enumerate(ranks):
+        body, buffers = pack_call(head, args, kwargs)
+        for place, rank in enumerate(self.ranks):
             proc = self.procs[rank]
-            where = f"actor {self.name}[{rank}] on {proc.host}, endpoint {method}"
-            if slot is None:
-                runtime.call(proc, self.actor, where, body, buffers, None)
-                continue
-            try:
-                runtime.call(proc, self.actor, where, body, buffers, slot(index, rank))
-            except BaseException:
-                self.load.end(rank)  # it was not sent
-                raise
+            runtime.call(proc, self.actor, body, buffers, None if pending is None else pending(place, rank, proc))

@@ -7,10 +7,12 @@ from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 
 from monarch_hpc.actor.endpoint import EndpointMethod
 from monarch_hpc.actor.future import Future
+from monarch_hpc.actor.payload import call_head
 from monarch_hpc.actor.runtime import current_runtime
 from monarch_hpc.core.shape import Region
 from monarch_hpc.mesh.callee import Callee
-from monarch_hpc.mesh.gather import Answers, CallOptions, Gather
+from monarch_hpc.mesh.gather import CallOptions, Gather
+from monarch_hpc.mesh.single import Single
 from monarch_hpc.mesh.stream import Queue, Stream
 from monarch_hpc.mesh.value import ValueMesh
 
@@ -33,6 +35,7 @@ class Endpoint(Generic[P, R]):
         self._name = name
         self._method = method
         self._options = options
+        self._head = call_head(name, callee.region)
 
     @overload
     def options(self, *, timeout: float | None = ..., on_error: Literal["raise"] = ...) -> Endpoint[P, R]: ...
@@ -94,12 +97,12 @@ class Endpoint(Generic[P, R]):
             ValueError: the mesh does not hold exactly one actor; nothing was sent.
             TypeError: the endpoint does not take these arguments.
         """
-        if len(self._callee.region) != 1:
+        if len(self._callee.ranks) != 1:
             raise ValueError(
                 f"call_one needs a mesh of one actor, {self._callee} has {len(self._callee.region)}: "
                 "slice it, or use call or choose"
             )
-        return self._start(args, kwargs, _only)
+        return self._ask(args, kwargs, 0)
 
     def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Call one actor of the mesh; the future gives its result.
@@ -110,7 +113,7 @@ class Endpoint(Generic[P, R]):
         Raises:
             TypeError: the endpoint does not take these arguments.
         """
-        return self._start(args, kwargs, _only, self._callee.load.choose(self._callee.region))
+        return self._ask(args, kwargs, self._callee.choose())
 
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Stream[R]:
         """Call every actor, and read their answers in the order in which they come.
@@ -119,39 +122,26 @@ class Endpoint(Generic[P, R]):
             TypeError: the endpoint does not take these arguments.
         """
         self._method.check(args, kwargs)
-        queue = Queue(current_runtime(), self._callee, self._name, len(self._callee.region), self._options)
-        self._send(args, kwargs, queue, None)
+        queue = Queue(current_runtime(), self._callee, self._name, self._options)
+        queue.send(self._head, args, kwargs)
         return Stream(queue, self._callee.region.extent)
 
     def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Send to every actor and wait for nothing; an actor that fails in it is dead, and its owner is told."""
         self._method.check(args, kwargs)
-        self._callee.send(self._name, args, kwargs, None, None)
+        self._callee.send(self._head, args, kwargs, None)
 
-    def _start(
-        self,
-        args: tuple[object, ...],
-        kwargs: dict[str, object],
-        finish: Callable[[Gather], T],
-        place: int | None = None,
-    ) -> Future[T]:
+    def _start(self, args: tuple[object, ...], kwargs: dict[str, object], finish: Callable[[Gather], T]) -> Future[T]:
         self._method.check(args, kwargs)
         runtime = current_runtime()
-        num = len(self._callee.region) if place is None else 1
-        gather = Gather(runtime, self._callee, self._name, num, self._options, place or 0)
+        gather = Gather(runtime, self._callee, self._name, self._options)
         future: Future[T] = Future(runtime.engine, gather.missing)
         gather.completed = lambda: future.set_resolver(lambda: finish(gather), fails=gather.fails)
-        self._send(args, kwargs, gather, place)
+        gather.send(self._head, args, kwargs)
         return future
 
-    def _send(self, args: tuple[object, ...], kwargs: dict[str, object], answers: Answers, place: int | None) -> None:
-        answers.begin()
-        try:
-            self._callee.send(self._name, args, kwargs, answers.slot, place)
-        except BaseException:
-            answers.drop()
-            raise
-
-
-def _only(gather: Gather) -> Any:
-    return gather.collect()[0][0]
+    def _ask(self, args: tuple[object, ...], kwargs: dict[str, object], place: int) -> Future[R]:
+        self._method.check(args, kwargs)
+        single: Single[R] = Single(current_runtime(), self._callee, self._name, place, self._options)
+        single.send(self._head, args, kwargs)
+        return single

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from monarch_hpc.actor.payload import unpack_failure
-from monarch_hpc.actor.runtime import Answer, Runtime
+from monarch_hpc.actor.reference import ProcRef
+from monarch_hpc.actor.runtime import Runtime
 from monarch_hpc.core.errors import ActorDied, CallTimeout, MeshError, MonarchError
 from monarch_hpc.mesh.callee import Callee
 from monarch_hpc.wire.frames import Frame, Kind
@@ -37,32 +38,55 @@ class CallOptions:
     collects: bool = False
 
 
+class Asked:
+    """One actor of those that were called."""
+
+    __slots__ = ("_answers", "_place", "_rank", "incarnation")
+
+    def __init__(self, answers: Answers, place: int, rank: int, incarnation: int) -> None:
+        self._answers = answers
+        self._place = place
+        self._rank = rank
+        self.incarnation = incarnation
+
+    @property
+    def where(self) -> str:
+        """The actor and the endpoint, in words."""
+        return self._answers.where(self._place)
+
+    def answer(self, given: Frame | MonarchError) -> None:
+        """Hand on the answer."""
+        self._answers.take(self._place, self._rank, given)
+
+
 class Answers:
-    """What both ways to wait for answers have in common: a place for each rank, and a deadline.
+    """What both ways to wait for many answers have in common: a place for each rank, and a deadline."""
 
-    Args:
-        num: how many were asked.
-        first: place of the first of them in the view that was called.
-    """
-
-    def __init__(
-        self, runtime: Runtime, callee: Callee, method: str, num: int, options: CallOptions, first: int = 0
-    ) -> None:
+    def __init__(self, runtime: Runtime, callee: Callee, method: str, options: CallOptions) -> None:
+        num = len(callee.ranks)
         self.runtime = runtime
         self.options = options
         self._callee = callee
         self._method = method
         self._answers: list[Frame | MonarchError | None] = [None] * num
         self._num_missing = num
-        self._first = first
         self._over = False
         # Answers come on the driver, and what cannot be sent is answered on the thread that sends.
         self._lock = _thread.allocate_lock()
 
-    def begin(self) -> None:
-        """The time runs."""
+    def send(self, head: bytes, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        """Call all; the time runs.
+
+        Raises:
+            Exception: it was not sent to all of them, and nothing is waited for.
+        """
         if self.options.timeout_s is not None:
             self.runtime.deadlines.add(self.options.timeout_s, self)
+        try:
+            self._callee.send(head, args, kwargs, self._ask)
+        except BaseException:
+            self.drop()
+            raise
 
     def drop(self) -> None:
         """Wait for nothing more: there is enough, or the call could not be sent."""
@@ -70,22 +94,22 @@ class Answers:
         if self.options.timeout_s is not None:
             self.runtime.deadlines.remove(self.options.timeout_s, self)
 
-    def slot(self, index: int, rank: int) -> Answer:
-        """The callback for the answer of the actor that is asked as number *index*, whose base rank is *rank*."""
-        load = self._callee.load
-        load.begin(rank)
+    def _ask(self, place: int, rank: int, proc: ProcRef) -> Asked:
+        if self._callee.load is not None:
+            self._callee.load.begin(rank)
+        return Asked(self, place, rank, proc.incarnation)
 
-        def answer(given: Frame | MonarchError) -> None:
-            load.end(rank, died=isinstance(given, ActorDied))
-            with self._lock:
-                if self._over:
-                    return
-                self._answers[index] = given
-                self._num_missing -= 1
-                is_last = not self._num_missing
-            self._take(index, given, is_last=is_last)
-
-        return answer
+    def take(self, place: int, rank: int, given: Frame | MonarchError) -> None:
+        """Take the answer of one actor."""
+        if self._callee.load is not None:
+            self._callee.load.end(rank, died=isinstance(given, ActorDied))
+        with self._lock:
+            if self._over:
+                return
+            self._answers[place] = given
+            self._num_missing -= 1
+            is_last = not self._num_missing
+        self._take(place, given, is_last=is_last)
 
     def expire(self) -> None:
         """The time is over; on the driver."""
@@ -100,19 +124,18 @@ class Answers:
         if not left:
             return f"{self._callee.name}.{self._method}"
         others = f" and {len(left) - 1} more" if len(left) > 1 else ""
-        return f"{self._where(left[0])}{others}"
+        return f"{self.where(left[0])}{others}"
 
-    def _where(self, index: int) -> str:
-        return self._callee.where(self._method, self._first + index)
+    def where(self, place: int) -> str:
+        """The actor at *place* and the endpoint, in words."""
+        return self._callee.where(self._method, place)
 
 
 class Gather(Answers):
     """All answers to one call; values are rebuilt by whoever reads them."""
 
-    def __init__(
-        self, runtime: Runtime, callee: Callee, method: str, num: int, options: CallOptions, first: int = 0
-    ) -> None:
-        super().__init__(runtime, callee, method, num, options, first)
+    def __init__(self, runtime: Runtime, callee: Callee, method: str, options: CallOptions) -> None:
+        super().__init__(runtime, callee, method, options)
         self.completed: Callable[[], None] = _nothing
         """Called once, on the driver, when the call is over; to be set before it is sent."""
         self._failing = False
@@ -169,7 +192,7 @@ class Gather(Answers):
         return values, failures
 
     def _late(self, index: int, *others: int) -> CallTimeout:
-        return CallTimeout(self._where(index), others, self.options.timeout_s or 0.0)
+        return CallTimeout(self.where(index), others, self.options.timeout_s or 0.0)
 
 
 def read_answer(answer: Frame | MonarchError) -> tuple[Any, BaseException | None]:

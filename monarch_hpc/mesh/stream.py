@@ -21,9 +21,9 @@ R = TypeVar("R")
 class Queue(Answers):
     """Completes the first future with the first answer, the second with the second."""
 
-    def __init__(self, runtime: Runtime, callee: Callee, method: str, num: int, options: CallOptions) -> None:
-        super().__init__(runtime, callee, method, num, options)
-        self.futures: list[Future[Any]] = [Future(runtime.engine, self.missing) for _ in range(num)]
+    def __init__(self, runtime: Runtime, callee: Callee, method: str, options: CallOptions) -> None:
+        super().__init__(runtime, callee, method, options)
+        self.futures: list[Future[Any]] = [Future(runtime.engine, self.missing) for _ in callee.ranks]
         self.order: list[int] = []  # places, as their answers came
 
     def _take(self, index: int, given: Frame | MonarchError, *, is_last: bool) -> None:
@@ -36,7 +36,7 @@ class Queue(Answers):
             late = [] if self._over else [index for index, answer in enumerate(self._answers) if answer is None]
             self._over = True
         for index in late:
-            self._complete(index, CallTimeout(self._where(index), (), self.options.timeout_s or 0.0))
+            self._complete(index, CallTimeout(self.where(index), (), self.options.timeout_s or 0.0))
 
     def _complete(self, index: int, given: Frame | MonarchError) -> None:
         def resolve() -> object:

@@ -81,7 +81,6 @@ class PeerChannel:
         self._introduction = Introduction(self, fabric, dialed=dialed)
         self._error: TransportError | None = None
         self._over = False  # on_lost was called
-        self._lane_heard_s = 0.0
         self._operations = Operations(engine, self.send, str(peer), limits.max_frame_bytes)
         self._credit = Credit(limits.mailbox_bytes)
         self._held: dict[Ticket, float] = {}  # who is held back, and since when
@@ -109,7 +108,8 @@ class PeerChannel:
     @property
     def heard_s(self) -> float:
         """When bytes last arrived, on the engine's clock."""
-        return max(self._wire.heard_s, self._lane_heard_s)
+        lane = self._incoming
+        return self._wire.heard_s if lane is None else max(self._wire.heard_s, lane.heard_s)
 
     @property
     def queued_bytes(self) -> int:
@@ -128,7 +128,9 @@ class PeerChannel:
     def send(self, frame: Frame) -> None:
         """Send *frame*; see `transport.api.Channel.send`."""
         if frame.kind is _CALL:
-            self._take_credit(frame)
+            cost = cost_of(frame)
+            if not self._credit.try_take(frame.dest, cost):
+                self._wait_for_credit(frame, cost)
         lane = self._lane
         try:
             if lane is None:
@@ -142,10 +144,7 @@ class PeerChannel:
                 self._credit.give(frame.dest, cost_of(frame))
             raise
 
-    def _take_credit(self, frame: Frame) -> None:
-        cost = cost_of(frame)
-        if self._credit.try_take(frame.dest, cost):
-            return
+    def _wait_for_credit(self, frame: Frame, cost: int) -> None:
         if self._engine.driving:
             self._credit.take(frame.dest, cost)
             return
@@ -252,7 +251,6 @@ class PeerChannel:
 
     def on_lane_frame(self, frame: Frame) -> None:
         """A frame came through the lane, after all those of the socket."""
-        self._lane_heard_s = self._engine.clock()
         if frame.kind <= _LAST_PASSED_ON:
             if not self._over:
                 self._listener.on_frame(self, frame)

@@ -115,14 +115,14 @@ def pack_head(frame: Frame) -> bytes:
     """
     num = len(frame.buffers)
     body_bytes = len(frame.body)
+    if not num and body_bytes <= MAX_BODY_BYTES:
+        return _HEAD.pack(PROTOCOL, frame.kind, 0, body_bytes, frame.dest, frame.reply)
     if num > MAX_BUFFERS or body_bytes > MAX_BODY_BYTES:
         raise FrameError(
             f"{body_bytes} bytes of body and {num} buffers; at most {MAX_BODY_BYTES} and {MAX_BUFFERS}: "
             "send bulk data as arrays or bytes, in fewer pieces"
         )
     head = _HEAD.pack(PROTOCOL, frame.kind, num, body_bytes, frame.dest, frame.reply)
-    if not num:
-        return head
     return head + struct.pack(f"<{num}Q", *[memoryview(buffer).nbytes for buffer in frame.buffers])
 
 

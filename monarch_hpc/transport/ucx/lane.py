@@ -14,7 +14,7 @@ from monarch_hpc.core.errors import FrameError, MemoryAccessError, PeerLost, Tra
 from monarch_hpc.transport.engine import Engine
 from monarch_hpc.transport.key import Key
 from monarch_hpc.transport.transfer import Transfer
-from monarch_hpc.wire.frames import Buffer, Frame, Head, pack_head, parse_frame, parse_head
+from monarch_hpc.wire.frames import HEAD_BYTES, Buffer, Frame, Head, pack_head, parse_alone, parse_frame, parse_head
 
 if TYPE_CHECKING:
     from monarch_hpc.transport.ucx import _ucx
@@ -92,6 +92,7 @@ class UcxLane:
         self._peer = peer
         self._send_queue_bytes = send_queue_bytes
         self._record_bytes = _ucx.RECORD_BYTES
+        self._small_bytes = _ucx.RECORD_BYTES - HEAD_BYTES
         self._failed: type[Exception] = _ucx.UcxError
         self._text: Callable[[int], str] = _ucx.status_text
         self._lane = worker.open(self)
@@ -100,6 +101,8 @@ class UcxLane:
         self._remotes: dict[bytes, _ucx.RemoteKey] = {}
         self._moving: set[Transfer] = set()
         self._error: TransportError | None = None
+        self.heard_s = 0.0
+        """When frames last arrived, on the engine's clock."""
         # in
         self._next = 0  # sequence number of the next message
         self._opened = False  # SWITCH came
@@ -137,16 +140,17 @@ class UcxLane:
     def send(self, frame: Frame) -> None:
         """Send *frame*; see `transport.api.Channel.send`."""
         head = pack_head(frame)
-        driving = self._engine.driving
+        engine, body = self._engine, frame.body
+        driving = engine.driving
         try:
-            if not frame.buffers and len(head) + len(frame.body) <= self._record_bytes:
-                self._lane.send(head, frame.body, driving)
+            if not frame.buffers and len(body) <= self._small_bytes:
+                self._lane.send(head, body, driving)
             else:
                 self._send_with_buffers(head, frame, driving)
         except self._failed as error:
             raise self._lost(error) from error
         if not driving and self._lane.pending_bytes > self._send_queue_bytes:
-            self._engine.wait(self._has_room, None)
+            engine.wait(self._has_room, None)
 
     def _send_with_buffers(self, head: bytes, frame: Frame, driving: bool) -> None:
         sizes = [memoryview(buffer).nbytes for buffer in frame.buffers]
@@ -277,6 +281,11 @@ class UcxLane:
                 self._take_records(item)
 
     def _take_records(self, data: bytes) -> None:
+        self.heard_s = self._engine.clock()
+        alone = parse_alone(data)
+        if alone is not None:
+            self._taker.on_lane_frame(alone)
+            return
         at = 0
         try:
             while at < len(data):
@@ -289,6 +298,7 @@ class UcxLane:
             self._fail(error)
 
     def _take_message(self, data: memoryview) -> None:
+        self.heard_s = self._engine.clock()
         try:
             front = self._front
             if front is None:

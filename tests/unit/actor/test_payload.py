@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from monarch_hpc.actor.payload import pack_call, pack_failure, region_of, unpack_call, unpack_failure
+from monarch_hpc.actor.payload import call_head, pack_call, pack_failure, unpack_call, unpack_failure, unpack_head
 from monarch_hpc.core.errors import ActorFailed
 from monarch_hpc.core.shape import Extent, Region
 from monarch_hpc.wire.frames import Frame, Kind
@@ -55,7 +55,7 @@ def test_one_that_cannot_travel_arrives_in_words(error: Exception, words: str) -
 
 def test_a_call_arrives_with_the_view_it_was_sent_to() -> None:
     region = Region.whole(Extent.of({"hosts": 3, "gpus": 2})).slice(hosts=slice(None, None, -1), gpus=1)
-    body, buffers = pack_call("greet", region, (1, "a"), {"loud": True})
-    method, view, args, kwargs = unpack_call(Frame(Kind.CALL, body=body, buffers=buffers))
-    assert (method, args, dict(kwargs)) == ("greet", (1, "a"), {"loud": True})
-    assert region_of(view) == region
+    body, buffers = pack_call(call_head("greet", region), (1, "a"), {"loud": True})
+    head, args, kwargs = unpack_call(Frame(Kind.CALL, body=body, buffers=buffers))
+    assert (args, kwargs) == ((1, "a"), {"loud": True})
+    assert unpack_head(head) == ("greet", region)

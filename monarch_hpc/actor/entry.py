@@ -1,0 +1,81 @@
+"""What an actor knows of the calls that it gets: read once for all calls of one endpoint of one view."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from monarch_hpc.actor.context import Context, ProcInfo
+from monarch_hpc.actor.endpoint import EndpointMethod, endpoints_of
+from monarch_hpc.actor.payload import unpack_head
+from monarch_hpc.core.shape import Point, Region
+
+__all__ = ["Entries", "Entry"]
+
+
+class Entry:
+    """One endpoint of one view.
+
+    Attributes:
+        plain: the bound method, where it is simply called.
+        context: of the actor while it handles such a call.
+    """
+
+    __slots__ = ("context", "marked", "method", "plain")
+
+    def __init__(
+        self,
+        method: str,
+        marked: EndpointMethod[..., object],
+        plain: Callable[..., object] | None,
+        context: Context,
+    ) -> None:
+        self.method = method
+        self.marked = marked
+        self.plain = plain
+        self.context = context
+
+
+class Entries(dict[bytes, Entry]):
+    """By the head of a call, see `actor.payload.call_head`; made when the first such call comes."""
+
+    def __init__(self) -> None:
+        self.endpoints: dict[str, EndpointMethod[..., object]] = {}
+        self.target: object = None
+        """The actor's object, while there is one."""
+        self.born: Context | None = None
+        """The context of the constructor and the hooks."""
+
+    def begin(self, name: str, cls: type, region: Region, info: ProcInfo, actor: int) -> Context:
+        """Serve an actor of *cls*; return the context of its constructor.
+
+        Args:
+            region: the mesh that was spawned.
+            actor: number of the actor.
+        """
+        self.endpoints = endpoints_of(cls)
+        rank = _place(region, info)
+        self.born = Context(name, rank, rank, info, actor)
+        return self.born
+
+    def __missing__(self, head: bytes) -> Entry:
+        born = self.born
+        assert born is not None
+        method, region = unpack_head(head)
+        marked = self.endpoints.get(method)
+        if marked is None:
+            raise AttributeError(f"{born.actor_name} has no endpoint {method!r}; mark the method with @endpoint")
+        # Bound once; but not where a turn keeps it, which may live in the object: the two would keep each other.
+        plain = marked.__get__(self.target, type(self.target)) if marked.plain else None
+        context = replace(born, message_rank=_place(region, born.proc))
+        entry = self[head] = Entry(method, marked, plain, context)
+        return entry
+
+    def close(self) -> None:
+        """Let go of the actor's object."""
+        self.clear()
+        self.target = None
+
+
+def _place(region: Region, info: ProcInfo) -> Point:
+    return region.extent.point(region.rank_of(info.rank))
