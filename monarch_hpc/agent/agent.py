@@ -116,6 +116,9 @@ class Agent:
             except OSError as error:
                 problem = f"{error.strerror or error}"
                 break
+            except ValueError as error:
+                problem = str(error)
+                break
             places = rest
         for rank, _ in places:
             self._send(SpawnFailed(order.run, order.mesh, rank, self._place.rank, problem, []))

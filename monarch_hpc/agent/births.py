@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from typing import Protocol
 
+from monarch_hpc.agent.binding import Binding, check_bindings, given_bindings, read_topology, shares
 from monarch_hpc.agent.gpus import visible_gpus
 from monarch_hpc.agent.output import LogFiles, ProcOutput, Tag
 from monarch_hpc.agent.place import Place
@@ -65,14 +68,17 @@ class Births:
         self._send = send
         self._crowded = crowded
         self._parent = parent
+        self._topology = functools.cache(read_topology)  # hundreds of files on a large machine
 
     def start(self, order: SpawnProcs, places: list[tuple[int, int]]) -> None:
         """Start procs of *order*: for each of *places* the one of that mesh rank and local rank.
 
         Raises:
             OSError: no pipe or no zygote can be made; nothing was started.
+            ValueError: a binding cannot be had here; likewise.
         """
-        starts = [self._one(order, rank, local_rank) for rank, local_rank in places]
+        bindings, num_threads = self._bindings(order)
+        starts = [self._one(order, rank, local_rank, bindings[local_rank], num_threads) for rank, local_rank in places]
         ours: list[int] = []
         theirs: list[int] = []
         try:
@@ -88,8 +94,11 @@ class Births:
                 cwd=order.cwd,
                 umask=order.umask,
                 gpu_variable=self._place.grant.gpu_variable,
+                unset=order.unset,
             )
-            self._zygotes.spawn(order.preload, request, theirs, lambda outcome: self._forked(procs, outcome))
+            self._zygotes.spawn(
+                order.python, order.preload, request, theirs, lambda outcome: self._forked(procs, outcome)
+            )
         except OSError:
             for fd in ours:
                 os.close(fd)
@@ -110,7 +119,25 @@ class Births:
             procs.append(proc)
         self._parent.procs.update(procs)
 
-    def _one(self, order: SpawnProcs, rank: int, local_rank: int) -> ProcStart:
+    def _bindings(self, order: SpawnProcs) -> tuple[list[Binding], int]:
+        """For each proc of this host where it is bound to, and how many threads OpenMP is to start in each."""
+        cpus = self._place.grant.cpus
+        match order.bind:
+            case "given":
+                check_bindings(order.bindings, order.per_host, {self._place.name: cpus})
+                return given_bindings(order.bindings, cpus, self._topology()), 0
+            case "auto" if order.per_host > 1:
+                gpus = [self._gpus(order, local_rank) for local_rank in range(order.per_host)]
+                return [Binding(share) for share in shares(cpus, gpus, self._topology())], max(
+                    1, len(cpus) // order.per_host
+                )
+            case _:
+                return [Binding()] * order.per_host, 0
+
+    def _gpus(self, order: SpawnProcs, local_rank: int) -> list[str]:
+        return visible_gpus(self._place.grant.gpus, local_rank, order.per_host, order.gpu_visible)
+
+    def _one(self, order: SpawnProcs, rank: int, local_rank: int, binding: Binding, num_threads: int) -> ProcStart:
         place = self._place
         # A spinning thread without a core of its own only takes time from the one it waits for.
         room = len(self._parent.procs) + order.per_host < len(place.grant.cpus)
@@ -126,7 +153,7 @@ class Births:
             host_name=place.name,
             key=place.key,
             listen_hosts=place.listen_hosts,
-            gpus=visible_gpus(place.grant.gpus, local_rank, order.per_host, order.gpu_visible),
+            gpus=self._gpus(order, local_rank),
             hello_fd=-1,
             spin_s=place.fabric.spin_us / 1e6 if room else 0.0,
             forwarders=place.forwarders,
@@ -134,6 +161,11 @@ class Births:
             limits=place.limits,
             fabric=place.fabric,
             ucx=place.ucx,
+            cpus=binding.cpus,
+            memory_nodes=binding.memory_nodes,
+            num_threads=num_threads,
+            slurm=asdict(place.slurm),
+            python=order.python,
         )
 
     def _forked(self, procs: list[Proc], outcome: Spawned) -> None:

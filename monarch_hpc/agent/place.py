@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from monarch_hpc.agent.grant import Grant
 from monarch_hpc.config.schema import FabricConfig, TransportConfig, UcxConfig
+from monarch_hpc.core.ids import SlurmIds
 from monarch_hpc.supervision.lease import Lease
 
 __all__ = ["Place"]
@@ -21,6 +22,7 @@ class Place:
         heartbeat_s: between two looks at the procs' state.
         lease: how long a proc may be stopped by a signal.
         forwarders: addresses of the head's agent; filled in when they are known.
+        slurm: what Slurm calls the agent.
     """
 
     allocation: str
@@ -36,3 +38,4 @@ class Place:
     limits: TransportConfig
     fabric: FabricConfig
     ucx: UcxConfig
+    slurm: SlurmIds

@@ -25,7 +25,7 @@ from monarch_hpc.agent.zygotes import Zygotes, ZygoteSettings
 from monarch_hpc.config import Config
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.errors import ConfigError, FrameError, TransportError
-from monarch_hpc.core.ids import Identity, Role, new_incarnation
+from monarch_hpc.core.ids import Identity, Role, SlurmIds, new_incarnation
 from monarch_hpc.core.version import __version__
 from monarch_hpc.supervision.lease import Lease, Life
 from monarch_hpc.transport.api import Channel
@@ -117,6 +117,7 @@ class Service:
             limits=limits,
             fabric=config.fabric,
             ucx=config.ucx,
+            slurm=SlurmIds.of(post.environment),
         )
         self._agent = Agent(
             engine, place, self._zygotes, self._reaper, self._files, self._send_up, lambda: self._up.crowded

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from monarch_hpc.agent.sweep import COOKIE, HOST_COOKIE, RUN_COOKIE
 from monarch_hpc.config.schema import FabricConfig, TransportConfig, UcxConfig, as_document, from_document
@@ -54,6 +54,11 @@ class ProcStart:
         spin_s: how long its engine may spin.
         forwarders: addresses of the head's agent, which passes on what is for procs that cannot be dialled.
         interfaces: names of the network interfaces of *listen_hosts*.
+        cpus: CPUs to run on; empty for all that the agent may use.
+        memory_nodes: NUMA nodes to take memory from; empty for any.
+        num_threads: what OMP_NUM_THREADS becomes where the user does not say; 0 leaves it alone.
+        slurm: Slurm's names of job, step and node, see `core.ids.SlurmIds`.
+        python: the interpreter that was asked for; empty for the agent's own.
     """
 
     allocation: str
@@ -75,6 +80,11 @@ class ProcStart:
     limits: TransportConfig
     fabric: FabricConfig
     ucx: UcxConfig
+    cpus: list[int] = field(default_factory=list)
+    memory_nodes: list[int] = field(default_factory=list)
+    num_threads: int = 0
+    slurm: dict[str, str] = field(default_factory=dict)
+    python: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +98,7 @@ class ProcOrder:
         cwd: its working directory; used where it exists.
         umask: its file mode mask: what actors write is as open as the user wants it.
         gpu_variable: the variable that carries `ProcStart.gpus`.
+        unset: variables of the agent's that procs are to be without.
     """
 
     starts: list[ProcStart]
@@ -96,6 +107,7 @@ class ProcOrder:
     cwd: str
     umask: int
     gpu_variable: str
+    unset: list[str] = field(default_factory=list)
 
 
 def render_order(order: ProcOrder) -> dict[str, object]:
@@ -130,7 +142,11 @@ def proc_environment(inherited: Mapping[str, str], order: ProcOrder, start: Proc
         if name not in _STEP_VARIABLES and not name.startswith(_STEP_PREFIXES)
     }
     environment.update(order.environment)
-    if start.gpus:
+    if start.num_threads and "OMP_NUM_THREADS" not in order.unset:
+        environment.setdefault("OMP_NUM_THREADS", str(start.num_threads))
+    for name in order.unset:
+        environment.pop(name, None)
+    if start.gpus and order.gpu_variable not in order.unset:
         environment[order.gpu_variable] = ",".join(start.gpus)
     environment[COOKIE] = start.allocation
     environment[HOST_COOKIE] = str(start.host_rank)

@@ -27,10 +27,12 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 
+from monarch_hpc.agent import binding
 from monarch_hpc.agent.start import ProcOrder, ProcStart, parse_order, proc_environment
 from monarch_hpc.agent.sweep import RUN_COOKIE, cookies, sweep
+from monarch_hpc.core.version import __version__
 
-__all__ = ["NO_RUN", "PIPES_PER_PROC", "main", "render"]
+__all__ = ["NO_RUN", "PIPES_PER_PROC", "main", "render", "versions"]
 
 PIPES_PER_PROC = 3
 """Standard output, standard error, hello."""
@@ -52,6 +54,11 @@ def render(document: object) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
+def versions() -> list[str]:
+    """What two interpreters must have in common to understand each other's messages and code."""
+    return [f"Python {sys.version_info.major}.{sys.version_info.minor}", f"monarch-hpc {__version__}"]
+
+
 def main() -> int:
     """Serve one agent until its socket ends."""
     # The agent takes its signals from a queue; what it blocks must not stay blocked in procs.
@@ -61,6 +68,10 @@ def main() -> int:
         if hello is None:
             return 0
         settings = json.loads(hello[0])
+        if settings["versions"] != versions():
+            wanted, found = " with ".join(settings["versions"]), " with ".join(versions())
+            sock.sendall(render({"mismatch": f"is {found}; the program and its hosts are {wanted}"}))
+            return 1
         try:
             entry = _resolve(settings["entry"])
             for module in settings["preload"]:
@@ -198,6 +209,7 @@ def _settle(order: ProcOrder, start: ProcStart, agent_pid: int) -> None:
     _libc().prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != agent_pid:
         os._exit(1)  # it died before the kernel knew of our wish
+    binding.apply(start.cpus, start.memory_nodes)
     _stamp(start.run)
     environment = proc_environment(os.environ, order, start)
     os.environ.clear()

@@ -21,7 +21,8 @@ from monarch_hpc.agent.reap import Exit, Reaper
 from monarch_hpc.agent.spawn import launch
 from monarch_hpc.agent.start import ProcOrder, render_order
 from monarch_hpc.agent.sweep import COOKIE, HOST_COOKIE, RUN_COOKIE
-from monarch_hpc.agent.zygote import NO_RUN, PIPES_PER_PROC, render
+from monarch_hpc.agent.zygote import NO_RUN, PIPES_PER_PROC, render, versions
+from monarch_hpc.core.version import __version__
 from monarch_hpc.transport.engine import Engine
 
 __all__ = ["MAX_PROCS_PER_ORDER", "Problem", "Spawned", "ZygoteSettings", "Zygotes"]
@@ -32,6 +33,8 @@ MAX_PROCS_PER_ORDER = 64
 _log = logging.getLogger(__name__)
 
 _MAX_ZYGOTES = 4
+_MAX_WORDS_BYTES = 64 << 10
+_NUM_LAST_LINES = 20
 _LENGTH = struct.Struct("<I")
 
 
@@ -64,23 +67,28 @@ class ZygoteSettings:
     environment: Mapping[str, str]
 
 
+_Kind = tuple[str, tuple[str, ...]]
+"""An interpreter, empty for our own, and what is imported in it."""
+
+
 class Zygotes:
-    """The agent's zygotes, one for each list of preloaded modules, kept warm for the next order."""
+    """The agent's zygotes, one for each interpreter and list of preloaded modules, kept warm for the next order."""
 
     def __init__(self, engine: Engine, reaper: Reaper, settings: ZygoteSettings) -> None:
         self._engine = engine
         self._reaper = reaper
         self._settings = settings
-        self._zygotes: dict[tuple[str, ...], _Zygote] = {}  # least recently used first
+        self._zygotes: dict[_Kind, _Zygote] = {}  # least recently used first
 
     def warm(self, preload: Sequence[str]) -> None:
         """Have a zygote with these modules ready."""
-        self._get(tuple(preload))
+        self._get(("", tuple(preload)))
 
-    def spawn(self, preload: Sequence[str], order: ProcOrder, fds: Sequence[int], done: _Done) -> None:
+    def spawn(self, python: str, preload: Sequence[str], order: ProcOrder, fds: Sequence[int], done: _Done) -> None:
         """Fork the procs of *order* from a zygote that has imported *preload*; call *done* with the outcome.
 
         Args:
+            python: the interpreter; empty for our own.
             fds: for each proc where its output, its errors and its hello go; they may be closed on return.
 
         Raises:
@@ -88,7 +96,7 @@ class Zygotes:
         """
         assert len(order.starts) <= MAX_PROCS_PER_ORDER
         assert len(fds) == len(order.starts) * PIPES_PER_PROC
-        self._get(tuple(preload)).send(render(render_order(order)), fds, done)
+        self._get((python, tuple(preload))).send(render(render_order(order)), fds, done)
 
     def close(self) -> None:
         """Kill all zygotes; what was forked from them lives on."""
@@ -96,11 +104,11 @@ class Zygotes:
             zygote.kill()
         self._zygotes.clear()
 
-    def _get(self, preload: tuple[str, ...]) -> _Zygote:
-        zygote = self._zygotes.pop(preload, None)
+    def _get(self, kind: _Kind) -> _Zygote:
+        zygote = self._zygotes.pop(kind, None)
         if zygote is None or zygote.gone:
-            zygote = _Zygote(self._engine, self._reaper, self._settings, preload)
-        self._zygotes[preload] = zygote
+            zygote = _Zygote(self._engine, self._reaper, self._settings, *kind)
+        self._zygotes[kind] = zygote
         if len(self._zygotes) > _MAX_ZYGOTES:
             idle = next((key for key, one in self._zygotes.items() if not one.busy and one is not zygote), None)
             if idle is not None:
@@ -111,8 +119,13 @@ class Zygotes:
 class _Zygote:
     """One zygote process: requests go in, answers come out in the same order."""
 
-    def __init__(self, engine: Engine, reaper: Reaper, settings: ZygoteSettings, preload: tuple[str, ...]) -> None:
+    def __init__(
+        self, engine: Engine, reaper: Reaper, settings: ZygoteSettings, python: str, preload: tuple[str, ...]
+    ) -> None:
         self._engine = engine
+        self._python = python
+        # What another interpreter cannot do it says there before it can speak to us.
+        self._words = os.memfd_create("zygote") if python else -1
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._waiting: deque[_Done] = deque()
         self._outgoing: deque[tuple[bytes, list[int]]] = deque()
@@ -126,15 +139,20 @@ class _Zygote:
             RUN_COOKIE: NO_RUN,
         }
         with theirs:
-            # -P: a file of the user's in the working directory must not pass for a module of ours.
-            self._process = launch(
-                [sys.executable, "-P", "-m", "monarch_hpc.agent.zygote", str(theirs.fileno())],
-                environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                new_session=True,
-            )
+            try:
+                # -P: a file of the user's in the working directory must not pass for a module of ours.
+                self._process = launch(
+                    [python or sys.executable, "-P", "-m", "monarch_hpc.agent.zygote", str(theirs.fileno())],
+                    environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=self._words if python else None,
+                    pass_fds=[theirs.fileno()],
+                    new_session=True,
+                )
+            except OSError as error:
+                self._forget_words()
+                raise OSError(error.errno, f"{python or sys.executable}: {error.strerror}") from error
         self._sock.setblocking(False)
         engine.watch(self._sock.fileno(), self._on_ready)
         reaper.watch(self._process.pid, self._ended)
@@ -144,6 +162,7 @@ class _Zygote:
             "agent_pid": os.getpid(),
             "allocation": settings.allocation,
             "host": settings.host_rank,
+            "versions": versions(),
         }
         self._queue(render(hello), [])
 
@@ -208,6 +227,8 @@ class _Zygote:
         match answer:
             case {"failed": list(lines)}:
                 self._problem = Problem("a module to preload cannot be imported", [str(line) for line in lines])
+            case {"mismatch": str(cause)}:
+                self._problem = Problem(f"{self._python or sys.executable} {cause}", [])
             case {"pids": list(pids)}:
                 self._waiting.popleft()(pids)
             case {"error": str(cause)}:
@@ -223,9 +244,22 @@ class _Zygote:
             for fd in fds:
                 os.close(fd)
         self._outgoing.clear()
-        problem = self._problem or Problem(f"the zygote, which procs are forked from, ended: {how}", [])
+        problem = self._problem or self._unsaid(how)
+        self._forget_words()
         waiting, self._waiting = self._waiting, deque()
         if self._problem is not None and not waiting:
             _log.warning("%s (config key 'procs.preload'):\n%s", problem.cause, "\n".join(problem.last_lines))
         for done in waiting:
             done(problem)
+
+    def _forget_words(self) -> None:
+        if self._words >= 0:
+            os.close(self._words)
+
+    def _unsaid(self, how: Exit) -> Problem:
+        """It ended without a word to us."""
+        if not self._python:
+            return Problem(f"the zygote, which procs are forked from, ended: {how}", [])
+        lines = os.pread(self._words, _MAX_WORDS_BYTES, 0).decode(errors="replace").splitlines()
+        cause = f"{self._python} ended: {how}; it needs monarch-hpc {__version__} and the modules to preload"
+        return Problem(cause, lines[-_NUM_LAST_LINES:])

@@ -110,6 +110,7 @@ class ProcsConfig:
 
     start_s: float
     gpu_visible: Literal["own-first", "own", "all"]
+    bind: Literal["auto", "none"]
     preload: tuple[str, ...]
     stop_s: float
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import enum
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["Identity", "Role", "new_allocation_id", "new_incarnation", "new_run_id"]
+__all__ = ["Identity", "Role", "SlurmIds", "new_allocation_id", "new_incarnation", "new_run_id"]
 
 
 class Role(enum.IntEnum):
@@ -35,6 +36,36 @@ class Identity:
     host: str
     incarnation: int
     epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmIds:
+    """How Slurm calls the place of a process; empty where it has no name for it.
+
+    A proc has the step and the task of its host's agent, which started it.
+
+    Attributes:
+        job_id: number of the job.
+        step_id: number of the step in the job, or ``batch``.
+        node: name of the node.
+        node_id: place of the node in the step.
+        task_id: place of the task in the step.
+    """
+
+    job_id: str = ""
+    step_id: str = ""
+    node: str = ""
+    node_id: str = ""
+    task_id: str = ""
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> SlurmIds:
+        """Read the variables of a process that Slurm started."""
+        get = environment.get
+        step = get("SLURM_STEP_ID") or get("SLURM_STEPID", "")
+        return cls(
+            get("SLURM_JOB_ID", ""), step, get("SLURMD_NODENAME", ""), get("SLURM_NODEID", ""), get("SLURM_PROCID", "")
+        )
 
 
 def new_incarnation() -> int:

@@ -162,6 +162,10 @@ class SpawnProcs(Message):
         umask: the controller's; the agents' own keeps everybody else out.
         gpu_visible: ``own-first``, ``own`` or ``all``; see config key `procs.gpu_visible`.
         deadline_s: seconds until a proc must have reported.
+        unset: names of variables that procs are to be without.
+        bind: ``auto`` or ``none``, see config key `procs.bind`; ``given`` takes *bindings*.
+        bindings: for each proc of a host; see `agent.binding`.
+        python: interpreter that procs run in; empty for the agent's own.
     """
 
     run: str
@@ -177,6 +181,10 @@ class SpawnProcs(Message):
     umask: int
     gpu_visible: str
     deadline_s: float
+    unset: list[str] = field(default_factory=list)
+    bind: str = "none"
+    bindings: list[dict[str, str]] = field(default_factory=list)
+    python: str = ""
 
 
 @dataclass(frozen=True, slots=True)

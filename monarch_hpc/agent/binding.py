@@ -1,0 +1,254 @@
+"""Which CPUs the procs of a host run on, and which NUMA nodes their memory comes from.
+
+Planning is pure: what was granted and how the machine is built come in. `apply` is for a process with one thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+__all__ = [
+    "KEYS",
+    "Binding",
+    "Topology",
+    "apply",
+    "check_bindings",
+    "given_bindings",
+    "parse_numbers",
+    "read_topology",
+    "render_numbers",
+    "shares",
+]
+
+KEYS = ("cpunodebind", "membind", "physcpubind", "cpus")
+"""What a binding may say, in the words of numactl (NUMA nodes, NUMA nodes, CPUs) and of taskset (CPUs)."""
+
+_CPU_KEYS = ("physcpubind", "cpus")
+_MPOL_BIND = 2
+_SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
+"""Number of the system call; the C library has no function for it, and libnuma is not everywhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """Where one proc is bound to; an empty list leaves it free.
+
+    Attributes:
+        cpus: CPU numbers.
+        memory_nodes: NUMA nodes.
+    """
+
+    cpus: list[int] = field(default_factory=list)
+    memory_nodes: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """How a machine is built, as far as it tells.
+
+    Attributes:
+        nodes: NUMA node -> its CPUs.
+        cores: CPU -> the first CPU of its core.
+        gpu_nodes: index or UUID of a GPU -> the NUMA node that it is attached to.
+    """
+
+    nodes: Mapping[int, Sequence[int]]
+    cores: Mapping[int, int]
+    gpu_nodes: Mapping[str, int]
+
+    def node_of(self, cpu: int) -> int:
+        """The NUMA node of a CPU; 0 where the machine does not say."""
+        return next((node for node, cpus in self.nodes.items() if cpu in cpus), 0)
+
+
+def parse_numbers(text: str) -> list[int]:
+    """Read a list such as ``0-3,8``, in order and each once.
+
+    Raises:
+        ValueError: it is none.
+    """
+    numbers: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part, re.ASCII)
+        if match is None or (match[2] and int(match[2]) < int(match[1])):
+            raise ValueError(f"{text!r} is no list of numbers such as '0-3,8'")
+        numbers.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return sorted(numbers)
+
+
+def render_numbers(numbers: Iterable[int]) -> str:
+    """Write what `parse_numbers` reads."""
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and parts[-1][1] == number - 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in parts)
+
+
+def shares(cpus: Sequence[int], owned_gpus: Sequence[Sequence[str]], topology: Topology) -> list[list[int]]:
+    """Deal the granted *cpus* out to the procs of a host: disjoint, and equal to within one core.
+
+    No core is shared where there are enough, and neighbours are of one NUMA node, that of the proc's GPU where it
+    works out. With one proc, or fewer CPUs than procs, all are free: their shares are empty.
+
+    Args:
+        owned_gpus: for each proc the GPUs that it sees, its own first.
+    """
+    num = len(owned_gpus)
+    if num < 2 or len(cpus) < num:
+        return [[] for _ in range(num)]
+    cores: dict[tuple[int, int], list[int]] = {}
+    for cpu in sorted(cpus):
+        cores.setdefault((topology.node_of(cpu), topology.cores.get(cpu, cpu)), []).append(cpu)
+    units = [cores[key] for key in sorted(cores)]
+    if len(units) < num:
+        units = [[cpu] for unit in units for cpu in unit]
+    blocks = [
+        sorted(cpu for unit in units[i * len(units) // num : (i + 1) * len(units) // num] for cpu in unit)
+        for i in range(num)
+    ]
+    wishes = [topology.gpu_nodes.get(gpus[0]) if gpus else None for gpus in owned_gpus]
+    if None in wishes:
+        return blocks
+    dealt: list[list[int]] = [[] for _ in range(num)]
+    for block, proc in zip(blocks, sorted(range(num), key=lambda proc: (wishes[proc], proc)), strict=True):
+        dealt[proc] = block
+    return dealt
+
+
+def check_bindings(bindings: Sequence[Mapping[str, str]], per_host: int, granted: Mapping[str, Sequence[int]]) -> None:
+    """Make sure that a user's bindings can be carried out, as far as that can be known before hosts are asked.
+
+    Args:
+        granted: the CPUs that each host may use, by its name.
+
+    Raises:
+        ValueError: there is not one for each proc of a host, a key is unknown, or a CPU was not granted.
+    """
+    if len(bindings) != per_host:
+        raise ValueError(f"proc_bind has {len(bindings)} entries, and there are {per_host} procs on each host")
+    for index, binding in enumerate(bindings):
+        where = f"proc_bind[{index}]"
+        unknown = sorted(set(binding) - set(KEYS))
+        if unknown:
+            raise ValueError(f"{where} has no key {unknown[0]!r}; known: {', '.join(KEYS)}")
+        for key in binding:
+            _numbers(where, key, binding[key], ())
+        for key in _CPU_KEYS:
+            for host, cpus in granted.items() if key in binding else ():
+                _among(where, key, _numbers(where, key, binding[key], cpus), cpus, f"CPUs granted on {host}")
+
+
+def given_bindings(bindings: Sequence[Mapping[str, str]], cpus: Sequence[int], topology: Topology) -> list[Binding]:
+    """Return what a user's bindings mean on this host.
+
+    Raises:
+        ValueError: a NUMA node is not here, or no granted CPU is left for a proc.
+    """
+    nodes = topology.nodes or {0: list(cpus)}
+    found = []
+    for index, binding in enumerate(bindings):
+        where = f"proc_bind[{index}]"
+        wanted: set[int] | None = None
+        for key in _CPU_KEYS:
+            if key in binding:
+                chosen = _numbers(where, key, binding[key], cpus)
+                _among(where, key, chosen, cpus, "CPUs granted here")
+                wanted = set(chosen) if wanted is None else wanted & set(chosen)
+        if "cpunodebind" in binding:
+            chosen = _numbers(where, "cpunodebind", binding["cpunodebind"], nodes)
+            _among(where, "cpunodebind", chosen, nodes, "NUMA nodes here")
+            near = {cpu for node in chosen for cpu in nodes[node]} & set(cpus)
+            wanted = near if wanted is None else wanted & near
+        if wanted is not None and not wanted:
+            raise ValueError(f"{where} {dict(binding)} leaves no CPU of those granted here: {render_numbers(cpus)}")
+        memory_nodes: list[int] = []
+        if "membind" in binding:
+            memory_nodes = _numbers(where, "membind", binding["membind"], nodes)
+            _among(where, "membind", memory_nodes, nodes, "NUMA nodes here")
+        found.append(Binding(sorted(wanted or ()), memory_nodes))
+    return found
+
+
+def _numbers(where: str, key: str, text: str, everything: Iterable[int]) -> list[int]:
+    if text == "all":
+        return sorted(everything)
+    try:
+        return parse_numbers(text)
+    except ValueError as error:
+        raise ValueError(f"{where}[{key!r}]: {error}, or 'all'") from error
+
+
+def _among(where: str, key: str, chosen: Sequence[int], known: Iterable[int], what: str) -> None:
+    missing = sorted(set(chosen) - set(known))
+    if missing:
+        raise ValueError(f"{where}[{key!r}] asks for {render_numbers(missing)}; {what}: {render_numbers(known)}")
+
+
+def read_topology(sys_dir: Path = Path("/sys"), proc_dir: Path = Path("/proc")) -> Topology:
+    """Look at this machine; what it does not tell is left out."""
+    nodes: dict[int, list[int]] = {}
+    for path in (sys_dir / "devices/system/node").glob("node[0-9]*/cpulist"):
+        nodes[int(path.parent.name.removeprefix("node"))] = _read_numbers(path)
+    cores: dict[int, int] = {}
+    for path in (sys_dir / "devices/system/cpu").glob("cpu[0-9]*/topology/thread_siblings_list"):
+        siblings = _read_numbers(path)
+        if siblings:
+            cores[int(path.parent.parent.name.removeprefix("cpu"))] = siblings[0]
+    gpu_nodes: dict[str, int] = {}
+    for path in (proc_dir / "driver/nvidia/gpus").glob("*/information"):
+        try:
+            text = path.read_text(errors="replace")
+            node = int((sys_dir / "bus/pci/devices" / path.parent.name.lower() / "numa_node").read_text())
+        except (OSError, ValueError):
+            continue
+        for name in re.findall(r"^(?:GPU UUID|Device Minor):\s*(\S+)", text, re.MULTILINE):
+            if node >= 0:  # -1: the firmware does not say
+                gpu_nodes[name] = node
+    return Topology(dict(sorted(nodes.items())), cores, gpu_nodes)
+
+
+def _read_numbers(path: Path) -> list[int]:
+    try:
+        return parse_numbers(path.read_text().strip())
+    except (OSError, ValueError):
+        return []  # a node without CPUs has an empty list
+
+
+def apply(cpus: Sequence[int], memory_nodes: Sequence[int]) -> None:
+    """Bind this process, which has one thread.
+
+    Raises:
+        OSError: the kernel refuses; the text says what was asked.
+    """
+    if cpus:
+        try:
+            os.sched_setaffinity(0, cpus)
+        except OSError as error:
+            raise OSError(error.errno, f"cannot run on CPUs {render_numbers(cpus)}: {error.strerror}") from error
+    if memory_nodes:
+        _bind_memory(memory_nodes)
+
+
+def _bind_memory(nodes: Sequence[int]) -> None:
+    number = _SET_MEMPOLICY.get(platform.machine())
+    what = f"cannot take memory from NUMA nodes {render_numbers(nodes)}"
+    if number is None:
+        raise OSError(0, f"{what}: not known how on {platform.machine()}")
+    bits = ctypes.sizeof(ctypes.c_ulong) * 8
+    words = (ctypes.c_ulong * (max(nodes) // bits + 1))()
+    for node in nodes:
+        words[node // bits] |= 1 << node % bits
+    libc = ctypes.CDLL(None, use_errno=True)
+    # The kernel counts one bit less than it is told.
+    if libc.syscall(ctypes.c_long(number), _MPOL_BIND, words, ctypes.c_ulong(len(words) * bits + 1)):
+        error = ctypes.get_errno()
+        raise OSError(error, f"{what}: {os.strerror(error)}")
