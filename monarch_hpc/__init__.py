@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from monarch_hpc.mesh.accumulator import Accumulator
     from monarch_hpc.mesh.actors import ActorMesh
     from monarch_hpc.mesh.here import get_or_spawn_controller
-    from monarch_hpc.mesh.host import HostMesh, hosts, this_proc
+    from monarch_hpc.mesh.host import HostMesh, hosts, this_host, this_proc
     from monarch_hpc.mesh.proc import ProcMesh
     from monarch_hpc.mesh.spmd import spmd
     from monarch_hpc.mesh.value import ValueMesh
@@ -76,6 +76,7 @@ _HOMES = {
     "get_or_spawn_controller": "mesh.here",
     "hosts": "mesh.host",
     "spmd": "mesh.spmd",
+    "this_host": "mesh.host",
     "this_proc": "mesh.host",
 }
 
@@ -115,6 +116,7 @@ __all__ = [
     "get_or_spawn_controller",
     "hosts",
     "spmd",
+    "this_host",
     "this_proc",
 ]
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextvars
-from dataclasses import dataclass
+import os
+import platform
+from dataclasses import dataclass, field
 
+from monarch_hpc.config.program import own_slurm_ids
+from monarch_hpc.core.ids import SlurmIds
 from monarch_hpc.core.shape import Extent, Point
 
 __all__ = ["Context", "ProcInfo", "context", "current_actor_name", "current_rank", "current_size", "entered"]
@@ -21,6 +25,9 @@ class ProcInfo:
         local_rank: place among the procs of its mesh on this host.
         gpus: GPU indices of this proc, its own first.
         slurm_job_id: number of the Slurm job that it runs in; empty where there is none.
+        slurm: what else Slurm calls its place.
+        cpus: CPU numbers that it may run on; of those that were granted to the host.
+        python: the interpreter that was asked for with `HostMesh.with_python_executable`; else empty.
     """
 
     allocation: str
@@ -32,6 +39,9 @@ class ProcInfo:
     local_rank: int
     gpus: tuple[str, ...]
     slurm_job_id: str = ""
+    slurm: SlurmIds = field(default_factory=SlurmIds)
+    cpus: tuple[int, ...] = ()
+    python: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +62,47 @@ class Context:
     actor: int = 0
 
 
-_CONTROLLER = Context(
+_OUTSIDE = Context(
     "controller",
     Point(0, Extent((), ())),
     Point(0, Extent((), ())),
     ProcInfo(allocation="", run="", rank=0, num_ranks=1, host="", host_rank=-1, local_rank=0, gpus=()),
 )
+"""Stands for what is outside of all messages, which is a matter of the process: see `outside`."""
 
-_current: contextvars.ContextVar[Context] = contextvars.ContextVar("monarch_hpc_context", default=_CONTROLLER)
+_current: contextvars.ContextVar[Context] = contextvars.ContextVar("monarch_hpc_context", default=_OUTSIDE)
+_outside: Context | None = None
 
 
 def context() -> Context:
-    """The context of the running endpoint; outside of endpoints the controller's."""
-    return _current.get()
+    """The context of the running endpoint; outside of endpoints that of the process, which is the program's mostly."""
+    current = _current.get()
+    return current if current is not _OUTSIDE else _outside or outside(own_info())
+
+
+def own_info() -> ProcInfo:
+    """What this process knows of its place without being told: host, CPUs and Slurm's names."""
+    slurm = own_slurm_ids()
+    return ProcInfo(
+        allocation="",
+        run="",
+        rank=0,
+        num_ranks=1,
+        host=slurm.node or platform.node(),
+        host_rank=-1,
+        local_rank=0,
+        gpus=(),
+        slurm_job_id=slurm.job_id,
+        slurm=slurm,
+        cpus=tuple(sorted(os.sched_getaffinity(0))),
+    )
+
+
+def outside(info: ProcInfo) -> Context:
+    """Make *info* the place of all code of this process that handles no message; return the context that it gets."""
+    global _outside
+    _outside = Context("controller", Point(0, Extent((), ())), Point(0, Extent((), ())), info)
+    return _outside
 
 
 def entered(entering: Context) -> contextvars.Token[Context]:
@@ -74,14 +112,14 @@ def entered(entering: Context) -> contextvars.Token[Context]:
 
 def current_rank() -> Point:
     """Where this actor stands in the mesh that the message was sent to."""
-    return _current.get().message_rank
+    return context().message_rank
 
 
 def current_size() -> dict[str, int]:
     """The sizes of the mesh that the message was sent to, by dimension."""
-    return _current.get().message_rank.extent.to_dict()
+    return context().message_rank.extent.to_dict()
 
 
 def current_actor_name() -> str:
     """The name given to `spawn`."""
-    return _current.get().actor_name
+    return context().actor_name

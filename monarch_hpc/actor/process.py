@@ -6,11 +6,11 @@ import os
 import signal
 import sys
 
-from monarch_hpc.actor.context import ProcInfo
+from monarch_hpc.actor.context import ProcInfo, outside
 from monarch_hpc.actor.reference import ProcRef
 from monarch_hpc.actor.runtime import STOPPED, Runtime
 from monarch_hpc.agent.start import ProcStart
-from monarch_hpc.core.ids import Identity, Role, new_incarnation
+from monarch_hpc.core.ids import Identity, Role, SlurmIds, new_incarnation
 from monarch_hpc.transport.engine import Engine
 from monarch_hpc.transport.node import Node
 from monarch_hpc.transport.ucx.fabric import UcxFabric
@@ -31,8 +31,12 @@ def main(start: ProcStart) -> int:
         host_rank=start.host_rank,
         local_rank=start.local_rank,
         gpus=tuple(start.gpus),
-        slurm_job_id=os.environ.get("SLURM_JOB_ID", ""),
+        slurm_job_id=start.slurm.get("job_id", ""),
+        slurm=SlurmIds(**start.slurm),
+        cpus=tuple(sorted(os.sched_getaffinity(0))),
+        python=start.python,
     )
+    outside(info)
     # The main thread stays out of the engine, so that an idle actor's thread drives it: see actor.cell. It
     # waits in a pipe, not in a lock: a signal that another thread takes does not wake who waits for a lock.
     signals_fd, wakeup_fd = os.pipe2(os.O_CLOEXEC)

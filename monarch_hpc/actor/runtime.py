@@ -14,6 +14,7 @@ from monarch_hpc.actor.cell import CLEANUP_S, Cell
 from monarch_hpc.actor.context import ProcInfo
 from monarch_hpc.actor.deadlines import Deadlines
 from monarch_hpc.actor.fault import MeshFailure
+from monarch_hpc.actor.inquest import Inquest, program_of
 from monarch_hpc.actor.local import Line, LocalLine
 from monarch_hpc.actor.loop import EventLoop
 from monarch_hpc.actor.payload import pack_failure, pack_fault, pack_result, unpack_fault
@@ -21,7 +22,6 @@ from monarch_hpc.actor.pending import Answer, Pending, Slot
 from monarch_hpc.actor.reference import ProcRef
 from monarch_hpc.actor.wards import Ward, Wards
 from monarch_hpc.core.errors import ActorError, DeliveryUnknown, FrameError, TransportError
-from monarch_hpc.core.ids import Role
 from monarch_hpc.transport.api import Channel
 from monarch_hpc.transport.credit import cost_of
 from monarch_hpc.transport.engine import Engine
@@ -67,6 +67,7 @@ class Runtime:
         self.ports: dict[int, Callable[[Line, Frame], None]] = {}
         """Who takes what is sent to ports of this process, by number of the port; on any thread."""
         self._wards = Wards()
+        self._inquest = Inquest(self)
         self.loop = EventLoop()
 
     def bind(self, node: Node, own: ProcRef) -> None:
@@ -222,7 +223,11 @@ class Runtime:
             self.explain(slot.incarnation, slot.where, error, slot.answer)
 
     def explain(self, incarnation: int, where: str, error: TransportError, tell: Callable[[ActorError], None]) -> None:
-        """Say why a call to a lost proc has no answer; who hears of deaths says more."""
+        """Say why a call to a lost proc has no answer, when the program has told."""
+        self._inquest.ask(incarnation, where, error, tell)
+
+    def give_up(self, where: str, error: TransportError, tell: Callable[[ActorError], None]) -> None:
+        """Nobody says why there is no answer."""
         unknown = DeliveryUnknown(where, str(error))
         unknown.__cause__ = error
         tell(unknown)
@@ -237,7 +242,7 @@ class Runtime:
 
     def was_stopped(self, incarnation: int, cause: str) -> bool:
         """Tell whether the proc ended because it was asked to; who hears of deaths knows better."""
-        return STOPPED in cause
+        return STOPPED in cause or self._inquest.was_expected(incarnation)
 
     def _on_fault(self, frame: Frame) -> None:
         actor, failure = unpack_fault(frame)
@@ -253,12 +258,27 @@ class Runtime:
         elif not told:
             self.unhandled(failure)
 
+    def adopt(self, owner: int, name: str, mesh: int, procs: Mapping[int, ProcRef], end: Callable[[], None]) -> None:
+        """Make *owner* the one who is told of failures of *procs*, and with whom they end.
+
+        Args:
+            end: asks for their end, and waits for nothing; called at once if the owner has ended meanwhile.
+        """
+        self._wards.add(mesh, owner, name, procs, end)
+        cell = self._cells.get(owner)
+        if owner and (cell is None or cell.ending):
+            self.stop_owned(owner)
+
+    def disown(self, mesh: int) -> None:
+        """These procs end because they were asked to."""
+        self._wards.remove(mesh)
+
     def unhandled(self, failure: MeshFailure) -> None:
         """No actor of this process owns what failed: the program is told."""
-        for channel in list(self.node.channels.values()):
-            if channel.peer.role is Role.CONTROLLER:
-                self.report(channel, 0, 0, failure)
-                return
+        program = program_of(self.node)
+        if program is not None:
+            self.report(self.line_to(program), 0, 0, failure)
+            return
         print(f"monarch-hpc: {failure.report()}", file=sys.stderr, flush=True)
 
     def report(self, channel: Line, owner: int, actor: int, failure: MeshFailure) -> None:
@@ -269,6 +289,10 @@ class Runtime:
     def stop_owned(self, owner: int) -> None:
         """Stop all that an actor has spawned: nothing outlives its owner."""
         for ward in self._wards.of(owner):
+            if ward.end is not None:
+                self._wards.remove(ward.actor)
+                ward.end()
+                continue
             for rank in list(ward.ranks.values()):
                 try:
                     self.stop(ward.procs[rank], ward.actor)

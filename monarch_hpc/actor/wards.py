@@ -1,8 +1,8 @@
-"""The actors that a process has spawned: who owns them, and which of them have failed."""
+"""The actors and procs that a process has spawned: who owns them, and which of them have failed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from monarch_hpc.actor.reference import ProcRef
@@ -12,13 +12,14 @@ __all__ = ["Ward", "Wards"]
 
 @dataclass(frozen=True, slots=True)
 class Ward:
-    """A mesh of actors that was spawned here.
+    """A mesh of actors, or of procs, that was spawned here.
 
     Attributes:
-        actor: its number.
+        actor: its number; that of the mesh in its run for procs.
         owner: number of the actor that spawned it; 0 for the program.
         procs: by rank of the mesh.
         ranks: by incarnation of the proc, those that are not known to have failed.
+        end: for procs: ends them all, and waits for nothing.
     """
 
     actor: int
@@ -26,9 +27,17 @@ class Ward:
     name: str
     procs: Mapping[int, ProcRef]
     ranks: dict[int, int]
+    end: Callable[[], None] | None = None
+
+    @property
+    def homes(self) -> set[int]:
+        """Incarnations of all its procs."""
+        return {proc.incarnation for proc in self.procs.values()}
 
     def where(self, rank: int) -> str:
-        """One of its actors, in words."""
+        """One of its actors, or procs, in words."""
+        if self.end is not None:
+            return f"proc {rank} of {self.name} on {self.procs[rank].host}"
         return f"actor {self.name}[{rank}] on {self.procs[rank].host}"
 
 
@@ -38,9 +47,12 @@ class Wards:
     def __init__(self) -> None:
         self._wards: dict[int, Ward] = {}
 
-    def add(self, actor: int, owner: int, name: str, procs: Mapping[int, ProcRef]) -> None:
-        """Note that *owner* spawns *actor* in each of *procs*."""
-        self._wards[actor] = Ward(actor, owner, name, procs, {proc.incarnation: rank for rank, proc in procs.items()})
+    def add(
+        self, actor: int, owner: int, name: str, procs: Mapping[int, ProcRef], end: Callable[[], None] | None = None
+    ) -> None:
+        """Note that *owner* spawns *actor* in each of *procs*; with *end* it is the procs that it has spawned."""
+        ranks = {proc.incarnation: rank for rank, proc in procs.items()}
+        self._wards[actor] = Ward(actor, owner, name, procs, ranks, end)
 
     def remove(self, actor: int) -> None:
         """Forget a mesh of actors."""
@@ -58,18 +70,27 @@ class Wards:
         """A proc is gone: return those that had an actor there, and its rank."""
         lost = []
         for ward in list(self._wards.values()):
-            rank = ward.ranks.pop(incarnation, None)
+            # That a proc is lost does not mean that it is dead: who started it is told of that.
+            rank = ward.ranks.pop(incarnation, None) if ward.end is None else None
             if rank is not None:
                 lost.append((ward, rank))
         return lost
 
     def fail(self, actor: int, rank: int) -> int | None:
-        """The actor at *rank* has failed: return its owner, None if that is known, or it is none of ours."""
+        """The actor or proc at *rank* has failed: return its owner, None if he knows, or it is none of ours.
+
+        Who has spawned actors in a proc hears of their deaths, and not of the proc's too.
+        """
         ward = self._wards.get(actor)
-        if ward is None or ward.ranks.pop(ward.procs[rank].incarnation, None) is None:
+        if ward is None:
+            return None
+        incarnation = ward.procs[rank].incarnation
+        if ward.ranks.pop(incarnation, None) is None:
+            return None
+        if ward.end is not None and any(incarnation in other.homes for other in self.of(ward.owner) if not other.end):
             return None
         return ward.owner
 
     def of(self, owner: int) -> list[Ward]:
-        """All that an actor has spawned."""
+        """All that an actor has spawned, actors and procs."""
         return [ward for ward in list(self._wards.values()) if ward.owner == owner]

@@ -6,7 +6,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["DIRECTORY_VARIABLE", "RUN_VARIABLE", "Program", "read_program"]
+from monarch_hpc.core.ids import SlurmIds
+
+__all__ = ["DIRECTORY_VARIABLE", "RUN_VARIABLE", "Program", "own_slurm_ids", "read_program"]
 
 DIRECTORY_VARIABLE = "MONARCH_HPC_DIRECTORY"
 RUN_VARIABLE = "MONARCH_HPC_RUN"
@@ -29,3 +31,8 @@ def read_program() -> Program:
     """Read this process's own environment."""
     directory = os.environ.get(DIRECTORY_VARIABLE)
     return Program(Path(directory) if directory else None, os.environ.get(RUN_VARIABLE, ""))
+
+
+def own_slurm_ids() -> SlurmIds:
+    """What Slurm calls this process's place; empty names outside of its jobs."""
+    return SlurmIds.of(os.environ)

@@ -9,12 +9,14 @@ import os
 import platform
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
-from monarch_hpc.actor.context import ProcInfo
+from monarch_hpc.actor.context import outside, own_info
 from monarch_hpc.actor.fault import MeshFailure, leaving_on_faults, tell_program
+from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.local import Line
 from monarch_hpc.actor.reference import ProcRef
 from monarch_hpc.actor.runtime import Runtime
@@ -28,6 +30,8 @@ from monarch_hpc.config.schema import Config
 from monarch_hpc.core.errors import ActorError, AllocationError, SpawnError, TransportError
 from monarch_hpc.core.ids import Role, new_run_id
 from monarch_hpc.mesh.deaths import Deaths
+from monarch_hpc.mesh.deputy import open_deputy
+from monarch_hpc.mesh.fleet import Fleet, Owner
 from monarch_hpc.mesh.here import open_registry
 from monarch_hpc.mesh.links import LinkReport, Links, summarize
 from monarch_hpc.mesh.printer import Printer
@@ -41,20 +45,6 @@ from monarch_hpc.wire.messages import HostEntry, Message
 __all__ = ["Controller"]
 
 _log = logging.getLogger(__name__)
-
-_REPORT_S = 5.0
-"""Beyond its own deadline, how long a host may take to report that it is done."""
-
-
-class _Spawning:
-    """The procs of one mesh while they start."""
-
-    def __init__(self, engine: Engine, num_ranks: int) -> None:
-        self.procs: dict[int, ProcRef] = {}
-        self.channels = 0
-        self.num_ranks = num_ranks
-        self.failure: SpawnError | None = None
-        self.over = Signal(engine)
 
 
 class Controller(Runtime):
@@ -70,10 +60,11 @@ class Controller(Runtime):
         with cls._instance_lock:
             if cls._instance is None:
                 if Runtime.current is not None:
-                    raise RuntimeError("hosts() works in the controller program; this is a proc that it started")
+                    raise RuntimeError("this is a proc, not the program that started it")
                 cls._instance = Controller._open()
                 Runtime.current = cls._instance
                 open_registry(cls._instance)
+                open_deputy(cls._instance)
                 cls._instance._resources.enter_context(leaving_on_faults())
                 atexit.register(cls._instance.close)
             return cls._instance
@@ -100,20 +91,15 @@ class Controller(Runtime):
         # No spinning: controllers live on login nodes, which are shared and count CPU time.
         engine = Engine()
         host = platform.node()
-        super().__init__(engine, ProcInfo("", run, 0, 1, host, host_rank=-1, local_rank=0, gpus=()))
-        self.hosts: dict[int, HostEntry] = {}
+        super().__init__(engine, replace(own_info(), run=run))
         self._run = run
         self._config = config
         self._resources = resources
         self._opened = Signal(engine)
-        self._member = 0
-        self._num_meshes = 0
-        self._names: dict[int, str] = {}
-        self._spawning: dict[int, _Spawning] = {}
-        self._stopping: dict[int, tuple[set[int], Signal]] = {}
-        self._mesh_hosts: dict[int, list[int]] = {}
+        self._directory = directory
+        self.fleet = Fleet(engine, run, config.procs, self._tell)
         self._procs: dict[tuple[int, int], ProcRef] = {}
-        self._deaths = Deaths(engine.call_later)
+        self.deaths = Deaths(engine.call_later)
         self._refusal: str = ""
         self._closed = False
         self._printer = Printer()
@@ -131,70 +117,42 @@ class Controller(Runtime):
         if not self._opened.wait(config.transport.connect_s) or self._refusal:
             raise AllocationError(directory.name, self._refusal or "its head agent does not answer")
 
-    # ---- what meshes ask ----
+        self.info = replace(self.info, allocation=self._attachment.ready.allocation, host_rank=self._host_rank())
+        outside(self.info)
 
-    def spawn_procs(
-        self, hosts: list[int], per_host: int, name: str, environment: dict[str, str], preload: list[str]
-    ) -> tuple[int, Mapping[int, ProcRef]]:
-        """Start *per_host* procs on each of *hosts*; return the mesh's number and its procs by rank.
+    @property
+    def hosts(self) -> dict[int, HostEntry]:
+        """What each host of the allocation was granted, by rank."""
+        return self.fleet.hosts
 
-        Raises:
-            SpawnError: a proc did not start; the others were ended.
-        """
-        config = self._config.procs
-        self._num_meshes += 1
-        mesh = self._member << 20 | self._num_meshes
-        spawning = self._spawning[mesh] = _Spawning(self.engine, len(hosts) * per_host)
-        self._names[mesh] = name
-        self._mesh_hosts[mesh] = hosts
-        order = messages.SpawnProcs(
-            run=self._run,
-            mesh=mesh,
-            hosts=hosts,
-            first_rank=[index * per_host for index in range(len(hosts))],
-            per_host=per_host,
-            num_ranks=spawning.num_ranks,
-            environment=environment,
-            preload=[*config.preload, *(module for module in preload if module not in config.preload)],
-            sys_path=[str(Path(entry or ".").resolve()) for entry in sys.path],
-            cwd=str(Path.cwd()),
-            umask=_umask(),
-            gpu_visible=config.gpu_visible,
-            deadline_s=config.start_s,
-        )
-        self._tell(order)
-        in_time = spawning.over.wait(config.start_s + _REPORT_S)
-        del self._spawning[mesh]
-        if in_time and spawning.failure is None:
-            return mesh, spawning.procs
-        failure = spawning.failure
-        if failure is None:
-            missing = next(rank for rank in range(spawning.num_ranks) if rank not in spawning.procs)
-            host = self.hosts[hosts[missing // per_host]].name
-            failure = SpawnError(host, f"its agent did not report within {config.start_s + _REPORT_S:.0f} s")
-        with contextlib.suppress(TimeoutError, TransportError):
-            self.stop_procs(mesh, None)
-        raise failure
+    @property
+    def name(self) -> str:
+        """The allocation's name."""
+        return self._directory.name
 
-    def stop_procs(self, mesh: int, timeout_s: float | None) -> None:
-        """End all procs of *mesh*; return when every host has reported that none is left.
+    @property
+    def outlived(self) -> bool:
+        """Whether the allocation is Slurm's, and so may serve other programs after this one."""
+        return self._attachment.ready.job_id is not None
 
-        Raises:
-            TimeoutError: a host did not report in time.
-        """
-        hosts = self._mesh_hosts.get(mesh)
-        if hosts is None:
-            return
-        grace_s = self._config.procs.stop_s
-        stopped = Signal(self.engine)
-        self._stopping[mesh] = set(hosts), stopped
-        self._tell(messages.StopProcs(self._run, mesh, hosts, grace_s))
-        in_time = stopped.wait(grace_s + _REPORT_S if timeout_s is None else timeout_s)
-        left, _ = self._stopping.pop(mesh)
-        self._mesh_hosts.pop(mesh, None)
-        if not in_time:
-            names = ", ".join(self.hosts[host].name for host in sorted(left))
-            raise TimeoutError(f"procs of {self._names[mesh] or 'a mesh'} may still run on {names}: no report in time")
+    def stop_all(self, reason: str) -> Future[None]:
+        """End all procs; the future fails with `TimeoutError` if a host does not report."""
+        future: Future[None] = Future(self.engine, lambda: "the end of all procs")
+
+        def stopped(late: list[str]) -> None:
+            if late:
+                future.set_exception(TimeoutError(f"procs may still run on {', '.join(late)}: no report in time"))
+            else:
+                future.set_result(None)
+
+        self.fleet.stop_all(reason, stopped)
+        return future
+
+    def _host_rank(self) -> int:
+        """The host of the allocation that this program runs on; -1 where it is on none, as on a login node."""
+        names = {self.info.host, platform.node(), platform.node().partition(".")[0]}
+        local = not self.outlived
+        return next((rank for rank, host in sorted(self.hosts.items()) if local or host.name in names), -1)
 
     def close(self) -> None:
         """End all procs, print what they said last, and detach; an embedded allocation ends too."""
@@ -203,9 +161,9 @@ class Controller(Runtime):
         self._closed = True
         try:
             self.shut_down()
-            for mesh in list(self._mesh_hosts):
-                with contextlib.suppress(TimeoutError, TransportError):
-                    self.stop_procs(mesh, None)
+            ended = Signal(self.engine)
+            self.fleet.stop_all("the program ended", lambda _late: ended.set())
+            ended.wait()
             self.node.close("the program ended")
         finally:
             self._printer.close()
@@ -230,21 +188,21 @@ class Controller(Runtime):
         message = messages.decode(frame.body)
         match message:
             case messages.RunOpened():
-                self.hosts = {host.rank: host for host in message.hosts}
-                self._member = message.member
+                self.fleet.hosts = {host.rank: host for host in message.hosts}
+                self.fleet.member = message.member
                 self.node.hold(message.epoch)
                 self._opened.set()
             case messages.ProcReady():
                 self._on_ready(message)
             case messages.SpawnFailed():
                 host = self.hosts[message.host].name
-                self._fail_spawning(message.mesh, SpawnError(host, message.cause, message.last_lines))
+                self.fleet.on_failed(message.mesh, SpawnError(host, message.cause, message.last_lines))
             case messages.ProcEnded():
                 self._on_ended(message)
             case messages.ProcLife():
                 self._on_life(message)
             case messages.ProcsStopped():
-                self._on_stopped(message.mesh, message.host)
+                self.fleet.on_stopped(message.mesh, message.host)
             case messages.HostLost():
                 self._on_host_lost(message.host, message.cause)
             case messages.Output():
@@ -261,23 +219,18 @@ class Controller(Runtime):
             cause = f"the allocation is gone: {error}"
             for proc in self._procs.values():
                 self._bury(proc, cause)
-            for mesh in list(self._spawning):
-                self._fail_spawning(mesh, SpawnError("the allocation", cause))
-            for hosts, stopped in self._stopping.values():
-                hosts.clear()
-                stopped.set()
+            self.fleet.on_head_lost(cause)
             self._refusal = cause
             self._opened.set()
         super().on_lost(channel, error)
 
     def explain(self, incarnation: int, where: str, error: TransportError, tell: Callable[[ActorError], None]) -> None:
         """Wait a moment for the agent's word on how the proc ended."""
-        give_up = super().explain
-        self._deaths.explain(incarnation, where, tell, lambda where, tell: give_up(incarnation, where, error, tell))
+        self.deaths.explain(incarnation, where, tell, lambda where, tell: self.give_up(where, error, tell))
 
     def was_stopped(self, incarnation: int, cause: str) -> bool:
         """Tell whether a proc ended because it was asked to, or with the program."""
-        return self._closed or self._deaths.was_expected(incarnation)
+        return self._closed or self.deaths.was_expected(incarnation)
 
     def unhandled(self, failure: MeshFailure) -> None:
         """The program is told."""
@@ -295,39 +248,31 @@ class Controller(Runtime):
             addresses=tuple(ready.addresses),
         )
         self._procs[ready.mesh, ready.rank] = proc
-        spawning = self._spawning.get(ready.mesh)
-        if spawning is None:
+        if not self.fleet.on_ready(proc):
             return
-        spawning.procs[ready.rank] = proc
 
         def connected(result: Channel | TransportError) -> None:
             if isinstance(result, TransportError):
-                self._fail_spawning(ready.mesh, SpawnError(proc.host, f"it runs, but cannot be reached: {result}"))
+                failure = SpawnError(proc.host, f"it runs, but cannot be reached: {result}")
+                self.fleet.on_failed(proc.mesh, failure)
                 return
             self._links.changed()
-            spawning.channels += 1
-            if spawning.channels == spawning.num_ranks:
-                spawning.over.set()
+            self.fleet.on_reached(proc)
 
         self.node.dial(proc.addresses, proc.incarnation, connected)
-
-    def _fail_spawning(self, mesh: int, failure: SpawnError) -> None:
-        spawning = self._spawning.get(mesh)
-        if spawning is not None and spawning.failure is None:
-            spawning.failure = failure
-            spawning.over.set()
 
     def _on_ended(self, ended: messages.ProcEnded) -> None:
         key = ended.mesh, ended.rank
         proc = self._procs.get(key)
         if proc is None:
             return
-        cause = "it was stopped" if ended.expected else ended.cause
+        reason = self.fleet.reason(ended.mesh)
+        cause = (f"it was stopped: {reason}" if reason else "it was stopped") if ended.expected else ended.cause
         if not ended.expected:
             said = "".join(f"\n    {line}" for line in ended.last_lines)
             self._printer.put(sys.stderr, f"monarch-hpc: proc {ended.rank} on {proc.host} died: {cause}\n")
             cause += f"; it wrote last:{said}" if said else ""
-            self._fail_spawning(ended.mesh, SpawnError(proc.host, cause))
+            self.fleet.on_failed(ended.mesh, SpawnError(proc.host, cause))
         self._bury(proc, cause, expected=ended.expected)
 
     def _on_life(self, news: messages.ProcLife) -> None:
@@ -342,20 +287,24 @@ class Controller(Runtime):
         self._printer.put(sys.stderr, f"monarch-hpc: {text}\n")
 
     def _bury(self, proc: ProcRef, cause: str, *, expected: bool = False) -> None:
-        self._deaths.record(proc.incarnation, cause, expected=expected)
+        self.deaths.record(proc.incarnation, cause, expected=expected)
         self.node.bar(proc.incarnation, cause)
         self._links.changed()
         channel = self.node.channels.get(proc.incarnation)
         if channel is not None:
             channel.give_up(cause)
+        self.fleet.on_death(proc.incarnation)
+        owner = None if expected else self.fleet.owner_of(proc.mesh)
+        if owner is not None:
+            self._tell_who_started(owner, proc, cause)
 
-    def _on_stopped(self, mesh: int, host: int) -> None:
-        stopping = self._stopping.get(mesh)
-        if stopping is not None:
-            left, stopped = stopping
-            left.discard(host)
-            if not left:
-                stopped.set()
+    def _tell_who_started(self, owner: Owner, proc: ProcRef, cause: str) -> None:
+        """Tell an actor that a proc of its own is dead."""
+        name = self.fleet.names[proc.mesh] or "procs"
+        failure = MeshFailure(name, proc.rank, f"proc {proc.rank} of {name} on {proc.host}", cause)
+        line = self._line if owner.proc == self.own.incarnation else self.node.channels.get(owner.proc)
+        if line is not None:
+            self.report(line, owner.actor, proc.mesh, failure)
 
     def _on_host_lost(self, host: int, cause: str) -> None:
         name = self.hosts[host].name
@@ -363,22 +312,13 @@ class Controller(Runtime):
         for proc in self._procs.values():
             if proc.host_rank == host:
                 self._bury(proc, f"host {name} is lost: {cause}")
-        for mesh, hosts in self._mesh_hosts.items():
-            if host in hosts:
-                self._fail_spawning(mesh, SpawnError(name, f"the host is lost: {cause}"))
-                self._on_stopped(mesh, host)
+        self.fleet.on_host_lost(host, cause)
 
     def _print(self, output: messages.Output) -> None:
-        name = self._names.get(output.mesh, "")
+        name = self.fleet.names.get(output.mesh, "")
         prefix = f"[{name + ' ' if name else ''}r{output.rank:02d} {self.hosts[output.host].name}] "
         stream = sys.stdout if output.stream == "out" else sys.stderr
         text = "".join(f"{prefix}{line}\n" for line in output.lines)
         if output.dropped:
             text += f"{prefix}... {output.dropped} lines left out here; the run's log files have them\n"
         self._printer.put(stream, text)
-
-
-def _umask() -> int:
-    """This process's file mode mask; `os.umask` could only tell it by changing it for all threads."""
-    status = Path("/proc/self/status").read_text()
-    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("Umask:")), 8)

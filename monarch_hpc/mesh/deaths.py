@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from monarch_hpc.core.errors import ActorDied, ActorError
+from monarch_hpc.actor.inquest import WORD_S, Tell
+from monarch_hpc.core.errors import ActorDied
 
 __all__ = ["Deaths"]
-
-_WORD_S = 3.0
-"""How long a lost proc's calls wait for its agent to say why; agents say so within milliseconds."""
-
-Tell = Callable[[ActorError], None]
 
 
 class Deaths:
@@ -39,7 +35,7 @@ class Deaths:
             for unheard in self._unexplained.pop(incarnation, ()):
                 give_up(*unheard)
 
-        self._later(_WORD_S, too_late)
+        self._later(WORD_S, too_late)
 
     def record(self, incarnation: int, cause: str, *, expected: bool = False) -> None:
         """Note a death; the first cause counts.

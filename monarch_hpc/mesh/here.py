@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from monarch_hpc.actor.endpoint import Actor, endpoint
 from monarch_hpc.actor.fault import MeshFailure
 from monarch_hpc.actor.future import Future
+from monarch_hpc.actor.inquest import program_of
 from monarch_hpc.actor.payload import pack_spawn
 from monarch_hpc.actor.reference import ProcRef
 from monarch_hpc.actor.runtime import Runtime, current_runtime
@@ -75,14 +76,12 @@ class _Registry(Actor):
 
 def _program(runtime: Runtime) -> ProcRef:
     """The process of the program that this one belongs to; it may be the same."""
-    own = runtime.own
     if runtime.node.identity.role is Role.CONTROLLER:
-        return own
-    for channel in list(runtime.node.channels.values()):
-        peer = channel.peer
-        if peer.role is Role.CONTROLLER:
-            return ProcRef(0, 0, peer.host, -1, 0, peer.incarnation, ())
-    raise RuntimeError("the connection to the program is lost")
+        return runtime.own
+    program = program_of(runtime.node)
+    if program is None:
+        raise RuntimeError("the connection to the program is lost")
+    return program
 
 
 def _registry(program: ProcRef) -> ActorMesh[_Registry]:

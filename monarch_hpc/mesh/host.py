@@ -3,29 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Self
+from types import TracebackType
+from typing import Literal, Self
 
+from monarch_hpc.actor.context import context
+from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.runtime import Runtime
+from monarch_hpc.agent.binding import check_bindings
+from monarch_hpc.core.errors import AllocationError
 from monarch_hpc.core.shape import Extent, Region
 from monarch_hpc.mesh.controller import Controller
+from monarch_hpc.mesh.deputy import ask_hosts, block, done_future, start_procs, stop_procs
+from monarch_hpc.mesh.fleet import ProcPlan
 from monarch_hpc.mesh.here import proc_of
 from monarch_hpc.mesh.proc import ProcMesh
+from monarch_hpc.mesh.setup import Bootstrap, run_bootstrap
 from monarch_hpc.mesh.view import MeshView
 from monarch_hpc.wire.messages import HostEntry
 
-__all__ = ["HostMesh", "hosts", "this_proc"]
+__all__ = ["HostMesh", "hosts", "hosts_of", "this_host", "this_proc"]
 
 
 class HostMesh(MeshView):
-    """Hosts of an allocation, along the dimension ``hosts``."""
+    """Hosts of an allocation; all of them along the dimension ``hosts``.
 
-    def __init__(self, region: Region, entries: Sequence[HostEntry], controller: Controller) -> None:
+    It may be sent to actors, which start procs of their own there. Only the program can stop it.
+
+    Args:
+        entries: what each host was granted, by base rank.
+        python: the interpreter that procs run in; empty for the agents' own.
+        owned: it is the program's, and no slice.
+    """
+
+    def __init__(
+        self, region: Region, entries: Mapping[int, HostEntry], python: str = "", *, owned: bool = False
+    ) -> None:
         super().__init__(region)
         self._entries = entries
-        self._controller = controller
+        self._python = python
+        self._owned = owned
 
     def _viewing(self, region: Region) -> Self:
-        return type(self)(region, self._entries, self._controller)
+        whole = self._owned and len(region) == len(self._region)
+        return type(self)(region, self._entries, self._python, owned=whole)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        kept = {rank: self._entries[rank] for rank in self._region.base_ranks()}
+        return HostMesh, (self._region, kept, self._python)
 
     def __repr__(self) -> str:
         return f"<HostMesh {self.extent}: {', '.join(entry.name for entry in self.entries)}>"
@@ -35,37 +59,137 @@ class HostMesh(MeshView):
         """What each host of this view was granted, in order."""
         return [self._entries[rank] for rank in self._region.base_ranks()]
 
+    @property
+    def initialized(self) -> Future[Literal[True]]:
+        """Done: who has a mesh of hosts has reached them."""
+        return done_future(_runtime())
+
+    def with_python_executable(self, python_executable: str) -> Self:
+        """The same hosts, whose procs run in another interpreter; `this_host()` in those procs does so too.
+
+        Args:
+            python_executable: path of an interpreter on the hosts. It needs this version of monarch-hpc and of Python;
+                `spawn_procs` raises if it has not.
+        """
+        return type(self)(self._region, self._entries, python_executable, owned=self._owned)
+
     def spawn_procs(
         self,
         per_host: Mapping[str, int] | None = None,
-        *,
+        bootstrap: Bootstrap | None = None,
         name: str = "",
-        env: Mapping[str, str] | None = None,
+        proc_bind: Sequence[Mapping[str, str]] | Literal["auto", "none"] | None = None,
+        *,
+        env: Mapping[str, str | None] | None = None,
         preload: Sequence[str] = (),
     ) -> ProcMesh:
         """Start procs on every host of this view and return their mesh once all of them answer.
 
+        Actors may do so as well as the program, wherever they are; the procs of an actor end with it. It blocks: in a
+        coroutine write ``await asyncio.to_thread(hosts.spawn_procs, ...)`` where others are to run meanwhile.
+
         Args:
             per_host: dimensions of the procs on one host, e.g. ``{"gpus": 4}``; None starts one.
+            bootstrap: function or coroutine function that runs in every proc before any actor does.
             name: prefix of their output lines, where one program has several meshes.
-            env: variables to set in every proc.
+            proc_bind: ``auto`` or ``none`` instead of config key `procs.bind`; or for each proc of a host where it is
+                bound to: ``cpus`` or ``physcpubind`` (CPUs), ``cpunodebind`` (NUMA nodes whose CPUs are meant) and
+                ``membind`` (NUMA nodes that memory comes from), each as ``"0-3,8"`` or ``"all"``.
+            env: variables to set in every proc; None unsets one.
             preload: modules to import once per host, before procs are forked: they then start in
                 milliseconds and share the memory. The modules must not start threads or CUDA.
 
         Raises:
-            SpawnError: a proc did not start; those that did are ended.
-            ValueError: a dimension repeats one of the hosts', or has a size below 1.
+            SpawnError: a proc did not start, or its bootstrap failed; those that did are ended.
+            ValueError: a dimension repeats one of the hosts', or has a size below 1; *proc_bind* makes no sense, or
+                asks for a CPU that a host was not granted. Nothing was started.
         """
+        runtime = _runtime()
         inner = Extent.of(dict(per_host or {}))
         extent = Extent((*self.extent.labels, *inner.labels), (*self.extent.sizes, *inner.sizes))
-        mesh, procs = self._controller.spawn_procs(
-            [entry.rank for entry in self.entries], len(inner), name, dict(env or {}), list(preload)
+        entries = self.entries
+        bind, bindings = _binding(proc_bind, len(inner), entries)
+        plan = ProcPlan(
+            hosts=tuple(entry.rank for entry in entries),
+            per_host=len(inner),
+            name=name,
+            environment={variable: value for variable, value in (env or {}).items() if value is not None},
+            preload=tuple(preload),
+            unset=tuple(variable for variable, value in (env or {}).items() if value is None),
+            bind=bind,
+            bindings=bindings,
+            python=self._python,
         )
-        return ProcMesh(name or f"procs{mesh}", mesh, Region.whole(extent), procs, self._controller, self._controller)
+        started = block(runtime, start_procs(runtime, plan, context().actor))
+        if bootstrap is not None:
+            try:
+                run_bootstrap(runtime, name, started.procs, bootstrap)
+            except BaseException:
+                block(runtime, stop_procs(runtime, started.mesh, name, "its bootstrap failed"))
+                raise
+        region = Region.whole(extent)
+        return ProcMesh(name or f"procs{started.mesh}", started.mesh, region, started.procs, runtime, owned=True)
+
+    def stop(self, reason: str = "") -> Future[None]:
+        """End all procs of this program; the hosts can be used again.
+
+        Nobody has to wait for the future, which is done when all of them are gone.
+
+        Raises:
+            RuntimeError: this is a slice, or code of a proc: hosts belong to the program.
+        """
+        return self._program("stop").stop_all(reason)
+
+    def shutdown(self) -> Future[None]:
+        """End all procs and give the hosts back; returns when that is done, with a future that is done, too.
+
+        Raises:
+            AllocationError: the allocation is Slurm's: other programs may use it, and 'monarch-hpc release' ends it.
+            RuntimeError: as for `stop`.
+        """
+        program = self._program("shut down")
+        if program.outlived:
+            raise AllocationError(
+                program.name, "it outlives this program; stop() ends your procs, 'monarch-hpc release' all of it"
+            )
+        future: Future[None] = Future(program.engine)
+        future.set_result(None)
+        program.close()
+        return future
+
+    def _program(self, verb: str) -> Controller:
+        runtime = Runtime.current
+        if not self._owned or not isinstance(runtime, Controller):
+            raise RuntimeError(
+                f"{self!r} is not owned here: only the program can {verb} hosts, and only those that hosts() gave it; "
+                "this is a slice of them, or came in a message"
+            )
+        return runtime
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the procs, and the allocation too where it is this program's."""
+        program = self._program("stop")
+        if program.outlived:
+            block(program, self.stop())
+        else:
+            self.shutdown()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.__exit__(kind, error, trace)
 
 
 def hosts() -> HostMesh:
-    """The hosts of this program's allocation.
+    """The hosts of this program's allocation, also in its procs.
 
     Under `monarch-hpc run` those of the chosen allocation; in a program started by itself one
     embedded host on this machine, which ends with the program.
@@ -74,9 +198,36 @@ def hosts() -> HostMesh:
         AllocationError: the allocation cannot be reached, or has ended.
         VersionMismatch: it runs another Python or package.
     """
-    controller = Controller.instance()
-    entries = list(controller.hosts.values())
-    return HostMesh(Region.whole(Extent(("hosts",), (len(entries),))), entries, controller)
+    runtime = _runtime()
+    entries = list(ask_hosts(runtime).values())
+    region = Region.whole(Extent(("hosts",), (len(entries),)))
+    return HostMesh(region, dict(enumerate(entries)), runtime.info.python, owned=isinstance(runtime, Controller))
+
+
+def this_host() -> HostMesh:
+    """The host that this code runs on, as a mesh of one without dimensions.
+
+    In a program that runs on no host of its allocation, as on a login node, it is the first host of the allocation:
+    login nodes are not for work.
+
+    Raises:
+        AllocationError: as for `hosts`.
+    """
+    runtime = _runtime()
+    return hosts_of(runtime, [max(runtime.info.host_rank, 0)])
+
+
+def hosts_of(runtime: Runtime, ranks: Sequence[int]) -> HostMesh:
+    """Those hosts, each once: one has no dimension, several are along ``hosts``; -1 is a program that is on none."""
+    known = ask_hosts(runtime)
+    wanted = list(dict.fromkeys(ranks))
+    for rank in wanted:
+        if rank not in known:
+            who = f"host {rank}" if rank >= 0 else "this program's machine"
+            raise ValueError(f"{who} is no host of the allocation")
+    entries = {index: known[rank] for index, rank in enumerate(wanted)}
+    extent = Extent(("hosts",), (len(wanted),)) if len(wanted) > 1 else Extent((), ())
+    return HostMesh(Region.whole(extent), entries, runtime.info.python)
 
 
 def this_proc() -> ProcMesh:
@@ -88,4 +239,20 @@ def this_proc() -> ProcMesh:
     Raises:
         AllocationError: in the program: its allocation cannot be reached, or has ended.
     """
-    return proc_of(Runtime.current or Controller.instance())
+    return proc_of(_runtime())
+
+
+def _runtime() -> Runtime:
+    return Runtime.current or Controller.instance()
+
+
+def _binding(
+    proc_bind: Sequence[Mapping[str, str]] | str | None, per_host: int, entries: Sequence[HostEntry]
+) -> tuple[str, tuple[Mapping[str, str], ...]]:
+    if proc_bind is None or proc_bind in ("auto", "none"):
+        return str(proc_bind or ""), ()
+    if isinstance(proc_bind, str):
+        raise ValueError(f"proc_bind is {proc_bind!r}; it is 'auto', 'none' or a list with one mapping for each proc")
+    bindings = tuple(dict(binding) for binding in proc_bind)
+    check_bindings(bindings, per_host, {entry.name: entry.cpus for entry in entries})
+    return "given", bindings

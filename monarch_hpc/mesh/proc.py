@@ -5,10 +5,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Literal, Self, TypeVar
 
 from monarch_hpc.actor.context import context
 from monarch_hpc.actor.endpoint import Actor, check_arguments
+from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.payload import pack_spawn
 from monarch_hpc.actor.reference import ProcRef
 from monarch_hpc.actor.runtime import Runtime, current_runtime
@@ -16,25 +17,23 @@ from monarch_hpc.core.errors import ActorDied, TransportError
 from monarch_hpc.core.ids import new_incarnation
 from monarch_hpc.core.shape import Region
 from monarch_hpc.mesh.actors import ActorMesh
+from monarch_hpc.mesh.deputy import block, done_future, stop_procs
 from monarch_hpc.mesh.view import MeshView
 
-__all__ = ["ProcMesh", "ProcOwner"]
+if TYPE_CHECKING:
+    from monarch_hpc.mesh.host import HostMesh
+
+__all__ = ["ProcMesh"]
 
 A = TypeVar("A", bound=Actor)
-
-
-class ProcOwner(Protocol):
-    """Who started the procs and can end them."""
-
-    def stop_procs(self, mesh: int, timeout_s: float | None) -> None:
-        """End all procs of a mesh and wait until they are gone."""
-        ...
 
 
 class ProcMesh(MeshView):
     """Procs, their dimensions those of the hosts followed by those of `per_host`.
 
-    It may be sent to actors, which then spawn on these procs; only who started them can stop them.
+    It may be sent to actors, which then spawn on these procs. Who started them owns them, the program or an actor,
+    and nobody else can stop them: not who got the mesh in a message, nor through a slice. The procs of an actor
+    end with it.
     """
 
     def __init__(
@@ -44,17 +43,19 @@ class ProcMesh(MeshView):
         region: Region,
         procs: Mapping[int, ProcRef],
         runtime: Runtime | None = None,
-        owner: ProcOwner | None = None,
+        *,
+        owned: bool = False,
     ) -> None:
         super().__init__(region)
         self._name = name
         self._mesh = mesh
         self._procs = procs
         self._runtime = runtime or current_runtime()
-        self._owner = owner
+        self._owned = owned
 
     def _viewing(self, region: Region) -> Self:
-        return type(self)(self._name, self._mesh, region, self._procs, self._runtime, self._owner)
+        whole = self._owned and len(region) == len(self._region)
+        return type(self)(self._name, self._mesh, region, self._procs, self._runtime, owned=whole)
 
     def __reduce__(self) -> tuple[object, ...]:
         kept = {rank: self._procs[rank] for rank in self._region.base_ranks()}
@@ -95,19 +96,47 @@ class ProcMesh(MeshView):
             raise ActorDied(f"a proc of {self!r}", str(error)) from error
         return ActorMesh(name, actor, cls, self._region, self._procs)
 
-    def stop(self, timeout: float | None = None) -> None:
-        """End all procs of the mesh, also those outside this view, and wait until they are gone.
+    @property
+    def initialized(self) -> Future[Literal[True]]:
+        """Done: `spawn_procs` returns when all procs answer."""
+        return done_future(self._runtime)
+
+    @property
+    def host_mesh(self) -> HostMesh:
+        """The hosts of these procs: one without dimensions, several along ``hosts``, each once and in order."""
+        from monarch_hpc.mesh.host import hosts_of  # it imports this module
+
+        return hosts_of(self._runtime, [proc.host_rank for proc in self.procs])
+
+    def to_table(self) -> str:
+        """The procs as text, a line for each: rank, coordinates, host and process id."""
+        rows = [("rank", *self.extent.labels, "host", "pid")]
+        for rank, proc in enumerate(self.procs):
+            rows.append(
+                (str(rank), *(str(place) for place in self.extent.point(rank).values()), proc.host, str(proc.pid))
+            )
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+        return "\n".join(line.rstrip() for line in lines)
+
+    def stop(self, reason: str = "") -> Future[None]:
+        """End all procs of the mesh; those that hold on are killed after config key `procs.stop_s`.
+
+        Nobody has to wait for the future. It is done when all procs are gone, and fails with `TimeoutError` if a
+        host does not say so. ``with procs:`` and ``async with procs:`` stop at their end, and wait.
 
         Args:
-            timeout: seconds; None takes config key `procs.stop_s` and the time to report.
+            reason: for who calls these procs afterwards, in words.
 
         Raises:
-            TimeoutError: a host did not report in time.
-            RuntimeError: this process did not start them.
+            RuntimeError: this is a slice, or came in a message: the procs belong to somebody else.
         """
-        if self._owner is None:
-            raise RuntimeError(f"{self!r} was not started here: only who called spawn_procs can stop it")
-        self._owner.stop_procs(self._mesh, timeout)
+        if not self._owned:
+            raise RuntimeError(
+                f"{self!r} is not owned here: only who called spawn_procs can stop its procs, "
+                "through the mesh that it got; this is a slice of that, or came in a message"
+            )
+        return stop_procs(self._runtime, self._mesh, self._name, reason)
 
     def __enter__(self) -> Self:
         return self
@@ -115,4 +144,12 @@ class ProcMesh(MeshView):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop()
+        block(self._runtime, self.stop())
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()

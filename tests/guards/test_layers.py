@@ -41,8 +41,6 @@ STARTERS = {
     "os": {"popen", "posix_spawn", "posix_spawnp", "spawnl", "spawnv", "system"},
 }
 ENVIRON_DOORS = {
-    # Slurm says in a variable which job this is.
-    "actor.process",
     "agent.__main__",
     "agent.local",
     # srun gets it, without what would change it.

@@ -38,7 +38,7 @@ def ref(rank: int) -> ProcRef:
 
 
 def hosts(region: Region) -> MeshView:
-    return HostMesh(region, cast(Any, range(len(region))), cast(Any, None))
+    return HostMesh(region, cast(Any, range(len(region))))
 
 
 def procs(region: Region) -> MeshView:
@@ -217,7 +217,7 @@ def test_a_hundred_thousand_ranks_are_cut_without_looking_at_one(kind: str) -> N
     region = Region.whole(Extent.of({"hosts": 12_500, "gpus": 8}))
     nothing = cast(Any, Untouched())
     meshes: dict[str, MeshView] = {
-        "hosts": HostMesh(region, nothing, nothing),
+        "hosts": HostMesh(region, nothing),
         "procs": ProcMesh("procs", 1, region, nothing, cast(Any, object())),
         "actors": ActorMesh("nobody", 7, Nobody, region, nothing),
         "values": ValueMesh(region, nothing),

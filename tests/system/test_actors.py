@@ -213,7 +213,7 @@ def test_the_end_of_a_proc_cancels_what_runs_refuses_what_waits_and_cleans_up(ho
     queued = actor.block.call_one()
     wait_until("the coroutine", lambda: lines(path) == ["wait"])
     begun_s = time.monotonic()
-    procs.stop()
+    procs.stop().get(_PATIENCE_S)
     assert time.monotonic() - begun_s < 5.0
     for future in (running, queued):
         with pytest.raises(ActorDied, match="it was stopped"):
@@ -225,7 +225,7 @@ def test_code_that_cannot_be_cancelled_does_not_hold_up_the_end_of_its_proc(host
     procs = hosts.slice(hosts=0).spawn_procs()
     procs.spawn("blocking", Blocking).drag.broadcast(60.0)
     begun_s = time.monotonic()
-    procs.stop()
+    procs.stop().get(_PATIENCE_S)
     assert time.monotonic() - begun_s < 2.5
 
 

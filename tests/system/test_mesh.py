@@ -110,10 +110,6 @@ class Probe(Actor):
         return os.getpid()
 
     @endpoint
-    def hosts(self) -> None:
-        monarch_hpc.hosts()
-
-    @endpoint
     def mask(self) -> int:
         mask = os.umask(0)
         os.umask(mask)
@@ -307,11 +303,6 @@ def test_actors_call_actors_directly(probes: ActorMesh[Probe], procs: ProcMesh) 
     assert len(values) == 8 and max(values) == 103
 
 
-def test_the_allocation_is_the_controllers_to_use(probes: ActorMesh[Probe]) -> None:
-    with pytest.raises(RuntimeError, match="works in the controller program"):
-        probes.slice(hosts=0, gpus=0).hosts.call_one().get(_PATIENCE_S)
-
-
 def test_actors_of_one_proc_call_each_other(procs: ProcMesh) -> None:
     one = procs.slice(hosts=1, gpus=1)
     first, second = one.spawn("first", Probe), one.spawn("second", Probe)
@@ -346,11 +337,11 @@ def test_stopped_procs_are_gone_and_say_so(hosts: HostMesh) -> None:
     procs = hosts.spawn_procs(per_host={"gpus": 2})
     mesh = procs.spawn("probe", Probe)
     pids = list(mesh.pid.call().get(_PATIENCE_S).values())
-    procs.stop()
+    procs.stop().get(_PATIENCE_S)
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
     with pytest.raises(ActorDied, match="it was stopped"):
         mesh.slice(hosts=1, gpus=0).add.call_one(1).get(_PATIENCE_S)
-    procs.stop()  # again is no error
+    procs.stop().get(_PATIENCE_S)  # again is no error
 
 
 def test_procs_get_the_environment_and_the_shape_they_were_asked_for(hosts: HostMesh) -> None:

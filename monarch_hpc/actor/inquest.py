@@ -1,0 +1,124 @@
+"""Why a proc died, for processes that are not its program: they ask the program, whom its agent tells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from monarch_hpc.actor.payload import pack_call
+from monarch_hpc.actor.reference import ProcRef
+from monarch_hpc.core.errors import ActorDied, ActorError, MonarchError, TransportError
+from monarch_hpc.core.ids import Role
+from monarch_hpc.core.shape import Extent, Region
+from monarch_hpc.transport.engine import Engine
+from monarch_hpc.transport.node import Node
+from monarch_hpc.wire.frames import Buffer, Frame, Kind
+from monarch_hpc.wire.serializer import loads
+
+__all__ = ["DEPUTY", "WORD_S", "Inquest", "Tell", "program_of"]
+
+DEPUTY = 2
+"""Number of the program's actor that its procs ask, see `mesh.deputy`. All processes know it; others are random."""
+
+WORD_S = 3.0
+"""How long a lost proc's calls wait for its agent to say why; agents say so within milliseconds."""
+
+_WAY_S = 1.0
+"""How much longer other procs wait for the program, which itself waits that long for the agent."""
+
+Tell = Callable[[ActorError], None]
+
+
+class Asker(Protocol):
+    """What an inquest needs of its process."""
+
+    engine: Engine
+
+    @property
+    def node(self) -> Node:
+        """Its seat in the allocation."""
+        ...
+
+    def call(
+        self,
+        proc: ProcRef,
+        actor: int,
+        where: str,
+        body: bytes,
+        buffers: Sequence[Buffer],
+        answer: Callable[[Frame | MonarchError], None] | None,
+    ) -> None:
+        """Send one call."""
+        ...
+
+    def give_up(self, where: str, error: TransportError, tell: Tell) -> None:
+        """Say that nobody knows."""
+        ...
+
+
+class Inquest:
+    """Asks once for each lost proc."""
+
+    def __init__(self, asker: Asker) -> None:
+        self._asker = asker
+        self._causes: dict[int, str] = {}
+        self._expected: set[int] = set()
+        self._waiting: dict[int, list[tuple[str, TransportError, Tell]]] = {}
+
+    def ask(self, incarnation: int, where: str, error: TransportError, tell: Tell) -> None:
+        """Tell why what was at *where* died, when the program says so; or that it may have, if nobody does.
+
+        On any thread; told on the driver.
+        """
+        self._asker.engine.call_soon(lambda: self._ask(incarnation, where, error, tell))
+
+    def _ask(self, incarnation: int, where: str, error: TransportError, tell: Tell) -> None:
+        cause = self._causes.get(incarnation)
+        if cause is not None:
+            tell(ActorDied(where, cause))
+            return
+        program = program_of(self._asker.node)
+        if program is None or program.incarnation == incarnation:
+            self._asker.give_up(where, error, tell)
+            return
+        waiting = self._waiting.setdefault(incarnation, [])
+        waiting.append((where, error, tell))
+        if len(waiting) > 1:
+            return
+        self._asker.engine.call_later(WORD_S + _WAY_S, lambda: self._close(incarnation))
+        body, buffers = pack_call("why", Region(Extent((), ()), program.rank, ()), (incarnation,), {})
+        self._asker.call(
+            program, DEPUTY, "the program", body, buffers, lambda answer: self._on_answer(incarnation, answer)
+        )
+
+    def was_expected(self, incarnation: int) -> bool:
+        """Whether the program has said that the proc was asked to end."""
+        return incarnation in self._expected
+
+    def _on_answer(self, incarnation: int, answer: Frame | MonarchError) -> None:
+        if isinstance(answer, Frame) and answer.kind is Kind.RESULT:
+            said = loads(answer.body, answer.buffers)
+            if isinstance(said, tuple):
+                self._causes[incarnation], expected = said
+                if expected:
+                    self._expected.add(incarnation)
+        self._close(incarnation)
+
+    def _close(self, incarnation: int) -> None:
+        cause = self._causes.get(incarnation)
+        if cause is not None:
+            self._asker.node.bar(incarnation, cause)
+        for where, error, tell in self._waiting.pop(incarnation, ()):
+            if cause is None:
+                self._asker.give_up(where, error, tell)
+            else:
+                tell(ActorDied(where, cause))
+
+
+def program_of(node: Node) -> ProcRef | None:
+    """The process of the program that this proc belongs to; None while there is no connection to it."""
+    for channel in list(node.channels.values()):
+        peer = channel.peer
+        if peer.role is Role.CONTROLLER and channel.error is None:
+            return ProcRef(0, 0, peer.host, -1, 0, peer.incarnation, ())
+    return None

@@ -1,0 +1,197 @@
+"""What the procs of a run ask of its program, which alone speaks with the head: hosts, procs, and why a proc died.
+
+It is an actor of the program, so that it answers while the program's own code is busy. Its questions are answered
+when the answer is there, and none waits for another. Below it the functions that ask, alike in program and procs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, Protocol, TypeVar, runtime_checkable
+
+from monarch_hpc.actor.endpoint import Actor, endpoint
+from monarch_hpc.actor.future import Future
+from monarch_hpc.actor.inquest import DEPUTY, program_of
+from monarch_hpc.actor.payload import pack_spawn
+from monarch_hpc.actor.reference import ProcRef
+from monarch_hpc.actor.runtime import Runtime, current_runtime
+from monarch_hpc.actor.turn import ResponsePort
+from monarch_hpc.core.errors import SpawnError
+from monarch_hpc.core.shape import Extent, Region
+from monarch_hpc.mesh.actors import ActorMesh
+from monarch_hpc.mesh.deaths import Deaths
+from monarch_hpc.mesh.fleet import Fleet, Outcome, Owner, ProcPlan, Started
+from monarch_hpc.wire.messages import HostEntry
+
+__all__ = ["Program", "ask_hosts", "block", "done_future", "open_deputy", "start_procs", "stop_procs"]
+
+T = TypeVar("T")
+
+
+@runtime_checkable
+class Program(Protocol):
+    """What a program has and its procs have not."""
+
+    fleet: Fleet
+    deaths: Deaths
+
+
+class _Deputy(Actor):
+    """Answers the procs."""
+
+    @endpoint(explicit_response_port=True)
+    def spawn_procs(self, port: ResponsePort, plan: ProcPlan, owner: Owner) -> None:
+        """Start procs for an actor elsewhere."""
+
+        def done(outcome: Outcome) -> None:
+            if isinstance(outcome, SpawnError):
+                port.exception(outcome)
+            else:
+                port.send(outcome)
+
+        _program()[1].fleet.start(plan, owner, done)
+
+    @endpoint(explicit_response_port=True)
+    def stop_procs(self, port: ResponsePort, mesh: int, reason: str) -> None:
+        """End procs; answers with the hosts that did not report in time."""
+        _program()[1].fleet.stop(mesh, reason, port.send)
+
+    @endpoint
+    def hosts(self) -> dict[int, HostEntry]:
+        """What each host of the allocation was granted, by rank."""
+        return dict(_program()[1].fleet.hosts)
+
+    @endpoint(explicit_response_port=True)
+    def why(self, port: ResponsePort, incarnation: int) -> None:
+        """How a proc died, and whether it was asked to; None where nobody says so."""
+        runtime, program = _program()
+
+        def perform() -> None:
+            program.deaths.explain(
+                incarnation,
+                "",
+                lambda died: port.send((str(getattr(died, "cause", died)), program.deaths.was_expected(incarnation))),
+                lambda _where, _tell: port.send(None),
+            )
+
+        runtime.engine.call_soon(perform)
+
+
+def open_deputy(runtime: Runtime) -> None:
+    """Let the procs of the run ask this program; once, before the first of them starts."""
+    own = runtime.own
+    body, buffers = pack_spawn("deputy", _only(own), _Deputy, (), {})
+    runtime.spawn("deputy", DEPUTY, 0, {own.rank: own}, body, buffers)
+
+
+def start_procs(runtime: Runtime, plan: ProcPlan, actor: int) -> Future[Started]:
+    """Start procs, which end with *actor*, or with the program where that is 0 there.
+
+    The future fails with `SpawnError` when one of them did not start; the others are gone then.
+    """
+    future: Future[Started] = Future(runtime.engine, lambda: f"the start of {plan.name or 'procs'}")
+    owner = Owner(runtime.own.incarnation, actor)
+
+    def settle(read: Callable[[], Outcome]) -> None:
+        try:
+            outcome = read()
+        except BaseException as error:  # noqa: BLE001 whatever the asked one raised is for who waits
+            future.set_exception(error)
+            return
+        if isinstance(outcome, SpawnError):
+            future.set_exception(outcome)
+            return
+        if owns:
+            # On the driver still: a death that is told next must find an owner.
+            runtime.adopt(actor, plan.name or "procs", outcome.mesh, outcome.procs, lambda: _end(runtime, outcome.mesh))
+        future.set_result(outcome)
+
+    if isinstance(runtime, Program):
+        owns = bool(actor)
+        runtime.fleet.start(plan, owner if actor else None, lambda outcome: settle(lambda: outcome))
+    else:
+        owns = True
+        started: Future[Started] = _deputy(runtime).spawn_procs.call_one(plan, owner)
+        started.add_done_callback(lambda done: settle(done.result))
+    return future
+
+
+def stop_procs(runtime: Runtime, mesh: int, name: str, reason: str) -> Future[None]:
+    """End all procs of a mesh; the future is done when every host has reported that none is left.
+
+    It fails with `TimeoutError` if a host does not.
+    """
+    future: Future[None] = Future(runtime.engine, lambda: f"the end of {name or 'procs'}")
+
+    def settle(read: Callable[[], list[str]]) -> None:
+        try:
+            late = read()
+        except BaseException as error:  # noqa: BLE001 whatever the asked one raised is for who waits
+            future.set_exception(error)
+            return
+        if late:
+            names = ", ".join(late)
+            future.set_exception(TimeoutError(f"procs of {name} may still run on {names}: no report in time"))
+        else:
+            future.set_result(None)
+
+    runtime.disown(mesh)
+    if isinstance(runtime, Program):
+        runtime.fleet.stop(mesh, reason, lambda late: settle(lambda: late))
+    else:
+        stopped: Future[list[str]] = _deputy(runtime).stop_procs.call_one(mesh, reason)
+        stopped.add_done_callback(lambda done: settle(done.result))
+    return future
+
+
+def ask_hosts(runtime: Runtime) -> dict[int, HostEntry]:
+    """What each host of the allocation was granted, by rank."""
+    if isinstance(runtime, Program):
+        return dict(runtime.fleet.hosts)
+    found: Future[dict[int, HostEntry]] = _deputy(runtime).hosts.call_one()
+    return block(runtime, found)
+
+
+def block(runtime: Runtime, future: Future[T]) -> T:
+    """Wait for *future*, also where an event loop runs, which stands still meanwhile.
+
+    Raises:
+        RuntimeError: on the thread that does the I/O, or while the process ends.
+    """
+    if runtime.engine.driving:
+        raise RuntimeError("a done-callback must not wait for hosts or procs")
+    if not runtime.engine.wait(future.done, None) and not future.done():
+        raise RuntimeError("the process ends")
+    return future.result()
+
+
+def done_future(runtime: Runtime) -> Future[Literal[True]]:
+    """A future that is done."""
+    future: Future[Literal[True]] = Future(runtime.engine)
+    future.set_result(True)
+    return future
+
+
+def _end(runtime: Runtime, mesh: int) -> None:
+    """Have procs ended whose owner ends; nobody waits for it."""
+    if isinstance(runtime, Program):
+        runtime.fleet.stop(mesh, "its owner ended", lambda _late: None)
+    elif program_of(runtime.node) is not None:  # else all procs of the run are ending
+        _deputy(runtime).stop_procs.broadcast(mesh, "its owner ended")
+
+
+def _program() -> tuple[Runtime, Program]:
+    runtime = current_runtime()
+    assert isinstance(runtime, Program)  # the deputy lives in no other process
+    return runtime, runtime
+
+
+def _deputy(runtime: Runtime) -> ActorMesh[_Deputy]:
+    program = program_of(runtime.node)
+    if program is None:
+        raise RuntimeError("the connection to the program is lost")
+    return ActorMesh("deputy", DEPUTY, _Deputy, _only(program), {program.rank: program})
+
+
+def _only(proc: ProcRef) -> Region:
+    return Region(Extent((), ()), proc.rank, ())

@@ -1,0 +1,293 @@
+"""The procs that a program has started, for itself and for actors: while they start, while they live, how they end."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from monarch_hpc.actor.reference import ProcRef
+from monarch_hpc.config.schema import ProcsConfig
+from monarch_hpc.core.errors import SpawnError, TransportError
+from monarch_hpc.transport.engine import Engine
+from monarch_hpc.wire import messages
+from monarch_hpc.wire.messages import HostEntry, Message
+
+__all__ = ["Fleet", "Outcome", "Owner", "ProcPlan", "Started"]
+
+_REPORT_S = 5.0
+"""Beyond its own deadline, how long a host may take to report that it is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcPlan:
+    """What is asked for with `HostMesh.spawn_procs`; travels to the program, if that was elsewhere.
+
+    Attributes:
+        hosts: ranks in the allocation, in the order of the mesh.
+        bind, bindings: see `wire.messages.SpawnProcs`, as all that follows them.
+    """
+
+    hosts: tuple[int, ...]
+    per_host: int
+    name: str
+    environment: Mapping[str, str]
+    preload: tuple[str, ...] = ()
+    unset: tuple[str, ...] = ()
+    bind: str = ""
+    bindings: tuple[Mapping[str, str], ...] = ()
+    python: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The actor that started procs.
+
+    Attributes:
+        proc: incarnation of its process.
+        actor: its number there.
+    """
+
+    proc: int
+    actor: int
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """Procs that answer.
+
+    Attributes:
+        mesh: number of their mesh in the run.
+        procs: by rank.
+    """
+
+    mesh: int
+    procs: Mapping[int, ProcRef]
+
+
+Outcome = Started | SpawnError
+
+_Stopped = Callable[[list[str]], None]
+"""Told when no proc is left; with the names of the hosts that have not said so in time."""
+
+
+@dataclass(slots=True, eq=False)
+class _Mesh:
+    number: int
+    plan: ProcPlan
+    owner: Owner | None
+    done: Callable[[Outcome], None] | None
+    procs: dict[int, ProcRef] = field(default_factory=dict)
+    num_reached: int = 0
+    reason: str = ""
+    stopping: set[int] | None = None  # hosts that have not said that nothing is left
+    stopped: list[_Stopped] = field(default_factory=list)
+
+    @property
+    def num_ranks(self) -> int:
+        return len(self.plan.hosts) * self.plan.per_host
+
+
+class Fleet:
+    """Keeps the meshes of procs by number. `start` and `stop` may come from any thread, all else on the driver.
+
+    Args:
+        tell: passes a message to the head.
+    """
+
+    def __init__(self, engine: Engine, run: str, config: ProcsConfig, tell: Callable[[Message], None]) -> None:
+        self._engine = engine
+        self._run = run
+        self._config = config
+        self._tell = tell
+        self._numbers = itertools.count(1)
+        self._meshes: dict[int, _Mesh] = {}
+        self._over = ""
+        self.member = 0
+        """This program's number in the run, from which those of its meshes are made."""
+        self.hosts: dict[int, HostEntry] = {}
+        self.names: dict[int, str] = {}
+        """Of all meshes, also those that have ended: their last lines may come later."""
+
+    # ---- what is asked for ----
+
+    def start(self, plan: ProcPlan, owner: Owner | None, done: Callable[[Outcome], None]) -> None:
+        """Start procs; *done* is told on the driver when all of them answer, or when none of them is left."""
+        self._engine.call_soon(lambda: self._start(plan, owner, done))
+
+    def stop(self, mesh: int, reason: str, stopped: _Stopped) -> None:
+        """End all procs of *mesh*; *stopped* is told on the driver."""
+        self._engine.call_soon(lambda: self._stop(mesh, reason, stopped))
+
+    def stop_all(self, reason: str, stopped: _Stopped) -> None:
+        """End all procs."""
+
+        def perform() -> None:
+            numbers = list(self._meshes)
+            late: list[str] = []
+            left = set(numbers)
+
+            def one(number: int, hosts: list[str]) -> None:
+                left.discard(number)
+                late.extend(host for host in hosts if host not in late)
+                if not left:
+                    stopped(late)
+
+            for number in numbers:
+                self._stop(number, reason, partial(one, number))
+            if not numbers:
+                stopped([])
+
+        self._engine.call_soon(perform)
+
+    def _start(self, plan: ProcPlan, owner: Owner | None, done: Callable[[Outcome], None]) -> None:
+        config = self._config
+        if self._over:
+            done(SpawnError("the allocation", self._over))
+            return
+        number = self.member << 20 | next(self._numbers)
+        mesh = self._meshes[number] = _Mesh(number, plan, owner, done)
+        self.names[number] = plan.name
+        order = messages.SpawnProcs(
+            run=self._run,
+            mesh=number,
+            hosts=list(plan.hosts),
+            first_rank=[index * plan.per_host for index in range(len(plan.hosts))],
+            per_host=plan.per_host,
+            num_ranks=mesh.num_ranks,
+            environment=dict(plan.environment),
+            preload=[*config.preload, *(module for module in plan.preload if module not in config.preload)],
+            sys_path=[str(Path(entry or ".").resolve()) for entry in sys.path],
+            cwd=os.getcwd(),
+            umask=_umask(),
+            gpu_visible=config.gpu_visible,
+            deadline_s=config.start_s,
+            unset=list(plan.unset),
+            bind=plan.bind or config.bind,
+            bindings=[dict(binding) for binding in plan.bindings],
+            python=plan.python,
+        )
+        self._engine.call_later(config.start_s + _REPORT_S, lambda: self._give_up(mesh))
+        try:
+            self._tell(order)
+        except TransportError as error:
+            self._fail(mesh, SpawnError("the allocation", str(error)))
+
+    def _give_up(self, mesh: _Mesh) -> None:
+        if mesh.done is not None:
+            missing = next((rank for rank in range(mesh.num_ranks) if rank not in mesh.procs), 0)
+            host = self.hosts[mesh.plan.hosts[missing // mesh.plan.per_host]].name
+            cause = f"its agent did not report within {self._config.start_s + _REPORT_S:.0f} s"
+            self._fail(mesh, SpawnError(host, cause))
+
+    def _fail(self, mesh: _Mesh, failure: SpawnError) -> None:
+        """It does not start: end what did, and tell then."""
+        done, mesh.done = mesh.done, None
+        if done is not None:
+            self._stop(mesh.number, "others did not start", lambda _late: done(failure))
+
+    def _stop(self, number: int, reason: str, stopped: _Stopped) -> None:
+        mesh = self._meshes.get(number)
+        if mesh is None:
+            stopped([])
+            return
+        mesh.stopped.append(stopped)
+        done, mesh.done = mesh.done, None
+        if done is not None:
+            failure = SpawnError("its hosts", f"it was stopped while it started: {reason}")
+            mesh.stopped.append(lambda _late: done(failure))
+        if mesh.stopping is not None:
+            return
+        mesh.reason = reason
+        mesh.stopping = set(mesh.plan.hosts)
+        grace_s = self._config.stop_s
+        self._engine.call_later(grace_s + _REPORT_S, lambda: self._forget(mesh))
+        try:
+            self._tell(messages.StopProcs(self._run, number, list(mesh.plan.hosts), grace_s))
+        except TransportError:
+            mesh.stopping.clear()  # without the head they end by themselves
+            self._forget(mesh)
+
+    def _forget(self, mesh: _Mesh) -> None:
+        if self._meshes.pop(mesh.number, None) is None:
+            return
+        late = [self.hosts[host].name for host in sorted(mesh.stopping or ())]
+        for stopped in mesh.stopped:
+            stopped(late)
+
+    # ---- what is heard of them ----
+
+    def on_ready(self, proc: ProcRef) -> bool:
+        """A proc runs; return whether it is waited for, and is to be dialled."""
+        mesh = self._meshes.get(proc.mesh)
+        if mesh is None or mesh.done is None:
+            return False
+        mesh.procs[proc.rank] = proc
+        return True
+
+    def on_reached(self, proc: ProcRef) -> None:
+        """There is a channel to a proc."""
+        mesh = self._meshes.get(proc.mesh)
+        if mesh is None or mesh.done is None:
+            return
+        mesh.num_reached += 1
+        if mesh.num_reached == mesh.num_ranks:
+            done, mesh.done = mesh.done, None
+            done(Started(mesh.number, mesh.procs))
+
+    def on_failed(self, number: int, failure: SpawnError) -> None:
+        """A proc did not start, or not so that it can be used."""
+        mesh = self._meshes.get(number)
+        if mesh is not None:
+            self._fail(mesh, failure)
+
+    def on_stopped(self, number: int, host: int) -> None:
+        """A host has none of the mesh's procs any more."""
+        mesh = self._meshes.get(number)
+        if mesh is not None and mesh.stopping is not None:
+            mesh.stopping.discard(host)
+            if not mesh.stopping:
+                self._forget(mesh)
+
+    def on_host_lost(self, host: int, cause: str) -> None:
+        """All procs on a host are gone."""
+        for mesh in list(self._meshes.values()):
+            if host in mesh.plan.hosts:
+                self._fail(mesh, SpawnError(self.hosts[host].name, f"the host is lost: {cause}"))
+                self.on_stopped(mesh.number, host)
+
+    def on_head_lost(self, cause: str) -> None:
+        """Nobody tells of them any more, and none can be started."""
+        self._over = cause
+        for mesh in list(self._meshes.values()):
+            done, mesh.done = mesh.done, None
+            mesh.stopping = set()
+            self._forget(mesh)
+            if done is not None:
+                done(SpawnError("the allocation", cause))
+
+    def on_death(self, incarnation: int) -> None:
+        """A proc is gone: what its actors have started ends."""
+        for mesh in list(self._meshes.values()):
+            if mesh.owner is not None and mesh.owner.proc == incarnation:
+                self._stop(mesh.number, "the proc of its owner has ended", lambda _late: None)
+
+    def owner_of(self, number: int) -> Owner | None:
+        """The actor that is to be told of a death in *number*; None while it starts or stops, and for the program's."""
+        mesh = self._meshes.get(number)
+        return None if mesh is None or mesh.done is not None or mesh.stopping is not None else mesh.owner
+
+    def reason(self, number: int) -> str:
+        """Why a mesh was asked to end, in words; may be empty."""
+        mesh = self._meshes.get(number)
+        return mesh.reason if mesh is not None else ""
+
+
+def _umask() -> int:
+    """This process's file mode mask; `os.umask` could only tell it by changing it for all threads."""
+    status = Path("/proc/self/status").read_text()
+    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("Umask:")), 8)
