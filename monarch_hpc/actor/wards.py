@@ -29,11 +29,6 @@ class Ward:
     ranks: dict[int, int]
     end: Callable[[], None] | None = None
 
-    @property
-    def homes(self) -> set[int]:
-        """Incarnations of all its procs."""
-        return {proc.incarnation for proc in self.procs.values()}
-
     def where(self, rank: int) -> str:
         """One of its actors, or procs, in words."""
         if self.end is not None:
@@ -46,6 +41,7 @@ class Wards:
 
     def __init__(self) -> None:
         self._wards: dict[int, Ward] = {}
+        self._told: set[tuple[int, int]] = set()  # owners, and procs of whose death they hear through an actor there
 
     def add(
         self, actor: int, owner: int, name: str, procs: Mapping[int, ProcRef], end: Callable[[], None] | None = None
@@ -73,13 +69,14 @@ class Wards:
             # That a proc is lost does not mean that it is dead: who started it is told of that.
             rank = ward.ranks.pop(incarnation, None) if ward.end is None else None
             if rank is not None:
+                self._told.add((ward.owner, incarnation))
                 lost.append((ward, rank))
         return lost
 
     def fail(self, actor: int, rank: int) -> int | None:
         """The actor or proc at *rank* has failed: return its owner, None if he knows, or it is none of ours.
 
-        Who has spawned actors in a proc hears of their deaths, and not of the proc's too.
+        Who hears of the end of his actors in a proc is not told of that of the proc as well.
         """
         ward = self._wards.get(actor)
         if ward is None:
@@ -87,8 +84,10 @@ class Wards:
         incarnation = ward.procs[rank].incarnation
         if ward.ranks.pop(incarnation, None) is None:
             return None
-        if ward.end is not None and any(incarnation in other.homes for other in self.of(ward.owner) if not other.end):
-            return None
+        if ward.end is not None:
+            actors = [other for other in self.of(ward.owner) if other.end is None]
+            if (ward.owner, incarnation) in self._told or any(incarnation in other.ranks for other in actors):
+                return None
         return ward.owner
 
     def of(self, owner: int) -> list[Ward]:

@@ -107,6 +107,7 @@ class Fleet:
         self._numbers = itertools.count(1)
         self._meshes: dict[int, _Mesh] = {}
         self._over = ""
+        self._dead: set[int] = set()
         self.member = 0
         """This program's number in the run, from which those of its meshes are made."""
         self.hosts: dict[int, HostEntry] = {}
@@ -148,6 +149,9 @@ class Fleet:
         config = self._config
         if self._over:
             done(SpawnError("the allocation", self._over))
+            return
+        if owner is not None and owner.proc in self._dead:
+            done(SpawnError("its hosts", "the proc of its owner has ended"))
             return
         number = self.member << 20 | next(self._numbers)
         mesh = self._meshes[number] = _Mesh(number, plan, owner, done)
@@ -272,6 +276,7 @@ class Fleet:
 
     def on_death(self, incarnation: int) -> None:
         """A proc is gone: what its actors have started ends."""
+        self._dead.add(incarnation)
         for mesh in list(self._meshes.values()):
             if mesh.owner is not None and mesh.owner.proc == incarnation:
                 self._stop(mesh.number, "the proc of its owner has ended", lambda _late: None)

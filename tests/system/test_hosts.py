@@ -312,5 +312,5 @@ def test_hosts_of_slurm_are_not_shut_down_by_a_program(
     hosts: HostMesh, procs: ProcMesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Controller, "outlived", True)
-    with pytest.raises(AllocationError, match="it outlives this program; .* 'monarch-hpc release'"):
+    with pytest.raises(AllocationError, match=r"it outlives this program; .* 'monarch-hpc release'"):
         hosts.shutdown()

@@ -1,8 +1,9 @@
-"""Actors that start procs: they own them, hear of their deaths, and take them along; and why a proc died, told to actors."""
+"""Actors that start procs: they own them, hear of their deaths, and take them along; and learn why others died."""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import signal
 import time
@@ -268,8 +269,6 @@ def test_actors_learn_that_a_proc_was_stopped(chief: ActorMesh[Chief], hosts: Ho
 
 
 def test_who_is_no_proc_of_the_run_is_not_explained(chief: ActorMesh[Chief], proc: ProcMesh) -> None:
-    import dataclasses
-
     stranger = dataclasses.replace(proc.procs[0], incarnation=12345, addresses=("tcp://127.0.0.1:1",))
     mesh = ProcMesh("strangers", 7, proc._region, {0: stranger})
     worker = ActorMesh("worker", 99, Worker, mesh._region, {0: stranger})

@@ -33,8 +33,13 @@ START = ProcStart(
     limits=TransportConfig(5.0, 64, 1 << 33, 1 << 26, 1 << 26, 3.0, 1.0, 30.0, 15.0),
     fabric=FabricConfig(("ucx", "tcp"), False, InterfacesConfig((), ("hsn*",)), 50),
     ucx=UcxConfig(Path("/opt/ucx/lib/libucp.so.0"), "", "", "", 65536, 2.0),
+    cpus=[2, 3],
+    memory_nodes=[1],
+    num_threads=2,
+    slurm={"job_id": "7"},
+    python="/opt/python",
 )
-ORDER = ProcOrder([START], {"MINE": "é\n$x"}, ["/here"], "/here", 0o022, "CUDA_VISIBLE_DEVICES")
+ORDER = ProcOrder([START], {"MINE": "é\n$x"}, ["/here"], "/here", 0o022, "CUDA_VISIBLE_DEVICES", ["GONE"])
 
 
 def test_an_order_survives_the_way_to_the_zygote() -> None:
@@ -58,16 +63,41 @@ def test_a_procs_environment() -> None:
         "SLURM_CPU_BIND_TYPE": "none",
         "SLURM_SRUN_COMM_PORT": "1",
         "SLURM_GTIDS": "1",
+        "GONE": "1",
     }
     assert proc_environment(inherited, ORDER, START) == {
         "PATH": "/bin",
         "SLURM_JOB_ID": "7",
         "CUDA_VISIBLE_DEVICES": "1,0",
         "MINE": "é\n$x",
+        "OMP_NUM_THREADS": "2",
         "MONARCH_HPC_COOKIE": "a" * 32,
         "MONARCH_HPC_HOST": "1",
         "MONARCH_HPC_RUN_COOKIE": "12345678",
     }
+
+
+@pytest.mark.parametrize(
+    ("inherited", "given", "unset", "expected"),
+    [
+        ({}, {}, [], "2"),
+        ({"OMP_NUM_THREADS": "5"}, {}, [], "5"),
+        ({"OMP_NUM_THREADS": "5"}, {"OMP_NUM_THREADS": "6"}, [], "6"),
+        ({"OMP_NUM_THREADS": "5"}, {}, ["OMP_NUM_THREADS"], None),
+    ],
+)
+def test_the_number_of_threads_is_the_users_first(
+    inherited: dict[str, str], given: dict[str, str], unset: list[str], expected: str | None
+) -> None:
+    order = dataclasses.replace(ORDER, environment=given, unset=unset)
+    assert proc_environment(inherited, order, START).get("OMP_NUM_THREADS") == expected
+    free = dataclasses.replace(START, num_threads=0)
+    assert proc_environment({}, ORDER, free).get("OMP_NUM_THREADS") is None
+
+
+def test_gpus_are_hidden_where_the_user_says_so() -> None:
+    order = dataclasses.replace(ORDER, unset=["CUDA_VISIBLE_DEVICES"])
+    assert "CUDA_VISIBLE_DEVICES" not in proc_environment({"CUDA_VISIBLE_DEVICES": "0"}, order, START)
 
 
 def test_a_host_without_gpus_sets_no_variable() -> None:

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from monarch_hpc.actor.reference import ProcRef
+from monarch_hpc.actor.wards import Wards
+
+OWNER, OTHER = 7, 8
+ACTORS, PROCS = 100, 1 << 20
+
+
+def ref(rank: int) -> ProcRef:
+    return ProcRef(1, rank, f"n{rank}", rank, 100 + rank, 1000 + rank, ())
+
+
+def wards(*actor_owners: int) -> Wards:
+    """Procs of OWNER, and an actor in each of them for each of *actor_owners*."""
+    made = Wards()
+    procs = {rank: ref(rank) for rank in range(2)}
+    made.add(PROCS, OWNER, "staff", procs, lambda: None)
+    for number, owner in enumerate(actor_owners):
+        made.add(ACTORS + number, owner, f"worker{number}", procs)
+    return made
+
+
+def test_the_death_of_a_proc_without_actors_is_the_owners() -> None:
+    made = wards()
+    assert made.lose(1001) == []
+    assert [made.fail(PROCS, 1), made.fail(PROCS, 1)] == [OWNER, None]
+
+
+def test_who_hears_of_his_actors_is_not_told_of_the_proc_whatever_comes_first() -> None:
+    made = wards(OWNER)
+    assert made.fail(PROCS, 1) is None
+    ((ward, rank),) = made.lose(1001)
+    assert (ward.name, rank, ward.where(1)) == ("worker0", 1, "actor worker0[1] on n1")
+    made = wards(OWNER)
+    assert len(made.lose(1001)) == 1
+    assert made.fail(PROCS, 1) is None
+
+
+def test_actors_of_others_do_not_hide_the_death_of_a_proc() -> None:
+    made = wards(OTHER)
+    assert len(made.lose(1001)) == 1
+    assert made.fail(PROCS, 1) == OWNER
+
+
+def test_an_actor_that_failed_or_was_stopped_does_not_hide_it_either() -> None:
+    made = wards(OWNER, OWNER)
+    assert made.fail(ACTORS, 1) == OWNER
+    made.stop(ACTORS + 1, 1001)
+    assert made.fail(PROCS, 1) == OWNER
+
+
+def test_a_mesh_of_procs_knows_its_end() -> None:
+    ended: list[str] = []
+    made = Wards()
+    made.add(PROCS, OWNER, "staff", {0: ref(0)}, lambda: ended.append("staff"))
+    made.add(ACTORS, OTHER, "worker", {0: ref(0)})
+    (ward,) = made.of(OWNER)
+    assert ward.where(0) == "proc 0 of staff on n0"
+    assert ward.end is not None
+    ward.end()
+    made.remove(PROCS)
+    assert (ended, made.of(OWNER), [other.actor for other in made.of(OTHER)]) == (["staff"], [], [ACTORS])
