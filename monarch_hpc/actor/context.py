@@ -62,22 +62,13 @@ class Context:
     actor: int = 0
 
 
-_OUTSIDE = Context(
-    "controller",
-    Point(0, Extent((), ())),
-    Point(0, Extent((), ())),
-    ProcInfo(allocation="", run="", rank=0, num_ranks=1, host="", host_rank=-1, local_rank=0, gpus=()),
-)
-"""Stands for what is outside of all messages, which is a matter of the process: see `outside`."""
-
-_current: contextvars.ContextVar[Context] = contextvars.ContextVar("monarch_hpc_context", default=_OUTSIDE)
+_current: contextvars.ContextVar[Context | None] = contextvars.ContextVar("monarch_hpc_context", default=None)
 _outside: Context | None = None
 
 
 def context() -> Context:
     """The context of the running endpoint; outside of endpoints that of the process, which is the program's mostly."""
-    current = _current.get()
-    return current if current is not _OUTSIDE else _outside or outside(own_info())
+    return _current.get() or _outside or outside(own_info())
 
 
 def own_info() -> ProcInfo:
@@ -105,7 +96,7 @@ def outside(info: ProcInfo) -> Context:
     return _outside
 
 
-def entered(entering: Context) -> contextvars.Token[Context]:
+def entered(entering: Context) -> contextvars.Token[Context | None]:
     """Make *entering* the context of the running thread or task."""
     return _current.set(entering)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from monarch_hpc.actor.payload import pack_call
+from monarch_hpc.actor.payload import call_head, pack_call
+from monarch_hpc.actor.pending import Pending, Slot
 from monarch_hpc.actor.reference import ProcRef
 from monarch_hpc.core.errors import ActorDied, ActorError, MonarchError, TransportError
 from monarch_hpc.core.ids import Role
@@ -39,15 +40,7 @@ class Asker(Protocol):
         """Its seat in the allocation."""
         ...
 
-    def call(
-        self,
-        proc: ProcRef,
-        actor: int,
-        where: str,
-        body: bytes,
-        buffers: Sequence[Buffer],
-        answer: Callable[[Frame | MonarchError], None] | None,
-    ) -> None:
+    def call(self, proc: ProcRef, actor: int, body: bytes, buffers: Sequence[Buffer], pending: Pending | None) -> None:
         """Send one call."""
         ...
 
@@ -86,10 +79,9 @@ class Inquest:
         if len(waiting) > 1:
             return
         self._asker.engine.call_later(WORD_S + _WAY_S, lambda: self._close(incarnation))
-        body, buffers = pack_call("why", Region(Extent((), ()), program.rank, ()), (incarnation,), {})
-        self._asker.call(
-            program, DEPUTY, "the program", body, buffers, lambda answer: self._on_answer(incarnation, answer)
-        )
+        body, buffers = pack_call(call_head("why", Region(Extent((), ()), program.rank, ())), (incarnation,), {})
+        asked = Slot(program.incarnation, "the program", lambda answer: self._on_answer(incarnation, answer))
+        self._asker.call(program, DEPUTY, body, buffers, asked)
 
     def was_expected(self, incarnation: int) -> bool:
         """Whether the program has said that the proc was asked to end."""

@@ -112,6 +112,7 @@ def _controls() -> list[bytes]:
         "list[int]": [0, 1],
         "dict[str, str]": {"A": "b"},
         "dict[str, int]": {"n1": 0},
+        "list[dict[str, str]]": [{"a": "b"}],
         "list[dict[str, object]]": [{"a": [1, None, {"b": 2.5}]}],
         "HostEntry": entry,
         "list[HostEntry]": [entry],

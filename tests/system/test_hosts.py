@@ -58,7 +58,7 @@ class Guest(Actor):
     @endpoint
     def nested_executable(self) -> str:
         with monarch_hpc.this_host().spawn_procs() as procs:
-            return procs.spawn("inner", Guest).executable.call_one().get(_PATIENCE_S)
+            return str(procs.spawn("inner", Guest).executable.call_one().get(_PATIENCE_S))
 
     @endpoint
     def try_to_stop(self, mesh: ProcMesh | HostMesh) -> str:
