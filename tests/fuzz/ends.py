@@ -224,7 +224,8 @@ def run_lane(data: bytes) -> str:
         return "no binding was built"
     taken = _Taken()
     worker = SimpleNamespace(open=lambda _lane: _Lane())
-    fabric = SimpleNamespace(engine=None, max_frame_bytes=MAX_FRAME_BYTES, worker=worker, add=lambda _lane: None)
+    engine = SimpleNamespace(clock=lambda: 0.0)
+    fabric = SimpleNamespace(engine=engine, max_frame_bytes=MAX_FRAME_BYTES, worker=worker, add=lambda _lane: None)
     lane = UcxLane(cast(UcxFabric, fabric), taken, "there", 2**20)
     at = 0
     while at + 13 <= len(data):
