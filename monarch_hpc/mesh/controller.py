@@ -74,7 +74,7 @@ class Controller(Runtime):
                 cls._instance = Controller._open()
                 Runtime.current = cls._instance
                 open_registry(cls._instance)
-                cls._instance._resources.enter_context(leaving_on_faults())
+                cls._instance._resources.enter_context(leaving_on_faults(cls._instance.abandon))
                 atexit.register(cls._instance.close)
             return cls._instance
 
@@ -208,10 +208,20 @@ class Controller(Runtime):
                     self.stop_procs(mesh, None)
             self.node.close("the program ended")
         finally:
-            self._printer.close()
-            self._resources.close()
-            self.engine.close()
-            Runtime.current = Controller._instance = None
+            self._release()
+
+    def abandon(self) -> None:
+        """Let the head end all procs, at once: as `close`, for a program whose main thread hangs."""
+        if not self._closed:
+            self._closed = True
+            self.node.close("the program was ended by force")
+            self._release()
+
+    def _release(self) -> None:
+        self._printer.close()
+        self._resources.close()
+        self.engine.close()
+        Runtime.current = Controller._instance = None
 
     def _tell(self, message: Message) -> None:
         self._head.send(Frame(Kind.CONTROL, body=messages.encode(message)))
