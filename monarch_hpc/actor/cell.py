@@ -8,24 +8,25 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from types import CoroutineType
-from typing import Any, Protocol
+from typing import Any
 
-from monarch_hpc.actor.context import Context, ProcInfo, entered
+from monarch_hpc.actor.context import Context, entered, sent_on
 from monarch_hpc.actor.endpoint import EndpointMethod
 from monarch_hpc.actor.entry import Entries
 from monarch_hpc.actor.fault import MeshFailure
 from monarch_hpc.actor.local import Line
-from monarch_hpc.actor.loop import EventLoop, Running
+from monarch_hpc.actor.loop import Running
 from monarch_hpc.actor.payload import region_of, unpack_call
+from monarch_hpc.actor.recall import LIMITED, Mail, Recalls
+from monarch_hpc.actor.surroundings import CellProcess
 from monarch_hpc.actor.turn import Turn
-from monarch_hpc.core.errors import ActorDied
+from monarch_hpc.core.errors import ActorDied, CallTimeout
 from monarch_hpc.transport.credit import cost_of
-from monarch_hpc.transport.engine import Engine
 from monarch_hpc.transport.sleeper import Sleeper
 from monarch_hpc.wire.frames import Frame, Kind
 from monarch_hpc.wire.serializer import loads
 
-__all__ = ["CLEANUP_S", "Cell", "CellProcess"]
+__all__ = ["CLEANUP_S", "Cell"]
 
 CLEANUP_S = 3.0
 """How long cancelled endpoints and `__cleanup__` may take; less than `procs.stop_s`, after which procs are killed."""
@@ -35,37 +36,6 @@ _STOP = 0  # the actor ends here, after what came before
 _FAULT = -1  # the next of `_faults` is to be handled
 _END = -2  # the actor ends now
 _NOTHING = Frame(Kind.STOP)
-
-Mail = tuple[Line | None, Frame, int]
-
-
-class CellProcess(Protocol):
-    """What a cell needs of its process."""
-
-    engine: Engine
-    info: ProcInfo
-    loop: EventLoop
-    cells_drive: bool
-
-    def reply(self, channel: Line, slot: int, value: object) -> None:
-        """Answer a call."""
-        ...
-
-    def reply_failure(self, channel: Line, slot: int, where: str, error: BaseException) -> None:
-        """Answer a call with an exception."""
-        ...
-
-    def report(self, channel: Line, owner: int, actor: int, failure: MeshFailure) -> None:
-        """Tell who spawned an actor that it failed."""
-        ...
-
-    def stop_owned(self, owner: int) -> None:
-        """Stop all that an actor has spawned."""
-        ...
-
-    def exit(self, code: int) -> None:
-        """End the process."""
-        ...
 
 
 class Cell:
@@ -86,6 +56,7 @@ class Cell:
         self._actor = spawn.dest
         self._owner = spawn.reply
         self._mailbox: deque[Mail] = deque()
+        self._recalls = Recalls(self._mailbox, process.engine.clock, self._refuse)
         self._faults: deque[tuple[MeshFailure, bool]] = deque()
         self._name = "an actor"
         self._on_loop = False  # constructor and hooks run on the loop too
@@ -105,11 +76,19 @@ class Cell:
 
     def put(self, channel: Line, frame: Frame) -> None:
         """Queue a call."""
-        self._put((channel, frame, cost_of(frame)))
+        cost = cost_of(frame)
+        slot = frame.reply
+        if slot >= LIMITED:
+            self._recalls.arrive(channel, frame)
+        self._put((slot, channel, frame, cost))
+
+    def cancel(self, channel: Line, slot: int) -> None:
+        """Forget a call if it has not begun; else interrupt it, if it can be."""
+        self._recalls.cancel(channel, slot)
 
     def stop(self, channel: Line, frame: Frame) -> None:
         """Let the actor end after what is queued, and answer then."""
-        self._put((channel, frame, _STOP))
+        self._put((frame.reply, channel, frame, _STOP))
 
     def supervise(self, failure: MeshFailure, *, told: bool) -> None:
         """Hand on the failure of something that this actor spawned, before all that is queued.
@@ -144,7 +123,7 @@ class Cell:
             self._wake()
 
     def _put_first(self, mark: int) -> None:
-        self._mailbox.appendleft((None, _NOTHING, mark))
+        self._mailbox.appendleft((0, None, _NOTHING, mark))
         self._wake()
 
     # ---- the actor's thread ----
@@ -170,7 +149,7 @@ class Cell:
         while not self._over:
             if not mailbox and not self._wait(self._has_mail):
                 return  # the process ends
-            channel, frame, cost = mailbox.popleft()
+            _, channel, frame, cost = mailbox.popleft()
             if cost > 0:
                 assert channel is not None
                 over = self._handle(channel, frame, cost)
@@ -206,6 +185,7 @@ class Cell:
         self.where = f"actor {name}{born.spawn_rank} on {info.host or 'this host'}"
         threading.current_thread().name = f"actor {name}"
         self._enter(born)
+        sent_on(self._recalls)
         methods = self._entries.endpoints.values()
         self._on_loop = bool(methods) and all(method.is_async for method in methods)
         self._entries.target = self._call(cls, *args, **kwargs)
@@ -218,6 +198,11 @@ class Cell:
     def _handle(self, channel: Line, frame: Frame, cost: int) -> bool:
         """Run one call; False if it goes on, and whoever ends it answers and gives credit back."""
         method = ""
+        recalls, slot = self._recalls, frame.reply
+        recalls.channel = channel
+        recalls.slot = slot
+        if (recalls.keys or slot >= LIMITED) and recalls.refuses(channel, slot):
+            return True
         try:
             head, args, kwargs = unpack_call(frame)
             entry = self._entries[head]
@@ -225,7 +210,7 @@ class Cell:
             if entry.context is not self._context:
                 self._enter(entry.context)
             if entry.plain is None:
-                return self._start(channel, frame.reply, cost, entry.marked, args, kwargs)
+                return self._start(channel, slot, cost, entry.marked, args, kwargs)
             self._busy = True
             value = entry.plain(*args, **kwargs)
             if type(value) is CoroutineType:  # of a `def` that wraps an `async def`
@@ -233,11 +218,13 @@ class Cell:
         except SystemExit as leaving:
             self.leave(leaving)
         except BaseException as error:  # noqa: BLE001 user code; the caller is told
-            self.fail(channel, frame.reply, method, error)
+            self.fail(channel, slot, method, error)
         else:
-            if frame.reply:
-                self._process.reply(channel, frame.reply, value)
+            if slot:
+                self._process.reply(channel, slot, value)
         self._busy = False
+        if slot >= LIMITED:
+            recalls.over(channel, slot)
         return True
 
     # ---- endpoints that are not simply called ----
@@ -252,25 +239,36 @@ class Cell:
         kwargs: dict[str, object],
     ) -> bool:
         function = marked.__get__(self._entries.target, type(self._entries.target))
-        turn = Turn(self, channel, slot, marked)
+        recalls = self._recalls
+        turn = Turn(self, channel, slot, marked, recalls.due(channel, slot))
         if not marked.is_async:
             self._busy = True
             turn.call(function, args, kwargs)
             self._busy = False
+            recalls.over(channel, slot)
             return True
 
         def leave(running: Running) -> None:
             self._running.discard(running)
+            recalls.over(channel, slot)
             channel.consumed(self._actor, cost)
             self._wake()
 
-        running = self._process.loop.start(turn.perform(function, args, kwargs), leave)
+        running = turn.running = self._process.loop.start(turn.perform(function, args, kwargs), leave)
         self._running.add(running)
+        if slot:
+            recalls.runs(channel, slot, turn)
         if running.over:
             self._running.discard(running)
+            recalls.over(channel, slot)
         if not marked.concurrent:
             self._wait(lambda: running.over or self.ending)
         return False
+
+    def _refuse(self, channel: Line, slot: int, cost: int, limit_s: float) -> None:
+        if cost:
+            channel.consumed(self._actor, cost)
+        self._process.reply_failure(channel, slot, self.where, CallTimeout(self.where, (), limit_s))
 
     def succeed(self, channel: Line, slot: int, value: object) -> None:
         """Give a caller the result."""
@@ -372,14 +370,15 @@ class Cell:
     def _refuse_all(self) -> None:
         while True:
             try:
-                channel, frame, cost = self._mailbox.popleft()
+                slot, channel, _, cost = self._mailbox.popleft()
             except IndexError:
                 return
             if channel is None:
                 continue
             if cost > 0:
                 channel.consumed(self._actor, cost)
-                if frame.reply:
-                    self._process.reply_failure(channel, frame.reply, self.where, ActorDied(self.where, self._over))
-            elif frame.reply:
-                self._process.reply(channel, frame.reply, None)
+                if slot:
+                    self._recalls.over(channel, slot)
+                    self._process.reply_failure(channel, slot, self.where, ActorDied(self.where, self._over))
+            elif slot:
+                self._process.reply(channel, slot, None)

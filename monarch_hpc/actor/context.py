@@ -5,13 +5,28 @@ from __future__ import annotations
 import contextvars
 import os
 import platform
+import time
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from monarch_hpc.config.program import own_slurm_ids
 from monarch_hpc.core.ids import SlurmIds
 from monarch_hpc.core.shape import Extent, Point
 
-__all__ = ["Context", "ProcInfo", "context", "current_actor_name", "current_rank", "current_size", "entered"]
+__all__ = [
+    "Context",
+    "Errand",
+    "ProcInfo",
+    "context",
+    "current_actor_name",
+    "current_rank",
+    "current_size",
+    "deadline",
+    "deadline_came",
+    "deadlines_seen",
+    "entered",
+    "sent_on",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +76,34 @@ class Context:
     proc: ProcInfo
     actor: int = 0
 
+    @property
+    def cancelled(self) -> bool:
+        """Whether the caller of the running endpoint waits no longer: it cancelled, or its time is over."""
+        errand = _errand.get()
+        return errand is not None and (errand.cancelled or self.deadline_left_s == 0.0)
+
+    @property
+    def deadline_left_s(self) -> float | None:
+        """For how many more seconds the caller of the running endpoint waits; None if it set no limit."""
+        deadline_s = deadline()
+        return None if deadline_s is None else max(deadline_s - time.monotonic(), 0.0)
+
+
+class Errand(Protocol):
+    """A call that is being handled, as far as its caller matters."""
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the caller is known to have given up."""
+        ...
+
+    @property
+    def deadline_s(self) -> float | None:
+        """When it gives up, in seconds of `time.monotonic`; None if it set no limit."""
+        ...
+
+
+_errand: contextvars.ContextVar[Errand | None] = contextvars.ContextVar("monarch_hpc_errand", default=None)
 
 _current: contextvars.ContextVar[Context | None] = contextvars.ContextVar("monarch_hpc_context", default=None)
 _outside: Context | None = None
@@ -99,6 +142,31 @@ def outside(info: ProcInfo) -> Context:
 def entered(entering: Context) -> contextvars.Token[Context | None]:
     """Make *entering* the context of the running thread or task."""
     return _current.set(entering)
+
+
+def sent_on(errand: Errand) -> None:
+    """Make *errand* the call that the running thread or task handles."""
+    _errand.set(errand)
+
+
+_seen = False
+
+
+def deadline_came() -> None:
+    """Note that calls which are limited in time are handled in this process."""
+    global _seen
+    _seen = True
+
+
+def deadlines_seen() -> bool:
+    """Whether there is any point in asking for a `deadline`: the call path of most processes is spared that."""
+    return _seen
+
+
+def deadline() -> float | None:
+    """When the caller of the running endpoint gives up, in seconds of `time.monotonic`; None for no limit."""
+    errand = _errand.get()
+    return None if errand is None else errand.deadline_s
 
 
 def current_rank() -> Point:

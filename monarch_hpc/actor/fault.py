@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import os
 import signal
 import sys
 import threading
+import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
 
@@ -16,6 +18,20 @@ __all__ = ["MeshFailure", "end_program", "leaving_on_faults", "tell_program"]
 
 _SIGNAL = signal.SIGURG
 """Wakes the main thread, whatever it waits in. Ignored by default, and used by no library that we know of."""
+
+
+_HEAR_S = 10.0
+"""How long the main thread may take to hear that the program ends.
+
+It hears within milliseconds, also while it sleeps or waits for a lock of Python's, unless it is in C code that no
+signal interrupts. Longer than a loaded machine needs, and than most calls into C take.
+"""
+
+_LOOK_S = 0.1
+"""How often to see whether it has heard: a moment beside the time that it has."""
+
+_ABANDON_S = 20.0
+"""How long procs may take to end after that: longer than the agents of an embedded allocation need."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +63,21 @@ class MeshFailure:
 def end_program(failure: MeshFailure) -> None:
     """Print the failure and end the program with exit code 1: its main thread raises `SystemExit`.
 
+    If that thread is in C code that no signal interrupts, the program ends 10 s later all the same, without its own
+    clean-up; its procs are ended.
+
     This is what `monarch_hpc.actor.unhandled_fault_hook` does unless another function is assigned to it.
     """
     advice = "handle it in the owner's __supervise__, or assign monarch_hpc.actor.unhandled_fault_hook"
     print(f"monarch-hpc: nobody handled a failure ({advice}): {failure.report()}", file=sys.stderr, flush=True)
     main = threading.main_thread()
-    if signal.getsignal(_SIGNAL) is _leave and main.ident is not None:
+    if _leaving.armed and main.ident is not None:
         signal.pthread_kill(main.ident, _SIGNAL)
+    elif main.ident is not None and callable(signal.getsignal(signal.SIGINT)):
+        signal.pthread_kill(main.ident, signal.SIGINT)  # wakes it, which `interrupt_main` does not
     else:
         _thread.interrupt_main()
+    threading.Thread(target=_insist, args=(_place(main),), name="monarch-end", daemon=True).start()
 
 
 def tell_program(failure: MeshFailure) -> None:
@@ -73,19 +95,77 @@ def _call_hook(failure: MeshFailure) -> None:
         end_program(failure)
 
 
+class _Leaving:
+    """How this process ends when nobody handles a failure.
+
+    Attributes:
+        armed: the main thread hears our signal.
+        heard: it did.
+        abandon: ends what the program has started, without its main thread.
+    """
+
+    def __init__(self) -> None:
+        self.armed = False
+        self.heard = False
+        self.abandon: Callable[[], None] | None = None
+
+    def leave(self, _signal: int, _frame: FrameType | None) -> None:
+        """The signal handler."""
+        self.heard = True
+        raise SystemExit(1)
+
+
+_leaving = _Leaving()
+
+
 @contextlib.contextmanager
-def leaving_on_faults() -> Iterator[None]:
-    """Let `end_program` end this process while the context is open; entered in the main thread, or without effect."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(_SIGNAL) is not signal.SIG_DFL:
-        yield
-        return
-    signal.signal(_SIGNAL, _leave)
+def leaving_on_faults(abandon: Callable[[], None]) -> Iterator[None]:
+    """Let `end_program` end this process while the context is open; by its main thread, if entered there.
+
+    Args:
+        abandon: ends what the program has started, where its main thread hangs; on any thread.
+    """
+    _leaving.abandon = abandon
+    in_main = threading.current_thread() is threading.main_thread()
+    if in_main and signal.getsignal(_SIGNAL) is signal.SIG_DFL:
+        signal.signal(_SIGNAL, _leaving.leave)
+        _leaving.armed, _leaving.heard = True, False
     try:
         yield
     finally:
-        if threading.current_thread() is threading.main_thread():
+        if _leaving.armed and threading.current_thread() is threading.main_thread():
             signal.signal(_SIGNAL, signal.SIG_DFL)
+            _leaving.armed = False
+        _leaving.abandon = None
 
 
-def _leave(_signal: int, _frame: FrameType | None) -> None:
-    raise SystemExit(1)
+def _place(main: threading.Thread) -> tuple[FrameType | None, int]:
+    """Where the main thread is: which call of which function."""
+    frame = sys._current_frames().get(main.ident or 0)
+    return frame, -1 if frame is None else frame.f_lasti
+
+
+def _insist(at: tuple[FrameType | None, int]) -> None:
+    """End the process if the main thread does not hear that it ends."""
+    abandon = _leaving.abandon
+    main = threading.main_thread()
+    end_s = time.monotonic() + _HEAR_S
+    while (left_s := end_s - time.monotonic()) > 0:
+        if _leaving.heard or not main.is_alive() or _leaving.abandon is None:
+            return  # what it cleans up may take as long as it likes
+        time.sleep(min(left_s, _LOOK_S))
+    frame, _ = now = _place(main)
+    if not _leaving.armed and now != at:
+        return  # it runs Python code, and has heard
+    where = "".join(traceback.format_stack(frame)) if frame is not None else ""
+    print(
+        f"monarch-hpc: the main thread has not heard of that in {_HEAR_S:g} s: no signal interrupts what it is in. "
+        f"The program ends here, without its own clean-up.\n{where}",
+        file=sys.stderr,
+        flush=True,
+    )
+    if abandon is not None:
+        ending = threading.Thread(target=abandon, name="monarch-abandon", daemon=True)
+        ending.start()
+        ending.join(_ABANDON_S)
+    os._exit(1)

@@ -44,6 +44,7 @@ class Future(concurrent.futures.Future[T], Generic[T]):
 
     Args:
         waits_for: whose answer is missing, in words, for who waited too long.
+        give_up: tells whoever was asked that the future was cancelled; from any thread.
     """
 
     # Here, and not in each of them: a future is made with every call.
@@ -53,10 +54,17 @@ class Future(concurrent.futures.Future[T], Generic[T]):
     _raw: Any = None  # what `_rebuild` makes the value of; None when that is done
     _callbacks: Sequence[Callable[[Future[T]], object]] = ()
 
-    def __init__(self, engine: Engine, waits_for: Callable[[], str] = _an_answer) -> None:
+    def __init__(
+        self, engine: Engine, waits_for: Callable[[], str] = _an_answer, give_up: Callable[[], None] | None = None
+    ) -> None:
         # Not the base's constructor: its condition alone costs more than all of this. See `__getattr__`.
         self._engine = engine
         self._waits_for = waits_for
+        if give_up is not None:
+            self._give_up = give_up  # type: ignore[method-assign]  # as `waits_for`, which subclasses have as a method
+
+    def _give_up(self) -> None:
+        """Tell whoever was asked that nobody waits any more."""
 
     def __getattr__(self, name: str) -> Any:
         if name == "_condition":
@@ -170,9 +178,12 @@ class Future(concurrent.futures.Future[T], Generic[T]):
     def cancel(self) -> bool:
         """Give up the answer; return whether there is none.
 
-        The endpoint is not told: it runs, or has run, and what it answers is dropped.
+        Whoever was asked is told: a call that has not begun does not run, and a coroutine is cancelled. A function
+        goes on; what it answers is dropped. A future that is done stays as it is.
         """
-        return self._end(_CANCELLED) or self._state is _CANCELLED
+        if self._end(_CANCELLED):
+            self._give_up()
+        return self._state is _CANCELLED
 
     def set_result(self, value: T) -> None:
         """Complete the future; for whoever made it. Only the first completion counts."""

@@ -40,7 +40,7 @@ class Asker(Protocol):
         """Its seat in the allocation."""
         ...
 
-    def call(self, proc: ProcRef, actor: int, body: bytes, buffers: Sequence[Buffer], pending: Pending | None) -> None:
+    def call(self, proc: ProcRef, actor: int, body: bytes, buffers: Sequence[Buffer], pending: Pending | None) -> int:
         """Send one call."""
         ...
 

@@ -30,7 +30,7 @@ class Line(Protocol):
         """Who is at the other end."""
         ...
 
-    def send(self, frame: Frame) -> None:
+    def send(self, frame: Frame, end_s: float | None = None) -> bool:
         """Send *frame*; see `transport.api.Channel.send`."""
         ...
 
@@ -61,31 +61,38 @@ class LocalLine:
         """Who is at the other end."""
         return "this process"
 
-    def send(self, frame: Frame) -> None:
-        """Deliver a copy of *frame*; waits while the mailbox of a called actor is full."""
+    def send(self, frame: Frame, end_s: float | None = None) -> bool:
+        """Deliver a copy of *frame*; waits while the mailbox of a called actor is full, until *end_s* at most."""
         kind = frame.kind
         copy = Frame(kind, frame.dest, frame.reply, frame.body, [bytearray(buffer) for buffer in frame.buffers])
         if kind is _RESULT or kind is _FAILURE:
             self._engine.call_soon(partial(self._deliver, self, copy))
-            return
+            return True
         if kind is _CALL:
             cost = cost_of(copy)
-            if not self._credit.try_take(frame.dest, cost):
-                self._wait_for_credit(frame.dest, cost)
+            if not self._credit.try_take(frame.dest, cost) and not self._wait_for_credit(frame.dest, cost, end_s):
+                return False
         self._deliver(self, copy)
+        return True
 
-    def _wait_for_credit(self, dest: int, cost: int) -> None:
+    def _wait_for_credit(self, dest: int, cost: int, end_s: float | None) -> bool:
         # An actor that writes to itself would wait for ever.
         if self._engine.driving or context().actor == dest:
             self._credit.take(dest, cost)
-            return
+            return True
+        in_coroutine = asyncio._get_running_loop() is not None
+        left_s = None if end_s is None else max(end_s - self._engine.clock(), 0.0)
+        hold_s = left_s if not in_coroutine else _HOLD_S if left_s is None else min(left_s, _HOLD_S)
         ticket = self._credit.queue(dest, cost)
         try:
-            self._engine.wait(lambda: ticket.granted, None if asyncio._get_running_loop() is None else _HOLD_S)
+            self._engine.wait(lambda: ticket.granted, hold_s)
         finally:
             self._credit.leave(ticket)
         if not ticket.granted:
+            if end_s is not None and self._engine.clock() >= end_s:
+                return False
             self._credit.take(dest, cost)
+        return True
 
     def consumed(self, dest: int, cost: int) -> None:
         """An actor has handled a call: who waits may send."""

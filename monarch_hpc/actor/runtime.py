@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
@@ -19,6 +20,7 @@ from monarch_hpc.actor.local import Line, LocalLine
 from monarch_hpc.actor.loop import EventLoop
 from monarch_hpc.actor.payload import pack_failure, pack_fault, pack_result, unpack_fault
 from monarch_hpc.actor.pending import Answer, Pending, Slot
+from monarch_hpc.actor.recall import LIMITED, limited
 from monarch_hpc.actor.reference import ProcRef
 from monarch_hpc.actor.wards import Ward, Wards
 from monarch_hpc.core.errors import ActorError, DeliveryUnknown, FrameError, TransportError
@@ -28,13 +30,16 @@ from monarch_hpc.transport.engine import Engine
 from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.frames import Buffer, Frame, Kind
 
-__all__ = ["STOPPED", "Runtime", "current_runtime"]
+__all__ = ["HELD", "STOPPED", "Runtime", "current_runtime"]
 
 _CALL = Kind.CALL  # on the way of every frame: a member of an enum costs ten times a global
 _RESULT = Kind.RESULT
 _FAILURE = Kind.FAILURE
 
 _log = logging.getLogger(__name__)
+
+HELD = -1
+"""In the place of the number of a call that was not sent."""
 
 STOPPED = "the proc was stopped"
 """What a proc that was asked to end says to all it is connected with."""
@@ -141,8 +146,25 @@ class Runtime:
             self._slots.pop(slot, None)
             raise
 
-    def call(self, proc: ProcRef, actor: int, body: bytes, buffers: Sequence[Buffer], pending: Pending | None) -> None:
+    def call(
+        self,
+        proc: ProcRef,
+        actor: int,
+        body: bytes,
+        buffers: Sequence[Buffer],
+        pending: Pending | None,
+        until_s: float | None = None,
+        end_s: float | None = None,
+    ) -> int:
         """Send one call; *pending* is told exactly once how it ended. None sends and forgets.
+
+        Args:
+            until_s: how long to wait while the mailbox there is full, on the engine's clock.
+            end_s: when the caller gives up, which the actor is told.
+
+        Returns:
+            What `cancel` takes; `HELD` if the mailbox was full until *until_s*: nothing was sent, and *pending* is
+            not told.
 
         Raises:
             FrameError: the call is over a limit; nothing was sent.
@@ -150,11 +172,16 @@ class Runtime:
         slot = 0
         if pending is not None:
             slot = next(self._next_slot)
+            if end_s is not None:
+                slot |= LIMITED
+                body = limited(max(end_s - self.engine.clock(), 0.0), body)
             self._slots[slot] = pending
         try:
             channel = self._channels.get(proc.incarnation)
             line = channel if channel is not None and channel.error is None else self.line_to(proc)
-            line.send(Frame(_CALL, actor, slot, body, buffers))
+            if not line.send(Frame(_CALL, actor, slot, body, buffers), until_s):
+                self._slots.pop(slot, None)
+                return HELD
         except FrameError:
             self._slots.pop(slot, None)
             raise
@@ -164,6 +191,21 @@ class Runtime:
         except BaseException:
             self._slots.pop(slot, None)
             raise
+        return slot
+
+    def cancel(self, actor: int, slots: Sequence[int]) -> None:
+        """Tell *actor* that nobody waits for these calls any more. Each is answered all the same. From any thread."""
+        for number in slots:
+            pending = self._slots.get(number)
+            line = None if pending is None else self._line_of(pending.incarnation)
+            if line is not None:
+                with contextlib.suppress(TransportError):  # the call ends as all that are lost
+                    line.send(Frame(Kind.CANCEL, actor, number))
+
+    def _line_of(self, incarnation: int) -> Line | None:
+        if incarnation == self.node.identity.incarnation:
+            return self._line
+        return self._channels.get(incarnation)
 
     # ---- frames from elsewhere ----
 
@@ -200,6 +242,10 @@ class Runtime:
                 stopped.stop(channel, frame)
             elif frame.reply:
                 self.reply(channel, frame.reply, None)
+        elif kind is Kind.CANCEL:
+            cancelled = self._cells.get(frame.dest)
+            if cancelled is not None:
+                cancelled.cancel(channel, frame.reply)
         elif kind is Kind.CONTROL:
             self.on_control(channel, frame)
 

@@ -6,9 +6,12 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from monarch_hpc.actor.context import sent_on
 from monarch_hpc.actor.endpoint import EndpointMethod
 from monarch_hpc.actor.local import Line
-from monarch_hpc.core.errors import ActorDied, PortClosed
+from monarch_hpc.actor.loop import Running
+from monarch_hpc.actor.recall import Due
+from monarch_hpc.core.errors import ActorDied, CallTimeout, PortClosed
 from monarch_hpc.transport.engine import Engine
 
 __all__ = ["ResponsePort", "Turn", "TurnTaker"]
@@ -37,7 +40,7 @@ class TurnTaker(Protocol):
 class Turn:
     """Answers once, whatever comes first: the result, the exception, or the end of the time."""
 
-    __slots__ = ("_channel", "_marked", "_open", "_slot", "_taker")
+    __slots__ = ("_channel", "_due", "_marked", "_open", "_slot", "_taker", "cancelled", "deadline_s", "running")
 
     def __init__(
         self,
@@ -45,7 +48,14 @@ class Turn:
         channel: Line,
         slot: int,
         marked: EndpointMethod[..., Any],
+        due: Due | None,
     ) -> None:
+        self.cancelled = False
+        self.deadline_s = None if due is None else due[0]
+        """When the caller gives up, on the engine's clock."""
+        self._due = due
+        self.running: Running | None = None
+        """The coroutine, once it is one."""
         self._taker = taker
         self._channel = channel
         self._slot = slot
@@ -55,8 +65,13 @@ class Turn:
     async def perform(self, function: Callable[..., Any], args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Run the coroutine; raises nothing."""
         taker = self._taker
+        sent_on(self)
+        limit_s = self._marked.timeout_s
+        if self.deadline_s is not None:
+            left_s = max(self.deadline_s - taker.engine.clock(), 0.0)
+            limit_s = left_s if limit_s is None else min(left_s, limit_s)
         try:
-            async with asyncio.timeout(self._marked.timeout_s) as limit:
+            async with asyncio.timeout(limit_s) as limit:
                 value = await function(*self._with_port(args), **kwargs)
         except SystemExit as leaving:
             taker.leave(leaving)
@@ -67,6 +82,12 @@ class Turn:
             self._fail(self._too_slow() if limit.expired() and isinstance(error, TimeoutError) else error)
         else:
             self._return(value)
+
+    def cancel(self) -> None:
+        """Cancel the coroutine: its caller waits no longer; from any thread."""
+        self.cancelled = True
+        if self.running is not None:
+            self.running.cancel()
 
     def call(self, function: Callable[..., Any], args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Call a function, which nothing can interrupt; when its time is over, its caller waits no longer."""
@@ -126,6 +147,8 @@ class Turn:
             self._taker.engine.call_soon(lambda: self.refuse(error))
 
     def _too_slow(self) -> TimeoutError:
+        if self._due is not None and self._taker.engine.clock() >= self._due[0]:
+            return CallTimeout(f"{self._taker.where}, endpoint {self._marked.__name__}", (), self._due[1])
         return TimeoutError(
             f"endpoint {self._marked.__name__} took longer than its timeout of {self._marked.timeout_s:g} s"
         )

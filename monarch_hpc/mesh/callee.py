@@ -4,15 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
+from typing import Protocol
 
 from monarch_hpc.actor.payload import pack_call
 from monarch_hpc.actor.pending import Pending
 from monarch_hpc.actor.reference import ProcRef
-from monarch_hpc.actor.runtime import current_runtime
+from monarch_hpc.actor.runtime import HELD, current_runtime
 from monarch_hpc.core.shape import Region
 from monarch_hpc.mesh.load import Load
 
-__all__ = ["Callee"]
+__all__ = ["Callee", "Sent"]
+
+
+class Sent(Pending, Protocol):
+    """Who waits for the answer to a call that can be cancelled.
+
+    Attributes:
+        number: what `Runtime.cancel` takes, once the call was sent.
+    """
+
+    number: int
 
 
 class Callee:
@@ -56,7 +67,7 @@ class Callee:
         head: bytes,
         args: tuple[object, ...],
         kwargs: dict[str, object],
-        pending: Callable[[int, int, ProcRef], Pending] | None,
+        pending: Callable[[int, int, ProcRef], Sent] | None,
     ) -> None:
         """Send one call to every actor; the arguments are serialized once.
 
@@ -69,4 +80,42 @@ class Callee:
         body, buffers = pack_call(head, args, kwargs)
         for place, rank in enumerate(self.ranks):
             proc = self.procs[rank]
-            runtime.call(proc, self.actor, body, buffers, None if pending is None else pending(place, rank, proc))
+            if pending is None:
+                runtime.call(proc, self.actor, body, buffers, None)
+            else:
+                sent = pending(place, rank, proc)
+                sent.number = runtime.call(proc, self.actor, body, buffers, sent)
+
+    def send_by(
+        self,
+        head: bytes,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        pending: Callable[[int, int, ProcRef], Sent] | None,
+        end_s: float,
+    ) -> list[int]:
+        """Send a call that is over at *end_s*, on the engine's clock; otherwise as `send`.
+
+        Returns:
+            The places of those whose mailboxes were full until then: they were not sent to.
+        """
+        runtime = current_runtime()
+        clock = runtime.engine.clock
+        body, buffers = pack_call(head, args, kwargs)
+        held = list(range(len(self.ranks)))
+        waiting = {
+            place: None if pending is None else pending(place, rank, self.procs[rank])
+            for place, rank in enumerate(self.ranks)
+        }
+        # First to those who take it at once: one full mailbox is to delay no other.
+        for until_s in (0.0, end_s):
+            for place in list(held):
+                if until_s and clock() >= end_s:
+                    break
+                sent, proc = waiting[place], self.procs[self.ranks[place]]
+                number = runtime.call(proc, self.actor, body, buffers, sent, until_s, end_s)
+                if number != HELD:
+                    held.remove(place)
+                    if sent is not None:
+                        sent.number = number
+        return held

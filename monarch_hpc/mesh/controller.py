@@ -65,7 +65,7 @@ class Controller(Runtime):
                 Runtime.current = cls._instance
                 open_registry(cls._instance)
                 open_deputy(cls._instance)
-                cls._instance._resources.enter_context(leaving_on_faults())
+                cls._instance._resources.enter_context(leaving_on_faults(cls._instance.abandon))
                 atexit.register(cls._instance.close)
             return cls._instance
 
@@ -166,10 +166,20 @@ class Controller(Runtime):
             ended.wait()
             self.node.close("the program ended")
         finally:
-            self._printer.close()
-            self._resources.close()
-            self.engine.close()
-            Runtime.current = Controller._instance = None
+            self._release()
+
+    def abandon(self) -> None:
+        """Let the head end all procs, at once: as `close`, for a program whose main thread hangs."""
+        if not self._closed:
+            self._closed = True
+            self.node.close("the program was ended by force")
+            self._release()
+
+    def _release(self) -> None:
+        self._printer.close()
+        self._resources.close()
+        self.engine.close()
+        Runtime.current = Controller._instance = None
 
     def _tell(self, message: Message) -> None:
         self._head.send(Frame(Kind.CONTROL, body=messages.encode(message)))

@@ -9,6 +9,7 @@ from monarch_hpc.actor.endpoint import EndpointMethod
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.payload import call_head
 from monarch_hpc.actor.runtime import current_runtime
+from monarch_hpc.core.errors import CallTimeout
 from monarch_hpc.core.shape import Region
 from monarch_hpc.mesh.callee import Callee
 from monarch_hpc.mesh.gather import CallOptions, Gather
@@ -50,7 +51,8 @@ class Endpoint(Generic[P, R]):
 
         Args:
             timeout: seconds, from the call on, until it is over: a rank that has not answered then fails with
-                `CallTimeout`, which is a `TimeoutError`. The endpoint is not told, and may still run.
+                `CallTimeout`, which is a `TimeoutError`, and is told as by `Future.cancel`. Time in which a full
+                mailbox holds the call back counts: if that takes until the end, it is not sent.
             on_error: ``raise`` fails a call with its first failures. ``collect`` waits for all ranks, and gives
                 those that failed their exception as the result.
 
@@ -127,15 +129,27 @@ class Endpoint(Generic[P, R]):
         return Stream(queue, self._callee.region.extent)
 
     def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Send to every actor and wait for nothing; an actor that fails in it is dead, and its owner is told."""
+        """Send to every actor and wait for nothing; an actor that fails in it is dead, and its owner is told.
+
+        Raises:
+            CallTimeout: with `options(timeout=)`, if mailboxes were full all the time: those actors were not sent to.
+            TypeError: the endpoint does not take these arguments.
+        """
         self._method.check(args, kwargs)
-        self._callee.send(self._head, args, kwargs, None)
+        timeout_s = self._options.timeout_s
+        if timeout_s is None:
+            self._callee.send(self._head, args, kwargs, None)
+            return
+        end_s = current_runtime().engine.clock() + timeout_s
+        held = self._callee.send_by(self._head, args, kwargs, None, end_s)
+        if held:
+            raise CallTimeout(self._callee.where(self._name, held[0]), held[1:], timeout_s)
 
     def _start(self, args: tuple[object, ...], kwargs: dict[str, object], finish: Callable[[Gather], T]) -> Future[T]:
         self._method.check(args, kwargs)
         runtime = current_runtime()
         gather = Gather(runtime, self._callee, self._name, self._options)
-        future: Future[T] = Future(runtime.engine, gather.missing)
+        future: Future[T] = Future(runtime.engine, gather.missing, gather.give_up)
         gather.completed = lambda: future.set_resolver(lambda: finish(gather), fails=gather.fails)
         gather.send(self._head, args, kwargs)
         return future

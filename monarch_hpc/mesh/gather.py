@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import _thread
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from monarch_hpc.actor.context import deadline, deadlines_seen
 from monarch_hpc.actor.payload import unpack_failure
 from monarch_hpc.actor.reference import ProcRef
-from monarch_hpc.actor.runtime import Runtime
+from monarch_hpc.actor.runtime import HELD, Runtime
 from monarch_hpc.core.errors import ActorDied, CallTimeout, MeshError, MonarchError
 from monarch_hpc.mesh.callee import Callee
 from monarch_hpc.wire.frames import Frame, Kind
 from monarch_hpc.wire.serializer import loads
 
-__all__ = ["Answers", "CallOptions", "Gather", "is_result", "read_answer"]
+__all__ = ["Answers", "CallOptions", "Gather", "is_result", "late", "read_answer"]
 
 _SETTLE_S = 0.25
 """After the first failure of a call, how long to wait for those of other ranks.
@@ -23,6 +25,10 @@ _SETTLE_S = 0.25
 Long enough that a bug which strikes every rank is reported as one `MeshError`; short, because ranks
 that now wait for the failed one would never answer.
 """
+
+
+_STEP_S = 0.01
+"""To how much time limits that were inherited are rounded up: less than anybody notices of a deadline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +43,30 @@ class CallOptions:
     timeout_s: float | None = None
     collects: bool = False
 
+    def limit_s(self, clock: Callable[[], float]) -> float | None:
+        """How long the answer to a call that begins now is waited for.
+
+        No longer than the caller of the endpoint that makes it waits, in steps, so that many calls have the same
+        limit: see `actor.deadlines`.
+        """
+        ends_s = deadline() if deadlines_seen() else None
+        if ends_s is None:
+            return self.timeout_s
+        left_s = math.ceil(max(ends_s - clock(), 0.0) / _STEP_S) * _STEP_S
+        return left_s if self.timeout_s is None else min(left_s, self.timeout_s)
+
 
 class Asked:
     """One actor of those that were called."""
 
-    __slots__ = ("_answers", "_place", "_rank", "incarnation")
+    __slots__ = ("_answers", "_place", "_rank", "incarnation", "number")
 
     def __init__(self, answers: Answers, place: int, rank: int, incarnation: int) -> None:
         self._answers = answers
         self._place = place
         self._rank = rank
         self.incarnation = incarnation
+        self.number = HELD
 
     @property
     def where(self) -> str:
@@ -71,6 +90,8 @@ class Answers:
         self._answers: list[Frame | MonarchError | None] = [None] * num
         self._num_missing = num
         self._over = False
+        self._limit_s: float | None = None
+        self._asked: list[Asked] = []
         # Answers come on the driver, and what cannot be sent is answered on the thread that sends.
         self._lock = _thread.allocate_lock()
 
@@ -80,10 +101,16 @@ class Answers:
         Raises:
             Exception: it was not sent to all of them, and nothing is waited for.
         """
-        if self.options.timeout_s is not None:
-            self.runtime.deadlines.add(self.options.timeout_s, self)
+        limit_s = self._limit_s = self.options.limit_s(self.runtime.engine.clock)
         try:
-            self._callee.send(head, args, kwargs, self._ask)
+            if limit_s is None:
+                self._callee.send(head, args, kwargs, self._ask)
+            else:
+                end_s = self.runtime.engine.clock() + limit_s
+                self.runtime.deadlines.add(limit_s, self)
+                for place in self._callee.send_by(head, args, kwargs, self._ask, end_s):
+                    if self._callee.load is not None:
+                        self._callee.load.end(self._callee.ranks[place])
         except BaseException:
             self.drop()
             raise
@@ -91,13 +118,24 @@ class Answers:
     def drop(self) -> None:
         """Wait for nothing more: there is enough, or the call could not be sent."""
         self._over = True
-        if self.options.timeout_s is not None:
-            self.runtime.deadlines.remove(self.options.timeout_s, self)
+        if self._limit_s is not None:
+            self.runtime.deadlines.remove(self._limit_s, self)
+
+    def withdraw(self) -> None:
+        """Tell those who have not answered that nobody waits for them."""
+        left = [asked.number for asked, answer in zip(self._asked, self._answers, strict=False) if answer is None]
+        self.runtime.cancel(self._callee.actor, [number for number in left if number != HELD])
+
+    def give_up(self) -> None:
+        """A future was cancelled, see `Future.cancel`."""
+        raise NotImplementedError
 
     def _ask(self, place: int, rank: int, proc: ProcRef) -> Asked:
         if self._callee.load is not None:
             self._callee.load.begin(rank)
-        return Asked(self, place, rank, proc.incarnation)
+        asked = Asked(self, place, rank, proc.incarnation)
+        self._asked.append(asked)
+        return asked
 
     def take(self, place: int, rank: int, given: Frame | MonarchError) -> None:
         """Take the answer of one actor."""
@@ -126,6 +164,10 @@ class Answers:
         others = f" and {len(left) - 1} more" if len(left) > 1 else ""
         return f"{self.where(left[0])}{others}"
 
+    def _late(self, index: int, *others: int) -> CallTimeout:
+        held = [place for place in (index, *others) if self._asked[place].number == HELD]
+        return late(self.where(index), others, self._limit_s, held)
+
     def where(self, place: int) -> str:
         """The actor at *place* and the endpoint, in words."""
         return self._callee.where(self._method, place)
@@ -150,14 +192,22 @@ class Gather(Answers):
         if first:
             self._failing = True
         if is_last:
-            self.expire()
+            self._end()
         elif first and not self.options.collects:
-            self.runtime.engine.call_later(_SETTLE_S, self.expire)
+            self.runtime.engine.call_later(_SETTLE_S, self._end)
 
-    def expire(self) -> None:
+    def _end(self) -> None:
         if not self._over:
             self.drop()
             self.completed()
+
+    def expire(self) -> None:
+        self._end()
+        self.withdraw()
+
+    def give_up(self) -> None:
+        self.drop()
+        self.withdraw()
 
     def collect(self) -> tuple[list[Any], dict[int, BaseException]]:
         """The results in the order of the ranks, and the exceptions of those that failed.
@@ -191,9 +241,6 @@ class Gather(Answers):
             raise self._late(*missing)
         return values, failures
 
-    def _late(self, index: int, *others: int) -> CallTimeout:
-        return CallTimeout(self.where(index), others, self.options.timeout_s or 0.0)
-
 
 def read_answer(answer: Frame | MonarchError) -> tuple[Any, BaseException | None]:
     """The value of *answer*, or why there is none; runs the user's code that rebuilds values."""
@@ -205,6 +252,14 @@ def read_answer(answer: Frame | MonarchError) -> tuple[Any, BaseException | None
         return loads(answer.body, answer.buffers), None
     except Exception as error:  # noqa: BLE001 unpickling runs user code
         return None, error
+
+
+def late(where: str, others: Sequence[int], limit_s: float | None, held: Sequence[int]) -> CallTimeout:
+    """Nobody answers any more; *held* are the places of those whose mailboxes were full all the time."""
+    error = CallTimeout(where, others, limit_s or 0.0)
+    if held:
+        error.add_note(f"not sent to ranks {', '.join(map(str, held))}: their mailboxes were full all the time")
+    return error
 
 
 def is_result(given: Frame | MonarchError) -> bool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Generic, TypeVar, cast
 
+from monarch_hpc.actor.context import deadlines_seen
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.payload import pack_call
-from monarch_hpc.actor.runtime import Runtime
-from monarch_hpc.core.errors import ActorDied, CallTimeout, MonarchError
+from monarch_hpc.actor.runtime import HELD, Runtime
+from monarch_hpc.core.errors import ActorDied, MonarchError
 from monarch_hpc.mesh.callee import Callee
-from monarch_hpc.mesh.gather import CallOptions, is_result, read_answer
+from monarch_hpc.mesh.gather import CallOptions, is_result, late, read_answer
 from monarch_hpc.wire.frames import Frame
 
 __all__ = ["Single"]
@@ -23,6 +24,9 @@ class Single(Future[R], Generic[R]):
     Args:
         place: of the actor in the view.
     """
+
+    _number = HELD
+    _limit_s: float | None = None
 
     def __init__(self, runtime: Runtime, callee: Callee, method: str, place: int, options: CallOptions) -> None:
         # Not the base's constructor either: a method of its own would keep the future alive until it is collected.
@@ -43,15 +47,22 @@ class Single(Future[R], Generic[R]):
         """
         callee, options = self._callee, self._options
         body, buffers = pack_call(head, args, kwargs)
-        if options.timeout_s is not None:
-            self._runtime.deadlines.add(options.timeout_s, self)
+        proc, runtime = callee.procs[self._rank], self._runtime
+        end_s = None
+        if options.timeout_s is not None or deadlines_seen():
+            limit_s = self._limit_s = options.limit_s(runtime.engine.clock)
+            if limit_s is not None:
+                end_s = runtime.engine.clock() + limit_s
+                runtime.deadlines.add(limit_s, self)
         if callee.load is not None:
             callee.load.begin(self._rank)
         try:
-            self._runtime.call(callee.procs[self._rank], callee.actor, body, buffers, self)
+            self._number = runtime.call(proc, callee.actor, body, buffers, self, end_s, end_s)
         except BaseException:
             self._done(died=False)
             raise
+        if self._number == HELD and callee.load is not None:
+            callee.load.end(self._rank)
 
     @property
     def where(self) -> str:
@@ -60,20 +71,25 @@ class Single(Future[R], Generic[R]):
 
     def answer(self, given: Frame | MonarchError) -> None:
         """Take the answer."""
-        if self._callee.load is not None or self._options.timeout_s is not None:
+        if self._callee.load is not None or self._limit_s is not None:
             self._done(died=isinstance(given, ActorDied))
         self._complete(given, not self._options.collects and not is_result(given))
 
     def expire(self) -> None:
         """The time is over."""
-        late = CallTimeout(self.where, (), self._options.timeout_s or 0.0)
-        self._complete(late, not self._options.collects)
+        held = (self._place,) if self._number == HELD else ()
+        if self._complete(late(self.where, (), self._limit_s, held), not self._options.collects):
+            self._give_up()
+
+    def _give_up(self) -> None:
+        if self._number != HELD:
+            self._runtime.cancel(self._callee.actor, (self._number,))
 
     def _done(self, *, died: bool) -> None:
         if self._callee.load is not None:
             self._callee.load.end(self._rank, died=died)
-        if self._options.timeout_s is not None:
-            self._runtime.deadlines.remove(self._options.timeout_s, self)
+        if self._limit_s is not None:
+            self._runtime.deadlines.remove(self._limit_s, self)
 
     def _rebuild(self, raw: Any) -> R:
         value, failure = read_answer(raw)

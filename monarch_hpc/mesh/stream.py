@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.runtime import Runtime
-from monarch_hpc.core.errors import CallTimeout, MonarchError
+from monarch_hpc.core.errors import MonarchError
 from monarch_hpc.core.shape import Extent, Point
 from monarch_hpc.mesh.callee import Callee
 from monarch_hpc.mesh.gather import Answers, CallOptions, is_result, read_answer
@@ -23,7 +23,7 @@ class Queue(Answers):
 
     def __init__(self, runtime: Runtime, callee: Callee, method: str, options: CallOptions) -> None:
         super().__init__(runtime, callee, method, options)
-        self.futures: list[Future[Any]] = [Future(runtime.engine, self.missing) for _ in callee.ranks]
+        self.futures: list[Future[Any]] = [Future(runtime.engine, self.missing, self.give_up) for _ in callee.ranks]
         self.order: list[int] = []  # places, as their answers came
 
     def _take(self, index: int, given: Frame | MonarchError, *, is_last: bool) -> None:
@@ -35,8 +35,15 @@ class Queue(Answers):
         with self._lock:
             late = [] if self._over else [index for index, answer in enumerate(self._answers) if answer is None]
             self._over = True
+        self.withdraw()
         for index in late:
-            self._complete(index, CallTimeout(self.where(index), (), self.options.timeout_s or 0.0))
+            self._complete(index, self._late(index))
+
+    def give_up(self) -> None:
+        """A future was cancelled: when all are, or have answers, those who have not answered are told."""
+        if all(future.done() for future in self.futures):
+            self.drop()
+            self.withdraw()
 
     def _complete(self, index: int, given: Frame | MonarchError) -> None:
         def resolve() -> object:

@@ -88,11 +88,15 @@ class Channel(Protocol):
         """For how many seconds in all senders were held back because an actor there had its mailbox full."""
         ...
 
-    def send(self, frame: Frame) -> None:
-        """Send *frame*.
+    def send(self, frame: Frame, end_s: float | None = None) -> bool:
+        """Send *frame*; return whether it was.
 
         From an engine callback it never blocks. From any other thread it returns when the buffers
         may be changed again; while the queue is full it waits, driving the engine.
+
+        Args:
+            end_s: for calls: until when, on the engine's clock, to wait while the mailbox there is full. It is not
+                sent then, and False returned.
 
         Raises:
             ChannelClosed: this side has closed.

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import math
 import socket
 
 from monarch_hpc.config.schema import TransportConfig
@@ -31,7 +32,7 @@ __all__ = ["PeerChannel"]
 _CALL = Kind.CALL  # on the way of every frame: a member of an enum costs ten times a global
 _CREDIT = Kind.CREDIT
 _BYE = Kind.BYE
-_LAST_PASSED_ON = Kind.STOP  # those above are the transport's own
+_LAST_PASSED_ON = Kind.STOP  # those above are the transport's own, but for CANCEL
 
 _log = logging.getLogger(__name__)
 
@@ -125,12 +126,12 @@ class PeerChannel:
 
     # ---- sending ----
 
-    def send(self, frame: Frame) -> None:
+    def send(self, frame: Frame, end_s: float | None = None) -> bool:
         """Send *frame*; see `transport.api.Channel.send`."""
         if frame.kind is _CALL:
             cost = cost_of(frame)
-            if not self._credit.try_take(frame.dest, cost):
-                self._wait_for_credit(frame, cost)
+            if not self._credit.try_take(frame.dest, cost) and not self._wait_for_credit(frame, cost, end_s):
+                return False
         lane = self._lane
         try:
             if lane is None:
@@ -143,11 +144,14 @@ class PeerChannel:
             if frame.kind is _CALL:
                 self._credit.give(frame.dest, cost_of(frame))
             raise
+        return True
 
-    def _wait_for_credit(self, frame: Frame, cost: int) -> None:
+    def _wait_for_credit(self, frame: Frame, cost: int, end_s: float | None) -> bool:
+        """Wait for credit; False if there was none until *end_s*, on the engine's clock."""
         if self._engine.driving:
             self._credit.take(frame.dest, cost)
-            return
+            return True
+        left_s = math.inf if end_s is None else max(end_s - self._engine.clock(), 0.0)
         ticket = self._credit.queue(frame.dest, cost)
         in_coroutine = asyncio._get_running_loop() is not None
         self._held[ticket] = self._engine.clock()
@@ -156,9 +160,10 @@ class PeerChannel:
             return ticket.granted or self.error is not None
 
         try:
-            if not self._engine.wait(ready, _HOLD_S if in_coroutine else _COMPLAIN_S) and not in_coroutine:
+            first_s = _HOLD_S if in_coroutine else _COMPLAIN_S
+            if not self._engine.wait(ready, min(first_s, left_s)) and not in_coroutine and left_s > first_s:
                 self._complain(frame.dest)
-                self._engine.wait(ready, None)
+                self._engine.wait(ready, None if end_s is None else max(end_s - self._engine.clock(), 0.0))
         finally:
             self._blocked_s += self._engine.clock() - self._held.pop(ticket)
             self._credit.leave(ticket)
@@ -166,7 +171,10 @@ class PeerChannel:
         if error is not None:
             raise error
         if not ticket.granted:
+            if end_s is not None and self._engine.clock() >= end_s:
+                return False
             self._credit.take(frame.dest, cost)
+        return True
 
     def _complain(self, dest: int) -> None:
         if dest not in self._complained:
@@ -265,6 +273,8 @@ class PeerChannel:
         if frame.kind is _CREDIT:
             self._credit.give(frame.dest, frame.reply)
             self._engine.wake_waiters()
+        elif frame.kind is Kind.CANCEL:
+            self._listener.on_frame(self, frame)
         elif frame.kind is Kind.DATA:
             self._operations.on_data(frame)
         elif frame.kind in (Kind.GET, Kind.PUT):

@@ -126,7 +126,7 @@ class Operations:
         max_frame_bytes: no piece is larger.
     """
 
-    def __init__(self, engine: Engine, send: Callable[[Frame], None], where: str, max_frame_bytes: int) -> None:
+    def __init__(self, engine: Engine, send: Callable[[Frame], object], where: str, max_frame_bytes: int) -> None:
         self._engine = engine
         self._send = send
         self._where = where

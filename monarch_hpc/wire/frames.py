@@ -59,7 +59,7 @@ class Kind(enum.IntEnum):
 
     CONTROL = 1  # JSON body, see wire.messages
     SPAWN = 2  # make an actor: dest = actor id, reply = the actor that owns it, or 0
-    CALL = 3  # run an endpoint: dest = actor id, reply = reply slot or 0
+    CALL = 3  # run an endpoint: dest = actor id, reply = reply slot or 0, see actor.recall for its highest bit
     RESULT = 4  # dest = reply slot
     FAILURE = 5  # dest = reply slot; body is a pickled exception. dest = 0: an actor failed, reply = its owner
     STOP = 6  # stop an actor: dest = actor id, reply = reply slot or 0
@@ -71,6 +71,7 @@ class Kind(enum.IntEnum):
     PUT = 12  # write registered memory: reply = the operation, buffers = the data
     DATA = 13  # answers GET and PUT: dest = the operation
     CREDIT = 14  # so much of what was sent to an actor is handled: dest = actor id, reply = bytes
+    CANCEL = 15  # nobody waits for a call any more: dest = actor id, reply = its reply slot
 
 
 _KINDS = {int(kind): kind for kind in Kind}

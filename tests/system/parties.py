@@ -123,7 +123,7 @@ class Party:
         self.opened: list[Channel] = []
         self.frames: list[Frame] = []
         self.lost: list[TransportError] = []
-        self.on_frame_hook: Callable[[Channel, Frame], None] = lambda _channel, _frame: None
+        self.on_frame_hook: Callable[[Channel, Frame], object] = lambda _channel, _frame: None
 
     def on_channel(self, channel: Channel) -> None:
         self.opened.append(channel)

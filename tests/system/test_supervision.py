@@ -190,6 +190,35 @@ class Lender(Owner):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("armed", [True, False])
+def test_it_ends_a_program_whose_main_thread_hangs_in_c(tmp_path: Path, *, armed: bool) -> None:
+    """Also where it cannot be armed, because the first use of the hosts was on another thread."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import ctypes, threading, monarch_hpc\n"
+        "from monarch_hpc.actor import fault\n"
+        "fault._HEAR_S = 0.5\n"
+        "class Bad(monarch_hpc.Actor):\n"
+        "    @monarch_hpc.endpoint\n    def fail(self):\n        raise KeyError('as asked')\n"
+        "def begin():\n    global procs\n    procs = monarch_hpc.hosts().slice(hosts=0).spawn_procs()\n"
+        + ("begin()\n" if armed else "thread = threading.Thread(target=begin)\nthread.start()\nthread.join()\n")
+        + "print(procs.procs[0].pid, flush=True)\n"
+        "mutex = ctypes.create_string_buffer(64)\n"
+        "c = ctypes.CDLL(None)\n"
+        "c.pthread_mutex_lock(mutex)\n"
+        "threading.Timer(0.2, lambda: procs.spawn('bad', Bad).fail.broadcast()).start()\n"
+        "c.pthread_mutex_lock(mutex)\n"
+    )
+    command = [sys.executable, "-m", "monarch_hpc.cli", "run", "--local", "1", str(program)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert "nobody handled a failure" in done.stderr and "endpoint fail raised KeyError" in done.stderr
+    assert "the main thread has not heard of that in 0.5 s" in done.stderr
+    assert "c.pthread_mutex_lock(mutex)" in done.stderr
+    assert not Path(f"/proc/{int(done.stdout)}").exists()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spawn", "words"),
     [

@@ -1,0 +1,42 @@
+"""What an actor needs of the process that it runs in."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from monarch_hpc.actor.context import ProcInfo
+from monarch_hpc.actor.fault import MeshFailure
+from monarch_hpc.actor.local import Line
+from monarch_hpc.actor.loop import EventLoop
+from monarch_hpc.transport.engine import Engine
+
+__all__ = ["CellProcess"]
+
+
+class CellProcess(Protocol):
+    """What a cell needs of its process."""
+
+    engine: Engine
+    info: ProcInfo
+    loop: EventLoop
+    cells_drive: bool
+
+    def reply(self, channel: Line, slot: int, value: object) -> None:
+        """Answer a call."""
+        ...
+
+    def reply_failure(self, channel: Line, slot: int, where: str, error: BaseException) -> None:
+        """Answer a call with an exception."""
+        ...
+
+    def report(self, channel: Line, owner: int, actor: int, failure: MeshFailure) -> None:
+        """Tell who spawned an actor that it failed."""
+        ...
+
+    def stop_owned(self, owner: int) -> None:
+        """Stop all that an actor has spawned."""
+        ...
+
+    def exit(self, code: int) -> None:
+        """End the process."""
+        ...

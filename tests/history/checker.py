@@ -1,0 +1,270 @@
+"""The laws of calls, checked on what senders and actors wrote down: pure.
+
+- order: what one sender sends to one actor is begun in the order sent. Concurrent endpoints begin on another thread:
+  they keep the order among themselves.
+- once: no message is begun twice.
+- nothing lost: what was sent to an actor that lived on is begun, unless its sender gave up; what was answered arrives.
+- no call that blocks for ever: each has an outcome.
+- no failure without a cause: a call fails as lost only if its actor is gone.
+- one at a time: an actor begins nothing else, concurrent endpoints aside, before it has finished.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+
+__all__ = [
+    "Began",
+    "Closed",
+    "Ended",
+    "Event",
+    "Finished",
+    "Gone",
+    "Sent",
+    "Violation",
+    "check",
+    "decode",
+    "encode",
+    "token",
+]
+
+_GONE = frozenset({"ActorDied", "DeliveryUnknown"})
+_GIVEN_UP = frozenset({"CallTimeout", "CancelledError"})
+
+Key = tuple[str, int]
+"""A message: its sender, and the sender's count of messages."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Written before a message is sent.
+
+    Attributes:
+        targets: the actors; those of which one is chosen, if *chooses*.
+        replies: whether an outcome is waited for.
+        limited: its sender may give up.
+        fails: the endpoint raises ``ValueError``.
+        beside: the endpoint is concurrent.
+    """
+
+    sender: str
+    number: int
+    targets: list[str]
+    replies: bool = True
+    chooses: bool = False
+    limited: bool = False
+    fails: bool = False
+    beside: bool = False
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a sender got.
+
+    Attributes:
+        outcomes: by actor, what came of it: ``=TOKEN`` for a value, else the name of an exception's class. The key
+            ``*`` stands for all actors of which nothing is said.
+        cancelled: the sender cancelled the call.
+    """
+
+    sender: str
+    number: int
+    outcomes: dict[str, str] = field(default_factory=dict)
+    cancelled: bool = False
+
+
+@dataclass(frozen=True)
+class Began:
+    """An endpoint begins."""
+
+    actor: str
+    sender: str
+    number: int
+
+
+@dataclass(frozen=True)
+class Finished:
+    """An endpoint is about to return, or to raise."""
+
+    actor: str
+    sender: str
+    number: int
+
+
+@dataclass(frozen=True)
+class Gone:
+    """From here on these actors may be gone: written before they are killed or stopped."""
+
+    actors: list[str]
+
+
+@dataclass(frozen=True)
+class Closed:
+    """A sender has lived to the end, and waits for nothing any more."""
+
+    sender: str
+
+
+Event = Sent | Ended | Began | Finished | Gone | Closed
+_EVENTS: Mapping[str, type[Event]] = {cls.__name__: cls for cls in (Sent, Ended, Began, Finished, Gone, Closed)}
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A law was broken.
+
+    Attributes:
+        law: which one, in a word or two.
+    """
+
+    law: str
+    text: str
+
+
+def token(sender: str, number: int) -> str:
+    """What the answer to a message must be."""
+    return f"{sender}#{number}"
+
+
+def encode(event: Event) -> bytes:
+    """One line."""
+    return json.dumps([type(event).__name__, asdict(event)]).encode() + b"\n"
+
+
+def decode(line: bytes) -> Event:
+    """The event that `encode` wrote."""
+    name, fields = json.loads(line)
+    return _EVENTS[name](**fields)
+
+
+def check(events: Iterable[Event]) -> list[Violation]:
+    """What is wrong with a history; the events of one actor are in the order in which they happened."""
+    return _History(events).violations()
+
+
+class _History:
+    def __init__(self, events: Iterable[Event]) -> None:
+        self.sent: dict[Key, Sent] = {}
+        self.ended: dict[Key, Ended] = {}
+        self.began: dict[str, list[Key]] = defaultdict(list)
+        self.steps: dict[str, list[tuple[bool, Key]]] = defaultdict(list)  # whether it begins, and what
+        self.finished: dict[Key, set[str]] = defaultdict(set)
+        self.gone: set[str] = set()
+        self.closed: set[str] = set()
+        self.found: list[Violation] = []
+        for event in events:
+            match event:
+                case Sent():
+                    self.sent[event.sender, event.number] = event
+                case Ended():
+                    key = event.sender, event.number
+                    if key in self.ended:
+                        self._find("once", key, "has two outcomes")
+                    self.ended[key] = event
+                case Began():
+                    self.began[event.actor].append((event.sender, event.number))
+                    self.steps[event.actor].append((True, (event.sender, event.number)))
+                case Finished():
+                    self.finished[event.sender, event.number].add(event.actor)
+                    self.steps[event.actor].append((False, (event.sender, event.number)))
+                case Gone():
+                    self.gone.update(event.actors)
+                case Closed():
+                    self.closed.add(event.sender)
+
+    def violations(self) -> list[Violation]:
+        for actor, keys in self.began.items():
+            self._check_begins(actor, keys)
+            self._check_turns(actor)
+        chosen: dict[Key, list[str]] = defaultdict(list)
+        for actor, keys in self.began.items():
+            for key in set(keys):
+                chosen[key].append(actor)
+        for key, sent in self.sent.items():
+            if sent.chooses and len(chosen[key]) > 1:
+                self._find("once", key, f"was for one actor, and begun by {sorted(chosen[key])}")
+            self._check_outcome(key, sent, set(chosen[key]))
+        return self.found
+
+    def _find(self, law: str, key: Key, text: str) -> None:
+        self.found.append(Violation(law, f"{token(*key)} {text}"))
+
+    # ---- what an actor did ----
+
+    def _check_begins(self, actor: str, keys: list[Key]) -> None:
+        last: dict[tuple[str, bool], int] = {}
+        seen: set[Key] = set()
+        for key in keys:
+            sent = self.sent.get(key)
+            if sent is None or actor not in sent.targets:
+                self._find("phantom", key, f"was never sent to {actor}, which began it")
+                continue
+            if key in seen:
+                self._find("once", key, f"was begun twice by {actor}")
+                continue
+            seen.add(key)
+            lane = sent.sender, sent.beside
+            if sent.number < last.get(lane, -1):
+                self._find("order", key, f"was begun by {actor} after {token(sent.sender, last[lane])}")
+            last[lane] = max(last.get(lane, -1), sent.number)
+
+    def _check_turns(self, actor: str) -> None:
+        running: Key | None = None
+        for begins, key in self.steps[actor]:
+            sent = self.sent.get(key)
+            if sent is None or sent.beside:
+                continue
+            if begins:
+                if running is not None:
+                    self._find("turns", key, f"was begun by {actor} while {token(*running)} ran")
+                running = key
+            elif running == key:
+                running = None
+
+    # ---- what a sender got ----
+
+    def _check_outcome(self, key: Key, sent: Sent, begun: set[str]) -> None:
+        if sent.sender not in self.closed:
+            return  # it died itself: what it wrote last it may not have sent, or read
+        ended = self.ended.get(key)
+        if sent.replies and ended is None:
+            self._find("blocked", key, f"to {sent.targets} has no outcome")
+            return
+        outcomes = {} if ended is None else ended.outcomes
+        cancelled = ended is not None and ended.cancelled
+        if sent.chooses:
+            self._check_chosen(key, sent, outcomes.get("*", ""), begun, cancelled=cancelled)
+            return
+        for target in sent.targets:
+            outcome = outcomes.get(target, outcomes.get("*", ""))
+            self._check_target(key, sent, target, outcome, target in begun, cancelled=cancelled)
+
+    def _check_target(self, key: Key, sent: Sent, target: str, outcome: str, begun: bool, *, cancelled: bool) -> None:
+        gave_up = cancelled or (sent.limited and outcome in _GIVEN_UP)
+        if outcome.startswith("="):
+            self._check_value(key, target, outcome)
+        elif sent.replies and not gave_up and not self._excuses(sent, outcome, {target}):
+            law = "lost reply" if target in self.finished[key] else "failure"
+            self._find(law, key, f"to {target}, which lives, ended as {outcome or 'nothing'}")
+        if not begun and not gave_up and target not in self.gone:
+            self._find("lost message", key, f"was not begun by {target}, which lives")
+
+    def _check_chosen(self, key: Key, sent: Sent, outcome: str, begun: set[str], *, cancelled: bool) -> None:
+        if outcome.startswith("="):
+            self._check_value(key, next(iter(begun), "nobody"), outcome)
+        elif not (
+            cancelled or (sent.limited and outcome in _GIVEN_UP) or self._excuses(sent, outcome, set(sent.targets))
+        ):
+            self._find("failure", key, f"to one of {sent.targets}, which live, ended as {outcome or 'nothing'}")
+
+    def _check_value(self, key: Key, target: str, outcome: str) -> None:
+        if outcome != f"={token(*key)}":
+            self._find("wrong reply", key, f"to {target} was answered by {outcome[1:]}")
+        elif target not in self.finished[key]:
+            self._find("wrong reply", key, f"was answered, and {target} has not finished it")
+
+    def _excuses(self, sent: Sent, outcome: str, targets: set[str]) -> bool:
+        return (outcome in _GONE and bool(targets & self.gone)) or (sent.fails and outcome == "ValueError")

@@ -1,0 +1,281 @@
+"""Random traffic of which everybody writes down what they do: senders, actors that answer, actors that send on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import monarch_hpc
+from monarch_hpc import Actor, ActorMesh, CallTimeout, concurrent_endpoint, endpoint
+from monarch_hpc.actor.context import deadlines_seen
+from monarch_hpc.mesh.stream import Stream
+from tests.history.checker import Began, Closed, Ended, Event, Finished, Sent, decode, encode, token
+
+__all__ = ["PATIENCE_S", "Node", "Relay", "Sender", "close_notes", "note", "read_history"]
+
+PATIENCE_S = 60.0
+"""How long a call may take before it counts as blocked; the longest wait that is meant is a tenth of that."""
+
+_MAX_BYTES = 300_000
+"""Of an argument: some travel beside the body, some fill the mailbox."""
+
+
+_files: dict[str, int] = {}
+"""By folder, the one file of this process: its lines are in the order of the events."""
+
+_lock = threading.Lock()
+
+
+def note(folder: str, event: Event) -> None:
+    """Write an event down, at once: what a killed process wrote stays."""
+    line = encode(event)
+    with _lock:
+        file = _files.get(folder)
+        if file is None:
+            path = Path(folder) / f"{os.getpid()}.events"
+            file = _files[folder] = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        assert os.write(file, line) == len(line)
+
+
+def close_notes(folder: str) -> None:
+    """Nothing more is written down in this process."""
+    with _lock:
+        file = _files.pop(folder, None)
+    if file is not None:
+        os.close(file)
+
+
+def read_history(folder: str) -> Iterator[Event]:
+    """What all processes wrote; the events of one process are in order."""
+    for path in sorted(Path(folder).glob("*.events")):
+        with path.open("rb") as lines:
+            yield from map(decode, lines)
+
+
+class Node(Actor):
+    """Answers, in every way that an endpoint can be made."""
+
+    def __init__(self, folder: str, name: str) -> None:
+        self.folder = folder
+        self.me = f"{name}{monarch_hpc.context().proc.rank}"
+
+    def _begin(self, sender: str, number: int) -> None:
+        note(self.folder, Began(self.me, sender, number))
+
+    def _finish(self, sender: str, number: int) -> None:
+        note(self.folder, Finished(self.me, sender, number))
+
+    @endpoint
+    def plain(self, sender: str, number: int, data: bytes, pause_s: float, *, fails: bool = False) -> str:
+        self._begin(sender, number)
+        if pause_s:
+            time.sleep(pause_s)
+        self._finish(sender, number)
+        if fails:
+            raise ValueError(number)
+        return token(sender, number)
+
+    @endpoint
+    async def waiting(self, sender: str, number: int, data: bytes, pause_s: float, *, fails: bool = False) -> str:
+        return await self._wait(sender, number, pause_s, fails=fails)
+
+    @concurrent_endpoint
+    async def beside(self, sender: str, number: int, data: bytes, pause_s: float, *, fails: bool = False) -> str:
+        return await self._wait(sender, number, pause_s, fails=fails)
+
+    async def _wait(self, sender: str, number: int, pause_s: float, *, fails: bool) -> str:
+        self._begin(sender, number)
+        try:
+            await asyncio.sleep(pause_s)
+        finally:
+            self._finish(sender, number)
+        if fails:
+            raise ValueError(number)
+        return token(sender, number)
+
+
+@dataclass
+class _Open:
+    """A call whose outcome was not read yet."""
+
+    sent: Sent
+    future: Any
+
+    @property
+    def futures(self) -> list[Any]:
+        """All that have to be done."""
+        return list(self.future) if isinstance(self.future, Stream) else [self.future]
+
+    def outcomes(self) -> dict[str, str]:
+        """What came of it, once all are done."""
+        names = self.sent.targets
+        if isinstance(self.future, Stream):
+            return {names[point.rank]: _words(value) for point, value in self.future.items()}
+        error = self.future.exception(0.0)
+        if error is not None:
+            return {"*": type(error).__name__}
+        value = self.future.result()
+        if isinstance(value, str):
+            return {"*": _words(value)}
+        return {names[point.rank]: _words(answer) for point, answer in value.items()}
+
+
+class Sender:
+    """Sends at random to some meshes of nodes, and writes down what it does.
+
+    Args:
+        meshes: by the name that their nodes have.
+        relays: sends through these too.
+    """
+
+    def __init__(
+        self, folder: str, name: str, meshes: dict[str, ActorMesh[Node]], relays: ActorMesh[Relay] | None = None
+    ) -> None:
+        self.folder = folder
+        self.name = name
+        self.meshes = meshes
+        self.relays = relays
+        self.number = 0
+        self.open: list[_Open] = []
+        self.through: list[Any] = []
+
+    def step(self, dice: random.Random) -> None:
+        """Do one thing, without waiting for anything but credit."""
+        what = dice.random()
+        if self.open and what < 0.06:
+            self.cancel(dice.choice(self.open))
+        elif self.relays is not None and what < 0.12:
+            relay = self._cut(self.relays, dice, single=True)[0]
+            through = relay.forward if dice.random() < 0.5 else relay.forward_waiting
+            if dice.random() < 0.2:
+                through = through.options(timeout=dice.uniform(0.001, 0.2))
+            self.through.append(through.call_one(dice.random(), dice.randrange(1, 12)))
+        else:
+            self.send(dice)
+
+    def send(self, dice: random.Random, *, last: bool = False) -> None:
+        """Send one message; *last* to all nodes, and without a limit."""
+        for name in self.meshes if last else [dice.choice(list(self.meshes))]:
+            self._send_to(name, self.meshes[name], dice, last=last)
+
+    def _send_to(self, name: str, mesh: ActorMesh[Node], dice: random.Random, *, last: bool) -> None:
+        way = "call" if last else dice.choices(["one", "call", "cast", "choose", "stream"], [8, 3, 5, 1, 1])[0]
+        view, ranks = (mesh, list(range(4))) if last else self._cut(mesh, dice, single=way == "one")
+        names = [f"{name}{rank}" for rank in ranks]
+        kind = "plain" if last else dice.choices(["plain", "waiting", "beside"], [3, 1, 1])[0]
+        inherited = deadlines_seen() and monarch_hpc.context().deadline_left_s is not None
+        timeout_s = None if last or dice.random() > 0.1 else dice.uniform(0.0005, 0.05)
+        fails = way in ("one", "choose") and not last and dice.random() < 0.05
+        self.number += 1
+        sent = Sent(
+            self.name,
+            self.number,
+            names,
+            replies=way != "cast",
+            chooses=way == "choose",
+            limited=timeout_s is not None or inherited,
+            fails=fails,
+            beside=kind == "beside",
+        )
+        data = bytes(0 if last or dice.random() < 0.7 else dice.randrange(_MAX_BYTES))
+        pause_s = 0.0 if last or dice.random() < 0.8 else dice.uniform(0.0, 0.01)
+        note(self.folder, sent)
+        one = way in ("one", "choose")
+        called = getattr(view, kind).options(timeout=timeout_s, on_error="raise" if one else "collect")
+        given = (self.name, self.number, data, pause_s)
+        if way == "cast":
+            try:
+                called.broadcast(*given)
+            except CallTimeout:
+                self._end(sent, {"*": "CallTimeout"})
+            return
+        ways = {"one": called.call_one, "call": called.call, "choose": called.choose, "stream": called.stream}
+        future = ways[way](*given, fails=True) if fails else ways[way](*given)
+        self.open.append(_Open(sent, future))
+
+    def _cut(self, mesh: ActorMesh[Any], dice: random.Random, *, single: bool) -> tuple[Any, list[int]]:
+        """A view of a mesh of two hosts with two GPUs each, and its ranks."""
+        host, gpu = dice.randrange(2), dice.randrange(2)
+        cut = "both" if single else dice.choice(["both", "host", "gpu", "all"])
+        if cut == "both":
+            return mesh.slice(hosts=host, gpus=gpu), [2 * host + gpu]
+        if cut == "host":
+            return mesh.slice(hosts=host), [2 * host, 2 * host + 1]
+        if cut == "gpu":
+            return mesh.slice(gpus=gpu), [gpu, 2 + gpu]
+        return mesh, [0, 1, 2, 3]
+
+    # ---- outcomes ----
+
+    def cancel(self, call: _Open) -> None:
+        """Give a call up, if it is not answered."""
+        if not isinstance(call.future, Stream) and call.future.cancel():
+            self.open.remove(call)
+            self._end(call.sent, {}, cancelled=True)
+
+    def read_some(self, num: int) -> None:
+        """Wait for the oldest calls, until so many are left."""
+        while len(self.open) > num:
+            call = self.open.pop(0)
+            for future in call.futures:
+                future.exception(PATIENCE_S)
+            self._end(call.sent, call.outcomes())
+
+    async def read_all(self) -> None:
+        """Wait for all calls, in a coroutine."""
+        while self.open:
+            call = self.open[0]
+            waiting = [future.as_asyncio() for future in call.futures]
+            await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), PATIENCE_S)
+            if call in self.open:
+                self.open.remove(call)
+                self._end(call.sent, call.outcomes())
+
+    def _end(self, sent: Sent, outcomes: dict[str, str], *, cancelled: bool = False) -> None:
+        note(self.folder, Ended(sent.sender, sent.number, outcomes, cancelled))
+
+    def close(self) -> None:
+        """Send a last message to all, wait for everything, and say so."""
+        for through in self.through:
+            through.exception(PATIENCE_S)
+        self.send(random.Random(0), last=True)
+        self.read_some(0)
+        note(self.folder, Closed(self.name))
+
+
+def _words(value: object) -> str:
+    return f"={value}" if isinstance(value, str) else type(value).__name__
+
+
+class Relay(Actor):
+    """Sends on, from functions and from coroutines."""
+
+    def __init__(self, folder: str, meshes: dict[str, ActorMesh[Node]]) -> None:
+        self.sender = Sender(folder, f"relay{monarch_hpc.context().proc.rank}", meshes)
+
+    @endpoint
+    def forward(self, seed: float, num: int) -> None:
+        dice = random.Random(seed)
+        for _ in range(num):
+            self.sender.step(dice)
+        self.sender.read_some(dice.randrange(4))
+
+    @endpoint
+    async def forward_waiting(self, seed: float, num: int) -> None:
+        dice = random.Random(seed)
+        for _ in range(num):
+            self.sender.step(dice)
+            if dice.random() < 0.3:
+                await asyncio.sleep(0)
+        await self.sender.read_all()
+
+    @endpoint
+    def close(self) -> None:
+        self.sender.close()
