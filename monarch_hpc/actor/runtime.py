@@ -197,15 +197,12 @@ class Runtime:
         """Tell *actor* that nobody waits for these calls any more. Each is answered all the same. From any thread."""
         for number in slots:
             pending = self._slots.get(number)
-            line = None if pending is None else self._line_of(pending.incarnation)
-            if line is not None:
-                with contextlib.suppress(TransportError):  # the call ends as all that are lost
-                    line.send(Frame(Kind.CANCEL, actor, number))
-
-    def _line_of(self, incarnation: int) -> Line | None:
-        if incarnation == self.node.identity.incarnation:
-            return self._line
-        return self._channels.get(incarnation)
+            if pending is not None:
+                own = pending.incarnation == self.node.identity.incarnation
+                line = self._line if own else self._channels.get(pending.incarnation)
+                if line is not None:
+                    with contextlib.suppress(TransportError):  # the call ends as all that are lost
+                        line.send(Frame(Kind.CANCEL, actor, number))
 
     # ---- frames from elsewhere ----
 
