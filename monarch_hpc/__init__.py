@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         MeshError,
         MonarchError,
         PortClosed,
+        ScriptFailed,
         SpawnError,
     )
     from monarch_hpc.core.shape import Extent, Point
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from monarch_hpc.mesh.here import get_or_spawn_controller
     from monarch_hpc.mesh.host import HostMesh, hosts, this_host, this_proc
     from monarch_hpc.mesh.proc import ProcMesh
+    from monarch_hpc.mesh.script import run_script
     from monarch_hpc.mesh.spmd import spmd
     from monarch_hpc.mesh.value import ValueMesh
 
@@ -64,6 +66,7 @@ _HOMES = {
     "PortReceiver": "actor.port",
     "ProcMesh": "mesh.proc",
     "ResponsePort": "actor.turn",
+    "ScriptFailed": "core.errors",
     "SpawnError": "core.errors",
     "ValueMesh": "mesh.value",
     "__version__": "core.version",
@@ -75,6 +78,7 @@ _HOMES = {
     "endpoint": "actor.endpoint",
     "get_or_spawn_controller": "mesh.here",
     "hosts": "mesh.host",
+    "run_script": "mesh.script",
     "spmd": "mesh.spmd",
     "this_host": "mesh.host",
     "this_proc": "mesh.host",
@@ -104,6 +108,7 @@ __all__ = [
     "PortReceiver",
     "ProcMesh",
     "ResponsePort",
+    "ScriptFailed",
     "SpawnError",
     "ValueMesh",
     "__version__",
@@ -115,6 +120,7 @@ __all__ = [
     "endpoint",
     "get_or_spawn_controller",
     "hosts",
+    "run_script",
     "spmd",
     "this_host",
     "this_proc",

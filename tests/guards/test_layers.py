@@ -52,6 +52,8 @@ ENVIRON_DOORS = {
     "cli.run",
     "config.load",
     "config.program",
+    # A script's process gets the environment of its proc.
+    "mesh.script",
     # torch.distributed takes its network interface and local rank from the environment.
     "mesh.spmd",
     "slurm.allocation",

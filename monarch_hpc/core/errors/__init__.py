@@ -24,6 +24,7 @@
     |   |-- CallTimeout        not answered within the call's own time limit; a TimeoutError too
     |   |-- PortClosed         nothing more comes through a port
     |   |-- MeshError          several ranks failed
+    |   |-- ScriptFailed       a script on a mesh exited with another status than 0
     |   `-- SpawnError         a proc could not be started
     |-- LabError               the Slurm lab on this machine cannot do what was asked
     `-- InternalError          our bug
@@ -42,6 +43,7 @@ from monarch_hpc.core.errors.actor import (
     DeliveryUnknown,
     MeshError,
     PortClosed,
+    ScriptFailed,
     SpawnError,
 )
 from monarch_hpc.core.errors.root import ConfigError, InternalError, LabError, MonarchError
@@ -85,6 +87,7 @@ __all__ = [
     "MonarchError",
     "PeerLost",
     "PortClosed",
+    "ScriptFailed",
     "SlurmBusy",
     "SlurmCommandError",
     "SlurmError",

@@ -14,6 +14,7 @@ __all__ = [
     "DeliveryUnknown",
     "MeshError",
     "PortClosed",
+    "ScriptFailed",
     "SpawnError",
 ]
 
@@ -137,6 +138,25 @@ class MeshError(ActorError):
             f"{self.where} failed on {len(self.failures)} ranks; first rank {rank}: "
             f"{type(first).__name__}: {first} (also on ranks {others}{more})"
         )
+
+
+class ScriptFailed(ActorError):
+    """A script that `run_script` ran on a mesh exited with a status that is not 0, or was killed, on one rank.
+
+    Args:
+        where: script, rank and host.
+        status: as `subprocess` tells it: the exit status, or -9 for signal 9.
+        cause: the same in words, with what it gave to `sys.exit` to say.
+    """
+
+    def __init__(self, where: str, status: int, cause: str) -> None:
+        super().__init__(where, status, cause)
+        self.where = where
+        self.status = status
+        self.cause = cause
+
+    def __str__(self) -> str:
+        return f"{self.where} failed: {self.cause}"
 
 
 class SpawnError(ActorError):
