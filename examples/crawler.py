@@ -86,8 +86,8 @@ while todo or under_way:
         seen.update(links)
 
 counts: Counter[str] = Counter()
-for _, shard in indexers.counted.call().get():
-    counts.update(shard)
+for shard_counts in indexers.counted.call().get().values():
+    counts.update(shard_counts)
 print(f"{len(seen)} pages, {sum(counts.values())} words, most often {counts.most_common(3)}; broken: {broken}")
 
 # One process does the same, to check.
