@@ -13,6 +13,7 @@ import click
 import pytest
 
 from monarch_hpc.cli.main import cli
+from monarch_hpc.core import errors
 from tests.guards.tree import ROOT
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -21,18 +22,19 @@ TARGETS = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of code: where it is, its language, its text."""
+    """A fenced block of code: where it is, its language, what else its first line says, its text."""
 
     place: str
     language: str
+    remark: str
     text: str
 
 
 def blocks(path: Path) -> list[Block]:
     found = []
-    for match in re.finditer(r"^```(\w*)\n(.*?)^```$", path.read_text(), re.MULTILINE | re.DOTALL):
+    for match in re.finditer(r"^```(\w*)([^\n]*)\n(.*?)^```$", path.read_text(), re.MULTILINE | re.DOTALL):
         line = path.read_text()[: match.start()].count("\n") + 1
-        found.append(Block(f"{path.relative_to(ROOT)}:{line}", match[1], match[2]))
+        found.append(Block(f"{path.relative_to(ROOT)}:{line}", match[1], match[2].strip(), match[3]))
     return found
 
 
@@ -83,6 +85,17 @@ def test_commands_are_real(block: Block) -> None:
                 pytest.fail(f"{block.place}: {shlex.join(command)}: {error.format_message()}")
 
 
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda b: b.place)
+def test_code_runs_or_says_why_not(block: Block) -> None:
+    """A block that is labelled `python` runs; Python that cannot run here is labelled `py`, with the reason."""
+    assert block.language in ("", "bash", "console", "py", "python", "yaml"), f"{block.place}: {block.language}"
+    if block.language == "py":
+        assert re.fullmatch("not run: .+", block.remark), f"{block.place}: say why: ```py not run: REASON"
+        compile(block.text, block.place, "exec")
+    else:
+        assert not block.remark, f"{block.place}: {block.remark}"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "python"], ids=lambda b: b.place)
 def test_python_runs(block: Block, tmp_path: Path) -> None:
@@ -113,6 +126,18 @@ def test_links_lead_somewhere(path: Path) -> None:
 def anchors(path: Path) -> set[str]:
     headings = re.findall(r"^#+ +(.*)$", path.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_error_is_explained() -> None:
+    text = (ROOT / "docs" / "errors.md").read_text()
+    missing = [name for name in errors.__all__ if f"\n| `{name}` |" not in text]
+    assert not missing, f"docs/errors.md has no row for: {missing}"
+
+
+def test_the_readme_leads_to_every_page_and_concepts_to_every_example() -> None:
+    readme, concepts = ((ROOT / name).read_text() for name in ("README.md", "docs/concepts.md"))
+    assert [path.name for path in (ROOT / "docs").glob("*.md") if f"(docs/{path.name})" not in readme] == []
+    assert [path.name for path in (ROOT / "examples").glob("*.py") if f"/{path.name})" not in concepts] == []
 
 
 def test_the_readmes_first_screen_shows_both_commands() -> None:

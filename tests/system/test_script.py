@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import concurrent.futures
 import io
 import json
@@ -45,7 +46,9 @@ class Starter(Actor):
 
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[HostMesh]:
-    with controlled(load().config) as hosts:
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
+        patch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")  # as Slurm tells what it granted
+        hosts = stack.enter_context(controlled(load().config))
         starter = monarch_hpc.this_proc().spawn("starter", Starter)
         starter.start.call_one().get(_PATIENCE_S)
         starter.stop().get(_PATIENCE_S)
@@ -98,7 +101,7 @@ def test_a_script_is_the_main_program_of_a_fresh_process_with_torchruns_environm
         script,
         """
 import sibling
-names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR OMP_NUM_THREADS GLOO_SOCKET_IFNAME".split()
+names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR OMP_NUM_THREADS GLOO_SOCKET_IFNAME CUDA_VISIBLE_DEVICES".split()
 signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # only the main thread may
 class Local: pass
 import pickle; pickle.loads(pickle.dumps(Local()))
@@ -111,8 +114,9 @@ print([__name__, __file__, sys.argv[1:], sibling.word, [os.environ[name] for nam
     for rank, line in enumerate(sorted(lines)):
         prefix, _, said = line.partition("] ")
         assert prefix == f"[r{rank:02d} local{rank // 2}"
-        local = str(rank % 2)
-        environment = [str(rank), "4", local, "2", "127.0.0.1", "1", "lo"]
+        # The GPUs of the host, and the local rank is the index of the own one. In actors that is 0: "5,4" for rank 1.
+        gpus = ("4,5", "6,7")[rank // 2]
+        environment = [str(rank), "4", str(rank % 2), "2", "127.0.0.1", "1", "lo", gpus]
         assert ast.literal_eval(said) == ["__main__", str(script), ["--lr", "a b"], "imported", environment]
 
 
