@@ -21,6 +21,7 @@ __all__ = ["alice", "held"]
 
 DIGITS = str(ROOT / "examples" / "digits_ddp.py")
 HELLO = str(ROOT / "examples" / "hello_mesh.py")
+SPMD = str(ROOT / "examples" / "spmd_digits.py")
 
 
 def steps(alice: Alice) -> list[str]:
@@ -73,6 +74,13 @@ def test_hello_and_granted_gpus(held: Alice) -> None:
     done = held.run("run", write(held, "gpus.py", SLEEPER))
     # Two procs share four GPUs: each has its own two first, and can see its peers'.
     assert "gpus ['0,1,2,3', '2,3,0,1']" in done.stdout
+
+
+def test_a_script_of_torchrun_on_all_hosts(held: Alice) -> None:
+    done = held.run("run", "-a", "dev", SPMD, timeout_s=240)
+    assert done.returncode == 0, done.stderr
+    assert "statuses [0, 0, 0, 0]" in done.stdout
+    assert len(re.findall(r"^\[r00 n1\] epoch", done.stdout, re.MULTILINE)) == 12
 
 
 def test_two_runs_at_once_and_ctrl_c_ends_one_of_them_only(held: Alice) -> None:

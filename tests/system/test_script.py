@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import concurrent.futures
+import contextlib
 import io
 import json
 import os
@@ -101,7 +101,8 @@ def test_a_script_is_the_main_program_of_a_fresh_process_with_torchruns_environm
         script,
         """
 import sibling
-names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR OMP_NUM_THREADS GLOO_SOCKET_IFNAME CUDA_VISIBLE_DEVICES".split()
+names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR OMP_NUM_THREADS GLOO_SOCKET_IFNAME".split()
+names.append("CUDA_VISIBLE_DEVICES")
 signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # only the main thread may
 class Local: pass
 import pickle; pickle.loads(pickle.dumps(Local()))
