@@ -101,8 +101,8 @@ def test_a_script_is_the_main_program_of_a_fresh_process_with_torchruns_environm
         script,
         """
 import sibling
-names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR OMP_NUM_THREADS GLOO_SOCKET_IFNAME".split()
-names.append("CUDA_VISIBLE_DEVICES")
+names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR GLOO_SOCKET_IFNAME CUDA_VISIBLE_DEVICES".split()
+assert int(os.environ["OMP_NUM_THREADS"]) >= 1
 signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # only the main thread may
 class Local: pass
 import pickle; pickle.loads(pickle.dumps(Local()))
@@ -117,7 +117,7 @@ print([__name__, __file__, sys.argv[1:], sibling.word, [os.environ[name] for nam
         assert prefix == f"[r{rank:02d} local{rank // 2}"
         # The GPUs of the host, and the local rank is the index of the own one. In actors that is 0: "5,4" for rank 1.
         gpus = ("4,5", "6,7")[rank // 2]
-        environment = [str(rank), "4", str(rank % 2), "2", "127.0.0.1", "1", "lo", gpus]
+        environment = [str(rank), "4", str(rank % 2), "2", "127.0.0.1", "lo", gpus]
         assert ast.literal_eval(said) == ["__main__", str(script), ["--lr", "a b"], "imported", environment]
 
 
