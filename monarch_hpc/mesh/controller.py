@@ -88,7 +88,6 @@ class Controller(Runtime):
     def __init__(
         self, directory: Path, run: str, config: Config, resources: contextlib.ExitStack, *, owner: bool
     ) -> None:
-        # No spinning: controllers live on login nodes, which are shared and count CPU time.
         engine = Engine()
         host = platform.node()
         super().__init__(engine, replace(own_info(), run=run))
@@ -185,7 +184,17 @@ class Controller(Runtime):
         self._head.send(Frame(Kind.CONTROL, body=messages.encode(message)))
 
     def _look_at_links(self) -> Links:
+        self._adapt_spin()
         return summarize(self._procs.values(), self.node.channels)
+
+    def _adapt_spin(self) -> None:
+        """Spin on a host of the allocation, while every proc there has a core too. Login nodes count CPU time."""
+        here = self.info.host_rank
+        hosts = {here} if self.outlived else self.hosts.keys()  # of an embedded allocation all are this machine
+        channels = self.node.channels
+        num = sum(proc.incarnation in channels for proc in self._procs.values() if proc.host_rank in hosts)
+        room = here >= 0 and num < len(os.sched_getaffinity(0))
+        self.engine.spin_s = self._config.fabric.spin_us / 1e6 if room else 0.0
 
     def _tell_links(self, links: Links) -> None:
         with contextlib.suppress(TransportError):

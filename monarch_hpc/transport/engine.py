@@ -47,14 +47,14 @@ class Engine:
     """Polls file descriptors and timers for all threads of a process.
 
     Args:
-        spin_s: how long a driver polls without sleeping before it sleeps, in seconds.
+        spin_s: how long a driver polls without sleeping before it sleeps, in seconds; may be changed at any time.
     """
 
     def __init__(self, spin_s: float = 0.0) -> None:
         self.clock = time.monotonic
         self.turn = 0
         """Counts the driver's rounds: what is due is run, then it sleeps until more is."""
-        self._spin_s = spin_s
+        self.spin_s = spin_s
         self._epoll = select.epoll()
         self._callbacks: dict[int, Callable[[int], None]] = {}
         self._timers: list[tuple[float, int, Timer]] = []
@@ -295,8 +295,8 @@ class Engine:
     def _events(self, timeout_s: float, ready: Callable[[], bool] | None) -> Sequence[tuple[int, int]]:
         if self._poller is not None:
             return self._ask(self._poller, timeout_s, ready)
-        if self._spin_s > 0:
-            end_s = self.clock() + self._spin_s
+        if self.spin_s > 0:
+            end_s = self.clock() + self.spin_s
             while True:
                 events = self._epoll.poll(0, _MAX_EVENTS)
                 if events or self._soon:
@@ -319,7 +319,7 @@ class Engine:
         try:
             if self._soon or self._closing or (ready is not None and ready()):
                 timeout_s = 0.0
-            events = poller.poll(self._epoll.fileno(), self._spin_s, timeout_s)
+            events = poller.poll(self._epoll.fileno(), self.spin_s, timeout_s)
         finally:
             self._polling = False
         self._guard(poller.dispatch)
