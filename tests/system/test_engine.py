@@ -11,7 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from monarch_hpc.actor.future import Future
+from monarch_hpc.config.load import load
+from monarch_hpc.mesh.controller import Controller
+from monarch_hpc.testing import wait_until
 from monarch_hpc.transport.engine import Engine, Signal
+from tests.system.controlling import controlled
 
 _PATIENCE_S = 20.0
 
@@ -174,3 +178,13 @@ def test_a_waiter_that_is_ready_when_woken_to_drive_hands_the_driving_on(engine:
             engine.call_later(0.001, set_early)
             engine.call_later(0.004, late.set)
             assert all(wait.result(_PATIENCE_S) for wait in waits)
+
+
+def test_a_program_on_a_host_spins_while_all_have_a_core() -> None:
+    num_cores = len(os.sched_getaffinity(0))
+    with controlled(load().config, 1) as hosts:
+        engine = Controller.instance().engine
+        with hosts.spawn_procs(per_host={"procs": num_cores - 1} if num_cores > 1 else None):
+            wait_until("room", lambda: engine.spin_s, accept=lambda spin_s: bool(spin_s) == (num_cores > 1))
+            with hosts.spawn_procs():
+                wait_until("no room", lambda: engine.spin_s, accept=lambda spin_s: not spin_s)

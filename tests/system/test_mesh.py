@@ -21,7 +21,6 @@ from monarch_hpc import Actor, ActorDied, ActorMesh, HostMesh, MeshError, ProcMe
 from monarch_hpc.actor.fault import MeshFailure
 from monarch_hpc.config.load import load
 from monarch_hpc.core.errors import FrameError
-from monarch_hpc.mesh.controller import Controller
 from monarch_hpc.testing import wait_until
 from tests.system.controlling import controlled, settle
 
@@ -378,13 +377,3 @@ def test_prints_arrive_with_rank_and_host(hosts: HostMesh, monkeypatch: pytest.M
         lambda: [sorted(stream.getvalue().splitlines()) for stream in (out, err)],
         accept=lambda seen: seen == [expected, expected],
     )
-
-
-def test_a_program_on_a_host_spins_while_all_have_a_core() -> None:
-    num_cores = len(os.sched_getaffinity(0))
-    with controlled(load().config, 1) as hosts:
-        engine = Controller.instance().engine
-        with hosts.spawn_procs(per_host={"procs": num_cores - 1} if num_cores > 1 else None):
-            wait_until("room", lambda: engine.spin_s, accept=lambda spin_s: bool(spin_s) == (num_cores > 1))
-            with hosts.spawn_procs():
-                wait_until("no room", lambda: engine.spin_s, accept=lambda spin_s: not spin_s)
