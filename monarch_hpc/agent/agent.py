@@ -14,6 +14,7 @@ from monarch_hpc.agent.output import LogFiles
 from monarch_hpc.agent.place import Place
 from monarch_hpc.agent.proc import Proc, State
 from monarch_hpc.agent.reap import Exit, Reaper
+from monarch_hpc.agent.steps import Steps
 from monarch_hpc.agent.sweep import cookies, find, strangers, strike
 from monarch_hpc.agent.vigil import Vigil
 from monarch_hpc.agent.zygotes import MAX_PROCS_PER_ORDER, Zygotes
@@ -53,6 +54,7 @@ class Agent:
         engine: Engine,
         place: Place,
         zygotes: Zygotes,
+        steps: Steps,
         reaper: Reaper,
         files: LogFiles,
         send: Callable[[Message], None],
@@ -61,11 +63,12 @@ class Agent:
         self._engine = engine
         self._place = place
         self._zygotes = zygotes
+        self._steps = steps
         self._reaper = reaper
         self._send = send
         self._vigil = Vigil(engine, place.heartbeat_s, place.lease)
         self.procs: set[Proc] = set()
-        self._births = Births(engine, place, zygotes, files, send, crowded, self)
+        self._births = Births(engine, place, zygotes, steps, files, send, crowded, self)
         self._stopping_meshes: set[tuple[str, int]] = set()
         self._closing_runs: dict[str, Deadline | None] = {}  # None: procs are still ending
         self._leaving: Callable[[int], None] | None = None
@@ -110,7 +113,8 @@ class Agent:
         places = [(first + local_rank, local_rank) for local_rank in range(order.per_host)]
         problem = self._why_not(order)
         while places and not problem:
-            some, rest = places[:MAX_PROCS_PER_ORDER], places[MAX_PROCS_PER_ORDER:]
+            most = len(places) if order.mpi else MAX_PROCS_PER_ORDER
+            some, rest = places[:most], places[most:]
             try:
                 self._births.start(order, some)
             except OSError as error:
@@ -135,7 +139,8 @@ class Agent:
     def born(self, proc: Proc) -> None:
         """Watch the process of a proc; kill it if it was given up while the zygote was busy."""
         try:
-            self._reaper.watch(proc.pid, partial(self._ended, proc))
+            keeper = self._steps if proc.in_step else self._reaper
+            keeper.watch(proc.pid, partial(self._ended, proc))
         except OSError as error:  # no descriptor is left
             os.kill(proc.pid, signal.SIGKILL)
             self.gone(proc, f"cannot be watched: {error.strerror}", [])
@@ -163,6 +168,7 @@ class Agent:
         proc.stopping = True
         if not proc.pid:
             self.gone(proc, "stopped before it was forked", [])
+            self._steps.abandon(proc.start.run, proc.start.mesh)
             return
         with contextlib.suppress(ProcessLookupError):
             os.kill(proc.pid, signal.SIGTERM)
@@ -170,7 +176,9 @@ class Agent:
 
     def kill(self, proc: Proc) -> None:
         """End a proc and its process group at once."""
-        if proc.pid in self._reaper.watched:  # not reaped, so the number is still its own
+        if (
+            proc.pid in self._reaper.watched or proc.pid in self._steps.watched
+        ):  # not reaped, so the number is still its own
             for send in (os.kill, os.killpg):
                 with contextlib.suppress(ProcessLookupError):
                     send(proc.pid, signal.SIGKILL)
@@ -238,6 +246,7 @@ class Agent:
             self._engine.call_later(_SWEEP_AGAIN_S, lambda: self._clear_host(deadline))
             return
         self._zygotes.close()
+        self._steps.close()
         entries = cookies(self._place.allocation, self._place.rank)
         num_found = strike(entries) + self._strike_strangers()
         if num_found and not deadline.passed():

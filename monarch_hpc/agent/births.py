@@ -15,6 +15,7 @@ from monarch_hpc.agent.output import LogFiles, ProcOutput, Tag
 from monarch_hpc.agent.place import Place
 from monarch_hpc.agent.proc import Proc, State
 from monarch_hpc.agent.start import ProcOrder, ProcStart
+from monarch_hpc.agent.steps import Steps
 from monarch_hpc.agent.zygotes import Problem, Spawned, Zygotes
 from monarch_hpc.core.errors import FrameError
 from monarch_hpc.transport.engine import Engine
@@ -56,6 +57,7 @@ class Births:
         engine: Engine,
         place: Place,
         zygotes: Zygotes,
+        steps: Steps,
         files: LogFiles,
         send: Callable[[Message], None],
         crowded: Callable[[], bool],
@@ -64,6 +66,7 @@ class Births:
         self._engine = engine
         self._place = place
         self._zygotes = zygotes
+        self._steps = steps
         self._files = files
         self._send = send
         self._crowded = crowded
@@ -95,11 +98,14 @@ class Births:
                 umask=order.umask,
                 gpu_variable=self._place.grant.gpu_variable,
                 unset=order.unset,
+                in_step=bool(order.mpi),
             )
-            self._zygotes.spawn(
-                order.python, order.preload, request, theirs, lambda outcome: self._forked(procs, outcome)
-            )
-        except OSError:
+            forked = partial(self._forked, procs)
+            if order.mpi:
+                self._steps.spawn(order, request, theirs, forked)
+            else:
+                self._zygotes.spawn(order.python, order.preload, request, theirs, forked)
+        except (OSError, ValueError):
             for fd in ours:
                 os.close(fd)
             raise
@@ -112,7 +118,7 @@ class Births:
             path = self._files.path(start.run, start.rank, start.host_name)
             pipes = {"out": out, "err": err}
             output = ProcOutput(self._engine, tag, pipes, self._files, path, self._send, self._crowded)
-            proc = Proc(start, output, hello)
+            proc = Proc(start, output, hello, in_step=bool(order.mpi))
             proc.deadline = self._engine.call_later(order.deadline_s, partial(self._late, proc, order.deadline_s))
             os.set_blocking(hello, False)
             self._engine.watch(hello, partial(self.read_hello, proc))

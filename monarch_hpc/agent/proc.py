@@ -28,11 +28,13 @@ class Proc:
         pid: 0 until the zygote has told it.
         asked: its end was asked for.
         cause: why we killed it, if not asked.
+        in_step: it is a task of a step, see `agent.steps`.
     """
 
     start: ProcStart
     output: ProcOutput
     hello_fd: int
+    in_step: bool = False
     deadline: Timer | None = None
     state: State = State.STARTING
     pid: int = 0

@@ -20,6 +20,7 @@ from monarch_hpc.agent.output import LogFiles
 from monarch_hpc.agent.place import Place
 from monarch_hpc.agent.pulse import Pulse
 from monarch_hpc.agent.reap import Reaper
+from monarch_hpc.agent.steps import Steps, StepSettings
 from monarch_hpc.agent.whereabouts import Whereabouts
 from monarch_hpc.agent.zygotes import Zygotes, ZygoteSettings
 from monarch_hpc.config import Config
@@ -100,6 +101,18 @@ class Service:
         self._reaper = Reaper(engine, cgroup.num_oom_kills)
         settings = ZygoteSettings(post.allocation, post.rank, post.entry, post.environment)
         self._zygotes = Zygotes(engine, self._reaper, settings)
+        steps = StepSettings(
+            allocation=post.allocation,
+            host_rank=post.rank,
+            num_gpus=len(grant.gpus),
+            num_cpus=len(grant.cpus),
+            entry=post.entry,
+            directory=post.directory,
+            job_id=post.job_id if (post.directory / "task.sh").exists() else None,
+            host_names=post.host_names,
+            flags=config.slurm.step_flags,
+            environment=post.environment,
+        )
         self._files = LogFiles(post.directory / "runs", lambda: engine.call_soon(self._agent.resume_output))
         lease = Lease(config.liveness.suspect_s, config.liveness.dead_s)
         self._forwarders: list[str] = []
@@ -120,7 +133,14 @@ class Service:
             slurm=SlurmIds.of(post.environment),
         )
         self._agent = Agent(
-            engine, place, self._zygotes, self._reaper, self._files, self._send_up, lambda: self._up.crowded
+            engine,
+            place,
+            self._zygotes,
+            Steps(engine, self._reaper, steps),
+            self._reaper,
+            self._files,
+            self._send_up,
+            lambda: self._up.crowded,
         )
         self._pulse = Pulse(engine, config.liveness.heartbeat_s, lease, self._on_life)
         self._links: dict[Channel, ChannelLink] = {}

@@ -99,6 +99,7 @@ class ProcOrder:
         umask: its file mode mask: what actors write is as open as the user wants it.
         gpu_variable: the variable that carries `ProcStart.gpus`.
         unset: variables of the agent's that procs are to be without.
+        in_step: procs are tasks of a step of their own, and MPI is to see that.
     """
 
     starts: list[ProcStart]
@@ -108,6 +109,7 @@ class ProcOrder:
     umask: int
     gpu_variable: str
     unset: list[str] = field(default_factory=list)
+    in_step: bool = False
 
 
 def render_order(order: ProcOrder) -> dict[str, object]:
@@ -139,7 +141,7 @@ def proc_environment(inherited: Mapping[str, str], order: ProcOrder, start: Proc
     environment = {
         name: value
         for name, value in inherited.items()
-        if name not in _STEP_VARIABLES and not name.startswith(_STEP_PREFIXES)
+        if order.in_step or (name not in _STEP_VARIABLES and not name.startswith(_STEP_PREFIXES))
     }
     environment.update(order.environment)
     if start.num_threads and "OMP_NUM_THREADS" not in order.unset:

@@ -32,7 +32,7 @@ from monarch_hpc.agent.start import ProcOrder, ProcStart, parse_order, proc_envi
 from monarch_hpc.agent.sweep import RUN_COOKIE, cookies, sweep
 from monarch_hpc.core.version import __version__
 
-__all__ = ["NO_RUN", "PIPES_PER_PROC", "main", "render", "versions"]
+__all__ = ["LENGTH", "NO_RUN", "PIPES_PER_PROC", "main", "receive", "render", "resolve", "run", "versions"]
 
 PIPES_PER_PROC = 3
 """Standard output, standard error, hello."""
@@ -40,7 +40,9 @@ PIPES_PER_PROC = 3
 NO_RUN = "0" * 8
 """Stands for a run's identity in the zygote's own environment, and is overwritten in each proc."""
 
-_LENGTH = struct.Struct("<I")
+LENGTH = struct.Struct("<I")
+"""Before each message between an agent and those who fork its procs."""
+
 _MAX_FDS = 253  # SCM_MAX_FD of the kernel
 _PR_SET_PDEATHSIG = 1
 _ADOPTION_S = 10.0
@@ -51,7 +53,7 @@ _NUM_LAST_LINES = 20
 def render(document: object) -> bytes:
     """Return one message between agent and zygote."""
     body = json.dumps(document, separators=(",", ":")).encode()
-    return _LENGTH.pack(len(body)) + body
+    return LENGTH.pack(len(body)) + body
 
 
 def versions() -> list[str]:
@@ -64,7 +66,7 @@ def main() -> int:
     # The agent takes its signals from a queue; what it blocks must not stay blocked in procs.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     with socket.socket(fileno=int(sys.argv[1])) as sock:
-        hello = _receive(sock)
+        hello = receive(sock)
         if hello is None:
             return 0
         settings = json.loads(hello[0])
@@ -73,7 +75,7 @@ def main() -> int:
             sock.sendall(render({"mismatch": f"is {found}; the program and its hosts are {wanted}"}))
             return 1
         try:
-            entry = _resolve(settings["entry"])
+            entry = resolve(settings["entry"])
             for module in settings["preload"]:
                 importlib.import_module(module)
         except BaseException:  # noqa: BLE001
@@ -84,20 +86,20 @@ def main() -> int:
         gc.collect()
         gc.freeze()
         sock.sendall(render({"ready": True}))
-        while (request := _receive(sock)) is not None:
+        while (request := receive(sock)) is not None:
             sock.sendall(render(_serve(sock, *request, settings["agent_pid"], entry)))
     # Procs died with the agent. What they started did not, and nobody else is left to look for it.
     sweep(cookies(settings["allocation"], settings["host"]), _SWEEP_S)
     return 0
 
 
-def _receive(sock: socket.socket) -> tuple[bytes, list[int]] | None:
+def receive(sock: socket.socket) -> tuple[bytes, list[int]] | None:
     """Return the next message and the descriptors that came with it; None at the end."""
     fds = array.array("i")
     head = b""
-    while len(head) < _LENGTH.size:
+    while len(head) < LENGTH.size:
         try:
-            data, ancillary, _, _ = sock.recvmsg(_LENGTH.size - len(head), socket.CMSG_SPACE(_MAX_FDS * fds.itemsize))
+            data, ancillary, _, _ = sock.recvmsg(LENGTH.size - len(head), socket.CMSG_SPACE(_MAX_FDS * fds.itemsize))
         except ConnectionResetError:
             return None
         if not data:
@@ -106,7 +108,7 @@ def _receive(sock: socket.socket) -> tuple[bytes, list[int]] | None:
         for level, kind, payload in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
-    left = _LENGTH.unpack(head)[0]
+    left = LENGTH.unpack(head)[0]
     parts = []
     while left:
         data = sock.recv(min(left, 1 << 16))
@@ -160,7 +162,7 @@ def _fork_all(
                 own = fds[index * PIPES_PER_PROC : (index + 1) * PIPES_PER_PROC]
                 for fd in (sock.detach(), *pipe, *(fd for fd in fds if fd not in own)):
                     os.close(fd)
-                _run(order, start, own, agent_pid, entry)
+                run(order, start, own, agent_pid, entry)
             pids.append(pid)
     except OSError as error:
         for pid in pids:
@@ -171,10 +173,15 @@ def _fork_all(
     os._exit(0)
 
 
-def _run(
+def run(
     order: ProcOrder, start: ProcStart, fds: Sequence[int], agent_pid: int, entry: Callable[[ProcStart], int]
 ) -> None:
-    """In the proc: settle, run *entry*, and leave without returning."""
+    """In the proc: settle, run *entry*, and leave without returning.
+
+    Args:
+        fds: where its output, its errors and its hello go.
+        agent_pid: its parent, once the kernel has settled that.
+    """
     code = 1
     try:
         out, err, hello = fds
@@ -243,7 +250,8 @@ def _stamp(run: str) -> None:
             ctypes.memmove(begin + found + len(name), run.encode(), len(run))
 
 
-def _resolve(entry: str) -> Callable[[ProcStart], int]:
+def resolve(entry: str) -> Callable[[ProcStart], int]:
+    """Import what procs run, given as ``module:function``."""
     module, _, function = entry.partition(":")
     target: Callable[[ProcStart], int] = getattr(importlib.import_module(module), function)
     return target

@@ -111,6 +111,7 @@ class ProcsConfig:
     start_s: float
     gpu_visible: Literal["own-first", "own", "all"]
     bind: Literal["auto", "none"]
+    mpi: str
     preload: tuple[str, ...]
     stop_s: float
 

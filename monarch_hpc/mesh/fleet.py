@@ -41,6 +41,7 @@ class ProcPlan:
     bind: str = ""
     bindings: tuple[Mapping[str, str], ...] = ()
     python: str = ""
+    mpi: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +175,7 @@ class Fleet:
             bind=plan.bind or config.bind,
             bindings=[dict(binding) for binding in plan.bindings],
             python=plan.python,
+            mpi=config.mpi if plan.mpi else "",
         )
         self._engine.call_later(config.start_s + _REPORT_S, lambda: self._give_up(mesh))
         try:

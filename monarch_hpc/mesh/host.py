@@ -8,6 +8,7 @@ from typing import Literal, Self
 
 from monarch_hpc.actor.context import context
 from monarch_hpc.actor.future import Future
+from monarch_hpc.actor.mpi import check_world
 from monarch_hpc.actor.runtime import Runtime
 from monarch_hpc.agent.binding import check_bindings
 from monarch_hpc.core.errors import AllocationError
@@ -82,6 +83,7 @@ class HostMesh(MeshView):
         *,
         env: Mapping[str, str | None] | None = None,
         preload: Sequence[str] = (),
+        mpi: bool = False,
     ) -> ProcMesh:
         """Start procs on every host of this view and return their mesh once all of them answer.
 
@@ -98,6 +100,8 @@ class HostMesh(MeshView):
             env: variables to set in every proc; None unsets one.
             preload: modules to import once per host, before procs are forked: they then start in
                 milliseconds and share the memory. The modules must not start threads or CUDA.
+            mpi: start the procs through a step of Slurm, so that the world of MPI is this mesh, rank by rank; config
+                key `procs.mpi` names the plugin. It takes as long as srun does, and shares no memory.
 
         Raises:
             SpawnError: a proc did not start, or its bootstrap failed; those that did are ended.
@@ -119,14 +123,19 @@ class HostMesh(MeshView):
             bind=bind,
             bindings=bindings,
             python=self._python,
+            mpi=mpi,
         )
+        if mpi and list(plan.hosts) != sorted(set(plan.hosts)):
+            names = ", ".join(entry.name for entry in entries)
+            raise ValueError(f"mpi=True needs hosts in Slurm's order, and these are turned round: {names}")
         started = block(runtime, start_procs(runtime, plan, context().actor))
-        if bootstrap is not None:
-            try:
-                run_bootstrap(runtime, name, started.procs, bootstrap)
-            except BaseException:
-                block(runtime, stop_procs(runtime, started.mesh, name, "its bootstrap failed"))
-                raise
+        try:
+            for function in (check_world if mpi else None, bootstrap):
+                if function is not None:
+                    run_bootstrap(runtime, name, started.procs, function)
+        except BaseException:
+            block(runtime, stop_procs(runtime, started.mesh, name, "its bootstrap failed"))
+            raise
         region = Region.whole(extent)
         return ProcMesh(name or f"procs{started.mesh}", started.mesh, region, started.procs, runtime, owned=True)
 

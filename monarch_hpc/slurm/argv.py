@@ -13,6 +13,7 @@ __all__ = [
     "COMMANDS",
     "flag_words",
     "merge_options",
+    "mpi_step_argv",
     "partitions_argv",
     "queue_argv",
     "relay_argv",
@@ -122,6 +123,29 @@ def relay_argv(job_id: int, host: str, command: Sequence[str]) -> tuple[str, ...
     return (
         *("srun", f"--jobid={job_id}", f"--nodelist={host}", "--nodes=1", "--ntasks=1", "--job-name=relay"),
         *("--overlap", "--mem=0", "--cpu-bind=none", "--mpi=none", "--export=ALL", "--unbuffered", "--quiet"),
+        *command,
+    )
+
+
+def mpi_step_argv(
+    job_id: int, hosts: Sequence[str], per_host: int, flags: Mapping[str, FlagValue], command: Sequence[str]
+) -> tuple[str, ...]:
+    """Run *command* *per_host* times on each of *hosts*, ranks in their order, as one step of a job.
+
+    Args:
+        hosts: in the order that Slurm gives its nodes.
+        flags: more of them, as `flag_words` takes them; those of the shape are not theirs to say.
+    """
+    shape: dict[str, FlagValue] = {
+        **flags,
+        "nodes": str(len(hosts)),
+        "ntasks": str(len(hosts) * per_host),
+        "ntasks-per-node": str(per_host),
+        "distribution": "block",
+    }
+    return (
+        *("srun", f"--jobid={job_id}", f"--nodelist={','.join(hosts)}", "--job-name=mpi", "--quiet"),
+        *flag_words(shape),
         *command,
     )
 

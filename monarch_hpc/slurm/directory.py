@@ -3,6 +3,7 @@
     key           32 bytes that all of the allocation share; gone when it ends
     config.json   the configuration that the agents follow
     job.sh        the batch script        agent.sh      what it starts on each host
+    task.sh       what starts procs for MPI
     slurm.out     what Slurm, the script and the agents wrote
     granted.json  the job has begun       hosts/<n>.json  agent n has reported
     ready.json    the agents are ready    ended.json    the batch script has ended
@@ -87,7 +88,8 @@ def prepare(directory: Path, config: Config, key: bytes, script: str) -> Path:
     private_dir(directory / "hosts")
     private_dir(directory / "runs")
     # Copied: the hosts may not see the place that this package is installed in.
-    write_private(directory / "agent.sh", asset("launchers", "agent.sh").read_bytes())
+    for name in ("agent.sh", "task.sh"):
+        write_private(directory / name, asset("launchers", name).read_bytes())
     write_private(directory / "job.sh", script.encode())
     write_json(directory / "config.json", {"schema": 1, "config": as_document(config)})
     write_private(directory / "key", key)

@@ -166,6 +166,7 @@ class SpawnProcs(Message):
         bind: ``auto`` or ``none``, see config key `procs.bind`; ``given`` takes *bindings*.
         bindings: for each proc of a host; see `agent.binding`.
         python: interpreter that procs run in; empty for the agent's own.
+        mpi: plugin of the step that they are tasks of; empty where they are none.
     """
 
     run: str
@@ -185,6 +186,7 @@ class SpawnProcs(Message):
     bind: str = "none"
     bindings: list[dict[str, str]] = field(default_factory=list)
     python: str = ""
+    mpi: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ DOORS = {
     "click": {"cli"},
     "cloudpickle": {"wire.serializer"},
     "cryptography": {"transport.noise", "transport.tcp"},
+    "mpi4py": {"actor.mpi"},
     "pytest": {"testing.fixtures"},
     "rich": {"cli.output"},
     "torch": {"mesh.spmd"},
@@ -45,6 +46,8 @@ ENVIRON_DOORS = {
     "agent.local",
     # srun gets it, without what would change it.
     "agent.relay",
+    # A task of a step is told its place in it by variables.
+    "agent.task",
     "agent.zygote",
     "cli.doctor",
     "cli.main",

@@ -1,0 +1,29 @@
+"""Whether MPI finds the world that a step was started for. This is the door to mpi4py, imported only in such procs."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from monarch_hpc.actor.context import context
+
+__all__ = ["check_world"]
+
+
+def check_world() -> None:
+    """Start MPI in this proc and compare its world with the proc mesh; nothing where mpi4py is not installed.
+
+    Raises:
+        RuntimeError: they differ: with a plugin that the library does not speak, each rank is alone.
+    """
+    if importlib.util.find_spec("mpi4py") is None:
+        return
+    from mpi4py import MPI
+
+    world, proc = MPI.COMM_WORLD, context().proc
+    found, expected = (world.Get_rank(), world.Get_size()), (proc.rank, proc.num_ranks)
+    if found != expected:
+        library = MPI.Get_library_version().splitlines()[0]
+        raise RuntimeError(
+            f"MPI says rank {found[0]} of {found[1]}, the mesh rank {expected[0]} of {expected[1]}: {library} does not "
+            "speak the plugin of config key 'procs.mpi'"
+        )

@@ -1,0 +1,125 @@
+"""Hosts of Slurm: what a program and its procs know of their place, and procs as tasks of a step, for MPI."""
+
+from __future__ import annotations
+
+import pytest
+
+from monarch_hpc.testing import wait_until
+from tests.slurm.commands import Alice, alice, held, write
+
+__all__ = ["alice", "held"]
+
+PLACES = """
+import monarch_hpc
+from monarch_hpc import Actor, AllocationError, endpoint
+
+class Place(Actor):
+    @endpoint
+    def proc(self):
+        return monarch_hpc.context().proc
+    @endpoint
+    def nested(self):
+        with monarch_hpc.this_host().spawn_procs({"x": 2}) as procs:
+            return [proc.host for proc in procs.procs]
+
+here = monarch_hpc.context().proc
+print("program", here.host, here.host_rank, [entry.name for entry in monarch_hpc.this_host().entries])
+for proc in monarch_hpc.hosts().spawn_procs().spawn("place", Place).proc.call().get().values():
+    slurm = proc.slurm
+    known = proc.slurm_job_id == slurm.job_id != ""
+    print("proc", proc.host, slurm.node, slurm.node_id, slurm.step_id, known, len(proc.cpus) > 0)
+place = monarch_hpc.hosts().slice(hosts=2).spawn_procs().spawn("place", Place)
+print("nested", place.nested.call_one().get())
+try:
+    monarch_hpc.hosts().shutdown()
+except AllocationError as error:
+    print("refused", error)
+with monarch_hpc.hosts() as hosts:
+    hosts.spawn_procs()
+print("left")
+"""
+
+MPI = """
+import os, signal
+import monarch_hpc
+from monarch_hpc import Actor, ActorDied, MeshFailure, endpoint
+import monarch_hpc.actor
+monarch_hpc.actor.unhandled_fault_hook = lambda failure: print("told", failure, flush=True)
+
+class Rank(Actor):
+    @endpoint
+    def sum(self):
+        from mpi4py import MPI
+        world = MPI.COMM_WORLD
+        return world.rank, world.size, world.allreduce(world.rank), monarch_hpc.context().proc.rank
+    @endpoint
+    def leave(self):
+        os._exit(5)
+    @endpoint
+    def environment(self, name):
+        return os.environ.get(name)
+
+hosts = monarch_hpc.hosts().slice(hosts=slice(1, 4))
+with hosts.spawn_procs({"gpus": 2}, env={"MINE": "1"}, name="world", mpi=True) as procs:
+    ranks = procs.spawn("rank", Rank)
+    assert list(ranks.sum.call().get().values()) == [(rank, 6, 15, rank) for rank in range(6)]
+    assert set(ranks.environment.call("MINE").get().values()) == {"1"}
+    assert set(ranks.environment.call("CUDA_VISIBLE_DEVICES").get().values()) == {"0,1,2,3", "2,3,0,1"}
+    print([proc.host for proc in procs.procs], flush=True)
+    try:
+        ranks.slice(hosts=1, gpus=1).leave.call_one().get()
+    except ActorDied as error:
+        print(error.cause.splitlines()[0], flush=True)
+try:
+    hosts.slice(hosts=slice(None, None, -1)).spawn_procs(mpi=True)
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_places_have_slurms_names(held: Alice) -> None:
+    done = held.run("run", write(held, "places.py", PLACES))
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert "program login -1 ['n1']" in lines
+    for number in range(4):
+        assert f"proc n{number + 1} n{number + 1} {number} 0 True True" in lines
+    assert "nested ['n3', 'n3']" in lines
+    assert any(line.startswith("refused allocation ") and "monarch-hpc release" in line for line in lines)
+    assert lines[-1] == "left"
+    assert [line.split()[-1] for line in steps(held)] == ["agents"]
+
+
+def test_the_world_of_mpi_is_the_mesh(held: Alice) -> None:
+    pytest.importorskip("mpi4py", reason="mpi4py is not installed")
+    before = steps(held)
+    done = held.run("run", write(held, "mpi.py", MPI), timeout_s=120.0)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "['n2', 'n2', 'n3', 'n3', 'n4', 'n4']" in done.stdout
+    assert "exit code 5" in done.stdout
+    assert "mpi=True needs hosts in Slurm's order, and these are turned round: n4, n3, n2" in done.stdout
+    wait_until("the end of the step", lambda: steps(held), 30.0, accept=lambda left: left == before)
+
+
+@pytest.mark.parametrize(
+    ("plugin", "words"),
+    [
+        ("no_such_plugin", "srun, which was to start it, ended: exit code 1 (config key 'procs.mpi' names the plugin)"),
+        # Open MPI does not speak it, and aborts.
+        ("pmi2", "the bootstrap of its mesh failed on rank 0: exit code 1"),
+    ],
+)
+def test_a_plugin_that_does_not_do_says_so(alice: Alice, plugin: str, words: str) -> None:
+    pytest.importorskip("mpi4py", reason="mpi4py is not installed")
+    env = {"MONARCH_HPC_PROCS__MPI": plugin}
+    assert alice.run("alloc", "one", "-N", "1", "-t", "5", env=env).returncode == 0
+    done = alice.run("run", write(alice, "one.py", "import monarch_hpc\nmonarch_hpc.hosts().spawn_procs(mpi=True)\n"))
+    assert alice.run("release", "--all").returncode == 0
+    assert done.returncode == 1
+    assert f"SpawnError: no proc on n1: {words}" in done.stderr
+
+
+def steps(alice: Alice) -> list[str]:
+    """Her steps, but for the batch scripts."""
+    lines = alice.slurm("squeue", "--me", "-h", "-s", "-o", "%i %j").splitlines()
+    return sorted(line for line in lines if "batch" not in line)
