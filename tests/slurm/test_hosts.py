@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
 
 from monarch_hpc.testing import wait_until
-from tests.slurm.commands import Alice, alice, held, write
+from tests.slurm.commands import HOSTS, Alice, alice, held, until_said, write
 
 __all__ = ["alice", "held"]
 
@@ -76,6 +79,16 @@ except ValueError as error:
     print(error)
 """
 
+WAITING = """
+import time
+import monarch_hpc
+import monarch_hpc.actor
+monarch_hpc.actor.unhandled_fault_hook = lambda failure: None
+procs = monarch_hpc.hosts().spawn_procs({"gpus": 2}, mpi=True)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
 
 def test_places_have_slurms_names(held: Alice) -> None:
     done = held.run("run", write(held, "places.py", PLACES))
@@ -117,6 +130,26 @@ def test_a_plugin_that_does_not_do_says_so(alice: Alice, plugin: str, words: str
     assert alice.run("release", "--all").returncode == 0
     assert done.returncode == 1
     assert f"SpawnError: no proc on n1: {words}" in done.stderr
+
+
+def test_procs_of_a_step_end_with_their_agent_and_with_their_run(held: Alice) -> None:
+    pytest.importorskip("mpi4py", reason="mpi4py is not installed")
+
+    def tasks(host: str) -> list[int]:
+        return [pid for pid, command in held.lab.processes("alice", host) if "monarch_hpc.agent.task" in command]
+
+    before = steps(held)
+    running = held.start("run", write(held, "waiting.py", WAITING))
+    until_said(running, "ready")
+    assert {host: len(tasks(host)) for host in HOSTS} == dict.fromkeys(HOSTS, 4)  # each with its proc
+    (agent,) = [pid for pid, command in held.lab.processes("alice", "n3") if "monarch_hpc.agent --rank" in command]
+    os.kill(agent, signal.SIGKILL)
+    wait_until("no proc where the agent died", lambda: tasks("n3"), 30.0, accept=lambda left: not left)
+    assert [len(tasks(host)) for host in ("n1", "n2", "n4")] == [4, 4, 4]
+    running.kill()
+    running.communicate(timeout=30)
+    wait_until("no proc", lambda: [tasks(host) for host in HOSTS], 60.0, accept=lambda left: not any(left))
+    wait_until("the end of the step", lambda: steps(held), 60.0, accept=lambda left: left == before)
 
 
 def steps(alice: Alice) -> list[str]:

@@ -204,6 +204,11 @@ def test_a_node_that_a_host_has_not_is_a_spawn_error(hosts: HostMesh) -> None:
         hosts.slice(hosts=0).spawn_procs(proc_bind=[{"membind": "999"}])
 
 
+def test_mpi_needs_slurm(hosts: HostMesh) -> None:
+    with pytest.raises(SpawnError, match="no proc on local0: mpi=True needs a job of Slurm"):
+        hosts.slice(hosts=0).spawn_procs(mpi=True)
+
+
 def test_a_bootstrap_runs_before_any_actor(hosts: HostMesh) -> None:
     def prepare() -> None:
         os.environ["PREPARED"] = "by a function"

@@ -77,6 +77,12 @@ def test_a_procs_environment() -> None:
     }
 
 
+def test_a_task_of_a_step_keeps_what_tells_mpi_so() -> None:
+    order = dataclasses.replace(ORDER, in_step=True)
+    environment = proc_environment({"PMIX_RANK": "3", "SLURM_PROCID": "3"}, order, START)
+    assert (environment["PMIX_RANK"], environment["SLURM_PROCID"]) == ("3", "3")
+
+
 @pytest.mark.parametrize(
     ("inherited", "given", "unset", "expected"),
     [

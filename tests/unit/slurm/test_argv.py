@@ -8,9 +8,18 @@ import pytest
 
 from monarch_hpc.config import FlagValue
 from monarch_hpc.core.errors import ConfigError
-from monarch_hpc.slurm.argv import flag_words, merge_options, queue_argv, scrubbed, submit_argv
+from monarch_hpc.slurm.argv import flag_words, merge_options, mpi_step_argv, queue_argv, scrubbed, submit_argv
 
 OURS: dict[str, FlagValue] = {"nodes": "4", "no-requeue": True, "mem": "0", "partition": None, "exclusive": False}
+
+
+def test_a_step_for_mpi_has_its_own_shape() -> None:
+    flags: dict[str, FlagValue] = {"overlap": True, "mem": "0", "ntasks-per-node": 1, "mpi": "pmix", "gres": None}
+    assert mpi_step_argv(7, ["n2", "n3"], 4, flags, ["task", "a b"]) == (
+        *("srun", "--jobid=7", "--nodelist=n2,n3", "--job-name=mpi", "--quiet"),
+        *("--overlap", "--mem=0", "--ntasks-per-node=4", "--mpi=pmix"),
+        *("--nodes=2", "--ntasks=8", "--distribution=block", "task", "a b"),
+    )
 
 
 def test_the_environment_keeps_only_how_to_reach_slurmctld() -> None:
