@@ -14,7 +14,7 @@ OURS: dict[str, FlagValue] = {"nodes": "4", "no-requeue": True, "mem": "0", "par
 
 
 def test_a_step_for_mpi_has_its_own_shape() -> None:
-    flags: dict[str, FlagValue] = {"overlap": True, "mem": "0", "ntasks-per-node": 1, "mpi": "pmix", "gres": None}
+    flags: dict[str, FlagValue] = {"overlap": True, "mem": "0", "ntasks-per-node": "1", "mpi": "pmix", "gres": None}
     assert mpi_step_argv(7, ["n2", "n3"], 4, flags, ["task", "a b"]) == (
         *("srun", "--jobid=7", "--nodelist=n2,n3", "--job-name=mpi", "--quiet"),
         *("--overlap", "--mem=0", "--ntasks-per-node=4", "--mpi=pmix"),
