@@ -157,9 +157,17 @@ class Fleet:
         number = self.member << 20 | next(self._numbers)
         mesh = self._meshes[number] = _Mesh(number, plan, owner, done)
         self.names[number] = plan.name
-        order = messages.SpawnProcs(
+        self._engine.call_later(config.start_s + _REPORT_S, lambda: self._give_up(mesh))
+        try:
+            self._tell(self._order(mesh))
+        except (OSError, TransportError) as error:
+            self._fail(mesh, SpawnError("any host", f"it could not be asked for: {error}"))
+
+    def _order(self, mesh: _Mesh) -> messages.SpawnProcs:
+        plan, config = mesh.plan, self._config
+        return messages.SpawnProcs(
             run=self._run,
-            mesh=number,
+            mesh=mesh.number,
             hosts=list(plan.hosts),
             first_rank=[index * plan.per_host for index in range(len(plan.hosts))],
             per_host=plan.per_host,
@@ -177,11 +185,6 @@ class Fleet:
             python=plan.python,
             mpi=config.mpi if plan.mpi else "",
         )
-        self._engine.call_later(config.start_s + _REPORT_S, lambda: self._give_up(mesh))
-        try:
-            self._tell(order)
-        except TransportError as error:
-            self._fail(mesh, SpawnError("the allocation", str(error)))
 
     def _give_up(self, mesh: _Mesh) -> None:
         if mesh.done is not None:

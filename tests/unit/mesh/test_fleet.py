@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from monarch_hpc.actor.reference import ProcRef
+from monarch_hpc.config.schema import ProcsConfig
+from monarch_hpc.core.errors import PeerLost, SpawnError
+from monarch_hpc.mesh.fleet import Fleet, Outcome, Owner, ProcPlan, Started
+from monarch_hpc.transport.engine import Engine
+from monarch_hpc.wire.messages import HostEntry, Message, SpawnProcs, StopProcs
+
+CONFIG = ProcsConfig(start_s=60.0, gpu_visible="own", bind="auto", mpi="pmix", preload=("torch",), stop_s=5.0)
+PLAN = ProcPlan(hosts=(0, 2), per_host=2, name="staff", environment={"A": "1"}, preload=("numpy", "torch"), mpi=True)
+OWNER = Owner(proc=77, actor=5)
+
+
+class World:
+    """A fleet on three hosts, and all that it asks for."""
+
+    def __init__(self) -> None:
+        self.sent: list[Message] = []
+        self.timers: list[tuple[float, Callable[[], None]]] = []
+        self.outcomes: list[Outcome] = []
+        self.late: list[list[str]] = []
+        self.error: PeerLost | None = None
+        engine = SimpleNamespace(
+            call_soon=lambda callback: callback(), call_later=lambda s, callback: self.timers.append((s, callback))
+        )
+        self.fleet = Fleet(cast(Engine, engine), "run", CONFIG, self.tell)
+        self.fleet.member = 3
+        self.fleet.hosts = {
+            rank: HostEntry(rank, f"n{rank}", [], 1, "3.11", "0.1", [0], [], 1, {}) for rank in range(3)
+        }
+
+    def tell(self, message: Message) -> None:
+        if self.error is not None:
+            raise self.error
+        self.sent.append(message)
+
+    def start(self, plan: ProcPlan = PLAN, owner: Owner | None = OWNER) -> int:
+        self.fleet.start(plan, owner, self.outcomes.append)
+        return max(self.fleet.names, default=0)
+
+    def ref(self, mesh: int, rank: int) -> ProcRef:
+        return ProcRef(mesh, rank, f"n{rank}", PLAN.hosts[rank // 2], 100 + rank, 1000 + rank, ())
+
+    def reach(self, mesh: int, ranks: Sequence[int] = range(4)) -> None:
+        for rank in ranks:
+            assert self.fleet.on_ready(self.ref(mesh, rank))
+            self.fleet.on_reached(self.ref(mesh, rank))
+
+    def orders(self) -> list[Message]:
+        sent, self.sent = self.sent, []
+        return sent
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_an_order_says_all_and_is_answered_when_all_procs_are_reached(world: World) -> None:
+    mesh = world.start()
+    (order,) = world.orders()
+    assert isinstance(order, SpawnProcs)
+    assert (order.mesh, order.hosts, order.first_rank, order.num_ranks) == (3 << 20 | 1, [0, 2], [0, 2], 4)
+    assert (order.preload, order.bind, order.mpi, order.environment) == (["torch", "numpy"], "auto", "pmix", {"A": "1"})
+    world.reach(mesh, range(3))
+    assert world.outcomes == [] and world.fleet.owner_of(mesh) is None
+    world.reach(mesh, [3])
+    assert world.outcomes == [Started(mesh, {rank: world.ref(mesh, rank) for rank in range(4)})]
+    assert world.fleet.owner_of(mesh) == OWNER
+    assert world.orders() == []
+    for _, expired in world.timers:
+        expired()
+    assert world.orders() == [] and len(world.outcomes) == 1
+
+
+def test_one_that_does_not_start_ends_the_others_before_it_is_told(world: World) -> None:
+    mesh = world.start()
+    world.orders()
+    failure = SpawnError("n2", "exit code 1")
+    world.fleet.on_failed(mesh, failure)
+    world.fleet.on_failed(mesh, SpawnError("n0", "another"))
+    assert world.orders() == [StopProcs("run", mesh, [0, 2], 5.0)] and world.outcomes == []
+    world.fleet.on_stopped(mesh, 0)
+    assert world.outcomes == []
+    world.fleet.on_stopped(mesh, 2)
+    assert world.outcomes == [failure]
+
+
+def test_hosts_that_say_nothing_are_named(world: World) -> None:
+    mesh = world.start()
+    world.reach(mesh)
+    for _ in range(2):
+        world.fleet.stop(mesh, "enough", world.late.append)
+    assert [type(message) for message in world.orders()] == [SpawnProcs, StopProcs]
+    assert world.fleet.reason(mesh) == "enough" and world.fleet.owner_of(mesh) is None
+    world.fleet.on_stopped(mesh, 2)
+    delay_s, expired = world.timers[-1]
+    assert delay_s == 10.0
+    expired()
+    assert world.late == [["n0"], ["n0"]]
+    world.fleet.stop(mesh, "again", world.late.append)
+    assert world.late[-1] == [] and world.orders() == []
+
+
+def test_procs_that_do_not_report_are_named(world: World) -> None:
+    mesh = world.start()
+    world.reach(mesh, [0, 1, 2])
+    delay_s, expired = world.timers[0]
+    assert delay_s == 65.0
+    expired()
+    world.fleet.on_stopped(mesh, 0)
+    world.fleet.on_stopped(mesh, 2)
+    (failure,) = world.outcomes
+    assert str(failure) == "no proc on n2: its agent did not report within 65 s"
+
+
+def test_what_is_stopped_while_it_starts_says_so(world: World) -> None:
+    mesh = world.start()
+    world.fleet.stop(mesh, "its owner ended", world.late.append)
+    world.fleet.on_stopped(mesh, 0)
+    world.fleet.on_stopped(mesh, 2)
+    assert str(world.outcomes[0]).endswith("it was stopped while it started: its owner ended")
+    assert world.late == [[]]
+
+
+def test_procs_end_with_the_proc_of_their_owner_and_none_start_after_that(world: World) -> None:
+    theirs, mine = world.start(), world.start(owner=None)
+    world.reach(mine)
+    world.orders()
+    world.fleet.on_death(OWNER.proc)
+    assert world.orders() == [StopProcs("run", theirs, [0, 2], 5.0)]
+    world.start()
+    assert world.orders() == []
+    assert str(world.outcomes[-1]) == "no proc on its hosts: the proc of its owner has ended"
+
+
+def test_a_lost_host_ends_what_starts_there_and_waits_for_nothing_there(world: World) -> None:
+    starting, running = world.start(), world.start()
+    world.reach(running)
+    world.fleet.on_host_lost(2, "no heartbeat")
+    world.fleet.on_stopped(starting, 0)
+    assert str(world.outcomes[-1]) == "no proc on n2: the host is lost: no heartbeat"
+    assert world.fleet.owner_of(running) == OWNER
+    world.fleet.stop(running, "", world.late.append)
+    world.fleet.on_host_lost(2, "no heartbeat")
+    world.fleet.on_stopped(running, 0)
+    assert world.late == [[]]
+
+
+def test_without_the_head_all_is_over(world: World) -> None:
+    starting, running = world.start(), world.start()
+    world.reach(running)
+    world.fleet.stop(running, "", world.late.append)
+    world.fleet.on_head_lost("the allocation is gone")
+    assert world.late == [[]] and str(world.outcomes[-1]) == "no proc on the allocation: the allocation is gone"
+    assert starting and world.start()
+    assert str(world.outcomes[-1]) == "no proc on the allocation: the allocation is gone"
+
+
+def test_a_head_that_cannot_be_told_is_an_error_and_keeps_nobody_waiting(world: World) -> None:
+    world.error = PeerLost("head", "it is gone")
+    world.start()
+    assert "it could not be asked for" in str(world.outcomes[-1]) and "it is gone" in str(world.outcomes[-1])
+
+
+def test_a_program_whose_directory_is_gone_starts_nothing(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    os.rmdir(gone)
+    mesh = world.start()
+    for host in PLAN.hosts:
+        world.fleet.on_stopped(mesh, host)
+    assert "it could not be asked for" in str(world.outcomes[-1])
+
+
+def test_all_are_stopped_at_once(world: World) -> None:
+    world.fleet.stop_all("", world.late.append)
+    assert world.late == [[]]
+    meshes = [world.start(), world.start()]
+    for mesh in meshes:
+        world.reach(mesh)
+    world.fleet.stop_all("over", world.late.append)
+    for mesh in meshes:
+        world.fleet.on_stopped(mesh, 0)
+    assert len(world.late) == 1
+    world.fleet.on_stopped(meshes[0], 2)
+    world.timers[-1][1]()
+    assert world.late[1:] == [["n2"]]
