@@ -17,6 +17,11 @@ from monarch_hpc.transport.engine import Engine
 __all__ = ["ResponsePort", "Turn", "TurnTaker"]
 
 
+_BEHIND_S = 1.0
+"""How long after its caller's time limit a coroutine is cancelled from here. The caller counts the same time, tells us
+when it is over, and knows of all ranks that are late: an answer of ours that came before would name but one."""
+
+
 class TurnTaker(Protocol):
     """What a turn needs of its actor."""
 
@@ -68,7 +73,7 @@ class Turn:
         sent_on(self)
         limit_s = self._marked.timeout_s
         if self.deadline_s is not None:
-            left_s = max(self.deadline_s - taker.engine.clock(), 0.0)
+            left_s = max(self.deadline_s - taker.engine.clock(), 0.0) + _BEHIND_S
             limit_s = left_s if limit_s is None else min(left_s, limit_s)
         try:
             async with asyncio.timeout(limit_s) as limit:

@@ -59,6 +59,10 @@ class Worker(Actor):
     def leave(self) -> None:
         os._exit(3)
 
+    @endpoint
+    async def idle(self) -> None:
+        await asyncio.sleep(_PATIENCE_S)
+
     # Names that a mesh must not take from its endpoints.
     @endpoint
     def where(self) -> str:
@@ -109,6 +113,15 @@ def workers(procs: ProcMesh) -> Iterator[ActorMesh[Worker]]:
 @pytest.fixture(scope="module")
 def openers(procs: ProcMesh) -> ActorMesh[Opener]:
     return procs.spawn("opener", Opener)
+
+
+@pytest.mark.slow
+def test_all_ranks_that_are_late_are_named_whoever_counts_faster(workers: ActorMesh[Worker]) -> None:
+    # The callees know the limit as well: what they have to say of it must not come before the caller's own word.
+    for _ in range(20):
+        with pytest.raises(CallTimeout) as caught:
+            workers.idle.options(timeout=0.05).call().get(_PATIENCE_S)
+        assert caught.value.others == (1, 2, 3)
 
 
 @pytest.mark.slow
