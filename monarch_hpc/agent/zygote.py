@@ -32,16 +32,18 @@ from monarch_hpc.agent.start import ProcOrder, ProcStart, parse_order, proc_envi
 from monarch_hpc.agent.sweep import RUN_COOKIE, cookies, sweep
 from monarch_hpc.core.version import __version__
 
-__all__ = ["NO_RUN", "PIPES_PER_PROC", "main", "render", "versions"]
+__all__ = ["FDS_PER_PROC", "MAX_FDS", "NO_RUN", "main", "render", "versions"]
 
-PIPES_PER_PROC = 3
-"""Standard output, standard error, hello."""
+FDS_PER_PROC = 4
+"""Standard output, standard error, hello, memory to record into."""
+
+MAX_FDS = 253
+"""So many descriptors the kernel passes at once: SCM_MAX_FD."""
 
 NO_RUN = "0" * 8
 """Stands for a run's identity in the zygote's own environment, and is overwritten in each proc."""
 
 _LENGTH = struct.Struct("<I")
-_MAX_FDS = 253  # SCM_MAX_FD of the kernel
 _PR_SET_PDEATHSIG = 1
 _ADOPTION_S = 10.0
 _SWEEP_S = 5.0
@@ -97,7 +99,7 @@ def _receive(sock: socket.socket) -> tuple[bytes, list[int]] | None:
     head = b""
     while len(head) < _LENGTH.size:
         try:
-            data, ancillary, _, _ = sock.recvmsg(_LENGTH.size - len(head), socket.CMSG_SPACE(_MAX_FDS * fds.itemsize))
+            data, ancillary, _, _ = sock.recvmsg(_LENGTH.size - len(head), socket.CMSG_SPACE(MAX_FDS * fds.itemsize))
         except ConnectionResetError:
             return None
         if not data:
@@ -157,7 +159,7 @@ def _fork_all(
         for index, start in enumerate(order.starts):
             pid = os.fork()
             if not pid:
-                own = fds[index * PIPES_PER_PROC : (index + 1) * PIPES_PER_PROC]
+                own = fds[index * FDS_PER_PROC : (index + 1) * FDS_PER_PROC]
                 for fd in (sock.detach(), *pipe, *(fd for fd in fds if fd not in own)):
                     os.close(fd)
                 _run(order, start, own, agent_pid, entry)
@@ -177,13 +179,13 @@ def _run(
     """In the proc: settle, run *entry*, and leave without returning."""
     code = 1
     try:
-        out, err, hello = fds
+        out, err, hello, record = fds
         os.dup2(out, 1)
         os.dup2(err, 2)
         os.close(out)
         os.close(err)
         _settle(order, start, agent_pid)
-        code = entry(dataclasses.replace(start, hello_fd=hello))
+        code = entry(dataclasses.replace(start, hello_fd=hello, record_fd=record))
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
         if isinstance(error.code, str):
