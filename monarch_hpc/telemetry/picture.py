@@ -18,6 +18,9 @@ SETTLED_S = 0.5
 _REGISTRY = "1"
 """The number of an actor that every program has, and nobody has spawned."""
 
+_RECORDS = ("ready", "stopped")
+"""In these states a proc has something to tell."""
+
 _MAX_TARGETS = 3
 """Named of those that one waits for; a table has an end."""
 
@@ -81,7 +84,7 @@ class _Edge:
 
 
 def draw(procs: Sequence[ProcCalls]) -> Picture:
-    """Put together what *procs* tell; of a process that tells twice the first is taken."""
+    """Put together what *procs* tell; they may come in any order, and one of them twice."""
     return _Drawing(procs).picture()
 
 
@@ -89,7 +92,7 @@ class _Drawing:
     def __init__(self, procs: Sequence[ProcCalls]) -> None:
         self._procs: list[ProcCalls] = []
         known: set[str] = set()
-        for proc in procs:
+        for proc in sorted(procs, key=lambda proc: (proc.run, proc.mesh, proc.rank)):
             if not proc.incarnation or proc.incarnation not in known:
                 self._procs.append(proc)
                 known.add(proc.incarnation)
@@ -107,7 +110,9 @@ class _Drawing:
     def picture(self) -> Picture:
         rows = [row for proc in self._procs for row in self._rows(proc)]
         rings = [[self._label(key) for key in ring] for ring in find_rings(self._edges())]
-        problems = [f"{_where(proc)}: {proc.problem}" for proc in self._procs if proc.problem]
+        problems = [
+            f"{_where(proc)}: {proc.problem}" for proc in self._procs if proc.problem and proc.state in _RECORDS
+        ]
         return Picture(rows, rings, problems)
 
     # ---- rows ----

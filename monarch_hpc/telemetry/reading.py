@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -27,6 +28,9 @@ MAX_SENT = 256
 
 MAX_CALLS_OF_WAIT = 64
 """Likewise of one wait, which may be for all ranks of a mesh."""
+
+_MAX_RANGE = 4096
+"""Looked at of one wait, so that a process with many waits and calls costs its agent little."""
 
 MAX_RUNNING = 256
 MAX_ENDPOINTS = 64
@@ -108,13 +112,14 @@ def read_scene(memory: Memory, now_ns: int | None = None) -> Scene:
 
     open_calls = sorted(_open_calls(memory), key=lambda record: record.t)
     by_number = {record.msg: record for record in open_calls}
+    order = sorted(by_number)
     waits: list[Wait] = []
     awaited: set[int] = set()
     for first, last in _waits(memory):
         if first < 0:
             waits.append(Wait(actor(last), [], 0, _part(look(-first), "text", 1), 0.0))
             continue
-        calls = _range(by_number, first, last)
+        calls = _range(by_number, order, first, last)
         if calls:
             oldest = by_number[calls[0]]
             waits.append(Wait(actor(oldest.actor), calls[:MAX_CALLS_OF_WAIT], len(calls), "", age_s(oldest.t)))
@@ -216,11 +221,11 @@ def _waits(memory: Memory) -> Iterator[tuple[int, int]]:
             yield first, last
 
 
-def _range(by_number: dict[int, Record], first: int, last: int) -> list[int]:
+def _range(by_number: dict[int, Record], order: list[int], first: int, last: int) -> list[int]:
     """The open calls from *first* to *last* of one call of a mesh, in order; others were numbered between them."""
     if last == first:
         return [first] if first in by_number else []
-    numbers = sorted(number for number in by_number if first <= number <= last)
+    numbers = order[bisect_left(order, first) : bisect_right(order, last)][:_MAX_RANGE]
     if not numbers:
         return []
     like = by_number[numbers[0]]
