@@ -144,12 +144,13 @@ def read_events(memory: Memory) -> list[Record]:
     """Return the events that are still there, oldest first, and nothing of those that were being written."""
     if _header(memory)[0]:
         return []
-    table = memory(layout.EVENTS_AT, layout.NUM_EVENTS * RECORD_BYTES)
+    # Twice: while a record was copied, the process may have written another one there.
+    first, second = (memory(layout.EVENTS_AT, layout.NUM_EVENTS * RECORD_BYTES) for _ in range(2))
     mask = layout.NUM_EVENTS - 1
     found = [
-        record
-        for place, record in enumerate(map(Record._make, RECORD.iter_unpack(table)))
-        if record.seq and record.seq & mask == place
+        Record._make(one)
+        for place, (one, other) in enumerate(zip(RECORD.iter_unpack(first), RECORD.iter_unpack(second), strict=True))
+        if one == other and one[-1] and one[-1] & mask == place
     ]
     newest = max((record.seq for record in found), default=0)
     found = [record for record in found if record.seq + layout.NUM_EVENTS > newest]
