@@ -15,8 +15,8 @@ PROGRAM_MESH = -1
 SETTLED_S = 0.5
 """Younger waits are in no deadlock: what hosts tell is not of one moment, and a call may have been on its way."""
 
-_REGISTRY = "1"
-"""The number of an actor that every program has, and nobody has spawned."""
+_OWN = 256
+"""Smaller are the numbers of actors that every program has, and nobody has spawned; others are random."""
 
 _RECORDS = ("ready", "stopped")
 """In these states a proc has something to tell."""
@@ -124,7 +124,7 @@ class _Drawing:
             found.append(self._row(proc, None, "program" if is_program else ""))
         for actor in proc.actors:
             row = self._row(proc, actor, f"{actor.name}[{actor.rank}]")
-            if actor.state == "stopped" or (is_program and actor.actor == _REGISTRY and not row.num_running):
+            if actor.state == "stopped" or (is_program and int(actor.actor, 16) < _OWN and not row.num_running):
                 continue
             found.append(row)
         return found or [self._row(proc, None, "")]
