@@ -13,7 +13,7 @@ PYTHON ?= $(shell for candidate in python3 /usr/bin/python3 python3.14 python3.1
 CHECK := $(PYTHON) -m monarch_hpc.testing.slurmlab check
 # What an installation depends on: it is made again when one of these is newer.
 SOURCES := setup.py setup.cfg pyproject.toml constraints.txt \
-    $(wildcard monarch_hpc/transport/ucx/*.pyx monarch_hpc/transport/ucx/*.h)
+    $(wildcard monarch_hpc/transport/ucx/*.pyx monarch_hpc/transport/ucx/*.h monarch_hpc/telemetry/*.c)
 
 # What compiles the UCX binding and checks it against UCX's own headers, where it is not here: Debian's names.
 BUILD_PACKAGES = $(shell \
@@ -30,7 +30,7 @@ help:
 	@echo "make slurm-demo  the same on a real four-node Slurm on this machine (needs root)"
 	@echo "make test        install what tests need, and run all checks and tests"
 	@echo "make lint        style and types only"
-	@echo "make asan        the tests of the UCX binding, with the compiler's sanitizers"
+	@echo "make asan        the tests of the extensions, with the compiler's sanitizers"
 	@echo "make clean       remove everything that these made"
 
 demo: .venv/installed-examples

@@ -11,9 +11,9 @@ from types import CoroutineType
 from typing import Any
 
 from monarch_hpc.actor.context import Context, entered, sent_on
-from monarch_hpc.actor.endpoint import EndpointMethod
-from monarch_hpc.actor.entry import Entries
+from monarch_hpc.actor.entry import Entries, Entry
 from monarch_hpc.actor.fault import MeshFailure
+from monarch_hpc.actor.journal import Journal
 from monarch_hpc.actor.local import Line
 from monarch_hpc.actor.loop import Running
 from monarch_hpc.actor.payload import region_of, unpack_call
@@ -61,7 +61,8 @@ class Cell:
         self._name = "an actor"
         self._on_loop = False  # constructor and hooks run on the loop too
         self._busy = False  # in code that cannot be cancelled
-        self._entries = Entries()
+        self._journal = Journal(process.recorder)
+        self._entries = Entries(self._journal)
         self._running: set[Running] = set()
         self._verdict: tuple[str, BaseException] | None = None  # what it dies of
         self._over = ""  # why no message is handled any more; empty while they are
@@ -189,6 +190,7 @@ class Cell:
         methods = self._entries.endpoints.values()
         self._on_loop = bool(methods) and all(method.is_async for method in methods)
         self._entries.target = self._call(cls, *args, **kwargs)
+        self._journal.ready()
         self._spawn = Frame(self._spawn.kind)  # the arguments are the actor's now
 
     def _enter(self, context: Context) -> None:
@@ -210,7 +212,8 @@ class Cell:
             if entry.context is not self._context:
                 self._enter(entry.context)
             if entry.plain is None:
-                return self._start(channel, slot, cost, entry.marked, args, kwargs)
+                return self._start(channel, frame, cost, entry, args, kwargs)
+            self._journal.begin(entry.name, channel.mark or self._journal.peer(channel), slot, len(frame.body))
             self._busy = True
             value = entry.plain(*args, **kwargs)
             if type(value) is CoroutineType:  # of a `def` that wraps an `async def`
@@ -218,8 +221,10 @@ class Cell:
         except SystemExit as leaving:
             self.leave(leaving)
         except BaseException as error:  # noqa: BLE001 user code; the caller is told
+            self._journal.fail()
             self.fail(channel, slot, method, error)
         else:
+            self._journal.end()
             if slot:
                 self._process.reply(channel, slot, value)
         self._busy = False
@@ -230,26 +235,24 @@ class Cell:
     # ---- endpoints that are not simply called ----
 
     def _start(
-        self,
-        channel: Line,
-        slot: int,
-        cost: int,
-        marked: EndpointMethod[..., object],
-        args: tuple[object, ...],
-        kwargs: dict[str, object],
+        self, channel: Line, frame: Frame, cost: int, entry: Entry, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> bool:
+        marked, slot = entry.marked, frame.reply
         function = marked.__get__(self._entries.target, type(self._entries.target))
         recalls = self._recalls
         turn = Turn(self, channel, slot, marked, recalls.due(channel, slot))
+        handling = self._journal.turn(channel, entry.name, slot, len(frame.body))
         if not marked.is_async:
             self._busy = True
             turn.call(function, args, kwargs)
             self._busy = False
+            self._journal.finish(handling)
             recalls.over(channel, slot)
             return True
 
         def leave(running: Running) -> None:
             self._running.discard(running)
+            self._journal.finish(handling)
             recalls.over(channel, slot)
             channel.consumed(self._actor, cost)
             self._wake()
@@ -352,6 +355,7 @@ class Cell:
         if error is not None:
             traceback.clear_frames(error.__traceback__)  # they hold the object
         self._over = f"{cause}\n{trace}".rstrip()
+        self._journal.ended(cause, failed=error is not None)
         self._refuse_all()
         self.engine.wake_waiters()
 

@@ -68,6 +68,7 @@ class Context:
         spawn_rank: where the actor stands in the mesh that was spawned.
         message_rank: where it stands in the mesh that the message was sent to, which may be a slice.
         actor: number of the actor, which owns what it spawns; 0 for the program itself.
+        mark: stands for the actor in what this process records, see `telemetry.recorder`.
     """
 
     actor_name: str
@@ -75,6 +76,7 @@ class Context:
     message_rank: Point
     proc: ProcInfo
     actor: int = 0
+    mark: int = 0
 
     @property
     def cancelled(self) -> bool:

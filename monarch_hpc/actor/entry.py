@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from monarch_hpc.actor.context import Context, ProcInfo
 from monarch_hpc.actor.endpoint import EndpointMethod, endpoints_of
+from monarch_hpc.actor.journal import Journal
 from monarch_hpc.actor.payload import unpack_head
 from monarch_hpc.core.shape import Point, Region
 
@@ -17,11 +18,12 @@ class Entry:
     """One endpoint of one view.
 
     Attributes:
+        name: stands for the endpoint in what is recorded.
         plain: the bound method, where it is simply called.
         context: of the actor while it handles such a call.
     """
 
-    __slots__ = ("context", "marked", "method", "plain")
+    __slots__ = ("context", "marked", "method", "name", "plain")
 
     def __init__(
         self,
@@ -29,8 +31,10 @@ class Entry:
         marked: EndpointMethod[..., object],
         plain: Callable[..., object] | None,
         context: Context,
+        name: int,
     ) -> None:
         self.method = method
+        self.name = name
         self.marked = marked
         self.plain = plain
         self.context = context
@@ -39,7 +43,8 @@ class Entry:
 class Entries(dict[bytes, Entry]):
     """By the head of a call, see `actor.payload.call_head`; made when the first such call comes."""
 
-    def __init__(self) -> None:
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
         self.endpoints: dict[str, EndpointMethod[..., object]] = {}
         self.target: object = None
         """The actor's object, while there is one."""
@@ -55,7 +60,8 @@ class Entries(dict[bytes, Entry]):
         """
         self.endpoints = endpoints_of(cls)
         rank = _place(region, info)
-        self.born = Context(name, rank, rank, info, actor)
+        self._journal.born(actor, name, rank.rank)
+        self.born = Context(name, rank, rank, info, actor, self._journal.mark)
         return self.born
 
     def __missing__(self, head: bytes) -> Entry:
@@ -68,7 +74,7 @@ class Entries(dict[bytes, Entry]):
         # Bound once; but not where a turn keeps it, which may live in the object: the two would keep each other.
         plain = marked.__get__(self.target, type(self.target)) if marked.plain else None
         context = replace(born, message_rank=_place(region, born.proc))
-        entry = self[head] = Entry(method, marked, plain, context)
+        entry = self[head] = Entry(method, marked, plain, context, self._journal.name(method))
         return entry
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Generic, TypeVar, cast
 
+from monarch_hpc.telemetry.recorder import Recorder
 from monarch_hpc.transport.engine import Engine
 
 __all__ = ["Future"]
@@ -53,6 +54,8 @@ class Future(concurrent.futures.Future[T], Generic[T]):
     _error: BaseException | None = None
     _raw: Any = None  # what `_rebuild` makes the value of; None when that is done
     _callbacks: Sequence[Callable[[Future[T]], object]] = ()
+    _recorder: Recorder | None = None
+    _calls: Callable[[], tuple[int, int]]
 
     def __init__(
         self, engine: Engine, waits_for: Callable[[], str] = _an_answer, give_up: Callable[[], None] | None = None
@@ -79,6 +82,11 @@ class Future(concurrent.futures.Future[T], Generic[T]):
     def __repr__(self) -> str:
         state = {_RUNNING: "waiting for", _FINISHED: "answered by", _CANCELLED: "cancelled, was waiting for"}
         return f"<Future {state[self._state]} {self._waits_for()}>"
+
+    def watch(self, recorder: Recorder, calls: Callable[[], tuple[int, int]]) -> None:
+        """Let *recorder* know of those who wait for this future: its `wait` is given what *calls* returns."""
+        self._recorder = recorder
+        self._calls = calls
 
     # ---- reading ----
 
@@ -131,11 +139,14 @@ class Future(concurrent.futures.Future[T], Generic[T]):
                     loop.call_soon_threadsafe(wake)
 
             self.add_done_callback(done)
+            place = self._sit_down()
             try:
                 yield from waiter.__await__()
             except BaseException:
                 self._abandon(done)
                 raise
+            finally:
+                self._stand_up(place)
         if self._state is _CANCELLED:
             raise asyncio.CancelledError
         return self._read()
@@ -257,10 +268,22 @@ class Future(concurrent.futures.Future[T], Generic[T]):
     def _wait(self, timeout: float | None) -> None:
         if self._engine.driving:
             raise RuntimeError("a done-callback must not wait for a future: add a callback to that one")
-        if not self._engine.wait(self._has_ended, timeout) and self._state is _RUNNING:
+        place = self._sit_down()
+        try:
+            ended = self._engine.wait(self._has_ended, timeout)
+        finally:
+            self._stand_up(place)
+        if not ended and self._state is _RUNNING:
             if self._engine.closed:
                 raise RuntimeError("the connection to the allocation was closed while a call was under way")
             raise TimeoutError(f"no answer in {timeout} s from {self._waits_for()}; the future can be read again")
+
+    def _sit_down(self) -> int:
+        return -1 if self._recorder is None else self._recorder.wait(*self._calls())
+
+    def _stand_up(self, place: int) -> None:
+        if self._recorder is not None and place >= 0:
+            self._recorder.waited(place)
 
     def _has_ended(self) -> bool:
         return self._state is not _RUNNING

@@ -25,6 +25,9 @@ _HOLD_S = 0.1
 class Line(Protocol):
     """What actors need of a channel."""
 
+    mark: int
+    """Stands for the process at the other end in what this one records, see `telemetry.recorder`; 0 at first."""
+
     @property
     def peer(self) -> object:
         """Who is at the other end."""
@@ -55,6 +58,7 @@ class LocalLine:
         self._engine = engine
         self._deliver = deliver
         self._credit = Credit(window_bytes)
+        self.mark = 0
 
     @property
     def peer(self) -> str:

@@ -11,6 +11,7 @@ from monarch_hpc.actor.reference import ProcRef
 from monarch_hpc.actor.runtime import STOPPED, Runtime
 from monarch_hpc.agent.start import ProcStart
 from monarch_hpc.core.ids import Identity, Role, SlurmIds, new_incarnation
+from monarch_hpc.telemetry.recorder import Recorder
 from monarch_hpc.transport.engine import Engine
 from monarch_hpc.transport.node import Node
 from monarch_hpc.transport.ucx.fabric import UcxFabric
@@ -51,8 +52,9 @@ def main(start: ProcStart) -> int:
     signal.set_wakeup_fd(wakeup_fd, warn_on_full_buffer=False)
     engine = Engine(start.spin_s)
     engine.start()
-    runtime = Runtime.current = Runtime(engine, info)
     identity = Identity(start.allocation, Role.PROC, start.host_name, new_incarnation())
+    recorder = Recorder(start.record_fd, identity.incarnation)
+    runtime = Runtime.current = Runtime(engine, info, recorder)
     fabric = None
     if wants_ucx(start.fabric):
         fabric = UcxFabric(

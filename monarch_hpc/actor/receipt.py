@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Callable, Generator
 from typing import Any, Generic, TypeVar, cast
 
+from monarch_hpc.actor.context import context
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.inbox import Inbox
 from monarch_hpc.actor.payload import unpack_failure
@@ -73,11 +74,13 @@ class Receipt(Future[T], Generic[T]):
 
             self._inbox.wakers.add(look)
             Future.add_done_callback(self, look)
+            place = self._sit_down()
             try:
                 # Not while it is looked at: what comes from here on wakes.
                 if not self._has_ended():
                     yield from waiter.__await__()
             finally:
+                self._stand_up(place)
                 self._inbox.wakers.discard(look)
                 self._abandon(look)
         return (yield from super().__await__())
@@ -89,6 +92,12 @@ class Receipt(Future[T], Generic[T]):
         if not self._queued:
             self._inbox.take(self)
         return super()._has_ended()
+
+    def _sit_down(self) -> int:
+        return self._inbox.runtime.recorder.wait_for("a message to a port", context().mark)
+
+    def _stand_up(self, place: int) -> None:
+        self._inbox.runtime.recorder.waited(place)
 
     def _queue(self) -> None:
         if not self._queued:

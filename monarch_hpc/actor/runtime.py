@@ -12,18 +12,21 @@ from functools import partial
 from typing import ClassVar
 
 from monarch_hpc.actor.cell import CLEANUP_S, Cell
-from monarch_hpc.actor.context import ProcInfo
+from monarch_hpc.actor.context import ProcInfo, context
 from monarch_hpc.actor.deadlines import Deadlines
 from monarch_hpc.actor.fault import MeshFailure
 from monarch_hpc.actor.inquest import Inquest, program_of
+from monarch_hpc.actor.journal import peer_of
 from monarch_hpc.actor.local import Line, LocalLine
 from monarch_hpc.actor.loop import EventLoop
-from monarch_hpc.actor.payload import pack_failure, pack_fault, pack_result, unpack_fault
+from monarch_hpc.actor.payload import pack_fault, unpack_fault
 from monarch_hpc.actor.pending import Answer, Pending, Slot
 from monarch_hpc.actor.recall import LIMITED, limited
 from monarch_hpc.actor.reference import ProcRef
+from monarch_hpc.actor.replies import Replier
 from monarch_hpc.actor.wards import Ward, Wards
 from monarch_hpc.core.errors import ActorError, DeliveryUnknown, FrameError, TransportError
+from monarch_hpc.telemetry.recorder import Recorder
 from monarch_hpc.transport.api import Channel
 from monarch_hpc.transport.credit import cost_of
 from monarch_hpc.transport.engine import Engine
@@ -45,7 +48,7 @@ STOPPED = "the proc was stopped"
 """What a proc that was asked to end says to all it is connected with."""
 
 
-class Runtime:
+class Runtime(Replier):
     """Dispatches frames to actors and answers to callers; one per process.
 
     It is the `transport.api.Listener` of the process's node. Answers and deaths are reported on the
@@ -58,9 +61,10 @@ class Runtime:
     cells_drive: bool = True
     """Whether idle actors drive the engine; not beside a program, whose main thread is to drive it."""
 
-    def __init__(self, engine: Engine, info: ProcInfo) -> None:
+    def __init__(self, engine: Engine, info: ProcInfo, recorder: Recorder | None = None) -> None:
         self.engine = engine
         self.info = info
+        self.recorder = recorder or Recorder()
         self._node: Node | None = None
         self._channels: Mapping[int, Channel] = {}
         self._own: ProcRef | None = None
@@ -71,7 +75,7 @@ class Runtime:
         self.deadlines = Deadlines(engine.clock, engine.call_later)
         self.ports: dict[int, Callable[[Line, Frame], None]] = {}
         """Who takes what is sent to ports of this process, by number of the port; on any thread."""
-        self._wards = Wards()
+        self._wards = Wards(self.recorder)
         self._inquest = Inquest(self)
         self.loop = EventLoop()
 
@@ -81,6 +85,7 @@ class Runtime:
         self._channels = node.channels
         self._own = own
         self._line = LocalLine(self.engine, self.on_frame, node.limits.mailbox_bytes)
+        self._line.mark = self.recorder.names.proc(node.identity.incarnation, node.identity.host)
 
     @property
     def node(self) -> Node:
@@ -155,12 +160,14 @@ class Runtime:
         pending: Pending | None,
         until_s: float | None = None,
         end_s: float | None = None,
+        name: int = 0,
     ) -> int:
         """Send one call; *pending* is told exactly once how it ended. None sends and forgets.
 
         Args:
             until_s: how long to wait while the mailbox there is full, on the engine's clock.
             end_s: when the caller gives up, which the actor is told.
+            name: of the endpoint, see `telemetry.names`.
 
         Returns:
             What `cancel` takes; `HELD` if the mailbox was full until *until_s*: nothing was sent, and *pending* is
@@ -179,19 +186,25 @@ class Runtime:
         try:
             channel = self._channels.get(proc.incarnation)
             line = channel if channel is not None and channel.error is None else self.line_to(proc)
+            peer = line.mark or peer_of(line, self.recorder)
+            self.recorder.sent(slot, context().mark, name, peer, len(body), actor)
             if not line.send(Frame(_CALL, actor, slot, body, buffers), until_s):
-                self._slots.pop(slot, None)
+                self._forget(slot)
                 return HELD
         except FrameError:
-            self._slots.pop(slot, None)
+            self._forget(slot)
             raise
         except TransportError as error:
             if slot:
                 self._lost_slot(slot, error)
         except BaseException:
-            self._slots.pop(slot, None)
+            self._forget(slot)
             raise
         return slot
+
+    def _forget(self, number: int) -> None:
+        self._slots.pop(number, None)
+        self.recorder.answered(number)
 
     def cancel(self, actor: int, slots: Sequence[int]) -> None:
         """Tell *actor* that nobody waits for these calls any more. Each is answered all the same. From any thread."""
@@ -228,6 +241,7 @@ class Runtime:
         elif kind is _RESULT or kind is _FAILURE:
             slot = self._slots.pop(frame.dest, None)
             if slot is not None:
+                self.recorder.answered(frame.dest)
                 slot.answer(frame)
             elif not frame.dest:
                 self._on_fault(frame)
@@ -263,6 +277,7 @@ class Runtime:
     def _lost_slot(self, number: int, error: TransportError) -> None:
         slot = self._slots.pop(number, None)
         if slot is not None:
+            self.recorder.answered(number)
             self.explain(slot.incarnation, slot.where, error, slot.answer)
 
     def explain(self, incarnation: int, where: str, error: TransportError, tell: Callable[[ActorError], None]) -> None:
@@ -327,7 +342,7 @@ class Runtime:
     def report(self, channel: Line, owner: int, actor: int, failure: MeshFailure) -> None:
         """Tell who spawned *actor* that it failed."""
         body, buffers = pack_fault(actor, failure)
-        self._answer(channel, Frame(Kind.FAILURE, 0, owner, body, buffers))
+        self.answer(channel, Frame(Kind.FAILURE, 0, owner, body, buffers))
 
     def stop_owned(self, owner: int) -> None:
         """Stop all that an actor has spawned: nothing outlives its owner."""
@@ -352,32 +367,6 @@ class Runtime:
         self.loop.close()
 
     # ---- for the cells ----
-
-    def reply(self, channel: Line, slot: int, value: object) -> None:
-        """Answer a call."""
-        try:
-            body, buffers = pack_result(value)
-        except TypeError as error:
-            self.reply_failure(channel, slot, self.info.host, error)
-            return
-        try:
-            self._answer(channel, Frame(Kind.RESULT, slot, 0, body, buffers))
-        except FrameError as error:
-            self.reply_failure(channel, slot, self.info.host, error)
-
-    def reply_failure(self, channel: Line, slot: int, where: str, error: BaseException) -> None:
-        """Answer a call with an exception."""
-        body, buffers = pack_failure(where, error)
-        self._answer(channel, Frame(Kind.FAILURE, slot, 0, body, buffers))
-
-    def _answer(self, channel: Line, frame: Frame) -> None:
-        try:
-            channel.send(frame)
-        except FrameError:
-            raise  # the caller still waits
-        except TransportError as error:
-            # The caller is told by its own side of the channel.
-            _log.info("an answer found no caller: %s", error)
 
     def exit(self, code: int) -> None:
         """End the process at once, with what was printed."""

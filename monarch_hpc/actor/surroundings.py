@@ -8,6 +8,7 @@ from monarch_hpc.actor.context import ProcInfo
 from monarch_hpc.actor.fault import MeshFailure
 from monarch_hpc.actor.local import Line
 from monarch_hpc.actor.loop import EventLoop
+from monarch_hpc.telemetry.recorder import Recorder
 from monarch_hpc.transport.engine import Engine
 
 __all__ = ["CellProcess"]
@@ -20,6 +21,7 @@ class CellProcess(Protocol):
     info: ProcInfo
     loop: EventLoop
     cells_drive: bool
+    recorder: Recorder
 
     def reply(self, channel: Line, slot: int, value: object) -> None:
         """Answer a call."""

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from monarch_hpc.actor.context import context
 from monarch_hpc.actor.reference import ProcRef
+from monarch_hpc.telemetry.layout import Kind
+from monarch_hpc.telemetry.recorder import Recorder
 
 __all__ = ["Ward", "Wards"]
 
@@ -39,7 +42,8 @@ class Ward:
 class Wards:
     """Each failure is told once: whoever takes a rank out of its ward tells the owner. From any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
         self._wards: dict[int, Ward] = {}
         self._told: set[tuple[int, int]] = set()  # owners, and procs of whose death they hear through an actor there
 
@@ -49,18 +53,32 @@ class Wards:
         """Note that *owner* spawns *actor* in each of *procs*; with *end* it is the procs that it has spawned."""
         ranks = {proc.incarnation: rank for rank, proc in procs.items()}
         self._wards[actor] = Ward(actor, owner, name, procs, ranks, end)
+        self._note(Kind.MESH_SPAWNED, self._wards[actor])
 
     def remove(self, actor: int) -> None:
-        """Forget a mesh of actors."""
-        self._wards.pop(actor, None)
-
-    def stop(self, actor: int, incarnation: int) -> None:
-        """Note that the actor in that proc is asked to end: that it does is no failure."""
-        ward = self._wards.get(actor)
+        """Forget a mesh of actors, or procs."""
+        ward = self._wards.pop(actor, None)
         if ward is not None:
-            ward.ranks.pop(incarnation, None)
-            if not ward.ranks:
-                self.remove(actor)
+            self._note(Kind.MESH_STOPPED, ward)
+
+    def _note(self, kind: Kind, ward: Ward) -> None:
+        name = self._recorder.names.text(ward.name)
+        self._recorder.change(kind, mark=context().mark, name=name, msg=ward.actor, value=len(ward.procs))
+
+    def stop(self, actor: int, incarnation: int) -> Ward | None:
+        """Note that the actor in that proc is asked to end: that it does is no failure.
+
+        Returns:
+            The mesh, if it was the last of it.
+        """
+        ward = self._wards.get(actor)
+        if ward is None:
+            return None
+        ward.ranks.pop(incarnation, None)
+        if ward.ranks:
+            return None
+        self.remove(actor)
+        return ward
 
     def lose(self, incarnation: int) -> list[tuple[Ward, int]]:
         """A proc is gone: return those that had an actor there, and its rank."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from monarch_hpc.agent.births import Births
+from monarch_hpc.agent.ledger import Ledger
 from monarch_hpc.agent.output import LogFiles
 from monarch_hpc.agent.place import Place
 from monarch_hpc.agent.proc import Proc, State
@@ -21,6 +22,7 @@ from monarch_hpc.agent.zygotes import MAX_PROCS_PER_ORDER, Zygotes
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.supervision.lease import Life
 from monarch_hpc.transport.engine import Engine
+from monarch_hpc.wire.calls import Calls, CallsReport
 from monarch_hpc.wire.messages import (
     CloseRun,
     Message,
@@ -68,6 +70,7 @@ class Agent:
         self._send = send
         self._vigil = Vigil(engine, place.heartbeat_s, place.lease)
         self.procs: set[Proc] = set()
+        self.ledger = Ledger(place.keep_dead)
         self._births = Births(engine, place, zygotes, steps, files, send, crowded, self)
         self._stopping_meshes: set[tuple[str, int]] = set()
         self._closing_runs: dict[str, Deadline | None] = {}  # None: procs are still ending
@@ -83,6 +86,8 @@ class Agent:
                 for proc in self._of_mesh(message.run, message.mesh):
                     self._stop(proc, message.grace_s)
                 self._settle()
+            case Calls():
+                self._send(CallsReport(message.ticket, self.ledger.report(self.procs), []))
             case CloseRun():
                 self._closing_runs.setdefault(message.run, None)
                 for proc in [proc for proc in self.procs if proc.start.run == message.run]:
@@ -199,6 +204,7 @@ class Agent:
                 timer.cancel()
         self._births.close_hello(proc)
         proc.output.finish()
+        self.ledger.ended(proc, cause)
         start = proc.start
         words = last_lines or proc.output.last_lines
         if proc.state is State.STARTING:
@@ -247,6 +253,7 @@ class Agent:
             return
         self._zygotes.close()
         self._steps.close()
+        self.ledger.close()
         entries = cookies(self._place.allocation, self._place.rank)
         num_found = strike(entries) + self._strike_strangers()
         if num_found and not deadline.passed():

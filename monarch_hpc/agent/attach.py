@@ -19,10 +19,14 @@ from monarch_hpc.transport.engine import Engine, Signal
 from monarch_hpc.transport.node import Node
 from monarch_hpc.transport.ucx.fabric import UcxFabric
 from monarch_hpc.transport.ucx.settings import wants_ucx
+from monarch_hpc.wire.calls import Calls, CallsReport
 from monarch_hpc.wire.frames import Frame, Kind
 from monarch_hpc.wire.messages import Message, ShutDown, ShutDownDone, Status, StatusReport, decode, encode
 
-__all__ = ["Attachment", "HeadStatus", "attach", "query_status", "shut_down"]
+__all__ = ["Attachment", "HeadStatus", "attach", "query_calls", "query_status", "shut_down"]
+
+_DIAL_S = 4.0
+"""Beyond what the head waits for others, how long the way to it may take: the relay needs a second and an srun."""
 
 _ANSWER_S = 12.0
 """Beyond the procs' grace, how long a head may take to end an allocation; its agents have a deadline before that."""
@@ -110,6 +114,16 @@ def query_status(directory: Path, timeout_s: float) -> HeadStatus | None:
     if not isinstance(answer, StatusReport):
         return None
     return HeadStatus(hosts=answer.hosts, runs=answer.runs, link=link, link_why=why)
+
+
+def query_calls(directory: Path, timeout_s: float) -> CallsReport | None:
+    """Ask what every process of the allocation does; None when the head cannot be reached in time.
+
+    Args:
+        timeout_s: how long the head waits for hosts and programs; those that are late are named in the answer.
+    """
+    answer, _, _ = _ask(directory, Calls(0, timeout_s), CallsReport, timeout_s + _DIAL_S)
+    return answer if isinstance(answer, CallsReport) else None
 
 
 def shut_down(directory: Path, timeout_s: float) -> dict[str, int] | None:

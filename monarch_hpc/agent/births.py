@@ -11,6 +11,7 @@ from typing import Protocol
 
 from monarch_hpc.agent.binding import Binding, check_bindings, given_bindings, read_topology, shares
 from monarch_hpc.agent.gpus import visible_gpus
+from monarch_hpc.agent.ledger import Ledger
 from monarch_hpc.agent.output import LogFiles, ProcOutput, Tag
 from monarch_hpc.agent.place import Place
 from monarch_hpc.agent.proc import Proc, State
@@ -18,6 +19,7 @@ from monarch_hpc.agent.start import ProcOrder, ProcStart
 from monarch_hpc.agent.steps import Steps
 from monarch_hpc.agent.zygotes import Problem, Spawned, Zygotes
 from monarch_hpc.core.errors import FrameError
+from monarch_hpc.telemetry.recorder import make_memory
 from monarch_hpc.transport.engine import Engine
 from monarch_hpc.wire.messages import Message, ProcHello, ProcReady, SpawnProcs, decode
 
@@ -30,6 +32,7 @@ class Parent(Protocol):
     """Who keeps the procs from their order to their end."""
 
     procs: set[Proc]
+    ledger: Ledger
 
     def born(self, proc: Proc) -> None:
         """Its process is there: watch it, or kill it if it was given up meanwhile."""
@@ -85,10 +88,13 @@ class Births:
         ours: list[int] = []
         theirs: list[int] = []
         try:
-            for _ in range(3 * len(starts)):
-                read, write = os.pipe()
-                ours.append(read)
-                theirs.append(write)
+            for start in starts:
+                for _ in range(3):
+                    read, write = os.pipe()
+                    ours.append(read)
+                    theirs.append(write)
+                ours.append(make_memory(f"proc {start.rank}"))
+                theirs.append(os.dup(ours[-1]))
             procs: list[Proc] = []
             request = ProcOrder(
                 starts=starts,
@@ -113,12 +119,13 @@ class Births:
             for fd in theirs:
                 os.close(fd)
         for index, start in enumerate(starts):
-            out, err, hello = ours[3 * index : 3 * index + 3]
+            out, err, hello, record = ours[4 * index : 4 * index + 4]
             tag = Tag(start.run, start.mesh, start.rank, start.host_rank)
             path = self._files.path(start.run, start.rank, start.host_name)
             pipes = {"out": out, "err": err}
             output = ProcOutput(self._engine, tag, pipes, self._files, path, self._send, self._crowded)
-            proc = Proc(start, output, hello, in_step=bool(order.mpi))
+            proc = Proc(start, output, hello, record, in_step=bool(order.mpi))
+            self._parent.ledger.starts(proc)
             proc.deadline = self._engine.call_later(order.deadline_s, partial(self._late, proc, order.deadline_s))
             os.set_blocking(hello, False)
             self._engine.watch(hello, partial(self.read_hello, proc))
@@ -161,6 +168,7 @@ class Births:
             listen_hosts=place.listen_hosts,
             gpus=self._gpus(order, local_rank),
             hello_fd=-1,
+            record_fd=-1,
             spin_s=place.fabric.spin_us / 1e6 if room else 0.0,
             forwarders=place.forwarders,
             interfaces=list(place.grant.interfaces),
@@ -209,6 +217,7 @@ class Births:
             proc.state = State.READY
             if proc.deadline is not None:
                 proc.deadline.cancel()
+            self._parent.ledger.ready(proc, hello.incarnation)
             start = proc.start
             incarnation = str(hello.incarnation)
             self._send(

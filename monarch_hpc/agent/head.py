@@ -14,7 +14,9 @@ from functools import partial
 from monarch_hpc.agent.link import Link
 from monarch_hpc.agent.runs import Mesh, Run, report
 from monarch_hpc.agent.seats import Seats
+from monarch_hpc.agent.survey import Surveys
 from monarch_hpc.supervision.lease import Life
+from monarch_hpc.wire.calls import Calls, CallsReport
 from monarch_hpc.wire.messages import (
     CloseRun,
     HostEntry,
@@ -82,6 +84,7 @@ class Head:
         self._seats = Seats(num_hosts)
         self._runs: dict[str, Run] = {}
         self._numbers = itertools.count(1)
+        self._surveys = Surveys(later)
         self._late = False
         self._shutting: set[int] | None = None  # hosts that have not said what is left
         self._over = False
@@ -118,6 +121,8 @@ class Head:
         if seat is None:
             return
         match message:
+            case CallsReport():
+                self._surveys.take(link, message)
             case RunClosed():
                 self._closed_on(message.run, seat.entry.rank)
             case ShutDownDone():
@@ -136,6 +141,7 @@ class Head:
         if seat is None:
             return None
         seat.link, seat.life, seat.cause = None, Life.DEAD, cause
+        self._surveys.lose(link)
         rank = seat.entry.rank
         if self._shutting is None:
             _log.warning("lost %s: %s", seat.entry.name, cause)
@@ -173,6 +179,10 @@ class Head:
                 run = self._runs.get(message.run)
                 if run is not None and link in run.members:
                     run.links[link] = message.links
+            case Calls():
+                self._survey(link, message)
+            case CallsReport():
+                self._surveys.take(link, message)
             case Status():
                 link.send(report(self._seats, self._runs, self._clock()))
             case ShutDown():
@@ -184,6 +194,7 @@ class Head:
         """A controller or tool is gone: its procs go, and with the owner the run."""
         if link in self._askers:
             self._askers.remove(link)
+        self._surveys.lose(link)
         for name, run in list(self._runs.items()):
             if link not in run.members:
                 continue
@@ -213,6 +224,12 @@ class Head:
     def owns(self, link: Link) -> bool:
         """Tell whether *link* is of the owner of a run."""
         return any(run.owner is link for run in self._runs.values())
+
+    def _survey(self, asker: Link, question: Calls) -> None:
+        seats = self._seats.all()
+        asked = {seat.link: f"host {seat.entry.name}" for seat in seats if seat.link is not None}
+        asked.update({link: f"the program of run {name}" for name, run in self._runs.items() for link in run.members})
+        self._surveys.begin(asker, question, asked, [f"host {seat.entry.name}" for seat in seats if seat.link is None])
 
     # ---- runs ----
 

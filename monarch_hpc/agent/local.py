@@ -19,12 +19,13 @@ from monarch_hpc.agent.spawn import launch
 from monarch_hpc.agent.sweep import cookies, sweep
 from monarch_hpc.config import Config
 from monarch_hpc.core.clock import Deadline
-from monarch_hpc.core.errors import AgentsMissing, AllocationError
+from monarch_hpc.core.errors import AgentsMissing, AllocationError, ConfigError
 from monarch_hpc.core.files import private_dir, write_private
 from monarch_hpc.core.ids import new_allocation_id
 
-__all__ = ["open_local"]
+__all__ = ["find_local", "open_local"]
 
+_PREFIX = "monarch-hpc-"
 _POLL_S = 0.005
 _END_S = 15.0
 """Longest wait for agents to end; their own deadlines are shorter."""
@@ -72,12 +73,24 @@ def open_local(
         shutil.rmtree(where, ignore_errors=True)
 
 
+def find_local() -> dict[str, Path]:
+    """The directories of the embedded allocations of this user that are ready, by their names."""
+    places = {Path(place) for place in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir()) if place}
+    found: dict[str, Path] = {}
+    for place in places:
+        for directory in sorted(place.glob(f"{_PREFIX}*")):
+            with contextlib.suppress(OSError, ConfigError):
+                if directory.stat().st_uid == os.getuid() and bootstrap.read_ready(directory) is not None:
+                    found[directory.name] = directory
+    return found
+
+
 def _make_directory(directory: Path | None) -> Path:
     if directory is not None:
         return private_dir(directory)
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     usable = runtime if runtime and os.access(runtime, os.W_OK) else None
-    return Path(tempfile.mkdtemp(prefix="monarch-hpc-", dir=usable))
+    return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=usable))
 
 
 def _prepare(directory: Path, key: bytes, config: Config) -> None:

@@ -24,6 +24,7 @@ class Proc:
     """One proc from its order to its end.
 
     Attributes:
+        record_fd: memory that it records into, see `telemetry.recorder`; -1 once that is closed.
         hello_fd: where it says that it is ready; -1 once that is closed.
         pid: 0 until the zygote has told it.
         asked: its end was asked for.
@@ -34,6 +35,7 @@ class Proc:
     start: ProcStart
     output: ProcOutput
     hello_fd: int
+    record_fd: int
     in_step: bool = False
     deadline: Timer | None = None
     state: State = State.STARTING

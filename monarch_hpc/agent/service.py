@@ -127,6 +127,7 @@ class Service:
             heartbeat_s=config.liveness.heartbeat_s,
             lease=lease,
             forwarders=self._forwarders,
+            keep_dead=config.telemetry.keep_dead,
             limits=limits,
             fabric=config.fabric,
             ucx=config.ucx,

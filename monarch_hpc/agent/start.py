@@ -51,6 +51,7 @@ class ProcStart:
         listen_hosts: IP addresses to listen on.
         gpus: the GPUs it sees, its own first unless configured otherwise.
         hello_fd: where it writes one encoded `ProcHello` and a line feed, and then closes.
+        record_fd: memory to record into, see `telemetry.recorder`.
         spin_s: how long its engine may spin.
         forwarders: addresses of the head's agent, which passes on what is for procs that cannot be dialled.
         interfaces: names of the network interfaces of *listen_hosts*.
@@ -74,6 +75,7 @@ class ProcStart:
     listen_hosts: list[str]
     gpus: list[str]
     hello_fd: int
+    record_fd: int
     spin_s: float
     forwarders: list[str]
     interfaces: list[str]
@@ -92,7 +94,7 @@ class ProcOrder:
     """The procs of one mesh on one host, as the zygote is asked for them.
 
     Args:
-        starts: one for each proc; their `hello_fd` is filled in by the zygote.
+        starts: one for each proc; their `hello_fd` and `record_fd` are filled in by the zygote.
         environment: variables that replace or join the agent's.
         sys_path: the controller's import path.
         cwd: its working directory; used where it exists.

@@ -22,7 +22,7 @@ from monarch_hpc.agent.reap import Exit, Reaper
 from monarch_hpc.agent.spawn import launch
 from monarch_hpc.agent.start import ProcOrder, render_order
 from monarch_hpc.agent.task import peer_uid
-from monarch_hpc.agent.zygote import LENGTH, PIPES_PER_PROC, render, versions
+from monarch_hpc.agent.zygote import FDS_PER_PROC, LENGTH, render, versions
 from monarch_hpc.agent.zygotes import Problem, Spawned
 from monarch_hpc.config import FlagValue
 from monarch_hpc.slurm.argv import mpi_step_argv, scrubbed
@@ -226,7 +226,7 @@ class _Muster:
         message = render(
             {"order": render_order(request), "entry": self._settings.entry, "preload": self._order.preload}
         )
-        fds = array.array("i", self._fds[index * PIPES_PER_PROC : (index + 1) * PIPES_PER_PROC])
+        fds = array.array("i", self._fds[index * FDS_PER_PROC : (index + 1) * FDS_PER_PROC])
         sock.setblocking(True)  # it waits for nothing else, and takes all
         socket.send_fds(sock, [message[:1]], list(fds))
         sock.sendall(message[1:])

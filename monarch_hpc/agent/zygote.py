@@ -32,10 +32,13 @@ from monarch_hpc.agent.start import ProcOrder, ProcStart, parse_order, proc_envi
 from monarch_hpc.agent.sweep import RUN_COOKIE, cookies, sweep
 from monarch_hpc.core.version import __version__
 
-__all__ = ["LENGTH", "NO_RUN", "PIPES_PER_PROC", "main", "receive", "render", "resolve", "run", "versions"]
+__all__ = ["FDS_PER_PROC", "LENGTH", "MAX_FDS", "NO_RUN", "main", "receive", "render", "resolve", "run", "versions"]
 
-PIPES_PER_PROC = 3
-"""Standard output, standard error, hello."""
+FDS_PER_PROC = 4
+"""Standard output, standard error, hello, memory to record into."""
+
+MAX_FDS = 253
+"""So many descriptors the kernel passes at once: SCM_MAX_FD."""
 
 NO_RUN = "0" * 8
 """Stands for a run's identity in the zygote's own environment, and is overwritten in each proc."""
@@ -43,7 +46,6 @@ NO_RUN = "0" * 8
 LENGTH = struct.Struct("<I")
 """Before each message between an agent and those who fork its procs."""
 
-_MAX_FDS = 253  # SCM_MAX_FD of the kernel
 _PR_SET_PDEATHSIG = 1
 _ADOPTION_S = 10.0
 _SWEEP_S = 5.0
@@ -99,7 +101,7 @@ def receive(sock: socket.socket) -> tuple[bytes, list[int]] | None:
     head = b""
     while len(head) < LENGTH.size:
         try:
-            data, ancillary, _, _ = sock.recvmsg(LENGTH.size - len(head), socket.CMSG_SPACE(_MAX_FDS * fds.itemsize))
+            data, ancillary, _, _ = sock.recvmsg(LENGTH.size - len(head), socket.CMSG_SPACE(MAX_FDS * fds.itemsize))
         except ConnectionResetError:
             return None
         if not data:
@@ -159,7 +161,7 @@ def _fork_all(
         for index, start in enumerate(order.starts):
             pid = os.fork()
             if not pid:
-                own = fds[index * PIPES_PER_PROC : (index + 1) * PIPES_PER_PROC]
+                own = fds[index * FDS_PER_PROC : (index + 1) * FDS_PER_PROC]
                 for fd in (sock.detach(), *pipe, *(fd for fd in fds if fd not in own)):
                     os.close(fd)
                 run(order, start, own, agent_pid, entry)
@@ -184,13 +186,13 @@ def run(
     """
     code = 1
     try:
-        out, err, hello = fds
+        out, err, hello, record = fds
         os.dup2(out, 1)
         os.dup2(err, 2)
         os.close(out)
         os.close(err)
         _settle(order, start, agent_pid)
-        code = entry(dataclasses.replace(start, hello_fd=hello))
+        code = entry(dataclasses.replace(start, hello_fd=hello, record_fd=record))
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
         if isinstance(error.code, str):

@@ -21,14 +21,14 @@ from monarch_hpc.agent.reap import Exit, Reaper
 from monarch_hpc.agent.spawn import launch
 from monarch_hpc.agent.start import ProcOrder, render_order
 from monarch_hpc.agent.sweep import COOKIE, HOST_COOKIE, RUN_COOKIE
-from monarch_hpc.agent.zygote import NO_RUN, PIPES_PER_PROC, render, versions
+from monarch_hpc.agent.zygote import FDS_PER_PROC, MAX_FDS, NO_RUN, render, versions
 from monarch_hpc.core.version import __version__
 from monarch_hpc.transport.engine import Engine
 
 __all__ = ["MAX_PROCS_PER_ORDER", "Problem", "Spawned", "ZygoteSettings", "Zygotes"]
 
-MAX_PROCS_PER_ORDER = 64
-"""Each proc needs three descriptors, and the kernel passes 253 at once."""
+MAX_PROCS_PER_ORDER = MAX_FDS // FDS_PER_PROC
+"""Their descriptors go with one message."""
 
 _log = logging.getLogger(__name__)
 
@@ -89,13 +89,13 @@ class Zygotes:
 
         Args:
             python: the interpreter; empty for our own.
-            fds: for each proc where its output, its errors and its hello go; they may be closed on return.
+            fds: for each proc where its output, errors and hello go, and its memory; they may be closed on return.
 
         Raises:
             OSError: no zygote can be started.
         """
         assert len(order.starts) <= MAX_PROCS_PER_ORDER
-        assert len(fds) == len(order.starts) * PIPES_PER_PROC
+        assert len(fds) == len(order.starts) * FDS_PER_PROC
         self._get((python, tuple(preload))).send(render(render_order(order)), fds, done)
 
     def close(self) -> None:

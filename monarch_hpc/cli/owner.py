@@ -18,6 +18,7 @@ from monarch_hpc.core.ids import Role
 from monarch_hpc.supervision.lease import Lease
 from monarch_hpc.transport.api import Channel
 from monarch_hpc.transport.engine import Engine
+from monarch_hpc.wire.calls import Calls, CallsReport
 from monarch_hpc.wire.frames import Frame
 from monarch_hpc.wire.messages import CloseRun, OpenRun, Refused, RunClosed, decode
 
@@ -77,6 +78,8 @@ class RunOwner:
         match decode(frame.body):
             case RunClosed():
                 self.closed = True
+            case Calls(ticket=ticket):  # the program answers for itself
+                self._attachment.send(CallsReport(ticket, [], []))
             case Refused(problem=problem):
                 self.refusal = problem
             case _:

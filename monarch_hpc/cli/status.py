@@ -43,11 +43,16 @@ class _View:
 
 @click.command()
 @click.argument("name", required=False)
+@click.option("--calls", is_flag=True, help="Which actor runs what for whom, and who waits for whom.")
 @output_options
-def command(name: str | None) -> int:
+def command(name: str | None, calls: bool) -> int:
     """Show allocations and what they do."""
     config = load_for_command({}).config
     output = current_output()
+    if calls:
+        from monarch_hpc.cli.calls import show_calls
+
+        return show_calls(name, config, output)
     allocations = Allocations.open(config, _PATIENCE_S)
     census = allocations.reconcile(config.slurm.poll_min_s)
     for change in census.changes:

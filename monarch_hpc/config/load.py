@@ -232,6 +232,7 @@ def _check(loaded: Loaded) -> None:
     """Check what holds between values."""
     slurm, live = loaded.config.slurm, loaded.config.liveness
     fabric, ucx = loaded.config.fabric, loaded.config.ucx
+    keep_dead = loaded.config.telemetry.keep_dead
     order = list(fabric.order)
     relay_is_last = not {"tcp", "relay"} <= {*order} or order.index("tcp") < order.index("relay")
     rules = (
@@ -246,6 +247,7 @@ def _check(loaded: Loaded) -> None:
         (_is_port_range(ucx.port_range), "ucx.port_range", ucx.port_range, "must be LOW-HIGH, e.g. 31000-31999"),
         (ucx.tcp_segment_bytes > 0, "ucx.tcp_segment_bytes", ucx.tcp_segment_bytes, "must be more than 0"),
         (ucx.keepalive_s > 0, "ucx.keepalive_s", ucx.keepalive_s, "must be more than 0"),
+        (keep_dead >= 0, "telemetry.keep_dead", keep_dead, "must not be below 0"),
     )
     for holds, key, value, problem in rules:
         if not holds:

@@ -171,6 +171,13 @@ class UcxConfig:
 
 
 @dataclass(frozen=True)
+class TelemetryConfig:
+    """What is kept of what procs record."""
+
+    keep_dead: int
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """How a run ends."""
 
@@ -190,6 +197,7 @@ class Config:
     transport: TransportConfig
     fabric: FabricConfig
     ucx: UcxConfig
+    telemetry: TelemetryConfig
     run: RunConfig
 
 

@@ -43,6 +43,7 @@ class Callee:
         self.actor = actor
         self.region = region
         self.procs = procs
+        self._names: dict[str, int] = {}
         self.load = load if load is not None or len(region) == 1 else Load()
 
     def __str__(self) -> str:
@@ -58,12 +59,20 @@ class Callee:
         rank = self.region.base_rank(place)
         return f"actor {self.name}[{rank}] on {self.procs[rank].host}, endpoint {method}"
 
+    def name_of(self, method: str) -> int:
+        """What stands for an endpoint in what this process records."""
+        number = self._names.get(method)
+        if number is None:
+            number = self._names[method] = current_runtime().recorder.names.endpoint(self.name, method)
+        return number
+
     def choose(self) -> int:
         """The place of the actor that is least busy."""
         return 0 if self.load is None else self.load.choose(self.region)
 
     def send(
         self,
+        method: str,
         head: bytes,
         args: tuple[object, ...],
         kwargs: dict[str, object],
@@ -72,22 +81,24 @@ class Callee:
         """Send one call to every actor; the arguments are serialized once.
 
         Args:
-            head: see `actor.payload.call_head`.
+            head: of *method*, see `actor.payload.call_head`.
             pending: makes who waits for the answer of the actor at a place of the view, which has that base rank
                 and is in that proc; None for a call that has no answers.
         """
         runtime = current_runtime()
         body, buffers = pack_call(head, args, kwargs)
+        name = self.name_of(method)
         for place, rank in enumerate(self.ranks):
             proc = self.procs[rank]
             if pending is None:
-                runtime.call(proc, self.actor, body, buffers, None)
+                runtime.call(proc, self.actor, body, buffers, None, name=name)
             else:
                 sent = pending(place, rank, proc)
-                sent.number = runtime.call(proc, self.actor, body, buffers, sent)
+                sent.number = runtime.call(proc, self.actor, body, buffers, sent, name=name)
 
     def send_by(
         self,
+        method: str,
         head: bytes,
         args: tuple[object, ...],
         kwargs: dict[str, object],
@@ -102,6 +113,7 @@ class Callee:
         runtime = current_runtime()
         clock = runtime.engine.clock
         body, buffers = pack_call(head, args, kwargs)
+        name = self.name_of(method)
         held = list(range(len(self.ranks)))
         waiting = {
             place: None if pending is None else pending(place, rank, self.procs[rank])
@@ -113,7 +125,7 @@ class Callee:
                 if until_s and clock() >= end_s:
                     break
                 sent, proc = waiting[place], self.procs[self.ranks[place]]
-                number = runtime.call(proc, self.actor, body, buffers, sent, until_s, end_s)
+                number = runtime.call(proc, self.actor, body, buffers, sent, until_s, end_s, name)
                 if number != HELD:
                     held.remove(place)
                     if sent is not None:

@@ -35,10 +35,12 @@ from monarch_hpc.mesh.fleet import Fleet, Owner
 from monarch_hpc.mesh.here import open_registry
 from monarch_hpc.mesh.links import LinkReport, Links, summarize
 from monarch_hpc.mesh.printer import Printer
+from monarch_hpc.mesh.testimony import testify
 from monarch_hpc.supervision.lease import Lease, Life
 from monarch_hpc.transport.api import Channel
 from monarch_hpc.transport.engine import Engine, Signal
 from monarch_hpc.wire import messages
+from monarch_hpc.wire.calls import Calls, CallsReport
 from monarch_hpc.wire.frames import Frame, Kind
 from monarch_hpc.wire.messages import HostEntry, Message
 
@@ -112,6 +114,7 @@ class Controller(Runtime):
         liveness = config.liveness
         self._pulse = Pulse(engine, liveness.heartbeat_s, Lease(liveness.suspect_s, liveness.dead_s))
         engine.call_soon(lambda: self._pulse.watch(self._head))
+        self.recorder.open(node.identity.incarnation)
         self._tell(messages.OpenRun(run, " ".join(sys.argv) or "python", host, os.getpid(), owner))
         if not self._opened.wait(config.transport.connect_s) or self._refusal:
             raise AllocationError(directory.name, self._refusal or "its head agent does not answer")
@@ -224,6 +227,8 @@ class Controller(Runtime):
                 self.fleet.on_stopped(message.mesh, message.host)
             case messages.HostLost():
                 self._on_host_lost(message.host, message.cause)
+            case Calls():
+                self._tell(CallsReport(message.ticket, [testify(self, self._run)], []))
             case messages.Output():
                 self._print(message)
             case messages.Refused():

@@ -138,10 +138,10 @@ class Endpoint(Generic[P, R]):
         self._method.check(args, kwargs)
         timeout_s = self._options.timeout_s
         if timeout_s is None:
-            self._callee.send(self._head, args, kwargs, None)
+            self._callee.send(self._name, self._head, args, kwargs, None)
             return
         end_s = current_runtime().engine.clock() + timeout_s
-        held = self._callee.send_by(self._head, args, kwargs, None, end_s)
+        held = self._callee.send_by(self._name, self._head, args, kwargs, None, end_s)
         if held:
             raise CallTimeout(self._callee.where(self._name, held[0]), held[1:], timeout_s)
 
@@ -150,6 +150,7 @@ class Endpoint(Generic[P, R]):
         runtime = current_runtime()
         gather = Gather(runtime, self._callee, self._name, self._options)
         future: Future[T] = Future(runtime.engine, gather.missing, gather.give_up)
+        future.watch(runtime.recorder, gather.calls)
         gather.completed = lambda: future.set_resolver(lambda: finish(gather), fails=gather.fails)
         gather.send(self._head, args, kwargs)
         return future

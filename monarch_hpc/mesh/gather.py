@@ -104,11 +104,11 @@ class Answers:
         limit_s = self._limit_s = self.options.limit_s(self.runtime.engine.clock)
         try:
             if limit_s is None:
-                self._callee.send(head, args, kwargs, self._ask)
+                self._callee.send(self._method, head, args, kwargs, self._ask)
             else:
                 end_s = self.runtime.engine.clock() + limit_s
                 self.runtime.deadlines.add(limit_s, self)
-                for place in self._callee.send_by(head, args, kwargs, self._ask, end_s):
+                for place in self._callee.send_by(self._method, head, args, kwargs, self._ask, end_s):
                     if self._callee.load is not None:
                         self._callee.load.end(self._callee.ranks[place])
         except BaseException:
@@ -155,6 +155,11 @@ class Answers:
 
     def _take(self, index: int, given: Frame | MonarchError, *, is_last: bool) -> None:
         raise NotImplementedError
+
+    def calls(self) -> tuple[int, int]:
+        """The numbers of the first and of the last call; 0 where none was sent."""
+        sent = [asked.number for asked in self._asked if asked.number != HELD]
+        return (sent[0], sent[-1]) if sent else (0, 0)
 
     def missing(self) -> str:
         """Who has not answered, in words."""

@@ -57,12 +57,22 @@ class Single(Future[R], Generic[R]):
         if callee.load is not None:
             callee.load.begin(self._rank)
         try:
-            self._number = runtime.call(proc, callee.actor, body, buffers, self, end_s, end_s)
+            self._number = runtime.call(
+                proc, callee.actor, body, buffers, self, end_s, end_s, callee.name_of(self._method)
+            )
         except BaseException:
             self._done(died=False)
             raise
         if self._number == HELD and callee.load is not None:
             callee.load.end(self._rank)
+
+    def _sit_down(self) -> int:
+        # A call that was held back is not answered: its time ends.
+        number = self._number if self._number != HELD else 0
+        return self._runtime.recorder.wait(number, number)
+
+    def _stand_up(self, place: int) -> None:
+        self._runtime.recorder.waited(place)
 
     @property
     def where(self) -> str:

@@ -24,6 +24,8 @@ class Queue(Answers):
     def __init__(self, runtime: Runtime, callee: Callee, method: str, options: CallOptions) -> None:
         super().__init__(runtime, callee, method, options)
         self.futures: list[Future[Any]] = [Future(runtime.engine, self.missing, self.give_up) for _ in callee.ranks]
+        for future in self.futures:
+            future.watch(runtime.recorder, self.calls)
         self.order: list[int] = []  # places, as their answers came
 
     def _take(self, index: int, given: Frame | MonarchError, *, is_last: bool) -> None:

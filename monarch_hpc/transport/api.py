@@ -53,6 +53,9 @@ class Channel(Protocol):
     Frames arrive at the other end in the order sent, each once, or the channel is lost as a whole.
     """
 
+    mark: int
+    """For whoever uses the channel; 0 at first."""
+
     @property
     def peer(self) -> Peer:
         """Who is at the other end."""

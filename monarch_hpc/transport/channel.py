@@ -90,6 +90,7 @@ class PeerChannel:
         self._linger: Timer | None = None
         self.fabric = "relay" if peer.relayed else f"tcp via {peer.via}" if peer.via else "tcp"
         self.why = ""
+        self.mark = 0
 
     def start(self) -> None:
         """Begin to read; called once, on the driver."""

@@ -7,6 +7,7 @@ names the run it belongs to, so that the head can pass it on without understandi
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import types
 import typing
@@ -332,6 +333,7 @@ class ShutDownDone(Message):
 
 
 def _subclasses() -> dict[str, type[Message]]:
+    importlib.import_module("monarch_hpc.wire.calls")  # messages of one matter, in a module of their own
     return {cls.__name__: cls for cls in Message.__subclasses__()}
 
 

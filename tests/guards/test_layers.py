@@ -18,6 +18,7 @@ LAYERS = (
     {"actor"},
     {"agent"},
     {"slurm", "transport", "supervision"},
+    {"telemetry"},
     {"wire"},
     {"config"},
     {"core"},

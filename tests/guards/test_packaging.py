@@ -15,7 +15,7 @@ import pytest
 from tests.guards.tree import ROOT, modules
 
 FOLDERS = ("configs", "launchers", "sbatch_templates")
-EXTENSION = "monarch_hpc/transport/ucx/_ucx.abi3.so"
+EXTENSIONS = {"monarch_hpc/telemetry/_pen.abi3.so", "monarch_hpc/transport/ucx/_ucx.abi3.so"}
 
 
 def setup_cfg() -> configparser.ConfigParser:
@@ -96,25 +96,28 @@ def files_in_tree() -> set[str]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler: apt-get install gcc libc6-dev")
-def test_the_wheel_holds_the_tree_and_the_extension(wheel: Path) -> None:
-    assert files_in(wheel) == files_in_tree() | {EXTENSION}
+def test_the_wheel_holds_the_tree_and_the_extensions(wheel: Path) -> None:
+    assert files_in(wheel) == files_in_tree() | EXTENSIONS
     # One wheel for every Python from `python_requires` on.
     assert "-cp311-abi3-" in wheel.name
 
 
 @pytest.mark.slow
-def test_without_a_compiler_only_the_extension_is_missing(wheel_without_compiler: Path, tmp_path: Path) -> None:
+def test_without_a_compiler_only_the_extensions_are_missing(wheel_without_compiler: Path, tmp_path: Path) -> None:
     assert files_in(wheel_without_compiler) == files_in_tree()
     target = install(wheel_without_compiler, tmp_path)
     code = (
         f"import sys; sys.path.insert(0, {str(target)!r}); "
-        "import monarch_hpc.transport.ucx.library as library; print(library.__file__, library.load_library().reason)"
+        "import monarch_hpc.transport.ucx.library as library; print(library.__file__, library.load_library().reason); "
+        "from monarch_hpc.telemetry import pen, recorder; "
+        "print(type(recorder.Recorder().handling(0)) is pen.Handling)"
     )
     done = subprocess.run(
         [sys.executable, "-P", "-c", code], cwd="/", check=True, capture_output=True, text=True, timeout=60
     )
     assert done.stdout.startswith(str(target))
     assert "built without a C compiler" in done.stdout
+    assert done.stdout.endswith("True\n")
 
 
 @pytest.mark.slow

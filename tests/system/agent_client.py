@@ -40,6 +40,7 @@ def main(start):
     hello = ProcHello(start.mesh, start.rank, 1000 + start.rank, ["tcp://127.0.0.1:9"])
     os.write(start.hello_fd, encode(hello) + b"\\n")
     os.close(start.hello_fd)
+    os.close(start.record_fd)
     exec(os.environ.get("CODE", "import time; time.sleep(600)"), scope)
     return scope["code"]
 '''

@@ -20,6 +20,8 @@ class Wire:
     def send(self, frame: Frame, end_s: float | None = None) -> bool:
         raise AssertionError
 
+    mark = 0
+
     def consumed(self, dest: int, cost: int) -> None:
         raise AssertionError
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from monarch_hpc.actor.reference import ProcRef
 from monarch_hpc.actor.wards import Wards
+from monarch_hpc.telemetry.recorder import Recorder
 
 OWNER, OTHER = 7, 8
 ACTORS, PROCS = 100, 1 << 20
@@ -13,7 +14,7 @@ def ref(rank: int) -> ProcRef:
 
 def wards(*actor_owners: int) -> Wards:
     """Procs of OWNER, and an actor in each of them for each of *actor_owners*."""
-    made = Wards()
+    made = Wards(Recorder())
     procs = {rank: ref(rank) for rank in range(2)}
     made.add(PROCS, OWNER, "staff", procs, lambda: None)
     for number, owner in enumerate(actor_owners):
@@ -52,7 +53,7 @@ def test_an_actor_that_failed_or_was_stopped_does_not_hide_it_either() -> None:
 
 def test_a_mesh_of_procs_knows_its_end() -> None:
     ended: list[str] = []
-    made = Wards()
+    made = Wards(Recorder())
     made.add(PROCS, OWNER, "staff", {0: ref(0)}, lambda: ended.append("staff"))
     made.add(ACTORS, OTHER, "worker", {0: ref(0)})
     (ward,) = made.of(OWNER)

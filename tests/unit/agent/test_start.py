@@ -27,6 +27,7 @@ START = ProcStart(
     listen_hosts=["10.1.0.7"],
     gpus=["1", "0"],
     hello_fd=-1,
+    record_fd=-1,
     spin_s=0.0,
     forwarders=["tcp://10.1.0.1:7001"],
     interfaces=["hsn0"],

@@ -1,0 +1,76 @@
+"""The head asks all who know what runs, and answers when they have, or when the time is over."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from monarch_hpc.agent.link import Link
+from monarch_hpc.wire.calls import Calls, CallsReport, ProcCalls
+
+__all__ = ["Surveys"]
+
+MAX_WAIT_S = 30.0
+"""Who asks waits no longer than this for who does not answer, whatever he says."""
+
+
+@dataclass(slots=True, eq=False)
+class _Survey:
+    asker: Link
+    procs: list[ProcCalls]
+    waiting: dict[Link, str]
+    missing: list[str]
+
+
+class Surveys:
+    """Questions under way.
+
+    Args:
+        later: runs a callback in so many seconds.
+    """
+
+    def __init__(self, later: Callable[[float, Callable[[], None]], object]) -> None:
+        self._later = later
+        self._surveys: dict[int, _Survey] = {}
+        self._tickets = itertools.count(1)
+
+    def begin(self, asker: Link, question: Calls, asked: Mapping[Link, str], missing: list[str]) -> None:
+        """Ask all of *asked*, whose names in words are given.
+
+        Args:
+            missing: who cannot even be asked.
+        """
+        ticket = next(self._tickets)
+        survey = self._surveys[ticket] = _Survey(asker, [], dict(asked), missing)
+        self._later(min(max(question.timeout_s, 0.0), MAX_WAIT_S), partial(self._finish, ticket))
+        for link in asked:
+            link.send(Calls(ticket, question.timeout_s))
+        self._look(ticket, survey)
+
+    def take(self, link: Link, report: CallsReport) -> None:
+        """One of them has answered."""
+        survey = self._surveys.get(report.ticket)
+        if survey is not None and link in survey.waiting:
+            del survey.waiting[link]
+            survey.procs.extend(report.procs)
+            self._look(report.ticket, survey)
+
+    def lose(self, link: Link) -> None:
+        """Whoever is behind *link* will not answer."""
+        for ticket, survey in list(self._surveys.items()):
+            if survey.asker is link:
+                del self._surveys[ticket]
+            elif link in survey.waiting:
+                survey.missing.append(survey.waiting.pop(link))
+                self._look(ticket, survey)
+
+    def _look(self, ticket: int, survey: _Survey) -> None:
+        if not survey.waiting:
+            self._finish(ticket)
+
+    def _finish(self, ticket: int) -> None:
+        survey = self._surveys.pop(ticket, None)
+        if survey is not None:
+            survey.asker.send(CallsReport(0, survey.procs, [*survey.missing, *survey.waiting.values()]))

@@ -1,0 +1,133 @@
+"""Writes the records of calls where the extension `_pen` is missing: the same bytes, in several times the time."""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import time
+from collections.abc import Callable
+
+from monarch_hpc.telemetry.layout import COUNTER, FAILED, NUMBER, OPEN, RECORD, RECORD_BYTES, Kind
+
+__all__ = ["Handling", "Pen"]
+
+_SENT = int(Kind.SENT)  # a member of an enum costs ten times a global
+_HANDLED = int(Kind.HANDLED)
+
+# In words of 8 bytes from the start of a record.
+_WORDS = RECORD_BYTES // 8
+_DUR, _SEQ = 5, 7
+
+_pack = RECORD.pack_into
+_now = time.monotonic_ns
+
+
+class Pen:
+    """Writes into *memory*; for any thread.
+
+    Args:
+        sent: where the calls of this process are, and how many have room: a power of two.
+        events: likewise, of all else that happens.
+        running: likewise, of the calls that it handles.
+        counters: likewise, of what is counted of endpoints.
+        keep: given the place of a call without an answer, before another one takes that place.
+        forget: given the number of a call that has its answer, and is not at its place.
+    """
+
+    def __init__(
+        self,
+        memory: mmap.mmap,
+        sent: tuple[int, int],
+        events: tuple[int, int],
+        running: tuple[int, int],
+        counters: tuple[int, int],
+        keep: Callable[[int], None],
+        forget: Callable[[int], None],
+        /,
+    ) -> None:
+        self.memory = memory
+        self.words = memoryview(memory).cast("q")
+        self.event = itertools.count(1).__next__
+        self.running_at = running[0]
+        self.counters_at, self.num_counters = counters
+        self._sent_at, self._sent_mask = sent[0], sent[1] - 1
+        self._sent_word = sent[0] >> 3
+        self._events_at, self._events_mask = events[0], events[1] - 1
+        self._keep = keep
+        self._forget = forget
+
+    def sent(self, msg: int, mark: int, name: int, peer: int, num_bytes: int, callee: int, /) -> None:
+        """A call goes out; number 0 is for those that get no answer."""
+        if not msg:
+            self.put(_now(), _SENT, 0, mark, name, peer, 0, num_bytes, 0, callee)
+            return
+        msg &= NUMBER
+        place = msg & self._sent_mask
+        if self.words[self._sent_word + place * _WORDS + _DUR] == OPEN:
+            self._keep(place)
+        at = self._sent_at + place * RECORD_BYTES
+        _pack(self.memory, at, _now(), _SENT, 0, mark, name, peer, msg, num_bytes, OPEN, callee, msg)
+
+    def answered(self, msg: int, /) -> None:
+        """The call has its answer, or will never have one."""
+        msg &= NUMBER
+        word = self._sent_word + (msg & self._sent_mask) * _WORDS
+        if self.words[word + _SEQ] == msg:
+            self.words[word + _DUR] = _now() - self.words[word]
+        else:
+            self._forget(msg)
+
+    def put(
+        self, t: int, kind: int, flags: int, mark: int, name: int, peer: int, msg: int, size: int, dur: int, value: int
+    ) -> None:
+        """Write the next event."""
+        index = self.event()
+        at = self._events_at + (index & self._events_mask) * RECORD_BYTES
+        _pack(self.memory, at, t, kind, flags, mark, name, peer, msg, size, dur, value, index)
+
+
+class Handling:
+    """One handled call after the other, each from its beginning to its end, at a place of the running ones.
+
+    Attributes:
+        place: which one.
+    """
+
+    def __init__(self, pen: Pen, place: int, mark: int, /) -> None:
+        self.place = place
+        self._pen = pen
+        self._at = pen.running_at + place * RECORD_BYTES
+        self._mark = mark
+        self._call: tuple[int, int, int, int, int] | None = None
+
+    def begin(self, name: int, peer: int, msg: int, num_bytes: int, /) -> None:
+        """The call with number *msg* of the process *peer* runs the endpoint *name* from now on."""
+        t = _now()
+        msg &= NUMBER
+        self._call = t, name, peer, msg, num_bytes
+        _pack(self._pen.memory, self._at, t, _HANDLED, 0, self._mark, name, peer, msg, num_bytes, OPEN, 0, 1)
+
+    def end(self) -> None:
+        """It has ended."""
+        self._finish(0)
+
+    def fail(self) -> None:
+        """It has ended with an exception."""
+        self._finish(FAILED)
+
+    def _finish(self, flags: int) -> None:
+        call, self._call = self._call, None
+        if call is None:
+            return
+        pen = self._pen
+        t, name, peer, msg, num_bytes = call
+        dur = _now() - t
+        pen.put(t, _HANDLED, flags, self._mark, name, peer, msg, num_bytes, dur, 0)
+        pen.words[(self._at >> 3) + _SEQ] = 0
+        if name < pen.num_counters:
+            word = (pen.counters_at + name * COUNTER.size) >> 3
+            pen.words[word] += 1
+            pen.words[word + 1] += flags & FAILED
+            pen.words[word + 2] += dur
+            if dur > pen.words[word + 3]:
+                pen.words[word + 3] = dur

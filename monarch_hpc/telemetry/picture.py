@@ -1,0 +1,270 @@
+"""Who runs what for whom, and who waits for whom: what the processes of an allocation tell, put together. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from monarch_hpc.wire.calls import ActorSeen, ProcCalls, RunningCall, SentCall, Wait
+
+__all__ = ["Picture", "Row", "draw"]
+
+PROGRAM_MESH = -1
+
+SETTLED_S = 0.5
+"""Younger waits are in no deadlock: what hosts tell is not of one moment, and a call may have been on its way."""
+
+_OWN = 256
+"""Smaller are the numbers of actors that every program has, and nobody has spawned; others are random."""
+
+_RECORDS = ("ready", "stopped")
+"""In these states a proc has something to tell."""
+
+_MAX_TARGETS = 3
+"""Named of those that one waits for; a table has an end."""
+
+_Key = tuple[str, str]
+"""Incarnation of a process, and number of an actor in it: 0 for all that is no actor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One actor, or one program, or one proc that has no actor.
+
+    Attributes:
+        actor: name and rank, or ``program``, or empty for a proc without actors.
+        proc: rank of the proc and name of its host, or of the program's.
+        state: ``idle``, ``running``, ``waiting``, ``starting``, ``stopping``, ``stopped by a signal``, ``dead: cause``,
+            ``failed: cause`` or ``constructing``.
+        endpoint: what it runs; where that is several, one of them.
+        num_running: how many calls it runs.
+        caller: for whom; empty where that is not known.
+        runs_s: since when it runs that.
+        waits_for: what it waits for, in words; empty if it does not wait.
+        waits_s: since when.
+        num_queued: calls that were sent to it, want an answer, and do not run.
+    """
+
+    run: str
+    actor: str
+    proc: str
+    pid: int
+    state: str
+    endpoint: str
+    num_running: int
+    caller: str
+    runs_s: float
+    waits_for: str
+    waits_s: float
+    num_queued: int
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """What there is to see.
+
+    Attributes:
+        deadlocks: each a ring of actors; the first waits for the second, the last for the first.
+        problems: processes that could not be read, in words.
+    """
+
+    rows: list[Row]
+    deadlocks: list[list[str]]
+    problems: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Edge:
+    """One actor waits for another."""
+
+    target: _Key
+    runs: bool
+    age_s: float
+
+
+def draw(procs: Sequence[ProcCalls]) -> Picture:
+    """Put together what *procs* tell; they may come in any order, and one of them twice."""
+    return _Drawing(procs).picture()
+
+
+class _Drawing:
+    def __init__(self, procs: Sequence[ProcCalls]) -> None:
+        self._procs: list[ProcCalls] = []
+        known: set[str] = set()
+        for proc in sorted(procs, key=lambda proc: (proc.run, proc.mesh, proc.rank)):
+            if not proc.incarnation or proc.incarnation not in known:
+                self._procs.append(proc)
+                known.add(proc.incarnation)
+        self._by_incarnation = {proc.incarnation: proc for proc in self._procs if proc.incarnation}
+        self._actors = {
+            (proc.incarnation, actor.actor): actor for proc in self._procs for actor in proc.actors if proc.incarnation
+        }
+        self._sent = {(proc.incarnation, call.call): call for proc in self._procs for call in proc.sent}
+        self._running = {(call.caller, call.call) for proc in self._procs for call in proc.running}
+        self._num_sent = Counter((call.target, call.target_actor) for call in self._sent.values())
+        self._num_running = Counter(
+            (proc.incarnation, call.actor) for proc in self._procs for call in proc.running if call.call
+        )
+
+    def picture(self) -> Picture:
+        rows = [row for proc in self._procs for row in self._rows(proc)]
+        rings = [[self._label(key) for key in ring] for ring in find_rings(self._edges())]
+        problems = [
+            f"{_where(proc)}: {proc.problem}" for proc in self._procs if proc.problem and proc.state in _RECORDS
+        ]
+        return Picture(rows, rings, problems)
+
+    # ---- rows ----
+
+    def _rows(self, proc: ProcCalls) -> list[Row]:
+        found = []
+        is_program = proc.mesh == PROGRAM_MESH
+        if is_program or any(wait.actor == "0" for wait in proc.waits):
+            found.append(self._row(proc, None, "program" if is_program else ""))
+        for actor in proc.actors:
+            row = self._row(proc, actor, f"{actor.name}[{actor.rank}]")
+            if actor.state == "stopped" or (is_program and int(actor.actor, 16) < _OWN and not row.num_running):
+                continue
+            found.append(row)
+        return found or [self._row(proc, None, "")]
+
+    def _row(self, proc: ProcCalls, actor: ActorSeen | None, name: str) -> Row:
+        number = "0" if actor is None else actor.actor
+        key = proc.incarnation, number
+        running = [] if actor is None else [call for call in proc.running if call.actor == number]
+        waits = [wait for wait in proc.waits if wait.actor == number]
+        return Row(
+            run=proc.run,
+            actor=name,
+            proc=_where(proc),
+            pid=proc.pid,
+            state=_state(proc, actor, running, waits),
+            endpoint=running[0].endpoint if running else "",
+            num_running=len(running),
+            caller=self._caller(running[0]) if running else "",
+            runs_s=running[0].age_s if running else 0.0,
+            waits_for=self._targets(proc, waits),
+            waits_s=max((wait.age_s for wait in waits), default=0.0),
+            num_queued=max(self._num_sent[key] - self._num_running[key], 0) if actor is not None else 0,
+        )
+
+    def _caller(self, call: RunningCall) -> str:
+        if not call.caller:
+            return ""
+        sent = self._sent.get((call.caller, call.call))
+        if sent is not None:
+            return self._label((call.caller, sent.actor))
+        proc = self._by_incarnation.get(call.caller)
+        if proc is None:
+            return f"a process on {call.caller_host} that is not known"
+        return self._label((call.caller, "0"))
+
+    def _targets(self, proc: ProcCalls, waits: Iterable[Wait]) -> str:
+        words: list[str] = []
+        num = 0
+        for wait in waits:
+            if not wait.calls:
+                words.append(wait.what or "something")
+                num += 1
+                continue
+            num += wait.num_calls
+            for call in wait.calls[:_MAX_TARGETS]:
+                sent = self._sent.get((proc.incarnation, call))
+                if sent is not None:
+                    words.append(self._target(sent))
+        named = words[:_MAX_TARGETS]
+        return ", ".join(named) + (f" and {num - len(named)} more" if num > len(named) else "")
+
+    def _target(self, sent: SentCall) -> str:
+        key = sent.target, sent.target_actor
+        if key in self._actors:
+            who = self._label(key)
+        else:
+            who = f"{sent.target_name or 'a port'} on {sent.target_host}"
+        return f"{who}.{sent.endpoint}" if sent.endpoint else who
+
+    def _label(self, key: _Key) -> str:
+        actor = self._actors.get(key)
+        if actor is not None:
+            return f"{actor.name}[{actor.rank}]"
+        proc = self._by_incarnation.get(key[0])
+        if proc is None:
+            return "a process that is not known"
+        return f"program on {proc.host}" if proc.mesh == PROGRAM_MESH else f"a thread of {_where(proc)}"
+
+    # ---- who waits for whom ----
+
+    def _edges(self) -> dict[_Key, list[_Edge]]:
+        edges: dict[_Key, list[_Edge]] = {}
+        for proc in self._procs:
+            if proc.state == "ended":
+                continue  # whoever waits for it is told
+            for wait in proc.waits:
+                # Threads of a program that are no actors do not wait for each other.
+                if wait.actor == "0":
+                    continue
+                for number in wait.calls:
+                    sent = self._sent.get((proc.incarnation, number))
+                    if sent is not None:
+                        runs = (proc.incarnation, number) in self._running
+                        edge = _Edge((sent.target, sent.target_actor), runs, wait.age_s)
+                        edges.setdefault((proc.incarnation, wait.actor), []).append(edge)
+        return edges
+
+
+def find_rings(edges: Mapping[_Key, Sequence[_Edge]]) -> list[list[_Key]]:
+    """Return rings in which each waits for the next, each actor in one of them at most.
+
+    A ring is a deadlock if one of its calls has not begun: if all run, the actors handle them beside what waits.
+    """
+    left = {
+        key: [edge for edge in some if edge.age_s >= SETTLED_S and edge.target in edges] for key, some in edges.items()
+    }
+    rings: list[list[_Key]] = []
+    while left := _peel(left):
+        path: list[_Key] = []
+        edge_runs: list[bool] = []
+        key = next(iter(left))
+        while key not in path:
+            path.append(key)
+            # A call that has not begun, if there is one: it is what keeps the actor waiting.
+            edge = min(left[key], key=lambda edge: edge.runs)
+            edge_runs.append(edge.runs)
+            key = edge.target
+        start = path.index(key)
+        ring = path[start:]
+        if not all(edge_runs[start:]):
+            rings.append(ring)
+        for gone in ring:
+            del left[gone]
+    return rings
+
+
+def _peel(edges: dict[_Key, list[_Edge]]) -> dict[_Key, list[_Edge]]:
+    """Leave those who wait for somebody that waits, and so on."""
+    while True:
+        kept = {key: [edge for edge in some if edge.target in edges] for key, some in edges.items()}
+        kept = {key: some for key, some in kept.items() if some}
+        if len(kept) == len(edges):
+            return kept
+        edges = kept
+
+
+def _where(proc: ProcCalls) -> str:
+    return proc.host if proc.mesh == PROGRAM_MESH else f"r{proc.rank} {proc.host}"
+
+
+def _state(proc: ProcCalls, actor: ActorSeen | None, running: Sequence[RunningCall], waits: Sequence[Wait]) -> str:
+    match proc.state:
+        case "ended":
+            return f"dead: {proc.cause}"
+        case "stopped":
+            return "stopped by a signal"
+        case "starting" | "stopping":
+            return proc.state
+    if actor is not None and actor.state == "failed":
+        return f"failed: {actor.cause}"
+    if actor is not None and actor.state == "spawned":
+        return "constructing"
+    return "waiting" if waits else "running" if running else "idle"

@@ -1,0 +1,303 @@
+"""Reads what a process has recorded, also while it writes, is stopped, or is dead.
+
+The process may write whatever it likes there, on purpose or by a stray pointer: no number is taken for a place
+before it is compared with the size of the table, and any bytes give an answer.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from monarch_hpc.telemetry import layout
+from monarch_hpc.telemetry.layout import COUNTER, HEADER, OPEN, RECORD, RECORD_BYTES, Kind
+from monarch_hpc.telemetry.names import Name, parse_names
+from monarch_hpc.wire.calls import ActorSeen, EndpointCount, RunningCall, SentCall, Wait
+
+__all__ = ["Memory", "Record", "Scene", "memory_of", "read_events", "read_scene"]
+
+Memory = Callable[[int, int], bytes]
+"""Returns so many bytes from an offset on, always all of them."""
+
+MAX_SENT = 256
+"""Calls without an answer that are told of one process: an actor that is stuck has a few, a flood has any number."""
+
+MAX_CALLS_OF_WAIT = 64
+"""Likewise of one wait, which may be for all ranks of a mesh."""
+
+_MAX_RANGE = 4096
+"""Looked at of one wait, so that a process with many waits and calls costs its agent little."""
+
+MAX_RUNNING = 256
+MAX_ENDPOINTS = 64
+MAX_ENDED_ACTORS = 64
+
+_STATES = {
+    Kind.ACTOR_SPAWNED: "spawned",
+    Kind.ACTOR_READY: "ready",
+    Kind.ACTOR_STOPPED: "stopped",
+    Kind.ACTOR_FAILED: "failed",
+}
+_NS = 1e-9
+
+
+class Record(NamedTuple):
+    """One record, see `layout`."""
+
+    t: int
+    kind: int
+    flags: int
+    actor: int
+    name: int
+    peer: int
+    msg: int
+    num_bytes: int
+    dur: int
+    value: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What a process does at one moment.
+
+    Attributes:
+        problem: why nothing can be read; empty if it can.
+        incarnation: hexadecimal.
+        num_sent: calls without an answer; *sent* holds some of them.
+    """
+
+    problem: str
+    incarnation: str
+    pid: int
+    actors: list[ActorSeen]
+    running: list[RunningCall]
+    waits: list[Wait]
+    sent: list[SentCall]
+    num_sent: int
+    endpoints: list[EndpointCount]
+
+
+def memory_of(fd: int) -> Memory:
+    """The memory behind a descriptor of `recorder.make_memory`; it is read, not mapped.
+
+    To look at a page that nobody has written to would take memory, and what the process cuts off would kill who looks.
+    """
+    return lambda at, size: os.pread(fd, size, at).ljust(size, b"\0")
+
+
+def read_scene(memory: Memory, now_ns: int | None = None) -> Scene:
+    """Return what the process does; raises nothing.
+
+    Args:
+        now_ns: CLOCK_MONOTONIC of this host; None asks it.
+    """
+    now_ns = time.monotonic_ns() if now_ns is None else now_ns
+    problem, pid, incarnation = _header(memory)
+    if problem:
+        return Scene(problem, "", pid, [], [], [], [], 0, [])
+    look = parse_names(memory(layout.NAMES_AT, layout.NAMES_BYTES))
+
+    def age_s(t: int) -> float:
+        return round(max(now_ns - t, 0) * _NS, 6)
+
+    by_mark = {record.actor: record for record in _actors(memory)}
+
+    def actor(mark: int) -> str:
+        return f"{by_mark[mark].msg:x}" if mark in by_mark else "0"
+
+    open_calls = sorted(_open_calls(memory), key=lambda record: record.t)
+    by_number = {record.msg: record for record in open_calls}
+    order = sorted(by_number)
+    waits: list[Wait] = []
+    awaited: set[int] = set()
+    for first, last in _waits(memory):
+        if first < 0:
+            waits.append(Wait(actor(last), [], 0, _part(look(-first), "text", 1), 0.0))
+            continue
+        calls = _range(by_number, order, first, last)
+        if calls:
+            oldest = by_number[calls[0]]
+            waits.append(Wait(actor(oldest.actor), calls[:MAX_CALLS_OF_WAIT], len(calls), "", age_s(oldest.t)))
+            awaited.update(calls[:MAX_CALLS_OF_WAIT])
+    told = [record for record in open_calls if record.msg in awaited]
+    told += [record for record in open_calls if record.msg not in awaited][: max(MAX_SENT - len(told), 0)]
+    running = sorted(_running(memory), key=lambda record: record.t)[:MAX_RUNNING]
+    return Scene(
+        "",
+        incarnation,
+        pid,
+        _seen(by_mark.values(), look, age_s),
+        [_running_call(record, actor, look, age_s) for record in running],
+        waits,
+        [_sent_call(record, actor, look, age_s) for record in told],
+        len(open_calls),
+        _endpoints(memory, look),
+    )
+
+
+def read_events(memory: Memory) -> list[Record]:
+    """Return the events that are still there, oldest first, and nothing of those that were being written."""
+    if _header(memory)[0]:
+        return []
+    # Twice: while a record was copied, the process may have written another one there.
+    first, second = (memory(layout.EVENTS_AT, layout.NUM_EVENTS * RECORD_BYTES) for _ in range(2))
+    mask = layout.NUM_EVENTS - 1
+    found = [
+        Record._make(one)
+        for place, (one, other) in enumerate(zip(RECORD.iter_unpack(first), RECORD.iter_unpack(second), strict=True))
+        if one == other and one[-1] and one[-1] & mask == place
+    ]
+    newest = max((record.seq for record in found), default=0)
+    found = [record for record in found if record.seq + layout.NUM_EVENTS > newest]
+    return sorted(found, key=lambda record: record.seq)
+
+
+def _header(memory: Memory) -> tuple[str, int, str]:
+    """Return what is wrong, the process id and the incarnation."""
+    magic, version, total, pid, incarnation, _, _ = HEADER.unpack(memory(0, HEADER.size))
+    if not any(magic):
+        return "it has not recorded anything yet", 0, ""
+    if magic != layout.MAGIC or total != layout.TOTAL_BYTES:
+        return "something has overwritten its records", 0, ""
+    if version != layout.VERSION:
+        return f"it records in version {version}, this is {layout.VERSION}", pid, ""
+    return "", pid, f"{incarnation:x}"
+
+
+# ---- tables ----
+
+
+def _open_calls(memory: Memory) -> Iterator[Record]:
+    """Yield the calls that have no answer yet."""
+    seen: set[int] = set()
+    for start, num in ((layout.SENT_AT, layout.NUM_SENT), (layout.OLD_AT, layout.NUM_OLD)):
+        table = memory(start, num * RECORD_BYTES)
+        words = memoryview(table).cast("q")
+        durs, seqs = words[5::8].tolist(), words[7::8].tolist()
+        for place, (dur, seq) in enumerate(zip(durs, seqs, strict=True)):
+            if dur == OPEN and seq:
+                record = _stable(memory, start + place * RECORD_BYTES, table, place)
+                if record is not None and record.msg == record.seq and record.msg not in seen:
+                    seen.add(record.msg)
+                    yield record
+
+
+def _running(memory: Memory) -> Iterator[Record]:
+    for record in _table(memory, layout.RUNNING_AT, layout.NUM_RUNNING):
+        if record.kind == Kind.HANDLED and record.dur == OPEN:
+            yield record
+
+
+def _actors(memory: Memory) -> Iterator[Record]:
+    for record in _table(memory, layout.ACTORS_AT, layout.NUM_ACTORS):
+        if record.kind in _STATES:
+            yield record
+
+
+def _table(memory: Memory, start: int, num: int) -> Iterator[Record]:
+    """Yield the whole records of a table."""
+    table = memory(start, num * RECORD_BYTES)
+    for place, seq in enumerate(memoryview(table).cast("Q")[7::8].tolist()):
+        if seq:
+            record = _stable(memory, start + place * RECORD_BYTES, table, place)
+            if record is not None:
+                yield record
+
+
+def _stable(memory: Memory, at: int, table: bytes, place: int) -> Record | None:
+    """Return a record that was the same twice: while it was copied the process may have written another one there."""
+    first = table[place * RECORD_BYTES : (place + 1) * RECORD_BYTES]
+    return Record._make(RECORD.unpack(first)) if memory(at, RECORD_BYTES) == first else None
+
+
+def _waits(memory: Memory) -> Iterator[tuple[int, int]]:
+    words = memoryview(memory(layout.WAITS_AT, layout.NUM_WAITS * layout.WAIT_BYTES)).cast("q")
+    for first, last in zip(words[0::2].tolist(), words[1::2].tolist(), strict=True):
+        if first:
+            yield first, last
+
+
+def _range(by_number: dict[int, Record], order: list[int], first: int, last: int) -> list[int]:
+    """The open calls from *first* to *last* of one call of a mesh, in order; others were numbered between them."""
+    if last == first:
+        return [first] if first in by_number else []
+    numbers = order[bisect_left(order, first) : bisect_right(order, last)][:_MAX_RANGE]
+    if not numbers:
+        return []
+    like = by_number[numbers[0]]
+    return [n for n in numbers if (by_number[n].actor, by_number[n].name) == (like.actor, like.name)]
+
+
+def _endpoints(memory: Memory, look: Callable[[int], Name]) -> list[EndpointCount]:
+    table = memory(layout.COUNTERS_AT, layout.NUM_COUNTERS * COUNTER.size)
+    found = [
+        EndpointCount(
+            _part(look(number), "endpoint", 1),
+            _part(look(number), "endpoint", 2),
+            num,
+            failed,
+            round(total * _NS, 6),
+            round(longest * _NS, 6),
+        )
+        for number, (num, failed, total, longest) in enumerate(COUNTER.iter_unpack(table))
+        if num
+    ]
+    return sorted(found, key=lambda count: -count.total_s)[:MAX_ENDPOINTS]
+
+
+# ---- in words ----
+
+
+def _part(name: Name, kind: str, index: int) -> str:
+    return name[index] if name and name[0] == kind and index < len(name) else ""
+
+
+def _seen(records: Iterable[Record], look: Callable[[int], Name], age_s: Callable[[int], float]) -> list[ActorSeen]:
+    found = [
+        ActorSeen(
+            f"{record.msg:x}",
+            _part(look(record.name), "text", 1),
+            record.num_bytes,
+            _STATES[Kind(record.kind)],
+            _part(look(record.peer), "text", 1),
+            age_s(record.t),
+        )
+        for record in records
+    ]
+    ended = sorted((one for one in found if one.state in ("stopped", "failed")), key=lambda one: one.age_s)
+    return [one for one in found if one.state in ("spawned", "ready")] + ended[:MAX_ENDED_ACTORS]
+
+
+def _running_call(
+    record: Record, actor: Callable[[int], str], look: Callable[[int], Name], age_s: Callable[[int], float]
+) -> RunningCall:
+    caller = look(record.peer)
+    return RunningCall(
+        actor(record.actor),
+        _part(look(record.name), "endpoint", 2),
+        record.msg,
+        _part(caller, "proc", 1),
+        _part(caller, "proc", 2),
+        age_s(record.t),
+    )
+
+
+def _sent_call(
+    record: Record, actor: Callable[[int], str], look: Callable[[int], Name], age_s: Callable[[int], float]
+) -> SentCall:
+    target, endpoint = look(record.peer), look(record.name)
+    return SentCall(
+        record.msg,
+        actor(record.actor),
+        _part(target, "proc", 1),
+        _part(target, "proc", 2),
+        f"{record.value:x}",
+        _part(endpoint, "endpoint", 1),
+        _part(endpoint, "endpoint", 2),
+        age_s(record.t),
+    )

@@ -1,0 +1,69 @@
+"""A question goes to all, and one answer comes back, whoever is late or gone."""
+
+from __future__ import annotations
+
+import pytest
+
+from monarch_hpc.wire.calls import Calls, CallsReport, ProcCalls
+from tests.unit.agent.test_head import Party, World
+
+
+def told(name: str) -> ProcCalls:
+    return ProcCalls("run", 1, 0, name, 1, name, "ready", "", "", [], [], [], [], 0, [])
+
+
+@pytest.fixture
+def world() -> World:
+    world = World(2)
+    world.join(0, 1)
+    world.take_all()
+    return world
+
+
+def test_all_are_asked_and_their_answers_put_together(world: World) -> None:
+    program, tool = world.open("1"), Party()
+    world.take_all(), program.take()
+    world.head.on_client(tool, Calls(0, 2.0))
+    asked = [*world.take_all(), program.take()]
+    assert asked == [[Calls(1, 2.0)]] * 3
+    for rank, agent in enumerate(world.agents):
+        world.head.on_agent(agent, CallsReport(1, [told(f"host{rank}")], []))
+    assert tool.got == []
+    world.head.on_client(program, CallsReport(1, [], []))
+    assert tool.got == [CallsReport(0, [told("host0"), told("host1")], [])]
+    world.sleep(10.0)
+    assert len(tool.got) == 1
+
+
+def test_who_is_late_or_lost_is_named(world: World) -> None:
+    program, tool = world.open("1"), Party()
+    world.head.on_client(tool, Calls(0, 2.0))
+    world.head.on_agent(world.agents[0], CallsReport(1, [told("host0")], []))
+    world.head.on_agent_lost(world.agents[1], "no heartbeat")
+    assert tool.got == []
+    world.sleep(3.0)
+    (report,) = tool.got
+    assert isinstance(report, CallsReport)
+    assert report.procs == [told("host0")]
+    assert sorted(report.missing) == ["host n1", "the program of run 1"]
+    world.head.on_client(program, CallsReport(1, [told("late")], []))
+    world.head.on_client(program, CallsReport(77, [told("odd")], []))
+    assert len(tool.got) == 1
+
+
+def test_a_host_that_was_lost_before_is_named_and_not_waited_for(world: World) -> None:
+    world.head.on_agent_lost(world.agents[1], "no heartbeat")
+    tool = Party()
+    world.head.on_client(tool, Calls(0, 2.0))
+    world.head.on_agent(world.agents[0], CallsReport(1, [], []))
+    assert tool.got == [CallsReport(0, [], ["host n1"])]
+
+
+def test_a_tool_that_is_gone_gets_no_answer(world: World) -> None:
+    tool = Party()
+    world.head.on_client(tool, Calls(0, 2.0))
+    world.head.on_client_lost(tool, "it left")
+    for agent in world.agents:
+        world.head.on_agent(agent, CallsReport(1, [], []))
+    world.sleep(10.0)
+    assert tool.got == []

@@ -1,0 +1,243 @@
+"""What is written is read back, by both pens, and nothing else is."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from monarch_hpc.telemetry import layout
+from monarch_hpc.telemetry.layout import FAILED, HEADER, OPEN, RECORD, Kind
+from monarch_hpc.telemetry.reading import MAX_SENT, Memory, memory_of, read_events, read_scene
+from monarch_hpc.telemetry.recorder import Recorder, make_memory
+
+pytestmark = pytest.mark.pen
+
+HERE = 0xFEED
+
+
+@pytest.fixture(params=[False, True], ids=["compiled", "plain"])
+def make(request: pytest.FixtureRequest) -> Callable[[], tuple[Recorder, Memory]]:
+    def recorder() -> tuple[Recorder, Memory]:
+        fd = make_memory("test")
+        request.addfinalizer(lambda: os.close(fd))
+        return Recorder(os.dup(fd), HERE, plain=request.param), memory_of(fd)
+
+    return recorder
+
+
+Make = Callable[[], tuple[Recorder, Memory]]
+
+
+def test_the_extension_is_there() -> None:
+    from monarch_hpc.telemetry import _pen
+
+    assert isinstance(Recorder().handling(0), _pen.Handling)
+
+
+def test_an_idle_process(make: Make) -> None:
+    scene = read_scene(make()[1])
+    assert (scene.problem, scene.incarnation, scene.pid) == ("", f"{HERE:x}", os.getpid())
+    assert not (scene.actors or scene.running or scene.waits or scene.sent or scene.endpoints)
+
+
+def test_a_call_that_runs_and_one_that_waits_for_it(make: Make) -> None:
+    recorder, memory = make()
+    names = recorder.names
+    actor = recorder.actor(0xABC, "trainer", 3)
+    actor.change(Kind.ACTOR_READY)
+    handling = recorder.handling(actor.mark)
+    handling.begin(names.endpoint("trainer", "step"), names.proc(7, "gpu01"), 41, 100)
+    recorder.sent(5, actor.mark, names.endpoint("store", "get"), names.proc(8, "gpu02"), 10, 2**64 - 1)
+    place = recorder.wait(5, 5)
+
+    scene = read_scene(memory, time.monotonic_ns() + 2 * 10**9)
+
+    (seen,) = scene.actors
+    assert (seen.actor, seen.name, seen.rank, seen.state, seen.cause) == ("abc", "trainer", 3, "ready", "")
+    (running,) = scene.running
+    assert (running.actor, running.endpoint, running.call) == ("abc", "step", 41)
+    assert (running.caller, running.caller_host) == ("7", "gpu01")
+    assert 2.0 <= running.age_s < 60.0
+    (sent,) = scene.sent
+    assert (sent.call, sent.actor, sent.target, sent.target_host) == (5, "abc", "8", "gpu02")
+    assert (sent.target_actor, sent.target_name, sent.endpoint) == ("f" * 16, "store", "get")
+    (wait,) = scene.waits
+    assert (wait.actor, wait.calls, wait.num_calls) == ("abc", [5], 1)
+
+    recorder.answered(5)
+    recorder.waited(place)
+    handling.fail()
+    scene = read_scene(memory)
+    assert not (scene.running or scene.waits or scene.sent)
+    (count,) = scene.endpoints
+    assert (count.name, count.endpoint, count.num_calls, count.num_failed) == ("trainer", "step", 1, 1)
+    handled = read_events(memory)[-1]
+    assert (handled.kind, handled.flags, handled.msg, handled.num_bytes) == (Kind.HANDLED, FAILED, 41, 100)
+    assert handled.dur >= 0
+
+
+def test_both_pens_write_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tables(*, plain: bool) -> bytes:
+        recorder = Recorder(plain=plain)
+        recorder.sent(1, 2, 3, 4, 5, 2**63)
+        recorder.sent(0, 2, 3, 4, 5, 6)
+        recorder.sent(2, 2, 3, 4, 5, 6)
+        recorder.answered(2)
+        first, second = recorder.handling(9), recorder.handling(10)
+        first.begin(3, 4, 5, 6)
+        second.begin(4, 5, 6, 7)
+        second.fail()
+        second.end()  # nothing has begun
+        at = (layout.SENT_AT, layout.NAMES_AT)
+        written = bytearray(recorder.memory[at[0] : at[1]])
+        # Times differ, and so does what is made of them.
+        for offset in range(0, (layout.COUNTERS_AT - at[0]), 64):
+            written[offset : offset + 8] = bytes(8)
+            if written[offset + 40 : offset + 48] != OPEN.to_bytes(8, "little", signed=True):
+                written[offset + 40 : offset + 48] = bytes(8)
+        for offset in range(layout.COUNTERS_AT - at[0], layout.RUNNING_AT - at[0], 32):
+            written[offset + 16 : offset + 32] = bytes(16)
+        for offset in range(layout.RUNNING_AT - at[0], layout.WAITS_AT - at[0], 64):
+            written[offset : offset + 8] = bytes(8)
+        return bytes(written)
+
+    compiled, plain = tables(plain=False), tables(plain=True)
+    assert any(compiled)
+    assert compiled == plain
+
+
+def test_a_call_of_a_mesh_waits_for_the_ranks_that_have_not_answered(make: Make) -> None:
+    recorder, memory = make()
+    endpoint, other = recorder.names.endpoint("a", "e"), recorder.names.endpoint("b", "f")
+    for number in range(1, 9):
+        recorder.sent(number, 0, other if number == 4 else endpoint, 0, 0, 1)  # another thread's came in between
+    recorder.wait(2, 8)
+    for number in (2, 5):
+        recorder.answered(number)
+    (wait,) = read_scene(memory).waits
+    assert wait.calls == [3, 6, 7, 8]
+
+
+def test_an_old_call_without_an_answer_is_not_overwritten(make: Make) -> None:
+    recorder, memory = make()
+    recorder.sent(1, 0, recorder.names.endpoint("a", "slow"), 0, 0, 1)
+    recorder.sent(2, 0, recorder.names.endpoint("a", "slow"), 0, 0, 1)
+    recorder.wait(1, 1)
+    for number in range(3, 3 * layout.NUM_SENT):
+        recorder.sent(number, 0, 0, 0, 0, 1)
+        recorder.answered(number)
+    scene = read_scene(memory)
+    assert [call.call for call in scene.sent] == [1, 2]
+    assert scene.waits[0].calls == [1]
+    recorder.answered(1)
+    assert [call.call for call in read_scene(memory).sent] == [2]
+
+
+def test_a_flood_of_calls_is_counted_and_the_oldest_are_told(make: Make) -> None:
+    recorder, memory = make()
+    num = layout.NUM_SENT + layout.NUM_OLD + 100
+    for number in range(1, num + 1):
+        recorder.sent(number, 0, 0, 0, 0, 1)
+    scene = read_scene(memory)
+    assert scene.num_sent == layout.NUM_SENT + layout.NUM_OLD  # the first hundred found no room
+    assert [call.call for call in scene.sent] == list(range(101, 101 + MAX_SENT))
+
+
+def test_the_ring_keeps_the_latest_events(make: Make) -> None:
+    recorder, memory = make()
+    num = layout.NUM_EVENTS + 100
+    for number in range(num):
+        recorder.change(Kind.MESH_SPAWNED, msg=number)
+    assert [event.msg for event in read_events(memory)] == list(range(100, num))
+
+
+def test_a_record_that_is_being_written_is_not_whole() -> None:
+    """`struct.pack_into` clears the record first and fills it in order: so what a killed process leaves is known."""
+    seen: list[bytes] = []
+
+    class Number:
+        def __index__(self) -> int:
+            seen.append(bytes(memory))
+            return 7
+
+    memory = bytearray(RECORD.pack(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11))
+    RECORD.pack_into(memory, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, Number(), 12)
+    (between,) = seen
+    *fields, seq = RECORD.unpack(between)
+    assert fields[:9] == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert seq == 0
+
+
+def test_more_actors_calls_and_waits_than_there_is_room_for(make: Make) -> None:
+    recorder, memory = make()
+    actors = [recorder.actor(number + 1, "a", number) for number in range(layout.NUM_ACTORS + 5)]
+    handlings = [recorder.handling(actor.mark) for actor in actors]
+    for handling in handlings:
+        handling.begin(0, 0, 1, 0)
+    places = [recorder.wait(1, 1) for _ in range(layout.NUM_WAITS + 5)]
+    assert len(read_scene(memory).actors) == layout.NUM_ACTORS
+    for handling in handlings:
+        recorder.release(handling)
+    for place in places:
+        recorder.waited(place)
+    scene = read_scene(memory)
+    assert not (scene.running or scene.waits)
+    assert len(read_events(memory)) == len(actors) + len(handlings)
+
+
+def test_what_became_of_an_actor_stays_until_its_place_is_needed(make: Make) -> None:
+    recorder, memory = make()
+    recorder.actor(1, "old", 0).change(Kind.ACTOR_FAILED, "it fell over\nand a traceback")
+    recorder.actor(2, "new", 0).change(Kind.ACTOR_READY)
+    told = {(seen.name, seen.state, seen.cause) for seen in read_scene(memory).actors}
+    assert told == {("old", "failed", "it fell over"), ("new", "ready", "")}
+    for number in range(3, layout.NUM_ACTORS + 2):
+        recorder.actor(number, "more", 0)
+    assert not [seen for seen in read_scene(memory).actors if seen.name == "old"]
+
+
+def test_names_are_written_once_and_end_with_the_table(make: Make) -> None:
+    recorder, memory = make()
+    names = recorder.names
+    assert names.text("x") == names.text("x") == 1
+    assert names.endpoint("x", "y") == names.endpoint("x", "y") == 2
+    numbers = [names.text(f"{number} {'ä' * 500}") for number in range(3000)]
+    assert numbers[0] == 3
+    assert numbers[-1] == 0
+    recorder.actor(1, f"5 {'ä' * 500}", 0)
+    assert read_scene(memory).actors[0].name == f"5 {'ä' * 198}"
+
+
+def test_threads_lose_nothing(make: Make) -> None:
+    recorder, memory = make()
+    num_threads, num_calls = 4, 2000
+
+    def work(thread: int) -> None:
+        handling = recorder.handling(thread)
+        for number in range(num_calls):
+            handling.begin(0, 0, thread * num_calls + number + 1, 0)
+            handling.end()
+        recorder.release(handling)
+
+    with ThreadPoolExecutor(num_threads) as pool:
+        list(pool.map(work, range(num_threads)))
+    assert {event.msg for event in read_events(memory)} == set(range(1, num_threads * num_calls + 1))
+
+
+def test_what_cannot_be_read_says_why(make: Make) -> None:
+    fd = make_memory("test")
+    try:
+        assert read_scene(memory_of(fd)).problem == "it has not recorded anything yet"
+        os.pwrite(fd, HEADER.pack(layout.MAGIC, 9, layout.TOTAL_BYTES, 1, 2, 3, 4), 0)
+        assert read_scene(memory_of(fd)).problem == "it records in version 9, this is 1"
+        os.pwrite(fd, b"x" * 64, 0)
+        assert read_scene(memory_of(fd)).problem == "something has overwritten its records"
+        assert read_events(memory_of(fd)) == []
+        os.ftruncate(fd, 0)
+        assert read_scene(memory_of(fd)).problem == "it has not recorded anything yet"
+    finally:
+        os.close(fd)
