@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import threading
@@ -232,10 +233,11 @@ class Sender:
         """Wait for all calls, in a coroutine."""
         while self.open:
             call = self.open[0]
-            waiting = [future.as_asyncio() for future in call.futures]
-            await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), PATIENCE_S)
-            if call in self.open:
-                self.open.remove(call)
+            for future in call.futures:
+                with contextlib.suppress(Exception):
+                    await asyncio.wait_for(future, PATIENCE_S)
+            self.open.remove(call)
+            if all(future.done() for future in call.futures):  # else it is found to be blocked
                 self._end(call.sent, call.outcomes())
 
     def _end(self, sent: Sent, outcomes: dict[str, str], *, cancelled: bool = False) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -346,3 +347,24 @@ def test_a_coroutine_that_is_held_back_gives_up_too(procs: ProcMesh) -> None:
     open_gate(procs.slice(gpus=0), "loop")
     running.get(_PATIENCE_S)
     assert noted(worker).count("took 1") == _WINDOW_BYTES // _MIB
+
+
+class Slow:
+    """Takes longer to pickle than the time limit of the call that it is for."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        current_runtime().engine.wait(lambda: False, _SOON_S)
+        return Slow, ()
+
+
+def test_the_time_may_be_over_before_anything_is_sent(procs: ProcMesh) -> None:
+    workers = procs.spawn("worker", Worker)
+    workers.noted.call().get(_PATIENCE_S)
+    note = workers.note.options(timeout=_SOON_S / 10)
+    text: Any = Slow()
+    with pytest.raises(CallTimeout):
+        note.call(text).get(_PATIENCE_S)
+    for future in note.stream(text):
+        with pytest.raises(CallTimeout):
+            future.get(_PATIENCE_S)
+    assert not any(workers.noted.call().get(_PATIENCE_S).values())
