@@ -214,7 +214,8 @@ class Cell:
             self._busy = True
             value = entry.plain(*args, **kwargs)
             if type(value) is CoroutineType:  # of a `def` that wraps an `async def`
-                value = self._on_the_loop(lambda: value)
+                self._busy = False
+                return self._start(channel, slot, cost, entry.marked, (), {}, lambda: value)
         except SystemExit as leaving:
             self.leave(leaving)
         except BaseException as error:  # noqa: BLE001 user code; the caller is told
@@ -237,11 +238,12 @@ class Cell:
         marked: EndpointMethod[..., object],
         args: tuple[object, ...],
         kwargs: dict[str, object],
+        begun: Callable[[], object] | None = None,
     ) -> bool:
-        function = marked.__get__(self._entries.target, type(self._entries.target))
+        function = begun or marked.__get__(self._entries.target, type(self._entries.target))
         recalls = self._recalls
         turn = Turn(self, channel, slot, marked, recalls.due(channel, slot))
-        if not marked.is_async:
+        if begun is None and not marked.is_async:
             self._busy = True
             turn.call(function, args, kwargs)
             self._busy = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -71,6 +71,10 @@ class Worker(Actor):
     @concurrent_endpoint
     async def wait_aside(self, seconds: float = 60.0, name: str = "") -> str:
         return await self._wait(seconds, name)
+
+    @endpoint
+    def wait_wrapped(self, seconds: float = 60.0, name: str = "") -> Coroutine[object, object, str]:
+        return self._wait(seconds, name)
 
     async def _wait(self, seconds: float, name: str) -> str:
         self.log.append("wait")
@@ -195,7 +199,7 @@ def test_the_credit_of_cancelled_calls_is_given_back_while_the_actor_is_busy(
     noted(worker, "begin credit", "end credit False")
 
 
-@pytest.mark.parametrize("name", ["wait", "wait_aside"])
+@pytest.mark.parametrize("name", ["wait", "wait_aside", "wait_wrapped"])
 def test_a_running_coroutine_is_cancelled(place: ProcMesh, worker: ActorMesh[Worker], name: str) -> None:
     waiting = getattr(worker, name).call_one(60.0, name)
     until_open(place, name)
