@@ -62,6 +62,10 @@ class Child(Actor):
         return os.getpid()
 
     @endpoint
+    def variable(self, name: str) -> str | None:
+        return os.environ.get(name)
+
+    @endpoint
     def note_at_exit(self) -> None:
         atexit.register(note, self.path, "atexit")
 
@@ -229,6 +233,13 @@ def test_a_slice_knows_of_the_failures_of_its_mesh(procs: ProcMesh, faults: list
     with pytest.raises(MeshError) as caught:
         mesh.pid.call().get(_PATIENCE_S)
     assert sorted(caught.value.failures) == [1, 2]
+
+
+def test_workers_have_the_programs_pythonpath_of_the_moment(hosts: HostMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/one:/two")  # agents were started before
+    for env, expected in (({}, "/one:/two"), ({"PYTHONPATH": "/three"}, "/three"), ({"PYTHONPATH": None}, None)):
+        with hosts.slice(hosts=0).spawn_procs(env=env) as procs:
+            assert procs.spawn("child", Child).variable.call_one("PYTHONPATH").get(_PATIENCE_S) == expected
 
 
 @pytest.mark.slow
