@@ -37,6 +37,9 @@ _FAULT = -1  # the next of `_faults` is to be handled
 _END = -2  # the actor ends now
 _NOTHING = Frame(Kind.STOP)
 
+_Begun = Callable[[], object]
+"""Gives the coroutine of a function that was called already."""
+
 
 class Cell:
     """Runs one actor: constructor first, then its messages, one at a time, on a thread of its own.
@@ -217,7 +220,9 @@ class Cell:
             self._busy = True
             value = entry.plain(*args, **kwargs)
             if type(value) is CoroutineType:  # of a `def` that wraps an `async def`
-                value = self._on_the_loop(lambda: value)
+                self._busy = False
+                self._journal.end()  # the function did; its coroutine begins
+                return self._start(channel, frame, cost, entry, (), {}, lambda: value)
         except SystemExit as leaving:
             self.leave(leaving)
         except BaseException as error:  # noqa: BLE001 user code; the caller is told
@@ -235,14 +240,14 @@ class Cell:
     # ---- endpoints that are not simply called ----
 
     def _start(
-        self, channel: Line, frame: Frame, cost: int, entry: Entry, args: tuple[object, ...], kwargs: dict[str, object]
+        self, channel: Line, frame: Frame, cost: int, entry: Entry, args: Any, kwargs: Any, begun: _Begun | None = None
     ) -> bool:
         marked, slot = entry.marked, frame.reply
-        function = marked.__get__(self._entries.target, type(self._entries.target))
+        function = begun or marked.__get__(self._entries.target, type(self._entries.target))
         recalls = self._recalls
         turn = Turn(self, channel, slot, marked, recalls.due(channel, slot))
         handling = self._journal.turn(channel, entry.name, slot, len(frame.body))
-        if not marked.is_async:
+        if begun is None and not marked.is_async:
             self._busy = True
             turn.call(function, args, kwargs)
             self._busy = False

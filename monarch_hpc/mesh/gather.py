@@ -170,7 +170,8 @@ class Answers:
         return f"{self.where(left[0])}{others}"
 
     def _late(self, index: int, *others: int) -> CallTimeout:
-        held = [place for place in (index, *others) if self._asked[place].number == HELD]
+        asked = self._asked  # the time may be over before anybody was
+        held = [place for place in (index, *others) if place >= len(asked) or asked[place].number == HELD]
         return late(self.where(index), others, self._limit_s, held)
 
     def where(self, place: int) -> str:

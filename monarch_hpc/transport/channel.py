@@ -55,6 +55,9 @@ class PeerChannel:
         memories: what this process lets others read and write.
         fabric: UCX, where this process may use it.
         dialed: this side opened the channel.
+
+    Attributes:
+        opened_s: when it was opened, on the engine's clock.
     """
 
     def __init__(
@@ -70,6 +73,8 @@ class PeerChannel:
         *,
         dialed: bool,
     ) -> None:
+        self.dialed = dialed
+        self.opened_s = engine.clock()
         self._engine = engine
         self._listener = listener
         self._limits = limits

@@ -71,6 +71,10 @@ class Dialer(Protocol):
         """Begin a handshake."""
         ...
 
+    def known(self, incarnation: int) -> Channel | None:
+        """The channel to a process, if there is one already."""
+        ...
+
     def adopt(self, sock: socket.socket, peer: Peer, ciphers: tuple[Cipher, Cipher]) -> Channel:
         """Make a channel of the socket that won."""
         ...
@@ -88,7 +92,7 @@ class Race:
         self._node = node
         self._addresses = addresses
         self._incarnation = incarnation
-        self._done: Done | None = done
+        self._done: list[Done] = [done]
         self._errors: list[TransportError] = []
         self._running: set[_Outbound] = set()
         self._went_around = False
@@ -103,7 +107,14 @@ class Race:
     @property
     def over(self) -> bool:
         """Whether it has ended, with or without a winner."""
-        return self._done is None
+        return not self._done
+
+    def join(self, incarnation: int, done: Done) -> bool:
+        """Tell *done* too, if this is under way to that process: two channels to it would mix up what is sent."""
+        joins = bool(incarnation and incarnation == self._incarnation and self._done)
+        if joins:
+            self._done.append(done)
+        return joins
 
     def cancel(self, reason: str) -> None:
         """End it without a winner."""
@@ -122,11 +133,11 @@ class Race:
                 late = functools.partial(self._late, group, patience_s)
                 self._timers.append(self._node.engine.call_later(patience_s, late))
         for outbound in started:
-            if self._done is not None:
+            if self._done:
                 outbound.start()
 
     def _go_around(self) -> None:
-        if self._went_around or self._done is None:
+        if self._went_around or not self._done:
             return
         self._went_around = True
         forwarders = set(self._node.forwarders).difference(self._addresses) if self._incarnation else set()
@@ -139,19 +150,21 @@ class Race:
     def won(self, outbound: _Outbound, peer: Peer, ciphers: tuple[Cipher, Cipher]) -> None:
         """An address proved itself."""
         self._running.discard(outbound)
-        if self._done is None:
+        if not self._done:
             outbound.sock.close()
-        else:
-            self._node.ways.worked(self._addresses, outbound.way)
-            self._end(self._node.adopt(outbound.sock, peer, ciphers))
+            return
+        self._node.ways.worked(self._addresses, outbound.way)
+        channel = self._node.adopt(outbound.sock, peer, ciphers)
+        # It may have dialled us meanwhile: then the two have one channel more than they need.
+        self._end(self._node.known(self._incarnation) or channel)
 
     def lost(self, outbound: _Outbound, error: TransportError) -> None:
         """An address failed."""
         self._running.discard(outbound)
         self._errors.append(error)
-        if self._done is not None and not self._running:
+        if self._done and not self._running:
             self._go_around()
-        if self._done is not None and not self._running:
+        if self._done and not self._running:
             # What somebody with our key said is worth more than silence from the other addresses.
             said = [error for error in self._errors if not isinstance(error, PeerLost)]
             self._end((said or self._errors)[0])
@@ -161,12 +174,13 @@ class Race:
             outbound.give_up(f"no answer in {patience_s:.1f} s")
 
     def _end(self, result: Channel | TransportError) -> None:
-        done, self._done = self._done, None
-        if done is not None:
+        waiting, self._done = self._done, []
+        if waiting:
             for timer in self._timers:
                 timer.cancel()
             for outbound in list(self._running):
                 outbound.drop()
+        for done in waiting:
             done(result)
 
 

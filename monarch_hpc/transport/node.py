@@ -126,8 +126,8 @@ class Node:
 
         All addresses are tried at once; the first proven one wins. From callbacks of the engine.
         """
-        known = self._channels.get(incarnation) if incarnation else None
-        if known is not None and known.error is None:
+        known = self.known(incarnation)
+        if known is not None:
             done(known)
             return
         barred = self._fence.barred(incarnation)
@@ -135,6 +135,8 @@ class Node:
             done(PeerLost(", ".join(addresses), barred))
             return
         self._races = [race for race in self._races if not race.over]
+        if any(race.join(incarnation, done) for race in self._races):
+            return
         self._races.append(Race(self, list(addresses), incarnation, done))
 
     def connect(self, addresses: Sequence[str], incarnation: int = 0, timeout_s: float | None = None) -> Channel:
@@ -144,8 +146,8 @@ class Node:
             PeerLost: nobody answers in time (default: config key `transport.connect_s`).
             AuthenticationError, VersionMismatch: somebody does, but cannot be spoken to.
         """
-        known = self._channels.get(incarnation) if incarnation else None
-        if known is not None and known.error is None:
+        known = self.known(incarnation)
+        if known is not None:
             return known
         outcome: list[Channel | TransportError] = []
         signal = Signal(self._engine)
@@ -195,11 +197,22 @@ class Node:
             self._engine, sock, peer, ciphers, self, self._limits, self._memories, self._fabric, dialed=dialed
         )
         self._open.add(channel)
-        self._channels[peer.incarnation] = channel
+        known = self._channels.get(peer.incarnation)
+        if known is None or not self._crosses(known, channel):
+            self._channels[peer.incarnation] = channel
         if peer.role is not Role.AGENT:  # whoever speaks with an agent hears its heart, or misses it
             self._wires.watch(channel, sock, channel.give_up)
         channel.start()
         return channel
+
+    def _crosses(self, known: PeerChannel, channel: PeerChannel) -> bool:
+        """Whether both sides have dialled each other at once: what is sent stays on one channel, to keep its order.
+
+        Otherwise whoever opens another channel has lost the one that is known here.
+        """
+        race_s = 2 * self._limits.connect_s + self._limits.relay_s
+        recent = channel.opened_s - known.opened_s < race_s
+        return known.error is None and known.dialed is not channel.dialed and recent
 
     def on_channel(self, channel: Channel) -> None:
         """Pass on a channel that the other side opened."""
@@ -213,8 +226,12 @@ class Node:
         """Forget a channel and pass the news on."""
         self._open.discard(channel)
         self._wires.forget(channel)
-        if self._channels.get(channel.peer.incarnation) is channel:
-            del self._channels[channel.peer.incarnation]
+        incarnation = channel.peer.incarnation
+        if self._channels.get(incarnation) is channel:
+            del self._channels[incarnation]
+            for left in self._open:  # one that crossed it may live on
+                if left.peer.incarnation == incarnation:
+                    self._channels[incarnation] = left
         self._listener.on_lost(channel, error)
 
     def close(self, reason: str) -> None:
@@ -265,6 +282,11 @@ class Node:
     def limits(self) -> TransportConfig:
         """The limits of its channels."""
         return self._limits
+
+    def known(self, incarnation: int) -> Channel | None:
+        """The open channel to a process; None for nobody, and for incarnation 0, which is anybody."""
+        known = self._channels.get(incarnation)
+        return known if known is not None and known.error is None else None
 
     def dialing(self, incarnation: int, address: str) -> Dialing:
         """Begin a handshake with *address*."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import threading
@@ -15,6 +16,7 @@ from typing import Any
 import monarch_hpc
 from monarch_hpc import Actor, ActorMesh, CallTimeout, concurrent_endpoint, endpoint
 from monarch_hpc.actor.context import deadlines_seen
+from monarch_hpc.actor.turn import ResponsePort
 from monarch_hpc.mesh.stream import Stream
 from tests.history.checker import Began, Closed, Ended, Event, Finished, Sent, decode, encode, token
 
@@ -89,6 +91,19 @@ class Node(Actor):
     @concurrent_endpoint
     async def beside(self, sender: str, number: int, data: bytes, pause_s: float, *, fails: bool = False) -> str:
         return await self._wait(sender, number, pause_s, fails=fails)
+
+    @endpoint(explicit_response_port=True)
+    def later(
+        self, port: ResponsePort, sender: str, number: int, data: bytes, pause_s: float, *, fails: bool = False
+    ) -> None:
+        self._begin(sender, number)
+        self._finish(sender, number)
+        if fails:
+            port.exception(ValueError(number))
+        elif pause_s:
+            threading.Timer(pause_s, port.send, (token(sender, number),)).start()
+        else:
+            port.send(token(sender, number))
 
     async def _wait(self, sender: str, number: int, pause_s: float, *, fails: bool) -> str:
         self._begin(sender, number)
@@ -169,7 +184,7 @@ class Sender:
         way = "call" if last else dice.choices(["one", "call", "cast", "choose", "stream"], [8, 3, 5, 1, 1])[0]
         view, ranks = (mesh, list(range(4))) if last else self._cut(mesh, dice, single=way == "one")
         names = [f"{name}{rank}" for rank in ranks]
-        kind = "plain" if last else dice.choices(["plain", "waiting", "beside"], [3, 1, 1])[0]
+        kind = "plain" if last else dice.choices(["plain", "waiting", "beside", "later"], [3, 1, 1, 1])[0]
         inherited = deadlines_seen() and monarch_hpc.context().deadline_left_s is not None
         timeout_s = None if last or dice.random() > 0.1 else dice.uniform(0.0005, 0.05)
         fails = way in ("one", "choose") and not last and dice.random() < 0.05
@@ -232,10 +247,11 @@ class Sender:
         """Wait for all calls, in a coroutine."""
         while self.open:
             call = self.open[0]
-            waiting = [future.as_asyncio() for future in call.futures]
-            await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), PATIENCE_S)
-            if call in self.open:
-                self.open.remove(call)
+            for future in call.futures:
+                with contextlib.suppress(Exception):
+                    await asyncio.wait_for(future, PATIENCE_S)
+            self.open.remove(call)
+            if all(future.done() for future in call.futures):  # else it is found to be blocked
                 self._end(call.sent, call.outcomes())
 
     def _end(self, sent: Sent, outcomes: dict[str, str], *, cancelled: bool = False) -> None:

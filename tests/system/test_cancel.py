@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -70,6 +71,10 @@ class Worker(Actor):
     @concurrent_endpoint
     async def wait_aside(self, seconds: float = 60.0, name: str = "") -> str:
         return await self._wait(seconds, name)
+
+    @endpoint
+    def wait_wrapped(self, seconds: float = 60.0, name: str = "") -> Coroutine[object, object, str]:
+        return self._wait(seconds, name)
 
     async def _wait(self, seconds: float, name: str) -> str:
         self.log.append("wait")
@@ -194,7 +199,7 @@ def test_the_credit_of_cancelled_calls_is_given_back_while_the_actor_is_busy(
     noted(worker, "begin credit", "end credit False")
 
 
-@pytest.mark.parametrize("name", ["wait", "wait_aside"])
+@pytest.mark.parametrize("name", ["wait", "wait_aside", "wait_wrapped"])
 def test_a_running_coroutine_is_cancelled(place: ProcMesh, worker: ActorMesh[Worker], name: str) -> None:
     waiting = getattr(worker, name).call_one(60.0, name)
     until_open(place, name)
@@ -346,3 +351,24 @@ def test_a_coroutine_that_is_held_back_gives_up_too(procs: ProcMesh) -> None:
     open_gate(procs.slice(gpus=0), "loop")
     running.get(_PATIENCE_S)
     assert noted(worker).count("took 1") == _WINDOW_BYTES // _MIB
+
+
+class Slow:
+    """Takes longer to pickle than the time limit of the call that it is for."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        current_runtime().engine.wait(lambda: False, _SOON_S)
+        return Slow, ()
+
+
+def test_the_time_may_be_over_before_anything_is_sent(procs: ProcMesh) -> None:
+    workers = procs.spawn("worker", Worker)
+    workers.noted.call().get(_PATIENCE_S)
+    note = workers.note.options(timeout=_SOON_S / 10)
+    text: Any = Slow()
+    with pytest.raises(CallTimeout):
+        note.call(text).get(_PATIENCE_S)
+    for future in note.stream(text):
+        with pytest.raises(CallTimeout):
+            future.get(_PATIENCE_S)
+    assert not any(workers.noted.call().get(_PATIENCE_S).values())

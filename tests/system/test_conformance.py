@@ -283,3 +283,23 @@ def test_connecting_and_closing_again_and_again_leaves_nothing(parties: Parties,
             grown.append((rss_bytes() - before[0], there.rss_bytes - before[1]))
         # The first half also warms up; in the second, less than 2 KiB a cycle.
         assert max(grown[1]) < 2 * 1024 * cycles // 2, grown
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fabric", FABRICS)
+def test_a_channel_that_ends_under_its_senders_tells_each_of_them(parties: Parties, fabric: str) -> None:
+    """The end comes at any point of what they do: a lane that is closed must not be touched."""
+    with far(fabric) as there:
+        client = make_client(parties, fabric)
+        for _ in range(60):
+            channel = client.node.connect(dialled(there.addresses[0], fabric))
+            settled(client, channel, fabric)
+            failures: list[BaseException] = []
+            senders = [pour(channel, size, failures) for size in (100_000, 70_000, 2_000, 10)]
+            client.until(lambda: all(sender.is_alive() for sender in senders))  # noqa: B023 asked at once
+            channel.give_up("in full flow")
+            for sender in senders:
+                sender.join(PATIENCE_S)
+            assert len(failures) == 4 and all(isinstance(failure, TransportError) for failure in failures), failures
+            client.until(lambda: bool(client.lost))
+            client.lost.clear()

@@ -26,7 +26,7 @@ from tests.history.checker import Closed, Ended, Gone, check
 from tests.history.load import PATIENCE_S, Node, Relay, Sender, close_notes, note, read_history
 from tests.system.controlling import controlled, settle
 
-_STEPS = int(os.environ.get("HISTORY_STEPS", "250"))
+_STEPS = int(os.environ.get("HISTORY_STEPS", "300"))
 _NUM_SENDERS = 3
 _MAX_OPEN = 40
 _WINDOW_BYTES = 2**20
@@ -35,7 +35,7 @@ _WINDOW_BYTES = 2**20
 
 def seeds() -> list[int]:
     """Which to run."""
-    words = os.environ.get("HISTORY_SEEDS", "1,2,3,4")
+    words = os.environ.get("HISTORY_SEEDS", "1,2,3,4,5,6")
     if words.startswith("random:"):
         return [random.SystemRandom().randrange(2**31) for _ in range(int(words.partition(":")[2]))]
     return [int(word) for word in words.split(",")]

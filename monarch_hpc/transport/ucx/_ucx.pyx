@@ -41,7 +41,7 @@ cdef extern from "core.h" nogil:
     ctypedef struct mh_config_t:
         pass
     enum:
-        MH_OK, MH_API_MAJOR, MH_API_MINOR, MH_THREAD_MODE_MULTI
+        MH_OK, MH_ERR_NOT_CONNECTED, MH_API_MAJOR, MH_API_MINOR, MH_THREAD_MODE_MULTI
         MH_FEATURE_AM, MH_FEATURE_RMA, MH_FEATURE_WAKEUP, MH_PARAM_FIELD_FEATURES
         MH_PARAM_FIELD_MT_WORKERS_SHARED, MH_MEM_MAP_PARAM_FIELD_PROT, MH_MEM_MAP_PROT_LOCAL_READ
         MH_MEM_MAP_PROT_LOCAL_WRITE, MH_MEM_MAP_PROT_REMOTE_READ, MH_MEM_MAP_PROT_REMOTE_WRITE
@@ -189,7 +189,9 @@ cdef extern from "core.h" nogil:
     int mc_send_small(mc_lane *, const void *, size_t, const void *, size_t, int)
     int mc_started(void *, mc_operation *)
     uint64_t mc_reserve(mc_lane *, unsigned, int *)
-    int mc_send_bulk(mc_lane *, unsigned char *, const void *, size_t, uint64_t, mc_operation *)
+    int mc_send_bulk(mc_lane *, uint32_t, unsigned char *, const void *, size_t, uint64_t, mc_operation *)
+    int mc_move(mc_lane *, uint32_t, int, void *, size_t, uint64_t, mh_rkey_h, const mh_request_param_t *, mc_operation *)
+    int mc_flush(mc_lane *, uint32_t, const mh_request_param_t *, mc_operation *)
     int mc_worker_poll(mc_worker *, int, epoll_event *, int, int64_t, int64_t)
     uint64_t mc_num_refused(mc_worker *)
     uint64_t mc_num_thread_wakes(mc_worker *)
@@ -758,10 +760,19 @@ cdef class Lane:
         self._open()
         cdef Span span = Span(data, False)
         cdef Operation operation = _begin(self.worker, span)
-        with nogil:
-            status = mc_send_bulk(
-                self.lane, operation.header, <void *><uintptr_t>span.address, span.num_bytes, sequence, &operation.operation
-            )
+        cdef mc_lane *lane = self.lane  # another thread may close it where this one is without the GIL
+        status = MH_ERR_NOT_CONNECTED
+        if lane != NULL:
+            with nogil:
+                status = mc_send_bulk(
+                    lane,
+                    self.life,
+                    operation.header,
+                    <void *><uintptr_t>span.address,
+                    span.num_bytes,
+                    sequence,
+                    &operation.operation,
+                )
         _started(status, operation, "sending")
         return operation
 
@@ -787,8 +798,8 @@ cdef class Lane:
     cdef Operation _move(self, Span span, uint64_t address, RemoteKey key, bint put):
         cdef mh_request_param_t param
         cdef Operation operation
-        cdef int status
-        cdef void *request
+        cdef int status = MH_ERR_NOT_CONNECTED
+        cdef mc_lane *lane
         cdef void *local = <void *><uintptr_t>span.address
         cdef size_t count = span.num_bytes
         self._open()
@@ -797,12 +808,12 @@ cdef class Lane:
         if span.device:
             param.op_attr_mask |= MH_OP_ATTR_FIELD_MEMORY_TYPE
             param.memory_type = MH_MEMORY_TYPE_CUDA
-        with nogil:
-            if put:
-                request = mh_ucp.put_nbx(self.lane.endpoint, local, count, address, key.handle, &param)
-            else:
-                request = mh_ucp.get_nbx(self.lane.endpoint, local, count, address, key.handle, &param)
-            status = mc_started(request, &operation.operation)
+        lane = self.lane  # as in `send_bulk`
+        if lane != NULL:
+            with nogil:
+                status = mc_move(
+                    lane, self.life, put, local, count, address, key.handle, &param, &operation.operation
+                )
         _started(status, operation, "a put" if put else "a get")
         return operation
 
@@ -810,12 +821,15 @@ cdef class Lane:
         """An operation that is done when all that was sent and put before has arrived."""
         cdef mh_request_param_t param
         cdef Operation operation
-        cdef int status
+        cdef int status = MH_ERR_NOT_CONNECTED
+        cdef mc_lane *lane
         self._open()
         operation = _begin(self.worker, None)
         _parameters(&param, operation, mc_callback_sent())
-        with nogil:
-            status = mc_started(mh_ucp.ep_flush_nbx(self.lane.endpoint, &param), &operation.operation)
+        lane = self.lane  # as in `send_bulk`
+        if lane != NULL:
+            with nogil:
+                status = mc_flush(lane, self.life, &param, &operation.operation)
         _started(status, operation, "a flush")
         return operation
 

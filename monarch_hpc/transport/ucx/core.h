@@ -459,10 +459,15 @@ static uint64_t mc_reserve(mc_lane *lane, unsigned count, int *status) {
     return first;
 }
 
+/* Whether *lane*, whose lock is held, is open, and not for another peer by now. */
+static int mc_lives(mc_lane *lane, uint32_t life) {
+    return atomic_load(&lane->state) == MC_LANE_OPEN && lane->life == life;
+}
+
 /* Send *num_bytes* at *data* as message number *sequence*; a UCX status.
  * *header* and *data* must stay until the operation is done. */
-static int mc_send_bulk(mc_lane *lane, unsigned char *header, const void *data, size_t num_bytes, uint64_t sequence,
-                        mc_operation *operation) {
+static int mc_send_bulk(mc_lane *lane, uint32_t life, unsigned char *header, const void *data, size_t num_bytes,
+                        uint64_t sequence, mc_operation *operation) {
     int status = MH_ERR_NOT_CONNECTED;
     memcpy(header, lane->peer_token, MC_TOKEN_BYTES);
     memcpy(header + MC_TOKEN_BYTES, &sequence, sizeof sequence);
@@ -475,7 +480,7 @@ static int mc_send_bulk(mc_lane *lane, unsigned char *header, const void *data, 
     atomic_fetch_add(&lane->pending, 1);
     atomic_fetch_add(&lane->pending_bytes, operation->num_bytes);
     pthread_mutex_lock(&lane->lock); /* against `mc_lane_closing` */
-    if (atomic_load(&lane->state) == MC_LANE_OPEN)
+    if (mc_lives(lane, life))
         status = mc_started(mh_ucp.am_send_nbx(lane->endpoint, MC_AM_BULK, header, MC_HEADER_BYTES, data, num_bytes,
                                                &param),
                             operation);
@@ -484,6 +489,29 @@ static int mc_send_bulk(mc_lane *lane, unsigned char *header, const void *data, 
         atomic_fetch_sub(&lane->pending, 1);
         atomic_fetch_sub(&lane->pending_bytes, operation->num_bytes);
     }
+    return status;
+}
+
+/* Move *num_bytes* between *local* and the peer's memory; a UCX status. */
+static int mc_move(mc_lane *lane, uint32_t life, int put, void *local, size_t num_bytes, uint64_t address,
+                   mh_rkey_h key, const mh_request_param_t *param, mc_operation *operation) {
+    int status = MH_ERR_NOT_CONNECTED;
+    pthread_mutex_lock(&lane->lock); /* against `mc_lane_closing` */
+    if (mc_lives(lane, life))
+        status = mc_started(put ? mh_ucp.put_nbx(lane->endpoint, local, num_bytes, address, key, param)
+                                : mh_ucp.get_nbx(lane->endpoint, local, num_bytes, address, key, param),
+                            operation);
+    pthread_mutex_unlock(&lane->lock);
+    return status;
+}
+
+/* Wait for all that was put before; a UCX status. */
+static int mc_flush(mc_lane *lane, uint32_t life, const mh_request_param_t *param, mc_operation *operation) {
+    int status = MH_ERR_NOT_CONNECTED;
+    pthread_mutex_lock(&lane->lock);
+    if (mc_lives(lane, life))
+        status = mc_started(mh_ucp.ep_flush_nbx(lane->endpoint, param), operation);
+    pthread_mutex_unlock(&lane->lock);
     return status;
 }
 
@@ -670,6 +698,7 @@ static mc_lane *mc_lane_open(mc_worker *worker, const unsigned char *random) {
         lane->index = worker->num_lanes;
         pthread_mutex_init(&lane->lock, NULL);
     }
+    pthread_mutex_lock(&lane->lock); /* a sender may hold on to its former life */
     pthread_mutex_lock(&worker->events_lock);
     lane->life++;
     memcpy(lane->own_token, random, MC_TOKEN_BYTES);
@@ -686,6 +715,7 @@ static mc_lane *mc_lane_open(mc_worker *worker, const unsigned char *random) {
     if (lane->index == worker->num_lanes)
         worker->lanes[worker->num_lanes++] = lane;
     pthread_mutex_unlock(&worker->events_lock);
+    pthread_mutex_unlock(&lane->lock);
     return lane;
 }
 
