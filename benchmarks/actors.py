@@ -17,8 +17,10 @@ import argparse
 import os
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 
 from benchmarks.programs import PACKAGES, Died, Gone, Program, cache, find_python, install
@@ -77,11 +79,21 @@ ORDERS = (
     Order("push", 5, 1, 0, {"rate": ("256 MiB array", "GB/s")}),
     Order("kill", 20, 2, 1, {"p99": ("SIGKILL to error, p99", "ms")}),
 )
-_ASLEEP = ("start", "echo", "pipeline", "stop")
+FAN_OUTS = {
+    size: (
+        Order("spawn", size, size, 0, {"s": (f"{size} procs and actors, answering", "ms")}),
+        Order("call", 500, 20, 100, {"p50": (f"call on {size}, p50", "us"), "p99": (f"call on {size}, p99", "us")}),
+        Order("stop", 1, 1, 0, {}),
+    )
+    for size in (16, 32, 64)
+}
+"""What is measured of larger meshes when asked for."""
+
+_ASLEEP = ORDERS[:4]
 """Where it matters to ours whether its procs spin: two processes, not many on few cores."""
 
 _SCALES = {"us": 1e6, "ms": 1e3, "k/s": 1e-3, "GB/s": 1e-9, "MiB": 1 / MIB}
-UNITS = {title: unit for order in ORDERS for title, unit in order.cells.values()}
+UNITS = {title: unit for order in chain(ORDERS, *FAN_OUTS.values()) for title, unit in order.cells.values()}
 
 
 def smaller_is_better(title: str) -> bool:
@@ -117,12 +129,13 @@ class Table:
     def ratio(self, row: str, peer: str, title: str) -> float | None:
         """How many times better *row* is than *peer*: the median over the rounds that have both."""
         ours, theirs = self.cells.get((row, title), {}), self.cells.get((peer, title), {})
-        both = [(ours[number], theirs[number]) for number in ours if number in theirs]
-        if not both:
-            return None
-        return statistics.median(
-            other / one if smaller_is_better(title) else one / other for one, other in both if one and other
-        )
+        smaller = smaller_is_better(title)
+        ratios = [
+            theirs[number] / ours[number] if smaller else ours[number] / theirs[number]
+            for number in ours
+            if number in theirs
+        ]
+        return statistics.median(ratios) if ratios else None
 
     def print(self, rows: list[str]) -> None:
         """Print all, a line a measure, a column a program."""
@@ -204,7 +217,7 @@ GOALS = (
 )
 
 
-def measure(table: Table, row: str, number: int, python: Path, *, quick: bool) -> None:
+def measure(table: Table, row: str, number: int, python: Path, orders: Sequence[Order], *, quick: bool) -> None:
     """One life of one program.
 
     Raises:
@@ -212,12 +225,12 @@ def measure(table: Table, row: str, number: int, python: Path, *, quick: bool) -
     """
     ours = row in OURS
     with Program("ours" if ours else row, python, _ENV.get(row, {})) as program:
-        for order in ORDERS:
-            if row in _ENV and order.what not in _ASLEEP:
-                continue
-            num = order.quick if quick else order.num if ours else order.slow or order.num
+        for order in _ASLEEP if row in _ENV else orders:
+            num = order.num if ours else order.slow or order.num
+            if quick:
+                num = min(num, order.quick)
             try:
-                found = program.order(order.what, min(num, 1) if order.what == "kill" and not ours else num)
+                found = program.order(order.what, num)
             except Gone as error:
                 if order.what == "start":
                     raise
@@ -230,27 +243,13 @@ def measure(table: Table, row: str, number: int, python: Path, *, quick: bool) -
                     table.add(row, title, number, found[key])
 
 
-def run(rows: list[str], pythons: dict[str, Path], rounds: int, say: Callable[[str], None], *, quick: bool) -> Table:
-    """Measure *rows*, each of them in each round."""
-    table = Table()
-    able = list(rows)
-    for number in range(rounds):
-        for row in list(able):
-            say(f"round {number + 1} of {rounds}: {row}")
-            try:
-                measure(table, row, number, pythons[row], quick=quick)
-            except Gone as error:
-                able.remove(row)
-                table.missing.setdefault(row, {})[""] = str(error)
-    return table
-
-
 def main() -> int:
     """Measure, print the table and the goals."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", nargs="+", choices=(*PEERS, "none"), default=list(PEERS), metavar="PEER")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="one short round")
+    parser.add_argument("--fan-out", nargs="+", type=int, choices=FAN_OUTS, default=[], metavar="PROCS")
     parser.add_argument("--install", action="store_true", help="install the peers that are not there, and end")
     parser.add_argument("--venvs", type=Path, default=cache(), metavar="DIR", help="where peers are: %(default)s")
     parser.add_argument("--python", action="append", default=[], metavar="PEER=PATH", help="a peer's interpreter")
@@ -272,7 +271,17 @@ def main() -> int:
             rows.append(peer)
         except Gone as error:
             absent[peer] = {"": str(error)}
-    table = run(rows, pythons, 1 if arguments.quick else arguments.rounds, say, quick=arguments.quick)
+    orders = [*ORDERS[:-2], *chain(*(FAN_OUTS[size] for size in arguments.fan_out)), *ORDERS[-2:]]
+    table, able = Table(), list(rows)
+    rounds = 1 if arguments.quick else arguments.rounds
+    for number in range(rounds):
+        for row in list(able):
+            say(f"round {number + 1} of {rounds}: {row}")
+            try:
+                measure(table, row, number, pythons[row], orders, quick=arguments.quick)
+            except Gone as error:
+                able.remove(row)
+                table.missing.setdefault(row, {})[""] = str(error)
     table.missing.update(absent)
     say("\r")
     load = os.getloadavg()[0]
@@ -288,6 +297,8 @@ def main() -> int:
 def _install(peers: list[str], folder: Path) -> int:
     failed = 0
     for peer in peers:
+        if peer == "torch-rpc" and find_spec("torch"):
+            continue
         print(f"{peer}: {', '.join(PACKAGES[peer])} into {folder / peer}", flush=True)
         try:
             install(peer, folder)
