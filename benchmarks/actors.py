@@ -1,6 +1,6 @@
 """How fast actors are, ours and those of peers, in one run on this machine.
 
-    python -m benchmarks.actors --install                # once: an environment for each peer, gigabytes
+    python -m benchmarks.actors --install                # once: an environment for each peer, 2 GB
     python -m benchmarks.actors                          # all of it; about ten minutes
     python -m benchmarks.actors --peers torchmonarch ray
     python -m benchmarks.actors --peers none --quick     # ours only, a look

@@ -41,9 +41,9 @@ def _join(name: str, rank: int, size: int, port: int) -> None:
     rpc.init_rpc(name, rank=rank, world_size=size, rpc_backend_options=options)
 
 
-def _run(rank: int, size: int, port: int) -> None:
+def _run(name: str, rank: int, size: int, port: int) -> None:
     torch.set_num_threads(1)
-    _join(f"w{rank - 1}", rank, size, port)
+    _join(name, rank, size, port)
     rpc.shutdown()
 
 
@@ -59,13 +59,16 @@ class RpcEnd(Blocking):
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         context = multiprocessing.get_context("spawn")
-        self._processes = [context.Process(target=_run, args=(rank, num + 1, port)) for rank in range(1, num + 1)]
+        # Names of their own: this process counts what happened among each set of names, and new ones begin at 0.
+        self._names = [f"w{index}-{port}" for index in range(num)]
+        self._processes = [
+            context.Process(target=_run, args=(name, rank, num + 1, port)) for rank, name in enumerate(self._names, 1)
+        ]
         for process in self._processes:
             process.start()
         # Every process must have made as many worlds before as the others; these have made none.
         rpc._init_counter = 0
         _join("near", 0, num + 1, port)
-        self._names = [f"w{index}" for index in range(num)]
         self.all(0)
 
     def stop(self) -> None:
@@ -76,37 +79,37 @@ class RpcEnd(Blocking):
             process.join()
 
     def one(self, value: object) -> object:
-        return rpc.rpc_sync("w0", _echo, (value,))
+        return rpc.rpc_sync(self._names[0], _echo, (value,))
 
     def all(self, value: object) -> object:
         return [future.wait() for future in [rpc.rpc_async(name, _echo, (value,)) for name in self._names]]
 
     def pipeline(self, num: int) -> float:
         begun_s = time.perf_counter()
-        for future in [rpc.rpc_async("w0", _echo, (number,)) for number in range(num)]:
+        for future in [rpc.rpc_async(self._names[0], _echo, (number,)) for number in range(num)]:
             future.wait()
         return time.perf_counter() - begun_s
 
     def chat(self, num: int) -> list[float]:
-        took: list[float] = rpc.rpc_sync("w0", _do, ("chat", "w1", num))
+        took: list[float] = rpc.rpc_sync(self._names[0], _do, ("chat", self._names[1], num))
         return took
 
     def push(self, array: object) -> float:
         # What it moves without pickling is a tensor.
         tensor = torch.from_numpy(array)
         begun_s = time.perf_counter()
-        rpc.rpc_sync("w0", _do, ("touch", tensor))
+        rpc.rpc_sync(self._names[0], _do, ("touch", tensor))
         return time.perf_counter() - begun_s
 
     def pids(self) -> list[int]:
         return [int(process.pid) for process in self._processes if process.pid]
 
     def cpu_s(self) -> float:
-        return float(rpc.rpc_sync("w0", _do, ("cpu_s",)))
+        return float(rpc.rpc_sync(self._names[0], _do, ("cpu_s",)))
 
     def kill(self, path: str) -> float:
         pid = self.pids()[0]
-        pending = rpc.rpc_async("w0", _do, ("nap", path))
+        pending = rpc.rpc_async(self._names[0], _do, ("nap", path))
         wait_asleep(path)
         begun_s = time.perf_counter()
         os.kill(pid, signal.SIGKILL)
