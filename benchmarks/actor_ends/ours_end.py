@@ -1,0 +1,128 @@
+"""monarch-hpc: an embedded allocation on this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import monarch_hpc
+from benchmarks.actor_ends.end import Blocking, Worker, timed, wait_asleep
+from monarch_hpc import Actor, ActorDied, ActorMesh, HostMesh, ProcMesh, endpoint
+
+__all__ = ["OurEnd"]
+
+
+class _Echo(Actor):
+    def __init__(self) -> None:
+        self._work = Worker()
+
+    @endpoint
+    def echo(self, value: object) -> object:
+        return value
+
+    @endpoint
+    def touch(self, array: object) -> int:
+        return self._work.touch(array)
+
+    @endpoint
+    def pid(self) -> int:
+        return self._work.pid()
+
+    @endpoint
+    def cpu_s(self) -> float:
+        return self._work.cpu_s()
+
+    @endpoint
+    def nap(self, path: str) -> None:
+        self._work.nap(path)
+
+    @endpoint
+    def chat(self, other: ActorMesh[_Echo], num: int) -> list[float]:
+        return timed(lambda value: other.echo.call_one(value).get(), num)
+
+
+class OurEnd(Blocking):
+    """The way a user's program does it."""
+
+    _hosts: HostMesh
+    _procs: ProcMesh
+    _every: ActorMesh[_Echo]
+    _first: ActorMesh[_Echo]
+
+    def start(self) -> None:
+        self._hosts = monarch_hpc.hosts()
+
+    def spawn(self, num: int) -> None:
+        self._procs = self._hosts.spawn_procs(per_host={"p": num})
+        self._every = self._procs.spawn("echo", _Echo)
+        self._first = self._every.slice(hosts=0, p=0)
+        self.all(0)
+
+    def stop(self) -> None:
+        self._procs.stop()
+
+    def one(self, value: object) -> object:
+        return self._first.echo.call_one(value).get()
+
+    def all(self, value: object) -> object:
+        return self._every.echo.call(value).get()
+
+    def pipeline(self, num: int) -> float:
+        begun_s = time.perf_counter()
+        for future in [self._first.echo.call_one(number) for number in range(num)]:
+            future.get()
+        return time.perf_counter() - begun_s
+
+    def chat(self, num: int) -> list[float]:
+        took: list[float] = self._first.chat.call_one(self._every.slice(hosts=0, p=1), num).get()
+        return took
+
+    def push(self, array: object) -> float:
+        begun_s = time.perf_counter()
+        self._first.touch.call_one(array).get()
+        return time.perf_counter() - begun_s
+
+    def pids(self) -> list[int]:
+        return list(self._every.pid.call().get().values())
+
+    def cpu_s(self) -> float:
+        return float(self._first.cpu_s.call_one().get())
+
+    def kill(self, path: str) -> float:
+        pid = self._first.pid.call_one().get()
+        pending = self._first.nap.call_one(path)
+        wait_asleep(path)
+        begun_s = time.perf_counter()
+        os.kill(pid, signal.SIGKILL)
+        try:
+            pending.get()
+        except ActorDied:
+            return time.perf_counter() - begun_s
+        raise AssertionError("a killed actor has answered")
+
+    def zygote(self) -> int:
+        """The parent of the procs' common ancestor has the same command line, but is older: the oldest one is it."""
+        procs = set(self.pids())
+        agents = {int(_status(pid, "PPid")) for pid in procs}
+        found = [
+            int(path.name)
+            for path in Path("/proc").iterdir()
+            if path.name.isdigit() and int(path.name) not in procs and _is_zygote(path, agents)
+        ]
+        return min(found)
+
+
+def _status(pid: int, key: str) -> str:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(line.partition(":")[2].strip() for line in lines if line.startswith(key + ":"))
+
+
+def _is_zygote(path: Path, agents: set[int]) -> bool:
+    try:
+        return b"monarch_hpc.agent.zygote" in (path / "cmdline").read_bytes() and (
+            int(_status(int(path.name), "PPid")) in agents
+        )
+    except (OSError, StopIteration):  # it has just ended
+        return False

@@ -1,0 +1,219 @@
+"""Programs that `benchmarks.actors` measures, one at a time, each in its own interpreter, and where these are."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TextIO
+
+__all__ = ["PACKAGES", "Died", "Gone", "Program", "cache", "find_python", "install"]
+
+PACKAGES = {
+    "torchmonarch": ["torchmonarch==0.7.0"],
+    "ray": ["ray==2.60.0"],
+    "dragon": ["dragonhpc==0.15.0"],
+    "xoscar": ["xoscar==0.12.2"],
+    # Its wheel for CPUs where pip is told of the index that has it; the one beside us serves as well.
+    "torch-rpc": ["torch>=2.4"],
+}
+"""What pip installs for each peer, beside NumPy."""
+
+_ROOT = Path(__file__).parents[1]
+_START_S = 90.0
+_ORDER_S = 60.0
+_END_S = 15.0
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+class Gone(Exception):
+    """A program that cannot be measured, or cannot do one thing, and why."""
+
+
+def cache() -> Path:
+    """Where peers are installed by default."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return home / "monarch-hpc" / "benchmarks"
+
+
+def find_python(peer: str, folder: Path) -> Path:
+    """The interpreter of *peer*: of its environment in *folder*, or this one, which may have torch.
+
+    Raises:
+        Gone: it is not installed.
+    """
+    python = folder / peer / "bin" / "python"
+    if python.exists():
+        return python
+    if peer in ("ours", "torch-rpc"):
+        return Path(sys.executable)
+    raise Gone("not installed; --install does it")
+
+
+def install(peer: str, folder: Path) -> None:
+    """Make the environment of *peer* in *folder*, if it is not there.
+
+    Raises:
+        Gone: pip could not.
+    """
+    place = folder / peer
+    if (place / "installed").exists():
+        return
+    shutil.rmtree(place, ignore_errors=True)
+    venv.create(place, with_pip=True)
+    argv = [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", "numpy", *PACKAGES[peer]]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    if done.returncode:
+        shutil.rmtree(place)
+        raise Gone(f"pip: {_last_line(done.stderr)}")
+    (place / "installed").touch()
+
+
+class Died(Gone):
+    """The same in the middle of its work: it is asked nothing more."""
+
+
+class Program:
+    """One life of one program, from its start until nothing of it is left.
+
+    Args:
+        peer: whose.
+        python: its interpreter.
+        env: variables to set.
+
+    Raises:
+        Gone: it did not start.
+    """
+
+    def __init__(self, peer: str, python: Path, env: dict[str, str]) -> None:
+        # What outlives its parent comes to us, so that `close` finds it.
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._folder = Path(tempfile.mkdtemp(prefix="bench-", dir="/tmp"))  # short: peers put sockets there
+        self._lines: TextIO | None = None
+        try:
+            self._start(peer, python, env)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, peer: str, python: Path, env: dict[str, str]) -> None:
+        path = str(self._folder / "control")
+        argv = [str(python), "-m", "benchmarks.actor_ends"]
+        if peer == "dragon":  # its launcher takes a file; without -s it wants an allocation wherever there is a Slurm
+            argv = [str(python.parent / "dragon"), "-s", str(_ROOT / "benchmarks" / "actor_ends" / "__main__.py")]
+        whole_env = {**os.environ, **env, "PYTHONPATH": str(_ROOT), "TMPDIR": str(self._folder)}
+        whole_env["PATH"] = f"{python.parent}:{whole_env['PATH']}"
+        with socket.socket(socket.AF_UNIX) as control, open(self._folder / "output", "wb") as output:
+            control.bind(path)
+            control.listen()
+            try:
+                process = subprocess.Popen(
+                    [*argv, peer, path],
+                    cwd=self._folder,
+                    env=whole_env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                )
+            except OSError as error:
+                raise Gone(str(error)) from None
+            control.settimeout(0.5)
+            end_s = time.monotonic() + _START_S
+            while self._lines is None:
+                try:
+                    end, _ = control.accept()
+                    end.settimeout(_ORDER_S)
+                    self._lines = end.makefile("rw")
+                except TimeoutError:
+                    if process.poll() is not None:
+                        raise Gone(f"it ended: {self._last_words()}") from None
+                    if time.monotonic() > end_s:
+                        raise Gone(f"it did not report in {_START_S:.0f} s: {self._last_words()}") from None
+
+    def order(self, what: str, num: int) -> dict[str, float]:
+        """Let it do one thing, see `benchmarks.actor_ends`; return what it found.
+
+        Raises:
+            Gone: it cannot.
+            Died: it has died, or hangs.
+        """
+        assert self._lines is not None
+        try:
+            self._lines.write(json.dumps({"what": what, "num": num}) + "\n")
+            self._lines.flush()
+            line = self._lines.readline()
+        except TimeoutError:
+            raise Died(f"no answer in {_ORDER_S:.0f} s") from None
+        except OSError:
+            line = ""
+        if not line:
+            raise Died(f"it died: {self._last_words()}")
+        answer: dict[str, float] = json.loads(line)
+        if "missing" in answer:
+            raise Gone(str(answer["missing"]))
+        return answer
+
+    def _last_words(self) -> str:
+        return _last_line((self._folder / "output").read_text(errors="replace"))
+
+    def close(self) -> None:
+        """End it and all that came of it."""
+        if self._lines is not None:
+            with contextlib.suppress(OSError):
+                self._lines.close()
+        end_s = time.monotonic() + _END_S
+        while _reap() and time.monotonic() < end_s:
+            time.sleep(0.02)
+        while _reap():
+            for pid in _descendants():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.02)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "it said nothing"
+
+
+def _reap() -> bool:
+    """Take leave of children that have ended; tell whether there are others."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _descendants() -> Iterator[int]:
+    """All processes below this one."""
+    waiting = [os.getpid()]
+    while waiting:
+        pid = waiting.pop()
+        for path in Path(f"/proc/{pid}/task").glob("*/children"):
+            with contextlib.suppress(OSError):
+                children = [int(child) for child in path.read_text().split()]
+                waiting += children
+                yield from children

@@ -1,0 +1,36 @@
+"""The comparison with peers runs, and says what is missing, on a machine that has none of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.guards.tree import ROOT
+
+ENDS = sorted((ROOT / "benchmarks" / "actor_ends").glob("*.py"))
+
+
+@pytest.mark.parametrize("path", ENDS, ids=lambda path: path.name)
+def test_what_a_peer_runs_compiles(path: Path) -> None:
+    """Nothing else would tell where the peers are not installed."""
+    compile(path.read_text(), path, "exec")
+
+
+@pytest.mark.slow
+def test_a_quick_comparison_measures_ours_and_tells_what_is_not_installed(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "benchmarks.actors", "--quick", "--peers", "ray", "xoscar", "--venvs", str(tmp_path)]
+    # An interpreter that has no such package, and no interpreter at all.
+    argv += ["--python", f"xoscar={sys.executable}"]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+    print(done.stdout + done.stderr)
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
+    assert "ray: not installed; --install does it" in lines
+    assert "xoscar: ModuleNotFoundError: No module named 'xoscar'" in lines
+    for title in ("echo, p50", "256 MiB array", "call on 8, p50", "SIGKILL to error, p99"):
+        (line,) = [line for line in lines if line.startswith(title + "  ")]
+        assert float(line.split()[-4]) > 0, line  # ours, then asleep or a dash, and two peers
+    assert not any(line.startswith("ours") for line in lines), "something of ours could not be measured"
