@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from monarch_hpc.actor.endpoint import Actor, concurrent_endpoint, endpoint
     from monarch_hpc.actor.fault import MeshFailure
     from monarch_hpc.actor.future import Future
+    from monarch_hpc.actor.logs import RecordHandler
     from monarch_hpc.actor.port import Channel, Port, PortReceiver
     from monarch_hpc.actor.turn import ResponsePort
     from monarch_hpc.core.errors import (
@@ -65,6 +66,7 @@ _HOMES = {
     "PortClosed": "core.errors",
     "PortReceiver": "actor.port",
     "ProcMesh": "mesh.proc",
+    "RecordHandler": "actor.logs",
     "ResponsePort": "actor.turn",
     "ScriptFailed": "core.errors",
     "SpawnError": "core.errors",
@@ -107,6 +109,7 @@ __all__ = [
     "PortClosed",
     "PortReceiver",
     "ProcMesh",
+    "RecordHandler",
     "ResponsePort",
     "ScriptFailed",
     "SpawnError",

@@ -7,6 +7,7 @@ import signal
 import sys
 
 from monarch_hpc.actor.context import ProcInfo, outside
+from monarch_hpc.actor.logs import listen
 from monarch_hpc.actor.reference import ProcRef
 from monarch_hpc.actor.runtime import STOPPED, Runtime
 from monarch_hpc.agent.start import ProcStart
@@ -50,6 +51,7 @@ def main(start: ProcStart) -> int:
 
     signal.signal(signal.SIGTERM, leave)
     signal.set_wakeup_fd(wakeup_fd, warn_on_full_buffer=False)
+    listen(start.logs.level)
     engine = Engine(start.spin_s)
     engine.start()
     identity = Identity(start.allocation, Role.PROC, start.host_name, new_incarnation())

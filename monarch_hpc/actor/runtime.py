@@ -243,6 +243,8 @@ class Runtime(Replier):
             if slot is not None:
                 self.recorder.answered(frame.dest)
                 slot.answer(frame)
+                if kind is _FAILURE:
+                    self.on_failure()
             elif not frame.dest:
                 self._on_fault(frame)
         elif kind is Kind.SPAWN:
@@ -259,6 +261,9 @@ class Runtime(Replier):
                 cancelled.cancel(channel, frame.reply)
         elif kind is Kind.CONTROL:
             self.on_control(channel, frame)
+
+    def on_failure(self) -> None:
+        """A call to another process has failed; who shows output does so at once."""
 
     def on_control(self, channel: Line, frame: Frame) -> None:
         """A control message; procs expect none."""

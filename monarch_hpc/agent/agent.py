@@ -11,7 +11,7 @@ from functools import partial
 
 from monarch_hpc.agent.births import Births
 from monarch_hpc.agent.ledger import Ledger
-from monarch_hpc.agent.output import LogFiles
+from monarch_hpc.agent.output import Outlet
 from monarch_hpc.agent.place import Place
 from monarch_hpc.agent.proc import Proc, State
 from monarch_hpc.agent.reap import Exit, Reaper
@@ -23,6 +23,7 @@ from monarch_hpc.core.clock import Deadline
 from monarch_hpc.supervision.lease import Life
 from monarch_hpc.transport.engine import Engine
 from monarch_hpc.wire.calls import Calls, CallsReport
+from monarch_hpc.wire.logs import LogsSet, SetLogs
 from monarch_hpc.wire.messages import (
     CloseRun,
     Message,
@@ -47,8 +48,8 @@ class Agent:
     """Carries out what the head passes on for this host. All methods are for the driver of the engine.
 
     Args:
+        outlet: where the procs' output goes.
         send: passes a message to the head.
-        crowded: tells whether too much already waits on that way.
     """
 
     def __init__(
@@ -58,9 +59,8 @@ class Agent:
         zygotes: Zygotes,
         steps: Steps,
         reaper: Reaper,
-        files: LogFiles,
+        outlet: Outlet,
         send: Callable[[Message], None],
-        crowded: Callable[[], bool],
     ) -> None:
         self._engine = engine
         self._place = place
@@ -71,7 +71,7 @@ class Agent:
         self._vigil = Vigil(engine, place.heartbeat_s, place.lease)
         self.procs: set[Proc] = set()
         self.ledger = Ledger(place.keep_dead)
-        self._births = Births(engine, place, zygotes, steps, files, send, crowded, self)
+        self._births = Births(engine, place, zygotes, steps, outlet, send, self)
         self._stopping_meshes: set[tuple[str, int]] = set()
         self._closing_runs: dict[str, Deadline | None] = {}  # None: procs are still ending
         self._leaving: Callable[[int], None] | None = None
@@ -93,6 +93,11 @@ class Agent:
                 for proc in [proc for proc in self.procs if proc.start.run == message.run]:
                     self._stop(proc, self._place.stop_s)
                 self._settle()
+            case SetLogs():
+                for proc in self._of_mesh(message.run, message.mesh):
+                    if not message.ranks or proc.start.rank in message.ranks:
+                        proc.output.stream(message.stream)
+                self._send(LogsSet(message.run, message.mesh, self._place.rank, message.number))
             case _:
                 _log.warning("the head sent %s, which no agent handles", type(message).__name__)
 

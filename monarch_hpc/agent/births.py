@@ -12,7 +12,7 @@ from typing import Protocol
 from monarch_hpc.agent.binding import Binding, check_bindings, given_bindings, read_topology, shares
 from monarch_hpc.agent.gpus import visible_gpus
 from monarch_hpc.agent.ledger import Ledger
-from monarch_hpc.agent.output import LogFiles, ProcOutput, Tag
+from monarch_hpc.agent.output import Outlet, ProcOutput, Tag
 from monarch_hpc.agent.place import Place
 from monarch_hpc.agent.proc import Proc, State
 from monarch_hpc.agent.start import ProcOrder, ProcStart
@@ -51,8 +51,8 @@ class Births:
     """Starts the procs of a host. All methods are for the driver of the engine.
 
     Args:
+        outlet: where the procs' output goes.
         send: passes a message to the head.
-        crowded: tells whether too much already waits on that way.
     """
 
     def __init__(
@@ -61,18 +61,16 @@ class Births:
         place: Place,
         zygotes: Zygotes,
         steps: Steps,
-        files: LogFiles,
+        outlet: Outlet,
         send: Callable[[Message], None],
-        crowded: Callable[[], bool],
         parent: Parent,
     ) -> None:
         self._engine = engine
         self._place = place
         self._zygotes = zygotes
         self._steps = steps
-        self._files = files
+        self._outlet = outlet
         self._send = send
-        self._crowded = crowded
         self._parent = parent
         self._topology = functools.cache(read_topology)  # hundreds of files on a large machine
 
@@ -121,9 +119,9 @@ class Births:
         for index, start in enumerate(starts):
             out, err, hello, record = ours[4 * index : 4 * index + 4]
             tag = Tag(start.run, start.mesh, start.rank, start.host_rank)
-            path = self._files.path(start.run, start.rank, start.host_name)
+            path = self._outlet.files.path(start.run, start.rank, start.host_name)
             pipes = {"out": out, "err": err}
-            output = ProcOutput(self._engine, tag, pipes, self._files, path, self._send, self._crowded)
+            output = ProcOutput(self._engine, tag, pipes, path, self._outlet)
             proc = Proc(start, output, hello, record, in_step=bool(order.mpi))
             self._parent.ledger.starts(proc)
             proc.deadline = self._engine.call_later(order.deadline_s, partial(self._late, proc, order.deadline_s))
@@ -175,6 +173,7 @@ class Births:
             limits=place.limits,
             fabric=place.fabric,
             ucx=place.ucx,
+            logs=place.logs,
             cpus=binding.cpus,
             memory_nodes=binding.memory_nodes,
             num_threads=num_threads,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 from monarch_hpc.agent.link import Link
@@ -17,6 +16,7 @@ from monarch_hpc.agent.seats import Seats
 from monarch_hpc.agent.survey import Surveys
 from monarch_hpc.supervision.lease import Life
 from monarch_hpc.wire.calls import Calls, CallsReport
+from monarch_hpc.wire.logs import LogsSet, SetLogs
 from monarch_hpc.wire.messages import (
     CloseRun,
     HostEntry,
@@ -49,6 +49,9 @@ _CLOSE_S = 10.0
 
 _ORPHAN_S = 2.0
 """How long a run without any process waits for its owner, which may attach after a short program has ended."""
+
+_News = ProcReady | ProcLife | SpawnFailed | ProcEnded | ProcsStopped | Output | LogsSet
+"""What agents say of a mesh, for who made it."""
 
 _log = logging.getLogger(__name__)
 
@@ -130,7 +133,7 @@ class Head:
                 if self._shutting is None:
                     link.close("it was told to leave")
                 self._shut_on(seat.entry.rank)
-            case ProcReady() | ProcLife() | SpawnFailed() | ProcEnded() | ProcsStopped() | Output():
+            case ProcReady() | ProcLife() | SpawnFailed() | ProcEnded() | ProcsStopped() | Output() | LogsSet():
                 self._to_controller(message)
             case _:
                 _log.warning("%s sent %s, which no head handles", seat.entry.name, type(message).__name__)
@@ -167,6 +170,8 @@ class Head:
                 self._spawn(link, message)
             case StopProcs():
                 self._stop(link, message)
+            case SetLogs():
+                self._set_logs(link, message)
             case CloseRun():
                 run = self._runs.get(message.run)
                 if run is None:
@@ -314,7 +319,17 @@ class Head:
             for member in run.members:
                 member.send(RunClosed(name))
 
-    def _to_controller(self, message: ProcReady | ProcLife | SpawnFailed | ProcEnded | ProcsStopped | Output) -> None:
+    def _set_logs(self, link: Link, message: SetLogs) -> None:
+        run = self._runs.get(message.run)
+        mesh = run.meshes.get(message.mesh) if run is not None else None
+        ours = mesh is not None and mesh.link is link
+        present = {rank for rank in message.hosts if ours and self._seats.usable(rank)}
+        for rank in message.hosts:
+            if rank not in present:
+                link.send(LogsSet(message.run, message.mesh, rank, message.number))
+        self._seats.send(present, message)
+
+    def _to_controller(self, message: _News) -> None:
         run = self._runs.get(message.run)
         mesh = run.meshes.get(message.mesh) if run is not None else None
         if run is None or mesh is None:
@@ -329,14 +344,15 @@ class Head:
             case SpawnFailed() | ProcEnded():
                 mesh.alive.pop(message.rank, None)
                 mesh.suspect.discard(message.rank)
+                for output in run.left_out(message):
+                    mesh.link.send(output)
             case ProcsStopped():
                 self._stopped_on(run, message.mesh, message.host)
             case Output():
-                key = message.mesh, message.rank, message.stream
-                if mesh.link.crowded:
-                    run.dropped[key] = run.dropped.get(key, 0) + message.dropped + len(message.lines)
+                passed = run.pass_on(message, self._clock(), crowded=mesh.link.crowded)
+                if passed is None:
                     return
-                message = replace(message, dropped=message.dropped + run.dropped.pop(key, 0))
+                message = passed
         mesh.link.send(message)
 
     @staticmethod

@@ -1,29 +1,29 @@
-"""What procs print: read without blocking, kept in files, and sent to the controller in batches.
+"""What procs print: read without blocking, kept in files, and sent to the program in batches.
 
-A proc that prints faster than the file system takes it is slowed down, so that its file is complete. A
-controller that does not keep up slows nobody down: lines are left out for it, and counted.
+A proc that prints faster than the file system takes it, or than its share of the host's reading, is slowed down by
+its pipe, so that its file has all of it. What goes on to the program is limited, and a program that does not keep up
+slows nobody down: lines are left out for it, and counted.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
-import queue
-import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from monarch_hpc.core.errors import ConfigError
-from monarch_hpc.core.files import private_dir
+from monarch_hpc.agent.files import LogFiles
+from monarch_hpc.agent.rations import Allowance, Rations, cost_bytes
+from monarch_hpc.config.schema import LogsConfig
 from monarch_hpc.transport.engine import Engine
 from monarch_hpc.transport.timer import Timer
 from monarch_hpc.wire.messages import Output
+from monarch_hpc.wire.record import MARK, Unmarker, parse_record, split_marked
 
-__all__ = ["LineSplitter", "LogFiles", "ProcOutput", "Tag"]
+__all__ = ["MAX_LINE_BYTES", "LineSplitter", "Outlet", "ProcOutput", "Tag"]
 
 MAX_LINE_BYTES = 64 << 10
 NUM_LAST_LINES = 20
@@ -31,10 +31,8 @@ NUM_LAST_LINES = 20
 _READ_BYTES = 64 << 10
 _BATCH_S = 0.05
 _BATCH_BYTES = 64 << 10
-_PENDING_BYTES = 8 << 20
-"""What may wait for the file system, over all procs of a host."""
-
-_log = logging.getLogger(__name__)
+_NOTICE_S = 1.0
+"""How long lines may be left out before the program is told how many."""
 
 
 class LineSplitter:
@@ -55,74 +53,22 @@ class LineSplitter:
                 lines.append(line[at : at + MAX_LINE_BYTES].decode("utf-8", "replace"))
         return lines
 
+    def skip(self, data: bytes) -> tuple[int, list[str]]:
+        """Return how many lines *data* completes, and the last few of them: `feed` for who needs no more, and cheap."""
+        num_lines = data.count(b"\n")
+        if num_lines <= NUM_LAST_LINES:
+            lines = self.feed(data)
+            return len(lines), lines[-NUM_LAST_LINES:]
+        at = len(data)
+        for _ in range(NUM_LAST_LINES + 1):
+            at = data.rfind(b"\n", 0, at)
+        self._rest = b""
+        return num_lines, self.feed(data[at + 1 :])
+
     def flush(self) -> list[str]:
         """Return what follows the last line feed, if anything."""
         rest, self._rest = self._rest, b""
         return [rest.decode("utf-8", "replace")] if rest else []
-
-
-class LogFiles:
-    """Appends to the log files of a host from a thread of its own: a stalled file system must not stall the agent.
-
-    Args:
-        root: directory of the runs, made when needed.
-        drained: called from the thread when writing goes on after `full` was true.
-    """
-
-    def __init__(self, root: Path, drained: Callable[[], None]) -> None:
-        self._root = root
-        self._drained = drained
-        self._queue: queue.SimpleQueue[tuple[Path, bytes] | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._pending_bytes = 0
-        self._full = False
-        self._warned = False
-        self._made: set[Path] = set()
-        self._thread = threading.Thread(target=self._work, name="monarch-logs", daemon=True)
-        self._thread.start()
-
-    def path(self, run: str, rank: int, host: str) -> Path:
-        """Where a proc's output goes."""
-        return self._root / run / f"r{rank:04d}.{host}.log"
-
-    @property
-    def full(self) -> bool:
-        """Whether writers should wait for `drained`."""
-        with self._lock:
-            self._full = self._full or self._pending_bytes > _PENDING_BYTES
-            return self._full
-
-    def append(self, path: Path, data: bytes) -> None:
-        """Write *data* at the end of *path*, some time soon."""
-        with self._lock:
-            self._pending_bytes += len(data)
-        self._queue.put((path, data))
-
-    def close(self, timeout_s: float) -> None:
-        """Wait until all is written, at most *timeout_s* seconds."""
-        self._queue.put(None)
-        self._thread.join(timeout_s)
-
-    def _work(self) -> None:
-        while (item := self._queue.get()) is not None:
-            path, data = item
-            try:
-                if path.parent not in self._made:
-                    self._made.add(private_dir(path.parent))
-                descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-                with open(descriptor, "ab") as file:
-                    file.write(data)
-            except (OSError, ConfigError) as error:
-                if not self._warned:
-                    self._warned = True
-                    _log.warning("cannot keep the output of procs: %s", error)
-            with self._lock:
-                self._pending_bytes -= len(data)
-                resume = self._full and self._pending_bytes < _PENDING_BYTES // 2
-                if resume:
-                    self._full = False
-            if resume:
-                self._drained()
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,38 +81,50 @@ class Tag:
     host: int
 
 
+class Outlet:
+    """What the procs of a host share for their output.
+
+    Args:
+        send: passes a batch towards the program.
+        crowded: tells whether too much already waits on that way.
+    """
+
+    def __init__(
+        self, files: LogFiles, config: LogsConfig, send: Callable[[Output], None], crowded: Callable[[], bool]
+    ) -> None:
+        self.files = files
+        self.config = config
+        self.rations = Rations(config.host_rate_bytes, _READ_BYTES)
+        self.send = send
+        self.crowded = crowded
+
+
 class ProcOutput:
     """The two pipes of one proc.
 
     Args:
         pipes: stream name (``out``, ``err``) -> descriptor to read, owned from here on.
-        send: passes a batch towards the controller.
-        crowded: tells whether too much already waits on that way.
+        path: its log file.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        tag: Tag,
-        pipes: dict[str, int],
-        files: LogFiles,
-        path: Path,
-        send: Callable[[Output], None],
-        crowded: Callable[[], bool],
-    ) -> None:
+    def __init__(self, engine: Engine, tag: Tag, pipes: dict[str, int], path: Path, outlet: Outlet) -> None:
         self._engine = engine
         self._tag = tag
         self._pipes = dict(pipes)
-        self._files = files
         self._path = path
-        self._send = send
-        self._crowded = crowded
+        self._outlet = outlet
+        self._streaming = outlet.config.stream_to_client
+        self._allowance = Allowance(outlet.config.proc_rate_bytes, engine.clock())
+        self._unmarkers = {stream: Unmarker(records=stream == "err") for stream in pipes}
         self._splitters = {stream: LineSplitter() for stream in pipes}
         self._batches: dict[str, list[str]] = {stream: [] for stream in pipes}
         self._batch_bytes = 0
-        self._dropped = dict.fromkeys(pipes, 0)
+        self._num_dropped = dict.fromkeys(pipes, 0)
+        self._tails: dict[str, deque[str]] = {stream: deque(maxlen=NUM_LAST_LINES) for stream in pipes}
         self._timer: Timer | None = None
-        self._last: deque[str] = deque(maxlen=NUM_LAST_LINES)
+        self._notice: Timer | None = None
+        self._ration: Timer | None = None
+        self._last: deque[tuple[str, str]] = deque(maxlen=NUM_LAST_LINES)
         self._paused = False
         for fd in pipes.values():
             os.set_blocking(fd, False)
@@ -175,11 +133,20 @@ class ProcOutput:
     @property
     def last_lines(self) -> list[str]:
         """The last lines that the proc wrote, both streams as they came."""
-        return list(self._last)
+        lines: list[str] = []
+        for stream, line in self._last:
+            record = parse_record(line) if stream == "err" else None
+            lines += str(record).splitlines() if record is not None else [line]
+        return lines[-NUM_LAST_LINES:]
+
+    def stream(self, on: bool) -> None:
+        """Send what it prints from here on to the program, or keep it in the file alone."""
+        self._flush()
+        self._streaming = on
 
     def resume(self) -> None:
         """Read again after the files were full."""
-        if self._paused:
+        if self._paused and self._ration is None and not self._outlet.files.full:
             self._paused = False
             self._watch()
 
@@ -194,17 +161,22 @@ class ProcOutput:
                         break
                     self._take(stream, data)
             self._close(stream)
-        self._flush(last=True)
+        self._flush(tell=True)
+        if self._ration is not None:
+            self._ration.cancel()
 
     def _watch(self) -> None:
         for stream, fd in self._pipes.items():
             self._engine.watch(fd, partial(self._on_ready, stream))
 
+    def _pause(self) -> None:
+        self._paused = True
+        for fd in self._pipes.values():
+            self._engine.unwatch(fd)
+
     def _on_ready(self, stream: str, _mask: int) -> None:
-        if self._files.full:
-            self._paused = True
-            for fd in self._pipes.values():
-                self._engine.unwatch(fd)
+        if self._outlet.files.full:
+            self._pause()
             return
         try:
             data = os.read(self._pipes[stream], _READ_BYTES)
@@ -212,46 +184,89 @@ class ProcOutput:
             return
         except OSError:
             data = b""
-        if data:
-            self._take(stream, data)
-        else:
+        if not data:
             self._close(stream)
+            return
+        self._take(stream, data)
+        wait_s = self._outlet.rations.take(self, len(data), self._engine.clock())
+        if wait_s:
+            self._pause()
+            self._ration = self._engine.call_later(wait_s, self._fed)
+
+    def _fed(self) -> None:
+        self._ration = None
+        self.resume()
 
     def _close(self, stream: str) -> None:
         fd = self._pipes.pop(stream)
         self._engine.unwatch(fd)
         os.close(fd)
-        rest = self._splitters[stream].flush()
-        if rest:
-            self._files.append(self._path, b"\n")
-            self._add(stream, rest)
+        end = self._unmarkers[stream].flush()
+        if end:
+            self._outlet.files.append(self._path, end)
+        self._add(stream, self._splitters[stream].flush())
 
     def _take(self, stream: str, data: bytes) -> None:
-        self._files.append(self._path, data)
-        self._batch_bytes += len(data)
-        self._add(stream, self._splitters[stream].feed(data))
+        text = self._unmarkers[stream].feed(data)
+        if text:
+            self._outlet.files.append(self._path, text)
+        splitter = self._splitters[stream]
+        cost = cost_bytes(data.count(b"\n"), len(data))
+        if self._streaming and self._allowance.take(cost, self._engine.clock()):
+            self._batch_bytes += len(data)
+            self._add(stream, splitter.feed(data))
+        else:
+            self._skip(stream, *splitter.skip(data))
 
     def _add(self, stream: str, lines: list[str]) -> None:
-        if not lines:
+        lines = self._noted(stream, lines)
+        if not lines or not self._streaming:
             return
-        self._last.extend(lines)
         self._batches[stream].extend(lines)
         if self._batch_bytes >= _BATCH_BYTES:
             self._flush()
         elif self._timer is None:
             self._timer = self._engine.call_later(_BATCH_S, self._flush)
 
-    def _flush(self, *, last: bool = False) -> None:
+    def _skip(self, stream: str, num_lines: int, last: list[str]) -> None:
+        """Leave lines out, but for the last few, which stay ready to be told with their number."""
+        last = self._noted(stream, last)
+        if not num_lines or not self._streaming:
+            return
+        self._flush()
+        self._drop(stream, num_lines, last)
+
+    def _noted(self, stream: str, lines: list[str]) -> list[str]:
+        """Keep the last of *lines*; return them with each record in a line of its own."""
+        if stream == "err" and any(MARK in line for line in lines):
+            lines = [part for line in lines for part in split_marked(line)]
+        self._last.extend((stream, line) for line in lines[-NUM_LAST_LINES:])
+        return lines
+
+    def _drop(self, stream: str, num_lines: int, last: list[str]) -> None:
+        self._num_dropped[stream] += max(num_lines, len(last))
+        self._tails[stream].extend(last)
+        if self._notice is None:
+            self._notice = self._engine.call_later(_NOTICE_S, partial(self._flush, tell=True))
+
+    def _flush(self, *, tell: bool = False) -> None:
+        """Send what waits; with *tell* also how much was left out."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if tell and self._notice is not None:
+            self._notice.cancel()
+            self._notice = None
         self._batch_bytes = 0
         tag = self._tag
         for stream, lines in self._batches.items():
-            if lines and self._crowded():
-                self._dropped[stream] += len(lines)
+            if lines and self._outlet.crowded():
+                self._drop(stream, len(lines), lines)
                 lines.clear()
-            if lines or (last and self._dropped[stream]):
-                dropped, self._dropped[stream] = self._dropped[stream], 0
-                self._send(Output(tag.run, tag.mesh, tag.rank, tag.host, stream, list(lines), dropped))
+            if lines or (tell and self._num_dropped[stream]):
+                tail = self._tails[stream]
+                num_dropped, self._num_dropped[stream] = self._num_dropped[stream] - len(tail), 0
+                whole = [*tail, *lines]
+                self._outlet.send(Output(tag.run, tag.mesh, tag.rank, tag.host, stream, whole, num_dropped))
+                tail.clear()
                 lines.clear()

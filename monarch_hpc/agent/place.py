@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from monarch_hpc.agent.grant import Grant
-from monarch_hpc.config.schema import FabricConfig, TransportConfig, UcxConfig
+from monarch_hpc.config.schema import FabricConfig, LogsConfig, TransportConfig, UcxConfig
 from monarch_hpc.core.ids import SlurmIds
 from monarch_hpc.supervision.lease import Lease
 
@@ -41,3 +41,4 @@ class Place:
     fabric: FabricConfig
     ucx: UcxConfig
     slurm: SlurmIds
+    logs: LogsConfig

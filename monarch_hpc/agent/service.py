@@ -13,10 +13,11 @@ from pathlib import Path
 
 from monarch_hpc.agent import bootstrap, cgroup
 from monarch_hpc.agent.agent import Agent
+from monarch_hpc.agent.files import LogFiles
 from monarch_hpc.agent.grant import Grant
 from monarch_hpc.agent.head import Head
 from monarch_hpc.agent.link import ChannelLink, Link, LocalLink
-from monarch_hpc.agent.output import LogFiles
+from monarch_hpc.agent.output import Outlet
 from monarch_hpc.agent.place import Place
 from monarch_hpc.agent.pulse import Pulse
 from monarch_hpc.agent.reap import Reaper
@@ -113,7 +114,12 @@ class Service:
             flags=config.slurm.step_flags,
             environment=post.environment,
         )
-        self._files = LogFiles(post.directory / "runs", lambda: engine.call_soon(self._agent.resume_output))
+        self._files = LogFiles(
+            post.directory / "runs",
+            config.logs.max_file_bytes,
+            lambda: engine.call_soon(self._agent.resume_output),
+        )
+        outlet = Outlet(self._files, config.logs, self._send_up, lambda: self._up.crowded)
         lease = Lease(config.liveness.suspect_s, config.liveness.dead_s)
         self._forwarders: list[str] = []
         place = Place(
@@ -132,17 +138,10 @@ class Service:
             fabric=config.fabric,
             ucx=config.ucx,
             slurm=SlurmIds.of(post.environment),
+            logs=config.logs,
         )
-        self._agent = Agent(
-            engine,
-            place,
-            self._zygotes,
-            Steps(engine, self._reaper, steps),
-            self._reaper,
-            self._files,
-            self._send_up,
-            lambda: self._up.crowded,
-        )
+        tasks = Steps(engine, self._reaper, steps)
+        self._agent = Agent(engine, place, self._zygotes, tasks, self._reaper, outlet, self._send_up)
         self._pulse = Pulse(engine, config.liveness.heartbeat_s, lease, self._on_life)
         self._links: dict[Channel, ChannelLink] = {}
         self._up: Link = LocalLink(lambda _message: None, lambda _reason: None)  # until the head is known

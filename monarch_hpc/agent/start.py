@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from monarch_hpc.agent.sweep import COOKIE, HOST_COOKIE, RUN_COOKIE
-from monarch_hpc.config.schema import FabricConfig, TransportConfig, UcxConfig, as_document, from_document
+from monarch_hpc.config.schema import FabricConfig, LogsConfig, TransportConfig, UcxConfig, as_document, from_document
 
 __all__ = ["ProcOrder", "ProcStart", "parse_order", "proc_environment", "render_order"]
 
@@ -32,10 +32,11 @@ _STEP_VARIABLES = frozenset(
 )
 
 
-_SECTIONS: dict[str, type[TransportConfig] | type[FabricConfig] | type[UcxConfig]] = {
+_SECTIONS: dict[str, type[TransportConfig] | type[FabricConfig] | type[UcxConfig] | type[LogsConfig]] = {
     "limits": TransportConfig,
     "fabric": FabricConfig,
     "ucx": UcxConfig,
+    "logs": LogsConfig,
 }
 """The parts of the configuration in a `ProcStart`."""
 
@@ -82,6 +83,7 @@ class ProcStart:
     limits: TransportConfig
     fabric: FabricConfig
     ucx: UcxConfig
+    logs: LogsConfig
     cpus: list[int] = field(default_factory=list)
     memory_nodes: list[int] = field(default_factory=list)
     num_threads: int = 0

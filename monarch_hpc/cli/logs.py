@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from monarch_hpc.agent.files import OLD
 from monarch_hpc.cli.main import load_for_command
 from monarch_hpc.cli.output import current_output, output_options
 from monarch_hpc.core.errors import AllocationError
@@ -76,7 +77,16 @@ def _proc_files(record: Record, runs: list[str], run: str | None, rank: int | No
 
 
 def _text(path: Path) -> str:
+    # What a proc wrote before its file reached its limit goes on in the next one.
+    old = path.with_name(path.name + OLD)
+    data = _end(path, _SHOWN_BYTES)
+    if len(data) < _SHOWN_BYTES and old.exists():
+        data = _end(old, _SHOWN_BYTES - len(data)) + data
+    return data.decode(errors="replace")
+
+
+def _end(path: Path, num_bytes: int) -> bytes:
     with open(path, "rb") as file:
         size = file.seek(0, 2)
-        file.seek(max(0, size - _SHOWN_BYTES))
-        return file.read(_SHOWN_BYTES).decode(errors="replace")
+        file.seek(max(0, size - num_bytes))
+        return file.read(num_bytes)

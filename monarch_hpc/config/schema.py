@@ -22,6 +22,7 @@ __all__ = [
     "FlagValue",
     "InterfacesConfig",
     "LivenessConfig",
+    "LogsConfig",
     "PathsConfig",
     "ProcsConfig",
     "RunConfig",
@@ -178,6 +179,20 @@ class TelemetryConfig:
 
 
 @dataclass(frozen=True)
+class LogsConfig:
+    """What becomes of what procs print and log."""
+
+    stream_to_client: bool
+    fold_s: float
+    level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
+    to_logging: bool
+    with_actor: bool
+    proc_rate_bytes: int
+    host_rate_bytes: int
+    max_file_bytes: int
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """How a run ends."""
 
@@ -197,6 +212,7 @@ class Config:
     transport: TransportConfig
     fabric: FabricConfig
     ucx: UcxConfig
+    logs: LogsConfig
     telemetry: TelemetryConfig
     run: RunConfig
 

@@ -34,6 +34,7 @@ from monarch_hpc.mesh.deputy import open_deputy
 from monarch_hpc.mesh.fleet import Fleet, Owner
 from monarch_hpc.mesh.here import open_registry
 from monarch_hpc.mesh.links import LinkReport, Links, summarize
+from monarch_hpc.mesh.logs import LogRequests
 from monarch_hpc.mesh.printer import Printer
 from monarch_hpc.mesh.testimony import testify
 from monarch_hpc.supervision.lease import Lease, Life
@@ -42,6 +43,7 @@ from monarch_hpc.transport.engine import Engine, Signal
 from monarch_hpc.wire import messages
 from monarch_hpc.wire.calls import Calls, CallsReport
 from monarch_hpc.wire.frames import Frame, Kind
+from monarch_hpc.wire.logs import LogsSet
 from monarch_hpc.wire.messages import HostEntry, Message
 
 __all__ = ["Controller"]
@@ -103,7 +105,8 @@ class Controller(Runtime):
         self.deaths = Deaths(engine.call_later)
         self._refusal: str = ""
         self._closed = False
-        self._printer = Printer()
+        self._printer = Printer(config.logs)
+        self.logs = LogRequests(run, config.logs, engine, self._printer, self._tell)
         self._links = LinkReport(engine.call_later, self._look_at_links, self._tell_links)
         engine.start()
         self._attachment = attach(directory, Role.CONTROLLER, self, engine)
@@ -225,17 +228,24 @@ class Controller(Runtime):
                 self._on_life(message)
             case messages.ProcsStopped():
                 self.fleet.on_stopped(message.mesh, message.host)
+                self.logs.forget(message.host, message.mesh)
             case messages.HostLost():
                 self._on_host_lost(message.host, message.cause)
             case Calls():
                 self._tell(CallsReport(message.ticket, [testify(self, self._run)], []))
             case messages.Output():
-                self._print(message)
+                self._printer.show(message, self.fleet.names.get(message.mesh, ""), self.hosts[message.host].name)
+            case LogsSet():
+                self.logs.on_set(message)
             case messages.Refused():
                 self._refusal = message.problem
                 self._opened.set()
             case _:
                 _log.warning("unexpected message from %s: %s", channel.peer, type(message).__name__)
+
+    def on_failure(self) -> None:
+        """Show what led to it: the exception may end the program, or be shown by it."""
+        self._printer.hurry()
 
     def on_lost(self, channel: Channel, error: TransportError) -> None:
         """Without the head nobody tells us of deaths and nothing can be started: all of it is over."""
@@ -244,6 +254,7 @@ class Controller(Runtime):
             for proc in self._procs.values():
                 self._bury(proc, cause)
             self.fleet.on_head_lost(cause)
+            self.logs.fail(error)
             self._refusal = cause
             self._opened.set()
         super().on_lost(channel, error)
@@ -290,11 +301,12 @@ class Controller(Runtime):
         proc = self._procs.get(key)
         if proc is None:
             return
+        self._printer.hurry()
         reason = self.fleet.reason(ended.mesh)
         cause = (f"it was stopped: {reason}" if reason else "it was stopped") if ended.expected else ended.cause
         if not ended.expected:
             said = "".join(f"\n    {line}" for line in ended.last_lines)
-            self._printer.put(sys.stderr, f"monarch-hpc: proc {ended.rank} on {proc.host} died: {cause}\n")
+            self._printer.put(f"monarch-hpc: proc {ended.rank} on {proc.host} died: {cause}\n")
             cause += f"; it wrote last:{said}" if said else ""
             self.fleet.on_failed(ended.mesh, SpawnError(proc.host, cause))
         self._bury(proc, cause, expected=ended.expected)
@@ -308,7 +320,7 @@ class Controller(Runtime):
             )
         else:
             text = f"{who} goes on after {news.stopped_s:.0f} s"
-        self._printer.put(sys.stderr, f"monarch-hpc: {text}\n")
+        self._printer.put(f"monarch-hpc: {text}\n")
 
     def _bury(self, proc: ProcRef, cause: str, *, expected: bool = False) -> None:
         self.deaths.record(proc.incarnation, cause, expected=expected)
@@ -332,17 +344,9 @@ class Controller(Runtime):
 
     def _on_host_lost(self, host: int, cause: str) -> None:
         name = self.hosts[host].name
-        self._printer.put(sys.stderr, f"monarch-hpc: host {name} is lost: {cause}\n")
+        self._printer.put(f"monarch-hpc: host {name} is lost: {cause}\n")
         for proc in self._procs.values():
             if proc.host_rank == host:
                 self._bury(proc, f"host {name} is lost: {cause}")
         self.fleet.on_host_lost(host, cause)
-
-    def _print(self, output: messages.Output) -> None:
-        name = self.fleet.names.get(output.mesh, "")
-        prefix = f"[{name + ' ' if name else ''}r{output.rank:02d} {self.hosts[output.host].name}] "
-        stream = sys.stdout if output.stream == "out" else sys.stderr
-        text = "".join(f"{prefix}{line}\n" for line in output.lines)
-        if output.dropped:
-            text += f"{prefix}... {output.dropped} lines left out here; the run's log files have them\n"
-        self._printer.put(stream, text)
+        self.logs.forget(host)

@@ -21,9 +21,10 @@ from monarch_hpc.core.shape import Extent, Region
 from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.mesh.deaths import Deaths
 from monarch_hpc.mesh.fleet import Fleet, Outcome, Owner, ProcPlan, Started
+from monarch_hpc.mesh.logs import LogChoice, LogRequests
 from monarch_hpc.wire.messages import HostEntry
 
-__all__ = ["Program", "ask_hosts", "block", "done_future", "open_deputy", "start_procs", "stop_procs"]
+__all__ = ["Program", "ask_hosts", "block", "choose_logs", "done_future", "open_deputy", "start_procs", "stop_procs"]
 
 T = TypeVar("T")
 
@@ -34,6 +35,7 @@ class Program(Protocol):
 
     fleet: Fleet
     deaths: Deaths
+    logs: LogRequests
 
 
 class _Deputy(Actor):
@@ -55,6 +57,21 @@ class _Deputy(Actor):
     def stop_procs(self, port: ResponsePort, mesh: int, reason: str) -> None:
         """End procs; answers with the hosts that did not report in time."""
         _program()[1].fleet.stop(mesh, reason, port.send)
+
+    @endpoint(explicit_response_port=True)
+    def choose_logs(self, port: ResponsePort, choice: LogChoice) -> None:
+        """Treat the output of procs as chosen."""
+        program = _program()[1]
+        chosen = program.logs.choose(choice, program.fleet.hosts_of(choice.mesh))
+
+        def done(future: Future[None]) -> None:
+            error = future.exception()
+            if error is None:
+                port.send(None)
+            else:
+                port.exception(error)
+
+        chosen.add_done_callback(done)
 
     @endpoint
     def hosts(self) -> dict[int, HostEntry]:
@@ -142,6 +159,13 @@ def stop_procs(runtime: Runtime, mesh: int, name: str, reason: str) -> Future[No
         stopped: Future[list[str]] = _deputy(runtime).stop_procs.call_one(mesh, reason)
         stopped.add_done_callback(lambda done: settle(done.result))
     return future
+
+
+def choose_logs(runtime: Runtime, choice: LogChoice) -> Future[None]:
+    """Treat the output of procs as chosen; the future is done when they do."""
+    if isinstance(runtime, Program):
+        return runtime.logs.choose(choice, runtime.fleet.hosts_of(choice.mesh))
+    return _deputy(runtime).choose_logs.call_one(choice)
 
 
 def ask_hosts(runtime: Runtime) -> dict[int, HostEntry]:

@@ -293,6 +293,11 @@ class Fleet:
         mesh = self._meshes.get(number)
         return None if mesh is None or mesh.done is not None or mesh.stopping is not None else mesh.owner
 
+    def hosts_of(self, number: int) -> tuple[int, ...]:
+        """Where procs of a mesh may be."""
+        mesh = self._meshes.get(number)
+        return mesh.plan.hosts if mesh is not None else ()
+
     def reason(self, number: int) -> str:
         """Why a mesh was asked to end, in words; may be empty."""
         mesh = self._meshes.get(number)

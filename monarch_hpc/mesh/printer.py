@@ -1,37 +1,238 @@
-"""Writes what procs print to the controller's own output."""
+"""Shows what procs print and log in the program: on its own output, or in its own `logging`."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
+import sys
 import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TextIO
+
+from monarch_hpc.config.schema import LogsConfig
+from monarch_hpc.mesh.fold import Fold, Said, Shown
+from monarch_hpc.wire.messages import Output
+from monarch_hpc.wire.record import MARK, Record, parse_record
 
 __all__ = ["Printer"]
 
 _CLOSE_S = 5.0
 """How long a terminal that stands still may hold up the end of the program."""
 
+_WAITING_CHARS = 64 << 20
+"""What may wait for a terminal that is slower than the procs, or stands still."""
+
+_OWN_WAITING_CHARS = 4 << 20
+"""What may wait of one proc, so that who prints most leaves room for the others."""
+
+_HURRY_S = 0.15
+"""After a failure: agents send lines in batches, twenty a second."""
+
+_LINE_CHARS = 64
+"""What a line takes besides its text."""
+
+_Proc = tuple[int, int]
+"""A proc, by its mesh and rank."""
+
+_log = logging.getLogger(__name__)
+
+
+class _Mesh:
+    """What is known of a mesh whose procs speak."""
+
+    def __init__(self, config: LogsConfig) -> None:
+        self.name = ""
+        self.fold = Fold(config.fold_s)
+        self.to_logging = config.to_logging
+
 
 class Printer:
-    """Writes the procs' lines from a thread of its own: a terminal that stands still stops nothing else."""
+    """Does all of its work on a thread of its own: a terminal that stands still stops nothing else."""
 
-    def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[tuple[TextIO, str] | None] = queue.SimpleQueue()
+    def __init__(self, config: LogsConfig) -> None:
+        self._config = config
+        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._meshes: dict[int, _Mesh] = {}
+        self._lock = threading.Lock()
+        self._waiting_chars: Counter[_Proc] = Counter()
+        self._hurry_s: float | None = None
+        self._left_out: dict[tuple[_Proc, str, str, str], int] = {}
         self._thread = threading.Thread(target=self._run, name="monarch-printer", daemon=True)
         self._thread.start()
 
-    def put(self, stream: TextIO, text: str) -> None:
-        """Print *text* soon, after what was put before."""
-        self._queue.put((stream, text))
+    def put(self, text: str) -> None:
+        """Print *text* on stderr soon, after all that the procs have said before."""
+        self._queue.put(lambda: self._say(text))
+
+    def show(self, output: Output, name: str, host: str) -> None:
+        """Show what a proc said: soon, or not at all if too much waits already; then it is counted.
+
+        Args:
+            name: of the mesh.
+            host: name of the proc's host.
+        """
+        num_chars = sum(map(len, output.lines)) + _LINE_CHARS * len(output.lines)
+        proc = output.mesh, output.rank
+        key = proc, name, host, output.stream
+        with self._lock:
+            waiting = self._waiting_chars
+            dropped = output.dropped + self._left_out.pop(key, 0)
+            if waiting[proc] > _OWN_WAITING_CHARS or waiting.total() > _WAITING_CHARS:
+                self._left_out[key] = dropped + len(output.lines)
+                return
+            waiting[proc] += num_chars
+        self._queue.put(lambda: self._show(replace(output, dropped=dropped), name, host, num_chars))
+
+    def hurry(self) -> None:
+        """Hold nothing back that comes within a moment."""
+        if self._hurry_s is None:
+            self._hurry_s = time.monotonic() + _HURRY_S
+            self._queue.put(_nothing)
+
+    def choose(self, mesh: int, window_s: float, *, to_logging: bool) -> None:
+        """Fold the lines of *mesh* so long, and give its records to the program's `logging`, or print them."""
+
+        def change() -> None:
+            self._flush()
+            found = self._mesh(mesh)
+            found.fold.window_s, found.to_logging = window_s, to_logging
+
+        self._queue.put(change)
 
     def close(self) -> None:
         """Print what is left."""
         self._queue.put(None)
         self._thread.join(timeout=_CLOSE_S)
 
+    # ---- on the thread ----
+
     def _run(self) -> None:
-        while (item := self._queue.get()) is not None:
-            stream, text = item
-            with contextlib.suppress(OSError, ValueError):
-                print(text, end="", file=stream, flush=True)
+        while True:
+            try:
+                item = self._queue.get(timeout=self._left_s())
+            except queue.Empty:
+                item = _nothing
+            if item is None:
+                break
+            item()
+            if self._left_out and self._queue.empty():
+                self._tell_left_out()
+            now_s = time.monotonic()
+            if self._hurry_s is not None and self._hurry_s <= now_s:
+                self._hurry_s, now_s = None, float("inf")
+            for mesh in self._meshes.values():
+                self._print(mesh.name, mesh.fold.advance(now_s))
+        self._flush()
+        self._tell_left_out()
+
+    def _left_s(self) -> float | None:
+        due = [mesh.fold.due_s for mesh in self._meshes.values() if mesh.fold.due_s is not None]
+        if self._hurry_s is not None:
+            due.append(self._hurry_s)
+        return max(min(due) - time.monotonic(), 0.0) if due else None
+
+    def _mesh(self, number: int) -> _Mesh:
+        found = self._meshes.get(number)
+        if found is None:
+            found = self._meshes[number] = _Mesh(self._config)
+        return found
+
+    def _show(self, output: Output, name: str, host: str, num_chars: int) -> None:
+        mesh = self._mesh(output.mesh)
+        mesh.name = name
+        if output.dropped:
+            self._tell_dropped(mesh, output.rank, host, output.stream, output.dropped)
+        ready: list[Shown] = []
+        now_s = time.monotonic()
+        for line in output.lines:
+            record = parse_record(line) if line.startswith(MARK) and output.stream == "err" else None
+            if record is None:
+                ready += mesh.fold.add(Said(output.rank, host, output.stream, line), now_s)
+            elif mesh.to_logging:
+                _log_here(record, name, output.rank, host)
+            else:
+                actor = record.actor if self._config.with_actor else ""
+                ready += mesh.fold.add(Said(output.rank, host, "err", str(record), actor), now_s)
+        self._print(name, ready)
+        with self._lock:
+            proc = output.mesh, output.rank
+            self._waiting_chars[proc] -= num_chars
+            if not self._waiting_chars[proc]:
+                del self._waiting_chars[proc]
+
+    def _tell_left_out(self) -> None:
+        with self._lock:
+            left_out, self._left_out = self._left_out, {}
+        for ((number, rank), name, host, stream), num_lines in left_out.items():
+            mesh = self._mesh(number)
+            mesh.name = name
+            self._tell_dropped(mesh, rank, host, stream, num_lines)
+
+    def _tell_dropped(self, mesh: _Mesh, rank: int, host: str, stream: str, num_lines: int) -> None:
+        text = f"... {num_lines} lines left out here; the run's log files have them"
+        self._print(mesh.name, [*mesh.fold.flush(), Shown(stream, text, "", {rank: 1}, {host})])
+
+    def _say(self, text: str) -> None:
+        self._flush()
+        _write(sys.stderr, text)
+
+    def _flush(self) -> None:
+        for mesh in self._meshes.values():
+            self._print(mesh.name, mesh.fold.flush())
+
+    def _print(self, name: str, ready: list[Shown]) -> None:
+        for stream, to in (("out", sys.stdout), ("err", sys.stderr)):
+            text = "".join(shown.render(name) for shown in ready if shown.stream == stream)
+            if text:
+                _write(to, text)
+
+
+def _nothing() -> None:
+    """Look what is due."""
+
+
+def _write(stream: TextIO, text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        try:
+            print(text, end="", file=stream, flush=True)
+        except UnicodeEncodeError:
+            encoding = stream.encoding or "ascii"
+            plain = text.encode(encoding, "backslashreplace").decode(encoding)
+            print(plain, end="", file=stream, flush=True)
+
+
+def _log_here(record: Record, mesh: str, rank: int, host: str) -> None:
+    logger = logging.getLogger(f"monarch_hpc.remote.{record.name}")
+    if not logger.isEnabledFor(record.level):
+        return
+    made = logging.makeLogRecord(
+        {
+            "name": logger.name,
+            "levelno": record.level,
+            "levelname": logging.getLevelName(record.level),
+            "msg": record.text,
+            "args": None,
+            "created": record.at_s,
+            "msecs": record.at_s % 1 * 1000,
+            "pathname": record.path,
+            "filename": record.path.rpartition("/")[2],
+            "module": record.path.rpartition("/")[2].removesuffix(".py"),
+            "lineno": record.line,
+            "funcName": record.function,
+            "threadName": record.thread,
+            "processName": f"proc {rank}",
+            "process": None,
+            "mesh": mesh,
+            "rank": rank,
+            "host": host,
+            "actor": record.actor,
+        }
+    )
+    try:
+        logger.handle(made)
+    except Exception:  # noqa: BLE001 a filter of the program's own; it must not end what shows everybody's lines
+        _log.exception("a record of rank %d on %s could not be logged", rank, host)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, Self, TypeVar
 from monarch_hpc.actor.context import context
 from monarch_hpc.actor.endpoint import Actor, check_arguments
 from monarch_hpc.actor.future import Future
+from monarch_hpc.actor.logs import Level
 from monarch_hpc.actor.payload import pack_spawn
 from monarch_hpc.actor.reference import ProcRef
 from monarch_hpc.actor.runtime import Runtime, current_runtime
@@ -17,7 +18,8 @@ from monarch_hpc.core.errors import ActorDied, TransportError
 from monarch_hpc.core.ids import new_incarnation
 from monarch_hpc.core.shape import Region
 from monarch_hpc.mesh.actors import ActorMesh
-from monarch_hpc.mesh.deputy import block, done_future, stop_procs
+from monarch_hpc.mesh.deputy import block, choose_logs, done_future, stop_procs
+from monarch_hpc.mesh.logs import LogChoice, both, parse_level
 from monarch_hpc.mesh.view import MeshView
 
 if TYPE_CHECKING:
@@ -118,6 +120,49 @@ class ProcMesh(MeshView):
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
         return "\n".join(line.rstrip() for line in lines)
+
+    def logging_option(
+        self,
+        stream_to_client: bool | None = None,
+        aggregate_window_sec: float | None = None,
+        level: int | str | None = None,
+        *,
+        to_logging: bool | None = None,
+    ) -> Future[None]:
+        """Choose what becomes of what the procs of this view print and log, from here on.
+
+        What is left out is as the section `logs` of the configuration says.
+
+        Args:
+            stream_to_client: whether the program shows it; the run's files have it in any case.
+            aggregate_window_sec: for so many seconds equal lines are folded, 0 for not at all. Counts for the whole
+                mesh, also the procs outside this view.
+            level: from which level on records of Python's `logging` are taken, a number or a name, in procs whose
+                code does not configure logging itself.
+            to_logging: whether records go to the program's own `logging`, as loggers ``monarch_hpc.remote.NAME`` with
+                the attributes `mesh`, `rank`, `host` and `actor`, instead of being printed. Counts for the whole mesh.
+
+        Returns:
+            A future that is done when all procs do so; wait with `get()` or `await`, or not at all.
+
+        Raises:
+            ValueError: a negative window, or no level of that name.
+            RuntimeError: these are no procs, but the program itself.
+            ActorDied: a proc is gone.
+        """
+        if not self._mesh:
+            raise RuntimeError("this is the program's own process: what it prints and logs is its own")
+        window_s = aggregate_window_sec
+        if window_s is not None and not 0 <= window_s < float("inf"):
+            raise ValueError(f"aggregate_window_sec is {window_s}: give seconds, 0 to show each line")
+        number = None if level is None else parse_level(level)
+        ranks = () if self._owned else tuple(proc.rank for proc in self.procs)
+        choice = LogChoice(self._mesh, ranks, stream_to_client, window_s, to_logging)
+        chosen = choose_logs(self._runtime, choice)
+        setters = self.spawn("logging", Level)
+        levels = setters.set.call(number)
+        setters.stop()
+        return both(chosen, levels)
 
     def stop(self, reason: str = "") -> Future[None]:
         """End all procs of the mesh; those that hold on are killed after config key `procs.stop_s`.

@@ -370,6 +370,7 @@ def test_prints_arrive_with_rank_and_host(hosts: HostMesh, monkeypatch: pytest.M
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", err)
     with hosts.spawn_procs(name="choir") as procs:
+        procs.logging_option(aggregate_window_sec=0).get(_PATIENCE_S)
         procs.spawn("singer", Probe).say.call("la la").get(_PATIENCE_S)
     expected = ["[choir r00 local0] la la", "[choir r01 local1] la la"]
     wait_until(

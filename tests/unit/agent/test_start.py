@@ -11,7 +11,7 @@ from monarch_hpc.agent.output import MAX_LINE_BYTES, LineSplitter
 from monarch_hpc.agent.reap import Exit
 from monarch_hpc.agent.start import ProcOrder, ProcStart, parse_order, proc_environment, render_order
 from monarch_hpc.agent.sweep import cookies, has_entries
-from monarch_hpc.config.schema import FabricConfig, InterfacesConfig, TransportConfig, UcxConfig
+from monarch_hpc.config.schema import FabricConfig, InterfacesConfig, LogsConfig, TransportConfig, UcxConfig
 
 START = ProcStart(
     allocation="a" * 32,
@@ -34,6 +34,7 @@ START = ProcStart(
     limits=TransportConfig(5.0, 64, 1 << 33, 1 << 26, 1 << 26, 3.0, 1.0, 30.0, 15.0),
     fabric=FabricConfig(("ucx", "tcp"), False, InterfacesConfig((), ("hsn*",)), 50),
     ucx=UcxConfig(Path("/opt/ucx/lib/libucp.so.0"), "", "", "", 65536, 2.0),
+    logs=LogsConfig(True, 0.5, "WARNING", False, False, 1 << 20, 1 << 25, 1 << 28),
     cpus=[2, 3],
     memory_nodes=[1],
     num_threads=2,

@@ -96,3 +96,11 @@ def test_status_tells_from_files_how_far_it_has_come(directory: Path, capsys: py
     write_json(directory / "ended.json", {"schema": 1, "job_id": 7, "exit_status": 0, "time_s": 1001})
     states.append(state())
     assert states == ["submitted", "agents 0/2", "agents 1/2", "ending"]
+
+
+def test_what_was_put_aside_is_shown_before_what_came_after(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_runs(directory)
+    (directory / "runs" / "bbbb" / "r0000.n1.log.old").write_text("before\n")
+    assert show(capsys, "--rank", "0") == {"run bbbb rank 0 on n1": "before\nbbbb 0\n"}

@@ -1,0 +1,135 @@
+"""The log files of a host's procs, written by a thread of their own: a stalled file system must not stall the agent."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from monarch_hpc.core.errors import ConfigError
+from monarch_hpc.core.files import private_dir
+
+__all__ = ["OLD", "LogFiles"]
+
+OLD = ".old"
+"""Ends the name of the file that holds what came before the file of the same name without it."""
+
+_PENDING_BYTES = 8 << 20
+"""What may wait for the file system, over all procs of a host."""
+
+_PACE_S = 0.05
+"""Between two rounds of writing. Each opens its files, so that other hosts see what was written (NFS shows it when a
+file is closed), and opening costs the metadata server of a parallel file system more than writing."""
+
+_ROUND_BYTES = 1 << 20
+"""So much to write need not wait."""
+
+_log = logging.getLogger(__name__)
+
+
+class LogFiles:
+    """Appends to log files. One that has grown to its limit is put aside, for the one that was put aside before.
+
+    Args:
+        root: directory of the runs, made when needed.
+        max_bytes: of one file; 0 sets no limit.
+        drained: called from the thread when writing goes on after `full` was true.
+    """
+
+    def __init__(self, root: Path, max_bytes: int, drained: Callable[[], None]) -> None:
+        self._root = root
+        self._max_bytes = max_bytes
+        self._drained = drained
+        self._changed = threading.Condition()
+        self._pending: dict[Path, list[bytes]] = {}
+        self._pending_bytes = 0
+        self._full = False
+        self._closing = False
+        self._warned = False
+        self._made: set[Path] = set()
+        self._gone_bytes: dict[Path, int] = {}
+        self._thread = threading.Thread(target=self._work, name="monarch-logs", daemon=True)
+        self._thread.start()
+
+    def path(self, run: str, rank: int, host: str) -> Path:
+        """Where a proc's output goes."""
+        return self._root / run / f"r{rank:04d}.{host}.log"
+
+    @property
+    def full(self) -> bool:
+        """Whether writers should wait for `drained`."""
+        return self._full
+
+    def append(self, path: Path, data: bytes) -> None:
+        """Write *data* at the end of *path*, some time soon."""
+        with self._changed:
+            self._pending.setdefault(path, []).append(data)
+            self._pending_bytes += len(data)
+            self._full = self._full or self._pending_bytes > _PENDING_BYTES
+            self._changed.notify()
+
+    def close(self, timeout_s: float) -> None:
+        """Wait until all is written, at most *timeout_s* seconds."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join(timeout_s)
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._pending or self._closing)
+                taken, self._pending = self._pending, {}
+                if not taken:
+                    return
+            num_bytes = 0
+            for path, parts in taken.items():
+                data = b"".join(parts)
+                num_bytes += len(data)
+                try:
+                    self._write(path, data)
+                except (OSError, ConfigError) as error:
+                    if not self._warned:
+                        self._warned = True
+                        _log.warning("cannot keep the output of procs: %s", error)
+            with self._changed:
+                self._pending_bytes -= num_bytes
+                resume = self._full and self._pending_bytes < _PENDING_BYTES // 2
+                if resume:
+                    self._full = False
+            if resume:
+                self._drained()
+            with self._changed:
+                self._changed.wait_for(lambda: self._closing or self._pending_bytes >= _ROUND_BYTES, _PACE_S)
+
+    def _write(self, path: Path, data: bytes) -> None:
+        if path.parent not in self._made:
+            self._made.add(private_dir(path.parent))
+        while True:
+            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            with open(descriptor, "ab") as file:
+                room_bytes = self._max_bytes - os.fstat(descriptor).st_size
+                if not self._max_bytes or len(data) <= room_bytes:
+                    file.write(data)
+                    return
+                # The line that reaches the limit is the last of its file; where no line ends, what came at once is.
+                cut = data.find(b"\n", max(room_bytes - 1, 0)) + 1 or len(data)
+                file.write(data[:cut])
+            data = data[cut:]
+            if not data:
+                return
+            self._turn(path)
+
+    def _turn(self, path: Path) -> None:
+        """Put the file at *path* aside, and begin another one there."""
+        old = path.with_name(path.name + OLD)
+        gone_bytes = self._gone_bytes.get(path, 0) + (old.stat().st_size if old.exists() else 0)
+        self._gone_bytes[path] = gone_bytes
+        os.replace(path, old)
+        gone = f", and {gone_bytes} bytes before that are gone" if gone_bytes else ""
+        head = f"[monarch-hpc: what came before is in {old.name}{gone} (config key 'logs.max_file_bytes')]\n"
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(head.encode())

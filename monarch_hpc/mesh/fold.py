@@ -1,0 +1,203 @@
+"""Folds what the ranks of a mesh say alike: a thousand ranks that print a line are two lines in the program.
+
+The first of equal lines is shown at once. Those that follow within the window, of whatever rank, are counted, and
+shown together when it ends. Pure: time is an argument.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+__all__ = ["Fold", "Said", "Shown", "render_ranks"]
+
+_MAX_GROUPS = 4096
+"""Different lines within one window; with more, the oldest are shown early. About two megabytes."""
+
+_MAX_RANGES = 4
+"""As many ranges of ranks are named in front of a line; that leaves it room on a terminal."""
+
+_Key = tuple[str, str, str]
+"""Stream, text and actor: what must be equal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What one rank said: a line it printed, or a record with all its lines.
+
+    Attributes:
+        stream: ``out`` or ``err``.
+        actor: named in front of it; empty for none.
+    """
+
+    rank: int
+    host: str
+    stream: str
+    text: str
+    actor: str = ""
+
+
+@dataclass(slots=True)
+class Shown:
+    """What is to be shown.
+
+    Attributes:
+        ranks: who said it -> how often.
+        hosts: where they are.
+        more: it was shown before, as said by another rank or by the same.
+    """
+
+    stream: str
+    text: str
+    actor: str
+    ranks: dict[int, int] = field(default_factory=dict)
+    hosts: set[str] = field(default_factory=set)
+    more: bool = False
+
+    def add(self, said: Said) -> None:
+        """Count it in."""
+        self.ranks[said.rank] = self.ranks.get(said.rank, 0) + 1
+        self.hosts.add(said.host)
+
+    def render(self, name: str) -> str:
+        """Return the lines as the program prints them, each with who said it in front.
+
+        Args:
+            name: of the mesh; empty for none.
+        """
+        host = next(iter(self.hosts)) if len(self.hosts) == 1 else ""
+        prefix = " ".join(filter(None, (name, render_ranks(self.ranks), host, self.actor)))
+        total = sum(self.ranks.values())
+        times = f" (×{total} more)" if self.more else f" (×{total})" if total > 1 else ""
+        first, *others = self.text.split("\n")
+        return "".join(f"[{prefix}] {line}\n" for line in (first + times, *others))
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """Equal lines of one window.
+
+    Attributes:
+        place: in the order in which all is shown.
+        num_gone_on: how many of its ranks have said something since that is held back too.
+    """
+
+    key: _Key
+    place: int
+    due_s: float
+    shown: Shown
+    num_gone_on: int = 0
+
+
+class Fold:
+    """The lines of one mesh on their way to be shown. Nothing is lost; what a rank writes to a stream stays in order.
+
+    A line that differs in a number is another line. What a rank says while something that it said before is held back
+    is held back as well. Nothing is held back for more than two windows.
+
+    Attributes:
+        window_s: 0 shows each line.
+    """
+
+    def __init__(self, window_s: float) -> None:
+        self.window_s = window_s
+        self._groups: OrderedDict[int, _Group] = OrderedDict()  # by place, the first to be shown first
+        self._by_key: dict[_Key, list[_Group]] = {}  # in the same order
+        # Rank and stream -> the last group with a line of it. How the two streams of a rank mix is not known anyhow.
+        self._held: dict[tuple[int, str], _Group] = {}
+        self._place = 0
+
+    @property
+    def due_s(self) -> float | None:
+        """When `advance` has something to do; None if nothing is held back."""
+        return next(iter(self._groups.values())).due_s if self._groups else None
+
+    def add(self, said: Said, now_s: float) -> list[Shown]:
+        """Take what a rank said; return what is to be shown now, in this order."""
+        ready = self.advance(now_s)
+        shown = Shown(said.stream, said.text, said.actor)
+        if self.window_s <= 0:
+            shown.add(said)
+            return [*ready, shown]
+        key = said.stream, said.text, said.actor
+        held = self._held.get((said.rank, said.stream))
+        group = held if held is not None and held.key == key else self._find(key, held, now_s)
+        if group is None:
+            group = self._begin(key, now_s, shown)
+            if held is None:
+                shown.add(said)
+                ready.append(shown)
+                group.shown = Shown(said.stream, said.text, said.actor, more=True)
+                return ready + self._bound()
+        if held is not None and held is not group:
+            held.num_gone_on += 1
+        group.shown.add(said)
+        self._held[said.rank, said.stream] = group
+        return ready + self._bound()
+
+    def advance(self, now_s: float) -> list[Shown]:
+        """Return what is to be shown by now."""
+        ready: list[Shown] = []
+        while self._groups and next(iter(self._groups.values())).due_s <= now_s:
+            ready += self._end()
+        return ready
+
+    def flush(self) -> list[Shown]:
+        """Return all that is held back."""
+        return self.advance(float("inf"))
+
+    def _find(self, key: _Key, held: _Group | None, now_s: float) -> _Group | None:
+        """Return the first group of *key* that is shown after *held*."""
+        groups = self._by_key.get(key)
+        if not groups:
+            return None
+        if held is None:
+            return groups[0]
+        at = bisect.bisect_right(groups, held.place, key=lambda group: group.place)
+        if at < len(groups):
+            return groups[at]
+        # The last one may move to the end of all, unless one of its ranks has gone on to say something else.
+        last = groups[-1]
+        if last.num_gone_on or now_s >= last.due_s:
+            return None
+        del self._groups[last.place]
+        self._place += 1
+        last.place = self._place
+        self._groups[last.place] = last
+        return last
+
+    def _begin(self, key: _Key, now_s: float, shown: Shown) -> _Group:
+        self._place += 1
+        group = self._groups[self._place] = _Group(key, self._place, now_s + self.window_s, shown)
+        self._by_key.setdefault(key, []).append(group)
+        return group
+
+    def _end(self) -> list[Shown]:
+        _, group = self._groups.popitem(last=False)
+        alike = self._by_key[group.key]
+        del alike[0]
+        if not alike:
+            del self._by_key[group.key]
+        for rank in group.shown.ranks:
+            if self._held.get((rank, group.shown.stream)) is group:
+                del self._held[rank, group.shown.stream]
+        return [group.shown] if group.shown.ranks else []
+
+    def _bound(self) -> list[Shown]:
+        return self._end() if len(self._groups) > _MAX_GROUPS else []
+
+
+def render_ranks(ranks: Iterable[int]) -> str:
+    """Return ranks for people: ``r03``, ``r00-r15``, ``r00,r02,r04-r07``; of many pieces the first ones alone."""
+    ranges: list[list[int]] = []
+    for rank in sorted(ranks):
+        if ranges and ranges[-1][-1] == rank - 1:
+            ranges[-1][1:] = [rank]
+        else:
+            ranges.append([rank])
+    named = ranges if len(ranges) <= _MAX_RANGES else ranges[: _MAX_RANGES - 1]
+    text = ",".join("-".join(f"r{rank:02d}" for rank in part) for part in named)
+    left = sum(part[-1] - part[0] + 1 for part in ranges[len(named) :])
+    return f"{text},+{left}" if left else text

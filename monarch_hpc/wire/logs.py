@@ -1,0 +1,38 @@
+"""Control messages about what becomes of the procs' output."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from monarch_hpc.wire.messages import Message
+
+__all__ = ["LogsSet", "SetLogs"]
+
+
+@dataclass(frozen=True, slots=True)
+class SetLogs(Message):
+    """Controller to head to agents: send what procs print to the program, or do not.
+
+    Args:
+        hosts: ranks of the hosts that have procs of the mesh.
+        ranks: of the procs in their mesh; empty for all.
+        stream: whether lines are sent; the files have them in any case.
+        number: of this request, for the answers.
+    """
+
+    run: str
+    mesh: int
+    hosts: list[int]
+    ranks: list[int]
+    stream: bool
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogsSet(Message):
+    """Agent to controller: done on this host."""
+
+    run: str
+    mesh: int
+    host: int
+    number: int

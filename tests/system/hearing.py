@@ -1,0 +1,50 @@
+"""What a program hears of its procs: its own outputs while a test listens, and their files."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from monarch_hpc import ProcMesh
+from monarch_hpc.config.program import read_program
+from monarch_hpc.testing import wait_until
+
+__all__ = ["PATIENCE_S", "Heard", "hearing", "log_file"]
+
+PATIENCE_S = 30.0
+
+
+@dataclass
+class Heard:
+    """What the program's outputs have got."""
+
+    out: io.StringIO
+    err: io.StringIO
+
+    def lines(self, stream: str = "out") -> list[str]:
+        return (self.out if stream == "out" else self.err).getvalue().splitlines()
+
+    def until(self, text: str, stream: str = "out") -> list[str]:
+        """Return the lines once one of them holds *text*."""
+        return wait_until(
+            f"{text!r} on {stream}",
+            lambda: self.lines(stream),
+            PATIENCE_S,
+            accept=lambda lines: any(text in line for line in lines),
+        )
+
+
+@contextlib.contextmanager
+def hearing() -> Iterator[Heard]:
+    heard = Heard(io.StringIO(), io.StringIO())
+    with contextlib.redirect_stdout(heard.out), contextlib.redirect_stderr(heard.err):
+        yield heard
+
+
+def log_file(procs: ProcMesh, rank: int) -> Path:
+    program = read_program()
+    assert program.directory is not None
+    return program.directory / "runs" / program.run / f"r{rank:04d}.{procs.procs[rank].host}.log"
