@@ -149,11 +149,10 @@ def _insist(at: tuple[FrameType | None, int]) -> None:
     """End the process if the main thread does not hear that it ends."""
     abandon = _leaving.abandon
     main = threading.main_thread()
-    end_s = time.monotonic() + _HEAR_S
-    while (left_s := end_s - time.monotonic()) > 0:
+    for _ in range(max(round(_HEAR_S / _LOOK_S), 1)):  # not by the clock: a program may be stopped, and go on
         if _leaving.heard or not main.is_alive() or _leaving.abandon is None:
             return  # what it cleans up may take as long as it likes
-        time.sleep(min(left_s, _LOOK_S))
+        time.sleep(_LOOK_S)
     frame, _ = now = _place(main)
     if not _leaving.armed and now != at:
         return  # it runs Python code, and has heard

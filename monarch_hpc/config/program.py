@@ -8,10 +8,11 @@ from pathlib import Path
 
 from monarch_hpc.core.ids import SlurmIds
 
-__all__ = ["DIRECTORY_VARIABLE", "RUN_VARIABLE", "Program", "own_slurm_ids", "read_program"]
+__all__ = ["DIRECTORY_VARIABLE", "RUN_VARIABLE", "Program", "own_import_path", "own_slurm_ids", "read_program"]
 
 DIRECTORY_VARIABLE = "MONARCH_HPC_DIRECTORY"
 RUN_VARIABLE = "MONARCH_HPC_RUN"
+_IMPORT_PATH = "PYTHONPATH"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,3 +37,8 @@ def read_program() -> Program:
 def own_slurm_ids() -> SlurmIds:
     """What Slurm calls this process's place; empty names outside of its jobs."""
     return SlurmIds.of(os.environ)
+
+
+def own_import_path() -> dict[str, str]:
+    """The variable that tells Python programs where to import from, where it is set."""
+    return {_IMPORT_PATH: os.environ[_IMPORT_PATH]} if _IMPORT_PATH in os.environ else {}

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from monarch_hpc.actor.reference import ProcRef
+from monarch_hpc.config.program import own_import_path
 from monarch_hpc.config.schema import ProcsConfig
 from monarch_hpc.core.errors import SpawnError, TransportError
 from monarch_hpc.transport.engine import Engine
@@ -18,8 +19,6 @@ from monarch_hpc.wire import messages
 from monarch_hpc.wire.messages import HostEntry, Message
 
 __all__ = ["Fleet", "Outcome", "Owner", "ProcPlan", "Started"]
-
-_IMPORT_PATH = "PYTHONPATH"
 
 _REPORT_S = 5.0
 """Beyond its own deadline, how long a host may take to report that it is done."""
@@ -174,7 +173,7 @@ class Fleet:
             first_rank=[index * plan.per_host for index in range(len(plan.hosts))],
             per_host=plan.per_host,
             num_ranks=mesh.num_ranks,
-            environment={**_import_path(), **plan.environment},
+            environment={**own_import_path(), **plan.environment},
             preload=[*config.preload, *(module for module in plan.preload if module not in config.preload)],
             sys_path=[str(Path(entry or ".").resolve()) for entry in sys.path],
             cwd=os.getcwd(),
@@ -302,11 +301,6 @@ class Fleet:
         """Why a mesh was asked to end, in words; may be empty."""
         mesh = self._meshes.get(number)
         return mesh.reason if mesh is not None else ""
-
-
-def _import_path() -> dict[str, str]:
-    """For the programs that procs start: the procs themselves are told `sys.path`."""
-    return {_IMPORT_PATH: os.environ[_IMPORT_PATH]} if _IMPORT_PATH in os.environ else {}
 
 
 def _umask() -> int:
