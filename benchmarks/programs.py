@@ -32,6 +32,7 @@ PACKAGES = {
 """What pip installs for each peer, beside NumPy."""
 
 _ROOT = Path(__file__).parents[1]
+_SHM = Path("/dev/shm")
 _START_S = 90.0
 _ORDER_S = 60.0
 _END_S = 15.0
@@ -102,6 +103,7 @@ class Program:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._folder = Path(tempfile.mkdtemp(prefix="bench-", dir="/tmp"))  # short: peers put sockets there
         self._lines: TextIO | None = None
+        self._segments = set(_SHM.glob("DD*"))
         try:
             self._start(peer, python, env)
         except BaseException:
@@ -181,6 +183,8 @@ class Program:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.02)
+        for path in set(_SHM.glob("DD*")) - self._segments:  # Dragon's gigabytes, where it was killed
+            path.unlink(missing_ok=True)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def __enter__(self) -> Self:
