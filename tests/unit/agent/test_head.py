@@ -6,7 +6,6 @@ import pytest
 
 from monarch_hpc.agent.head import Head
 from monarch_hpc.supervision import Life
-from monarch_hpc.wire.logs import LogsSet, SetLogs
 from monarch_hpc.wire.messages import (
     CloseRun,
     HostEntry,
@@ -371,40 +370,3 @@ def test_shut_down_waits_for_nobody_for_ever(world: World) -> None:
 def test_an_agent_that_leaves_by_itself_is_let_go(world: World) -> None:
     world.head.on_agent(world.agents[1], ShutDownDone({"n1": 0}))
     assert world.agents[1].closed == "it was told to leave"
-
-
-def test_a_choice_about_output_goes_to_the_hosts_of_the_mesh_and_its_answers_back(world: World) -> None:
-    client, other = world.open("1"), world.open("1", owner=False)
-    world.head.on_client(client, spawn("1", 1, [0, 1]))
-    world.take_all()
-    client.take()
-    choice = SetLogs("1", 1, [0, 1, 7], [3], False, 5)
-    world.head.on_client(client, choice)
-    # A host that is not there has nothing to change.
-    assert client.take() == [LogsSet("1", 1, 7, 5)]
-    assert world.take_all() == [[choice]] * 2
-    world.head.on_agent(world.agents[1], LogsSet("1", 1, 1, 5))
-    assert client.take() == [LogsSet("1", 1, 1, 5)]
-    # Nobody chooses for others, or for what is gone; and nobody waits for it in vain.
-    other.take()
-    world.head.on_client(other, SetLogs("1", 1, [0], [], False, 6))
-    world.head.on_client(client, SetLogs("1", 9, [0], [], False, 7))
-    assert other.take() == [LogsSet("1", 1, 0, 6)] and client.take() == [LogsSet("1", 9, 0, 7)]
-    assert world.take_all() == [[], []]
-
-
-def test_much_output_is_left_out_and_little_passes(world: World) -> None:
-    client = world.open("1")
-    world.head.on_client(client, spawn("1", 1, [0, 1]))
-    client.take()
-    much = Output("1", 1, 0, 0, "out", ["x" * 1000] * 1000, 0)
-    for _ in range(100):
-        world.head.on_agent(world.agents[0], much)
-    passed = len(client.take())
-    assert 0 < passed < 30
-    world.head.on_agent(world.agents[1], Output("1", 1, 1, 1, "out", ["a line"], 2))
-    assert client.take() == [Output("1", 1, 1, 1, "out", ["a line"], 2)]
-    # The end of a proc tells what is still to be told.
-    ended = ProcEnded("1", 1, 0, 0, False, "exit code 1", [])
-    world.head.on_agent(world.agents[0], ended)
-    assert client.take() == [Output("1", 1, 0, 0, "out", [], (100 - passed) * 1000), ended]
