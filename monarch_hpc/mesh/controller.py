@@ -164,6 +164,7 @@ class Controller(Runtime):
         if self._closed:
             return
         self._closed = True
+        atexit.unregister(self.close)  # it would keep this controller, and the memory that it records into
         try:
             self.shut_down()
             ended = Signal(self.engine)
