@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         PortClosed,
         ScriptFailed,
         SpawnError,
+        SupervisionError,
     )
     from monarch_hpc.core.shape import Extent, Point
     from monarch_hpc.core.version import __version__
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from monarch_hpc.mesh.script import run_script
     from monarch_hpc.mesh.spmd import spmd
     from monarch_hpc.mesh.value import ValueMesh
+    from monarch_hpc.mesh.workers import attach_to_workers, run_worker_loop_forever
 
 _HOMES = {
     "Accumulator": "mesh.accumulator",
@@ -70,8 +72,10 @@ _HOMES = {
     "ResponsePort": "actor.turn",
     "ScriptFailed": "core.errors",
     "SpawnError": "core.errors",
+    "SupervisionError": "core.errors",
     "ValueMesh": "mesh.value",
     "__version__": "core.version",
+    "attach_to_workers": "mesh.workers",
     "concurrent_endpoint": "actor.endpoint",
     "context": "actor.context",
     "current_actor_name": "actor.context",
@@ -81,6 +85,7 @@ _HOMES = {
     "get_or_spawn_controller": "mesh.here",
     "hosts": "mesh.host",
     "run_script": "mesh.script",
+    "run_worker_loop_forever": "mesh.workers",
     "spmd": "mesh.spmd",
     "this_host": "mesh.host",
     "this_proc": "mesh.host",
@@ -113,8 +118,10 @@ __all__ = [
     "ResponsePort",
     "ScriptFailed",
     "SpawnError",
+    "SupervisionError",
     "ValueMesh",
     "__version__",
+    "attach_to_workers",
     "concurrent_endpoint",
     "context",
     "current_actor_name",
@@ -124,6 +131,7 @@ __all__ = [
     "get_or_spawn_controller",
     "hosts",
     "run_script",
+    "run_worker_loop_forever",
     "spmd",
     "this_host",
     "this_proc",

@@ -1,15 +1,154 @@
 """Actors: objects in procs that handle messages one at a time, and the calls between them.
 
+All names of `monarch.actor` are here, with the same meaning; those of the layers above are loaded at their first use.
+
 `unhandled_fault_hook` is called with the `MeshFailure` that no owner has handled. It is read when a failure happens:
 assign a function to do something else than to end the program.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
+# These two are functions here and modules, too: importing the modules first lets the functions have the names.
+from monarch_hpc.actor.context import Context, context, current_actor_name, current_rank, current_size
+from monarch_hpc.actor.endpoint import Actor, concurrent_endpoint, endpoint
 from monarch_hpc.actor.fault import MeshFailure, end_program
 
-__all__ = ["unhandled_fault_hook"]
+if TYPE_CHECKING:
+    from monarch_hpc.actor import config
+    from monarch_hpc.actor.future import Future
+    from monarch_hpc.actor.lazily import returns_future
+    from monarch_hpc.actor.port import Channel, Port, PortReceiver
+    from monarch_hpc.actor.spans import get_meter, span, traced
+    from monarch_hpc.actor.transports import ChannelTransport, attach, enable_transport
+    from monarch_hpc.core.errors import ActorDied, ActorError, SupervisionError
+    from monarch_hpc.core.shape import Extent, Point
+    from monarch_hpc.core.uid import ProcId, Uid
+    from monarch_hpc.mesh.accumulator import Accumulator
+    from monarch_hpc.mesh.actors import ActorMesh
+    from monarch_hpc.mesh.command import BootstrapCommand, default_bootstrap_cmd
+    from monarch_hpc.mesh.ending import shutdown_context
+    from monarch_hpc.mesh.endpoint import Endpoint
+    from monarch_hpc.mesh.here import get_or_spawn_controller
+    from monarch_hpc.mesh.host import HostMesh, hosts, this_host, this_proc
+    from monarch_hpc.mesh.proc import ProcMesh
+    from monarch_hpc.mesh.sending import send
+    from monarch_hpc.mesh.unmarked import as_endpoint
+    from monarch_hpc.mesh.value import ValueMesh
+    from monarch_hpc.mesh.workers import (
+        attach_to_workers,
+        run_worker_loop_forever,
+        run_worker_loop_until_shutdown,
+        start_worker_loop_forever,
+    )
 
 unhandled_fault_hook: Callable[[MeshFailure], None] = end_program
+
+_HOMES = {
+    "Accumulator": "mesh.accumulator",
+    "ActorDied": "core.errors",
+    "ActorError": "core.errors",
+    "ActorMesh": "mesh.actors",
+    "BootstrapCommand": "mesh.command",
+    "Channel": "actor.port",
+    "ChannelTransport": "actor.transports",
+    "Endpoint": "mesh.endpoint",
+    "Extent": "core.shape",
+    "Future": "actor.future",
+    "HostMesh": "mesh.host",
+    "Point": "core.shape",
+    "Port": "actor.port",
+    "PortReceiver": "actor.port",
+    "ProcId": "core.uid",
+    "ProcMesh": "mesh.proc",
+    "SupervisionError": "core.errors",
+    "Uid": "core.uid",
+    "ValueMesh": "mesh.value",
+    "as_endpoint": "mesh.unmarked",
+    "attach": "actor.transports",
+    "attach_to_workers": "mesh.workers",
+    "default_bootstrap_cmd": "mesh.command",
+    "enable_transport": "actor.transports",
+    "get_meter": "actor.spans",
+    "get_or_spawn_controller": "mesh.here",
+    "hosts": "mesh.host",
+    "returns_future": "actor.lazily",
+    "run_worker_loop_forever": "mesh.workers",
+    "run_worker_loop_until_shutdown": "mesh.workers",
+    "send": "mesh.sending",
+    "shutdown_context": "mesh.ending",
+    "span": "actor.spans",
+    "start_worker_loop_forever": "mesh.workers",
+    "this_host": "mesh.host",
+    "this_proc": "mesh.host",
+    "traced": "actor.spans",
+}
+
+__all__ = [
+    "Accumulator",
+    "Actor",
+    "ActorDied",
+    "ActorError",
+    "ActorMesh",
+    "BootstrapCommand",
+    "Channel",
+    "ChannelTransport",
+    "Context",
+    "Endpoint",
+    "Extent",
+    "Future",
+    "HostMesh",
+    "MeshFailure",
+    "Point",
+    "Port",
+    "PortReceiver",
+    "ProcId",
+    "ProcMesh",
+    "SupervisionError",
+    "Uid",
+    "ValueMesh",
+    "as_endpoint",
+    "attach",
+    "attach_to_workers",
+    "concurrent_endpoint",
+    "config",
+    "context",
+    "current_actor_name",
+    "current_rank",
+    "current_size",
+    "default_bootstrap_cmd",
+    "enable_transport",
+    "endpoint",
+    "get_meter",
+    "get_or_spawn_controller",
+    "hosts",
+    "returns_future",
+    "run_worker_loop_forever",
+    "run_worker_loop_until_shutdown",
+    "send",
+    "shutdown_context",
+    "span",
+    "start_worker_loop_forever",
+    "this_host",
+    "this_proc",
+    "traced",
+    "unhandled_fault_hook",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name == "config":
+        return importlib.import_module("monarch_hpc.actor.config")
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'monarch_hpc.actor' has no attribute {name!r}")
+    value: object = getattr(importlib.import_module(f"monarch_hpc.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -108,6 +108,12 @@ class Cell:
         self.ending = True
         self._put_first(_END)
 
+    def condemn(self, reason: str) -> None:
+        """Let the actor fail once it has handled the message that it handles now; its owner is told."""
+        if self._verdict is None:
+            self._verdict = f"it was killed: {reason}", RuntimeError(reason)
+            self._put_first(_END)
+
     @property
     def ended(self) -> bool:
         """Whether the actor has ended and cleaned up."""

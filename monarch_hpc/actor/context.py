@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextvars
+import importlib
 import os
 import platform
 import time
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from monarch_hpc.config.program import own_slurm_ids
 from monarch_hpc.core.ids import SlurmIds
 from monarch_hpc.core.shape import Extent, Point
+
+if TYPE_CHECKING:
+    from monarch_hpc.mesh.instance import Instance
 
 __all__ = [
     "Context",
@@ -77,6 +81,13 @@ class Context:
     proc: ProcInfo
     actor: int = 0
     mark: int = 0
+
+    @property
+    def actor_instance(self) -> Instance:
+        """The actor itself: its name, rank and proc, and ways to end it."""
+        # By its name: the layers above are not imported from here.
+        instance: Instance = importlib.import_module("monarch_hpc.mesh.instance").Instance(self)
+        return instance
 
     @property
     def cancelled(self) -> bool:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
-__all__ = ["Actor", "EndpointMethod", "check_arguments", "concurrent_endpoint", "endpoint", "endpoints_of"]
+__all__ = ["Actor", "EndpointMethod", "check_arguments", "concurrent_endpoint", "endpoint", "endpoints_of", "unmarked"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -31,6 +31,10 @@ class Actor:
     def logger(self) -> logging.Logger:
         """The logger of the module that defines the class."""
         return logging.getLogger(type(self).__module__)
+
+    def _born(self) -> bool:
+        """Answered once the constructor has run: see `ActorMesh.initialized`."""
+        return True
 
 
 class EndpointMethod(Generic[P, R]):
@@ -160,6 +164,17 @@ def endpoints_of(cls: type) -> dict[str, EndpointMethod[..., object]]:
             else:
                 found.pop(name, None)
     return found
+
+
+def unmarked(cls: type, wire_name: str) -> EndpointMethod[..., object] | None:
+    """A method without `endpoint` as one, for callers who ask for that; None if there is none.
+
+    Args:
+        wire_name: ``name()``, or ``name(port)`` for one that takes a port first. No endpoint is called so.
+    """
+    name, bracket, port = wire_name.partition("(")
+    method = inspect.getattr_static(cls, name, None) if bracket else None
+    return EndpointMethod(method, explicit=port == "port)") if inspect.isfunction(method) else None
 
 
 def check_arguments(

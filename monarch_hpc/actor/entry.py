@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from monarch_hpc.actor.context import Context, ProcInfo
-from monarch_hpc.actor.endpoint import EndpointMethod, endpoints_of
+from monarch_hpc.actor.endpoint import EndpointMethod, endpoints_of, unmarked
 from monarch_hpc.actor.journal import Journal
 from monarch_hpc.actor.payload import unpack_head
 from monarch_hpc.core.shape import Point, Region
@@ -68,7 +68,7 @@ class Entries(dict[bytes, Entry]):
         born = self.born
         assert born is not None
         method, region = unpack_head(head)
-        marked = self.endpoints.get(method)
+        marked = self.endpoints.get(method) or unmarked(type(self.target), method)
         if marked is None:
             raise AttributeError(f"{born.actor_name} has no endpoint {method!r}; mark the method with @endpoint")
         # Bound once; but not where a turn keeps it, which may live in the object: the two would keep each other.

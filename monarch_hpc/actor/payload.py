@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from monarch_hpc.actor.fault import MeshFailure
+from monarch_hpc.actor.remote import as_actor_error
 from monarch_hpc.core.errors import ActorFailed
 from monarch_hpc.core.shape import Extent, Region
 from monarch_hpc.wire.frames import Buffer, Frame
@@ -144,7 +145,7 @@ def pack_failure(where: str, error: BaseException) -> tuple[bytes, Sequence[Buff
 
 
 def unpack_failure(frame: Frame) -> BaseException:
-    """The remote exception, with the remote traceback, rank and host as a note."""
+    """The remote exception, an `ActorError` too, with the remote traceback, rank and host as a note."""
     document = loads(frame.body, frame.buffers)
     assert isinstance(document, tuple)
     fields, exception, buffers = document
@@ -158,7 +159,7 @@ def unpack_failure(frame: Frame) -> BaseException:
         else:
             if isinstance(error, BaseException):
                 error.add_note(f"raised by {failure.where}; remote traceback:\n{failure.remote_traceback}")
-                return error
+                return as_actor_error(error)
     return ActorFailed(failure.where, failure.type_name, failure.message, failure.remote_traceback)
 
 

@@ -58,14 +58,16 @@ _flows: weakref.WeakValueDictionary[int, _Flow] = weakref.WeakValueDictionary()
 class Port(Generic[T]):
     """The end to send to. It may be sent in messages; made by `Channel.open`."""
 
-    def __init__(self, home: ProcRef, number: int, capacity: int) -> None:
+    def __init__(self, home: ProcRef, number: int, capacity: int, returning: bool = True) -> None:
         self._home = home
         self._number = number
         self._capacity = capacity
         self._flow = _flows.setdefault(number, _Flow())
+        self.return_undeliverable = returning
+        """Whether `send` raises `PortClosed` once the port is known to be closed. False drops the message instead."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Port, (self._home, self._number, self._capacity)
+        return Port, (self._home, self._number, self._capacity, self.return_undeliverable)
 
     def __repr__(self) -> str:
         return f"<Port {self._number:x} to {self._home.host}>"
@@ -81,11 +83,18 @@ class Port(Generic[T]):
                 what is sent to a closed port is lost.
             Exception: what pickling *value* raises.
         """
-        self._send(dumps((current_rank().rank, value, None)))
+        self.send_as(current_rank().rank, value)
+
+    def send_as(self, rank: int, value: T) -> None:
+        """`send`, on behalf of another sender: *rank* is what a ranked receiver reads."""
+        self._send(dumps((rank, value, None)))
 
     def exception(self, error: BaseException) -> None:
         """Raise *error* where the receiver reads; otherwise as `send`."""
-        rank = current_rank().rank
+        self.exception_as(current_rank().rank, error)
+
+    def exception_as(self, rank: int, error: BaseException) -> None:
+        """`exception`, on behalf of another sender."""
         body, buffers = pack_failure(f"the sender with rank {rank}", error)
         self._send(dumps((rank, None, (bytes(body), [bytes(buffer) for buffer in buffers]))))
 
@@ -103,7 +112,9 @@ class Port(Generic[T]):
                 break
         if flow.refusal:
             flow.give()
-            raise PortClosed(where, flow.refusal)
+            if self.return_undeliverable:
+                raise PortClosed(where, flow.refusal)
+            return
 
         def read(answer: Frame | MonarchError) -> None:
             if not isinstance(answer, Frame):

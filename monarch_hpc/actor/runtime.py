@@ -362,6 +362,10 @@ class Runtime(Replier):
                 except TransportError:
                     continue  # it is gone already
 
+    def cell(self, actor: int) -> Cell | None:
+        """An actor of this process, by its number."""
+        return self._cells.get(actor)
+
     def shut_down(self) -> None:
         """End all actors of this process now, with their clean-up; return when they have, or after `CLEANUP_S`."""
         cells = list(self._cells.values())

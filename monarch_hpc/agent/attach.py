@@ -84,7 +84,8 @@ def attach(
 
 
 def _open_ucx(engine: Engine, config: Config, ready: Ready) -> UcxFabric:
-    local = ready.job_id is None
+    # Workers that were started by hand are no Slurm job, and may be other machines.
+    local = ready.job_id is None and all("//127." in address for address in ready.addresses)
     login = not local and platform.node() not in ready.hosts.values()
     wanted = config.fabric.interfaces.login if login else config.fabric.interfaces.compute
     return UcxFabric(

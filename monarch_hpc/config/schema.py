@@ -103,6 +103,7 @@ class AgentConfig:
     python: str
     prologue: tuple[str, ...]
     grace_s: float
+    attach_s: float
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,9 @@ class Extent:
     sizes: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        if type(self.labels) is not tuple or type(self.sizes) is not tuple:  # lists, of moved programs
+            object.__setattr__(self, "labels", tuple(self.labels))
+            object.__setattr__(self, "sizes", tuple(self.sizes))
         if len(self.labels) != len(self.sizes):
             raise ValueError(f"{len(self.labels)} labels for {len(self.sizes)} sizes")
         if len(set(self.labels)) != len(self.labels):
@@ -36,6 +39,21 @@ class Extent:
 
     def __len__(self) -> int:
         return math.prod(self.sizes)
+
+    @property
+    def nelements(self) -> int:
+        """The number of elements."""
+        return len(self)
+
+    def keys(self) -> list[str]:
+        """Names of the dimensions."""
+        return list(self.labels)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.labels)
+
+    def __getitem__(self, label: str) -> int:
+        return self.to_dict()[label]
 
     def to_dict(self) -> dict[str, int]:
         """Sizes by name."""
@@ -73,6 +91,10 @@ class Point(Mapping[str, int]):
 
     def __len__(self) -> int:
         return len(self.extent.labels)
+
+    def size(self, label: str) -> int:
+        """The size of a dimension of the extent."""
+        return self.extent[label]
 
     def __hash__(self) -> int:
         return hash((self.rank, self.extent))

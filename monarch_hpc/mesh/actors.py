@@ -15,6 +15,7 @@ from monarch_hpc.core.shape import Region
 from monarch_hpc.mesh.callee import Callee
 from monarch_hpc.mesh.endpoint import Endpoint
 from monarch_hpc.mesh.load import Load
+from monarch_hpc.mesh.unmarked import attribute_of
 from monarch_hpc.mesh.view import MeshView
 
 __all__ = ["ActorMesh"]
@@ -45,6 +46,8 @@ class ActorMesh(MeshView, Generic[A]):
 
     def __getattr__(self, name: str) -> Endpoint[..., Any]:
         method = self.__dict__.get("_endpoints", {}).get(name)
+        if method is None and "_cls" in self.__dict__ and (other := attribute_of(self._callee, self._cls, name)):
+            return other  # type: ignore[return-value]  # what has no endpoint's name is no endpoint
         if method is None:
             known = ", ".join(sorted(self.__dict__.get("_endpoints", ()))) or "none"
             mesh = self.__dict__["_callee"].name if "_callee" in self.__dict__ else "this mesh"

@@ -21,20 +21,17 @@ from monarch_hpc.actor.local import Line
 from monarch_hpc.actor.reference import ProcRef
 from monarch_hpc.actor.runtime import Runtime
 from monarch_hpc.agent.attach import attach
-from monarch_hpc.agent.local import open_local
 from monarch_hpc.agent.pulse import Pulse
-from monarch_hpc.agent.settings import read_config
-from monarch_hpc.config.load import load
-from monarch_hpc.config.program import read_program
 from monarch_hpc.config.schema import Config
 from monarch_hpc.core.errors import ActorError, AllocationError, SpawnError, TransportError
-from monarch_hpc.core.ids import Role, new_run_id
+from monarch_hpc.core.ids import Role
 from monarch_hpc.mesh.deaths import Deaths
 from monarch_hpc.mesh.deputy import open_deputy
 from monarch_hpc.mesh.fleet import Fleet, Owner
 from monarch_hpc.mesh.here import open_registry
 from monarch_hpc.mesh.links import LinkReport, Links, summarize
 from monarch_hpc.mesh.logs import LogRequests
+from monarch_hpc.mesh.opening import TAKEN, Opener, open_allocation
 from monarch_hpc.mesh.printer import Printer
 from monarch_hpc.mesh.testimony import testify
 from monarch_hpc.supervision.lease import Lease, Life
@@ -59,13 +56,19 @@ class Controller(Runtime):
     _instance_lock: ClassVar[threading.Lock] = threading.Lock()
 
     @classmethod
-    def instance(cls) -> Controller:
-        """The controller of this process; attaches to the allocation at the first call."""
+    def instance(cls, opener: Opener | None = None) -> Controller:
+        """The controller of this process; attaches to the allocation, or makes it, at the first call.
+
+        Raises:
+            RuntimeError: this is no program; or there is an *opener*, and the program has an allocation.
+        """
         with cls._instance_lock:
+            if cls._instance is not None and opener is not None:
+                raise RuntimeError(TAKEN)
             if cls._instance is None:
                 if Runtime.current is not None:
                     raise RuntimeError("this is a proc, not the program that started it")
-                cls._instance = Controller._open()
+                cls._instance = Controller._open(opener)
                 Runtime.current = cls._instance
                 open_registry(cls._instance)
                 open_deputy(cls._instance)
@@ -74,19 +77,23 @@ class Controller(Runtime):
             return cls._instance
 
     @classmethod
-    def _open(cls) -> Controller:
-        program = read_program()
-        resources = contextlib.ExitStack()
-        directory = program.directory
-        if directory is None:
-            config = load().config
-            directory = resources.enter_context(open_local(1, config))
-        else:
-            config = read_config(directory)
+    def serves(cls, directory: Path) -> bool:
+        """Whether this process has a controller, of the allocation in *directory*."""
+        return cls._instance is not None and cls._instance._directory == directory
+
+    @classmethod
+    def close_any(cls) -> None:
+        """Close the controller of this process, if there is one."""
+        if cls._instance is not None:
+            cls._instance.close()
+
+    @classmethod
+    def _open(cls, opener: Opener | None) -> Controller:
+        opened = open_allocation(opener)
         try:
-            return cls(directory, program.run or new_run_id(), config, resources, owner=not program.run)
+            return cls(opened.directory, opened.run, opened.config, opened.resources, owner=opened.owner)
         except BaseException:
-            resources.close()
+            opened.resources.close()
             raise
 
     def __init__(
@@ -100,6 +107,8 @@ class Controller(Runtime):
         self._resources = resources
         self._opened = Signal(engine)
         self._directory = directory
+        self.dismissals: list[Callable[[], None]] = []
+        """Called before hosts are shut down for good, where more than the allocation ends then."""
         self.fleet = Fleet(engine, run, config.procs, self._tell)
         self._procs: dict[tuple[int, int], ProcRef] = {}
         self.deaths = Deaths(engine.call_later)
@@ -156,7 +165,7 @@ class Controller(Runtime):
     def _host_rank(self) -> int:
         """The host of the allocation that this program runs on; -1 where it is on none, as on a login node."""
         names = {self.info.host, platform.node(), platform.node().partition(".")[0]}
-        local = not self.outlived
+        local = all("//127." in address for address in self._attachment.ready.addresses)
         return next((rank for rank, host in sorted(self.hosts.items()) if local or host.name in names), -1)
 
     def close(self) -> None:

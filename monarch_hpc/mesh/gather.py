@@ -12,7 +12,7 @@ from monarch_hpc.actor.context import deadline, deadlines_seen
 from monarch_hpc.actor.payload import unpack_failure
 from monarch_hpc.actor.reference import ProcRef
 from monarch_hpc.actor.runtime import HELD, Runtime
-from monarch_hpc.core.errors import ActorDied, CallTimeout, MeshError, MonarchError
+from monarch_hpc.core.errors import ActorDied, CallTimeout, MeshDied, MeshError, MonarchError, SupervisionError
 from monarch_hpc.mesh.callee import Callee
 from monarch_hpc.wire.frames import Frame, Kind
 from monarch_hpc.wire.serializer import loads
@@ -240,7 +240,8 @@ class Gather(Answers):
                 values[index] = failures[index] = self._late(index)
             return values, failures
         if len(failures) > 1:
-            raise MeshError(f"{self._callee.name}.{self._method}", failures)
+            gone = all(isinstance(failure, SupervisionError) for failure in failures.values())
+            raise (MeshDied if gone else MeshError)(f"{self._callee.name}.{self._method}", failures)
         for failure in failures.values():
             raise failure
         if missing:

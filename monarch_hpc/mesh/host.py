@@ -13,6 +13,7 @@ from monarch_hpc.actor.runtime import Runtime
 from monarch_hpc.agent.binding import check_bindings
 from monarch_hpc.core.errors import AllocationError
 from monarch_hpc.core.shape import Extent, Region
+from monarch_hpc.mesh.command import BootstrapCommand, variables_of
 from monarch_hpc.mesh.controller import Controller
 from monarch_hpc.mesh.deputy import ask_hosts, block, done_future, start_procs, stop_procs
 from monarch_hpc.mesh.fleet import ProcPlan
@@ -80,6 +81,7 @@ class HostMesh(MeshView):
         bootstrap: Bootstrap | None = None,
         name: str = "",
         proc_bind: Sequence[Mapping[str, str]] | Literal["auto", "none"] | None = None,
+        bootstrap_command: BootstrapCommand | None = None,
         *,
         env: Mapping[str, str | None] | None = None,
         preload: Sequence[str] = (),
@@ -97,6 +99,8 @@ class HostMesh(MeshView):
             proc_bind: ``auto`` or ``none`` instead of config key `procs.bind`; or for each proc of a host where it is
                 bound to: ``cpus`` or ``physcpubind`` (CPUs), ``cpunodebind`` (NUMA nodes whose CPUs are meant) and
                 ``membind`` (NUMA nodes that memory comes from), each as ``"0-3,8"`` or ``"all"``.
+            bootstrap_command: for moved programs; its variables are set before those of *env*, and its program must be
+                that of `default_bootstrap_cmd`: for another interpreter see `with_python_executable`.
             env: variables to set in every proc; None unsets one.
             preload: modules to import once per host, before procs are forked: they then start in
                 milliseconds and share the memory. The modules must not start threads or CUDA.
@@ -108,6 +112,7 @@ class HostMesh(MeshView):
             ValueError: a dimension repeats one of the hosts', or has a size below 1; *proc_bind* makes no sense, or
                 asks for a CPU that a host was not granted. Nothing was started.
         """
+        env = {**variables_of(bootstrap_command), **(env or {})}
         runtime = _runtime()
         inner = Extent.of(dict(per_host or {}))
         extent = Extent((*self.extent.labels, *inner.labels), (*self.extent.sizes, *inner.sizes))
@@ -117,9 +122,9 @@ class HostMesh(MeshView):
             hosts=tuple(entry.rank for entry in entries),
             per_host=len(inner),
             name=name,
-            environment={variable: value for variable, value in (env or {}).items() if value is not None},
+            environment={variable: value for variable, value in env.items() if value is not None},
             preload=tuple(preload),
-            unset=tuple(variable for variable, value in (env or {}).items() if value is None),
+            unset=tuple(variable for variable, value in env.items() if value is None),
             bind=bind,
             bindings=bindings,
             python=self._python,
@@ -152,6 +157,8 @@ class HostMesh(MeshView):
     def shutdown(self) -> Future[None]:
         """End all procs and give the hosts back; returns when that is done, with a future that is done, too.
 
+        Workers that were started by hand end, too.
+
         Raises:
             AllocationError: the allocation is Slurm's: other programs may use it, and 'monarch-hpc release' ends it.
             RuntimeError: as for `stop`.
@@ -161,6 +168,8 @@ class HostMesh(MeshView):
             raise AllocationError(
                 program.name, "it outlives this program; stop() ends your procs, 'monarch-hpc release' all of it"
             )
+        for dismiss in program.dismissals:
+            dismiss()
         future: Future[None] = Future(program.engine)
         future.set_result(None)
         program.close()

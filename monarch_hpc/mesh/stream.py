@@ -77,6 +77,12 @@ class Stream(Generic[R]):
     def __iter__(self) -> Iterator[Future[R]]:
         return iter(self._queue.futures)
 
+    def places(self) -> Iterator[tuple[int, Future[R]]]:
+        """Rank and future of each actor, as they answer; waits for each."""
+        for number, future in enumerate(self._queue.futures):
+            future.exception()
+            yield self._queue.order[number], future
+
     def items(self) -> Items[R]:
         """The answers as they come, each with its coordinates; for ``for`` and for ``async for``."""
         return Items(self._queue, self._extent)

@@ -92,8 +92,8 @@ class Gate:
         """How many have not proved themselves yet."""
         return len(self._crowd)
 
-    def listen(self, hosts: Sequence[str]) -> list[str]:
-        """Listen on a free port of each IP address in *hosts*; return the addresses, ``tcp://address:port``.
+    def listen(self, hosts: Sequence[str], port: int = 0) -> list[str]:
+        """Listen on a free port, or on *port*, of each IP address in *hosts*; return the addresses.
 
         Raises:
             PeerLost: an address cannot be bound.
@@ -102,7 +102,9 @@ class Gate:
         for host in hosts:
             sock = make_socket(host)
             try:
-                sock.bind((host, 0))
+                if port:  # who listened there before us may have left connections behind
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                sock.bind((host, port))
             except OSError as error:
                 sock.close()
                 raise PeerLost(host, f"cannot listen there: {error.strerror}") from error

@@ -93,13 +93,13 @@ class Node:
 
     # ---- listening ----
 
-    def listen(self, hosts: Sequence[str]) -> list[str]:
-        """Listen on a free port of each IP address in *hosts*; return the addresses, ``tcp://address:port``.
+    def listen(self, hosts: Sequence[str], port: int = 0) -> list[str]:
+        """Listen on a free port, or on *port*, of each IP address in *hosts*; return the addresses.
 
         Raises:
             PeerLost: an address cannot be bound.
         """
-        return self._gate.listen(hosts)
+        return self._gate.listen(hosts, port)
 
     def _welcome(self, sock: socket.socket, peer: Peer, ciphers: tuple[Cipher, Cipher]) -> None:
         if self._fence.admit(peer):

@@ -158,8 +158,8 @@ def test_partial_results_have_the_failures_in_their_places(
     workers: ActorMesh[Worker], openers: ActorMesh[Opener]
 ) -> None:
     values = workers.fail.options(on_error="collect").call(0, 3).get(_PATIENCE_S)
-    kinds = [type(value) for value in values.values()]
-    assert kinds == [KeyError, int, int, KeyError]
+    kinds = [type(value).__name__ for value in values.values()]
+    assert kinds == ["KeyError", "int", "int", "KeyError"]
     assert {point.rank: str(error) for point, error in values.failures().items()} == {0: "'rank 0'", 3: "'rank 3'"}
     assert "remote traceback" in values.item(hosts=0, gpus=0).__notes__[0]
     assert [point.rank for point in values.slice(hosts=1).failures()] == [1]
@@ -267,9 +267,9 @@ def test_coroutines_stream_too(workers: ActorMesh[Worker]) -> None:
         failed = workers.fail.options(on_error="collect").stream(0, 1, 2, 3).items()
         with pytest.raises(KeyError):
             await anext(aiter(workers.fail.stream(0, 1, 2, 3).items()))
-        return items, futures, [type(value) async for _, value in failed]
+        return items, futures, [isinstance(value, KeyError) async for _, value in failed]
 
-    assert asyncio.run(main()) == ({0: 0, 1: 1, 2: 2, 3: 3}, {0, 1, 2, 3}, [KeyError] * 4)
+    assert asyncio.run(main()) == ({0: 0, 1: 1, 2: 2, 3: 3}, {0, 1, 2, 3}, [True] * 4)
 
 
 def test_a_cancelled_call_is_over_here_and_harms_nobody(workers: ActorMesh[Worker], openers: ActorMesh[Opener]) -> None:

@@ -19,11 +19,13 @@
     |   `-- VersionMismatch    Python, package or protocol differ between the two sides
     |-- ActorError
     |   |-- ActorFailed        an endpoint raised on one rank
-    |   |-- ActorDied          the actor, its proc or its host is gone
-    |   |-- DeliveryUnknown    sent, not answered, and the peer is gone
+    |   |-- SupervisionError   a RuntimeError too
+    |   |   |-- ActorDied        the actor, its proc or its host is gone
+    |   |   `-- DeliveryUnknown  sent, not answered, and the peer is gone
     |   |-- CallTimeout        not answered within the call's own time limit; a TimeoutError too
     |   |-- PortClosed         nothing more comes through a port
     |   |-- MeshError          several ranks failed
+    |   |   `-- MeshDied         they are gone; a SupervisionError too
     |   |-- ScriptFailed       a script on a mesh exited with another status than 0
     |   `-- SpawnError         a proc could not be started
     |-- LabError               the Slurm lab on this machine cannot do what was asked
@@ -41,10 +43,12 @@ from monarch_hpc.core.errors.actor import (
     ActorFailed,
     CallTimeout,
     DeliveryUnknown,
+    MeshDied,
     MeshError,
     PortClosed,
     ScriptFailed,
     SpawnError,
+    SupervisionError,
 )
 from monarch_hpc.core.errors.root import ConfigError, InternalError, LabError, MonarchError
 from monarch_hpc.core.errors.slurm import (
@@ -83,6 +87,7 @@ __all__ = [
     "JobFailed",
     "LabError",
     "MemoryAccessError",
+    "MeshDied",
     "MeshError",
     "MonarchError",
     "PeerLost",
@@ -94,6 +99,7 @@ __all__ = [
     "SlurmMissing",
     "SlurmParseError",
     "SpawnError",
+    "SupervisionError",
     "TransportError",
     "VersionMismatch",
 ]

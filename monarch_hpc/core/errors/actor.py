@@ -12,15 +12,17 @@ __all__ = [
     "ActorFailed",
     "CallTimeout",
     "DeliveryUnknown",
+    "MeshDied",
     "MeshError",
     "PortClosed",
     "ScriptFailed",
     "SpawnError",
+    "SupervisionError",
 ]
 
 
 class ActorError(MonarchError):
-    """Base of what goes wrong in a call to an actor."""
+    """Base of what goes wrong in a call to an actor; what an endpoint raises is one too, see `actor.remote`."""
 
     exit_code = 1
 
@@ -46,7 +48,11 @@ class ActorFailed(ActorError):
         return f"{self.where} raised {self.type_name}: {self.message}\n{self.remote_traceback}"
 
 
-class ActorDied(ActorError):
+class SupervisionError(ActorError, RuntimeError):
+    """Base of what callers get when the actor, its proc or its host is gone."""
+
+
+class ActorDied(SupervisionError):
     """The actor cannot answer: it, its proc or its host is gone.
 
     Args:
@@ -63,7 +69,7 @@ class ActorDied(ActorError):
         return f"{self.where} died: {self.cause}"
 
 
-class DeliveryUnknown(ActorError):
+class DeliveryUnknown(SupervisionError):
     """A call was sent, no answer came, and the peer can no longer be asked.
 
     The endpoint may have run, at most once.
@@ -138,6 +144,10 @@ class MeshError(ActorError):
             f"{self.where} failed on {len(self.failures)} ranks; first rank {rank}: "
             f"{type(first).__name__}: {first} (also on ranks {others}{more})"
         )
+
+
+class MeshDied(MeshError, SupervisionError):
+    """Several ranks of one call are gone; otherwise as `MeshError`."""
 
 
 class ScriptFailed(ActorError):

@@ -38,7 +38,7 @@ def _travel(error: BaseException) -> BaseException:
 )
 def test_an_exception_arrives_as_itself_with_its_traceback(error: Exception) -> None:
     arrived = _travel(error)
-    assert type(arrived) is type(error) and repr(arrived) == repr(error)
+    assert isinstance(arrived, type(error)) and repr(arrived) == repr(error)
     (note,) = arrived.__notes__
     assert "actor a[0] on n1, endpoint e" in note and "Traceback" in note and "raise error" in note
 

@@ -1,0 +1,120 @@
+"""Futures that no message completes: those of a coroutine, and those that this process completes itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any, Generic, ParamSpec, TypeVar, cast
+
+from monarch_hpc.actor.future import Future
+from monarch_hpc.transport.engine import Engine
+
+__all__ = ["completed", "pending", "returns_future"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class _Bell:
+    """In an engine's place: wakes who waits, and has no I/O to drive."""
+
+    driving = False
+    closed = False
+
+    def __init__(self) -> None:
+        self._rung = threading.Condition()
+
+    def wake_waiters(self) -> None:
+        """Let all look again."""
+        with self._rung:
+            self._rung.notify_all()
+
+    def wait(self, ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """Wait until *ready*."""
+        with self._rung:
+            return self._rung.wait_for(ready, timeout_s)
+
+
+class _Body(Future[T], Generic[T]):
+    """Runs a coroutine for the first who wants its outcome, and gives it to all."""
+
+    def __init__(self, body: Coroutine[Any, Any, T], context: contextvars.Context) -> None:
+        super().__init__(cast(Engine, _Bell()), lambda: getattr(body, "__qualname__", "a coroutine"))
+        self._body: Coroutine[Any, Any, T] | None = body
+        self._context = context
+        self._claiming = threading.Lock()
+        self._task: asyncio.Task[T] | None = None
+
+    def __del__(self) -> None:
+        if (body := self.__dict__.get("_body")) is not None:
+            body.close()  # nobody wanted it: no warning that it was never awaited
+
+    def _claim(self) -> Coroutine[Any, Any, T] | None:
+        with self._claiming:
+            body, self._body = self._body, None
+        return body
+
+    def _wait(self, timeout: float | None) -> None:
+        body = self._claim()
+        if body is None:
+            super()._wait(timeout)
+            return
+        try:
+            with asyncio.Runner() as runner:
+                self.set_result(runner.run(asyncio.wait_for(body, timeout), context=self._context))
+        except Exception as error:  # noqa: BLE001 raised by the read that follows, and by all others
+            self.set_exception(error)
+        except BaseException:
+            self.cancel()
+            raise
+
+    def __await__(self) -> Generator[object, None, T]:
+        body = self._claim()
+        if body is not None:
+            self._task = asyncio.get_running_loop().create_task(body, context=self._context)
+            self._task.add_done_callback(self._take)
+        return (yield from super().__await__())
+
+    def _take(self, task: asyncio.Task[T]) -> None:
+        if task.cancelled():
+            self.cancel()
+        elif (error := task.exception()) is not None:
+            self.set_exception(error)
+        else:
+            self.set_result(task.result())
+
+
+def returns_future(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Future[T]]:
+    """Make an ``async def`` return a `Future`, for callers with and without an event loop.
+
+    Calling it starts nothing. The first ``await`` runs the body on the loop that awaits, the first ``get()`` in the
+    thread that calls; later readers get the same outcome. A ``get`` that times out cancels the body; who stops to
+    await does not.
+
+    Raises:
+        TypeError: *function* is no ``async def``.
+    """
+    if not inspect.iscoroutinefunction(function):
+        raise TypeError(f"returns_future takes an 'async def', not {function!r}")
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        return _Body(function(*args, **kwargs), contextvars.copy_context())
+
+    return call
+
+
+def completed(value: T) -> Future[T]:
+    """A future that is done."""
+    future: Future[T] = pending("nobody")
+    future.set_result(value)
+    return future
+
+
+def pending(waits_for: str) -> Future[Any]:
+    """A future that a thread of this process completes."""
+    return Future(cast(Engine, _Bell()), lambda: waits_for)

@@ -1,0 +1,75 @@
+"""Spans and meters of OpenTelemetry, for programs that bring it: without it they cost, and do, nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar, cast, overload
+
+from monarch_hpc.actor.context import context
+
+__all__ = ["get_meter", "span", "traced"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_NAME = "monarch_hpc"
+
+
+def _library(name: str) -> Any:
+    # By its name: it is the program's own dependency, not one of ours.
+    return importlib.import_module(f"opentelemetry.{name}")
+
+
+def get_meter() -> Any:
+    """OpenTelemetry's meter of this package; its counters and histograms go where the program's provider sends them.
+
+    Raises:
+        ModuleNotFoundError: ``opentelemetry-api`` is not installed.
+    """
+    try:
+        return _library("metrics").get_meter(_NAME)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("get_meter() needs OpenTelemetry: install opentelemetry-api") from error
+
+
+def span(name: str) -> contextlib.AbstractContextManager[Any]:
+    """``with span("load"):`` a span of OpenTelemetry, with the actor's name; nothing where that is not installed."""
+    try:
+        trace = _library("trace")
+    except ModuleNotFoundError:
+        return contextlib.nullcontext()
+    attributes = {"monarch_hpc.actor": context().actor_name}
+    started = trace.get_tracer(_NAME).start_as_current_span(name, attributes=attributes)
+    return cast("contextlib.AbstractContextManager[Any]", started)
+
+
+@overload
+def traced(fn: Callable[P, R], /) -> Callable[P, R]: ...
+@overload
+def traced(*, name: str | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def traced(fn: Callable[..., Any] | None = None, /, *, name: str | None = None) -> Any:  # the overloads say it exactly
+    """Run a function, or a coroutine, in a `span` of its name, or of *name*."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        title = name or function.__name__
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def perform(*args: Any, **kwargs: Any) -> Any:
+                with span(title):
+                    return await function(*args, **kwargs)
+
+            return perform
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with span(title):
+                return function(*args, **kwargs)
+
+        return call
+
+    return decorate if fn is None else decorate(fn)

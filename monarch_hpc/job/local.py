@@ -1,0 +1,41 @@
+"""A job of the machine that the program runs on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from monarch_hpc.job.state import JobState
+from monarch_hpc.job.trait import JobTrait
+from monarch_hpc.mesh.host import this_host
+
+__all__ = ["LocalJob"]
+
+
+class LocalJob(JobTrait):
+    """Each of its meshes is `this_host()`: the same program on one machine, for trying it out.
+
+    Args:
+        hosts: names of the meshes.
+    """
+
+    def __init__(self, hosts: Sequence[str] = ("hosts",)) -> None:
+        super().__init__()
+        self._names = tuple(hosts)
+
+    def spec(self) -> Mapping[str, object]:
+        """The names of the meshes."""
+        return {"hosts": self._names}
+
+    def alive(self) -> bool:
+        """No: it is the program's own, and a saved one is nothing."""
+        return False
+
+    def _create(self) -> None:
+        """There is nothing to ask for."""
+
+    def _state(self) -> JobState:
+        host = this_host()
+        return JobState(dict.fromkeys(self._names, host))
+
+    def _kill(self) -> None:
+        """There is nothing to give back."""

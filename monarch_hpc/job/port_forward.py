@@ -1,0 +1,202 @@
+"""TCP connections carried by actors: to services on hosts that cannot be reached otherwise."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from monarch_hpc.actor.context import context
+from monarch_hpc.actor.endpoint import Actor, endpoint
+from monarch_hpc.actor.port import Channel, Port, PortReceiver
+from monarch_hpc.core.errors import PortClosed
+from monarch_hpc.core.shape import Point
+from monarch_hpc.mesh.actors import ActorMesh
+from monarch_hpc.mesh.proc import ProcMesh
+
+__all__ = ["PortForwarder"]
+
+_HOST = "127.0.0.1"
+_READ_BYTES = 64 << 10
+_CAPACITY = 64
+"""Chunks under way in each direction, 4 MiB: more than a round trip of any network that we know takes."""
+_BACKLOG = 128
+
+_WhichPort = int | Callable[[Point], int]
+_WhichAddress = str | Callable[[Point], str]
+
+
+class PortForwarder(Actor):
+    """Forwards TCP ports between meshes of procs until it is stopped; spawn it on `this_proc()`."""
+
+    def __init__(self) -> None:
+        self._forwards: list[ActorMesh[Any]] = []
+
+    @endpoint
+    def forward(
+        self, dst_proc_mesh: ProcMesh, dst_port: _WhichPort, src_proc_mesh: ProcMesh, src_address: _WhichAddress
+    ) -> None:
+        """Let each proc of one mesh listen, and carry its connections to the other mesh's proc at the same place.
+
+        Args:
+            dst_proc_mesh: procs on the hosts of the service.
+            dst_port: of the service on 127.0.0.1 there; or a function of the proc's coordinates.
+            src_proc_mesh: procs that listen, `this_proc()` for one.
+            src_address: where they listen, ``127.0.0.1:8080`` for one; or a function of the proc's coordinates. Whoever
+                can connect there reaches the service: there is no other check.
+
+        Raises:
+            ValueError: the meshes differ in shape, or an address or port is none.
+            OSError: an address is taken.
+        """
+        if dst_proc_mesh.extent != src_proc_mesh.extent:
+            shapes = f"{src_proc_mesh.extent} and {dst_proc_mesh.extent}"
+            raise ValueError(f"each listening proc needs one to forward to: the meshes are {shapes}")
+        if not callable(dst_port):
+            _check_port(dst_port)
+        if not callable(src_address):
+            _parse_address(src_address)
+        far = dst_proc_mesh.spawn("forward-to", _Far)
+        self._forwards.append(far)
+        far.configure.call(dst_port).get()
+        near = src_proc_mesh.spawn("forward-from", _Near, far)
+        self._forwards.append(near)
+        near.listen.call(src_address).get()
+
+
+class _Relays:
+    """Connections that are carried, each by two threads: one for each direction."""
+
+    def __init__(self) -> None:
+        self._sockets: set[socket.socket] = set()
+
+    def carry(self, sock: socket.socket, out: Port[bytes], back: PortReceiver[bytes]) -> None:
+        """Send what comes from *sock* out, and what comes back to it, until both have ended."""
+        self._sockets.add(sock)
+        halves = [threading.Event(), threading.Event()]
+
+        def send() -> None:
+            try:
+                while data := sock.recv(_READ_BYTES):
+                    out.send(data)
+                out.send(b"")  # the end of this direction; the other may go on
+            except (OSError, PortClosed):
+                self._abort(sock, out)
+            finally:
+                self._half(sock, halves, 0, back)
+
+        def receive() -> None:
+            try:
+                for data in back:
+                    if not data:
+                        sock.shutdown(socket.SHUT_WR)
+                        return
+                    sock.sendall(data)
+            except Exception:  # noqa: BLE001 the other end broke it off; what it says is an exception of its
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+            finally:
+                self._half(sock, halves, 1, back)
+
+        for half in (send, receive):
+            threading.Thread(target=half, name="monarch-forward", daemon=True).start()
+
+    def _abort(self, sock: socket.socket, out: Port[bytes]) -> None:
+        with contextlib.suppress(PortClosed):
+            out.exception(ConnectionAbortedError("the connection was broken off at the other end"))
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
+
+    def _half(self, sock: socket.socket, halves: list[threading.Event], which: int, back: PortReceiver[bytes]) -> None:
+        halves[which].set()
+        if all(half.is_set() for half in halves):
+            self._sockets.discard(sock)
+            sock.close()
+            back.close()
+
+    def close(self) -> None:
+        """Break all of them off."""
+        for sock in list(self._sockets):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+
+class _Far(Actor):
+    """Connects to the service."""
+
+    def __init__(self) -> None:
+        self._port = 0
+        self._relays = _Relays()
+
+    @endpoint
+    def configure(self, port: _WhichPort) -> None:
+        """Take the service's port."""
+        self._port = _check_port(port(context().spawn_rank) if callable(port) else port)
+
+    @endpoint
+    def open(self, back: Port[bytes]) -> Port[bytes]:
+        """Connect, and carry: what comes from the service goes to *back*."""
+        sock = socket.create_connection((_HOST, self._port))
+        out, receiver = Channel.open(capacity=_CAPACITY)
+        self._relays.carry(sock, back, receiver)
+        return out
+
+    def __cleanup__(self, error: BaseException | None) -> None:
+        self._relays.close()
+
+
+class _Near(Actor):
+    """Listens for who wants to reach the service."""
+
+    def __init__(self, far: ActorMesh[_Far]) -> None:
+        self._far = far.slice(**dict(context().spawn_rank))
+        self._relays = _Relays()
+        self._listening: socket.socket | None = None
+
+    @endpoint
+    def listen(self, address: _WhichAddress) -> None:
+        """Begin."""
+        host, port = _parse_address(address(context().spawn_rank) if callable(address) else address)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listening = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        threading.Thread(target=self._accept, args=(self._listening,), name="monarch-forward", daemon=True).start()
+
+    def _accept(self, listening: socket.socket) -> None:
+        while True:
+            try:
+                sock, _ = listening.accept()
+            except OSError:
+                return  # it was closed
+            threading.Thread(target=self._join, args=(sock,), name="monarch-forward", daemon=True).start()
+
+    def _join(self, sock: socket.socket) -> None:
+        back, receiver = Channel.open(capacity=_CAPACITY)
+        try:
+            out = self._far.open.call_one(back).get()
+        except Exception:  # noqa: BLE001 no service there, or no proc: whoever connected sees that it is closed
+            sock.close()
+            receiver.close()
+            return
+        self._relays.carry(sock, out, receiver)
+
+    def __cleanup__(self, error: BaseException | None) -> None:
+        if self._listening is not None:
+            with contextlib.suppress(OSError):
+                self._listening.shutdown(socket.SHUT_RDWR)  # wakes who accepts
+            self._listening.close()
+        self._relays.close()
+
+
+def _check_port(port: object) -> int:
+    if not isinstance(port, int) or isinstance(port, bool) or not 1 <= port <= 65535:
+        raise ValueError(f"port {port!r} is none: a number from 1 to 65535")
+    return port
+
+
+def _parse_address(address: object) -> tuple[str, int]:
+    host, colon, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
+    if not colon or not host or not port.isdecimal():
+        raise ValueError(f"address {address!r} is none: write address:port, 127.0.0.1:8080 for one")
+    return host.strip("[]"), _check_port(int(port))

@@ -1,0 +1,211 @@
+"""A terminal on a host, without a login there."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import threading
+import tty
+from collections.abc import Iterator, Mapping
+from types import FrameType
+from typing import Any
+
+from monarch_hpc.actor.context import context
+from monarch_hpc.actor.endpoint import Actor, endpoint
+from monarch_hpc.actor.port import Channel, Port, PortReceiver
+from monarch_hpc.agent.spawn import launch
+from monarch_hpc.core.errors import PortClosed
+from monarch_hpc.job.execute import command_environment
+from monarch_hpc.mesh.host import HostMesh
+
+__all__ = ["shell"]
+
+_READ_BYTES = 16 << 10
+_CAPACITY = 64
+"""Chunks under way: one that prints without end is held up by the terminal, as anywhere."""
+_HANG_UP_S = 2.0
+"""Between SIGHUP, which a shell ends by, and SIGKILL."""
+_END_OF_INPUT = b"\x04"  # Ctrl-D
+_USUAL_SIZE = 24, 80
+"""Lines and columns of a terminal that does not say."""
+
+
+class _Shell(Actor):
+    """A shell and its pseudoterminal."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._master = -1
+
+    @endpoint
+    def start(
+        self,
+        output: Port[bytes | int],
+        env: dict[str, str],
+        workdir: str | None,
+        client_cwd: str,
+        terminal: str,
+        size: tuple[int, int],
+    ) -> Port[bytes | tuple[int, int]]:
+        """Start it; what it prints goes to *output*, at last its exit code. Returns where to send what is typed."""
+        self._master, slave = os.openpty()
+        _set_size(self._master, size)
+        environment = {**command_environment(context().spawn_rank, env), "TERM": terminal}
+        where = workdir or (client_cwd if os.path.isdir(client_cwd) else "/")
+        program = environment.get("SHELL") or "/bin/sh"
+        try:
+            # setsid makes the terminal that of the shell, so that it has job control.
+            words = ["setsid", "--ctty", "/bin/sh", "-c", 'cd "$0" && exec "$1" -i', where, program]
+            self._process = launch(words, environment, stdin=slave, stdout=slave, stderr=slave)
+        finally:
+            os.close(slave)
+        typed, receiver = Channel.open()
+        threading.Thread(target=self._print, args=(output, self._process), daemon=True).start()
+        threading.Thread(target=self._type, args=(receiver,), daemon=True).start()
+        return typed
+
+    def _print(self, output: Port[bytes | int], process: subprocess.Popen[bytes]) -> None:
+        with contextlib.suppress(PortClosed):
+            with contextlib.suppress(OSError):  # EIO: nobody has the terminal open any more
+                while data := os.read(self._master, _READ_BYTES):
+                    output.send(data)
+            code = process.wait()
+            output.send(code if code >= 0 else 128 - code)
+
+    def _type(self, receiver: PortReceiver[bytes | tuple[int, int]]) -> None:
+        with receiver, contextlib.suppress(OSError, RuntimeError):  # the shell, or the proc, has ended
+            for message in receiver:
+                if isinstance(message, tuple):
+                    _set_size(self._master, message)
+                else:
+                    _write(self._master, message)
+
+    def __cleanup__(self, error: BaseException | None) -> None:
+        process = self._process
+        if process is not None and process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGHUP)
+            try:
+                process.wait(_HANG_UP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def shell(host_mesh_singleton: HostMesh, *, env: Mapping[str, str] | None = None, workdir: str | None = None) -> int:
+    """Run an interactive shell on a host, with this program's terminal as its own; return its exit code.
+
+    Nothing has to listen on the host: the terminal is carried by an actor.
+
+    Args:
+        host_mesh_singleton: a mesh of one host.
+        env: more variables for the shell.
+        workdir: where it starts; None for this program's directory on a host that has it.
+
+    Raises:
+        ValueError: the mesh has more hosts than one.
+    """
+    if len(host_mesh_singleton) != 1:
+        raise ValueError(f"a shell runs on one host, the mesh has {len(host_mesh_singleton)}: slice it first")
+    stdin, stdout = sys.stdin.fileno(), sys.stdout.fileno()
+    output, receiver = Channel.open(capacity=_CAPACITY)
+    procs = host_mesh_singleton.spawn_procs(name="shell")
+    try:
+        actor = procs.spawn("shell", _Shell)
+        typed = actor.start.call_one(
+            output, dict(env or {}), workdir, os.getcwd(), os.environ.get("TERM", "xterm-256color"), _size(stdin)
+        ).get()
+        with receiver, _raw(stdin), _resizing(typed, stdin), _forwarding(stdin, typed):
+            return _show(receiver, stdout)
+    finally:
+        procs.stop()
+
+
+def _show(receiver: PortReceiver[Any], stdout: int) -> int:
+    for message in receiver:
+        if isinstance(message, int):
+            return message
+        _write(stdout, message)
+    raise AssertionError("a receiver that nobody closes does not end")
+
+
+@contextlib.contextmanager
+def _forwarding(stdin: int, typed: Port[bytes | tuple[int, int]]) -> Iterator[None]:
+    """Send what is typed, and take no key after the end."""
+    over, end = os.pipe()
+
+    def forward() -> None:
+        # The shell may end at any time, and its host be lost.
+        with contextlib.suppress(OSError, RuntimeError, PortClosed):
+            while over not in (ready := select.select([stdin, over], [], [])[0]):
+                assert stdin in ready
+                data = os.read(stdin, _READ_BYTES)
+                typed.send(data or _END_OF_INPUT)
+                if not data:
+                    return
+
+    thread = threading.Thread(target=forward, name="monarch-shell", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        os.write(end, b".")
+        thread.join()
+        os.close(over)
+        os.close(end)
+
+
+@contextlib.contextmanager
+def _raw(terminal: int) -> Iterator[None]:
+    """Hand every key on as it is typed; also Ctrl-C, which is for the shell."""
+    if not os.isatty(terminal):
+        yield
+        return
+    before = termios.tcgetattr(terminal)
+    tty.setraw(terminal, termios.TCSADRAIN)  # what was typed already is for the shell
+    try:
+        yield
+    finally:
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+
+
+@contextlib.contextmanager
+def _resizing(typed: Port[bytes | tuple[int, int]], terminal: int) -> Iterator[None]:
+    """Tell the shell when the terminal changes its size."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def tell(_number: int, _frame: FrameType | None) -> None:
+        # On a thread of its own: the signal may have come in the middle of a send.
+        threading.Thread(target=typed.send, args=(_size(terminal),), daemon=True).start()
+
+    before = signal.signal(signal.SIGWINCH, tell)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGWINCH, before)
+
+
+def _size(terminal: int) -> tuple[int, int]:
+    try:
+        size = os.get_terminal_size(terminal)
+    except OSError:
+        return _USUAL_SIZE
+    return (size.lines, size.columns) if size.lines and size.columns else _USUAL_SIZE
+
+
+def _set_size(terminal: int, size: tuple[int, int]) -> None:
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]

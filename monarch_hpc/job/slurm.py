@@ -1,0 +1,206 @@
+"""A job that is an allocation of Slurm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from monarch_hpc.agent.attach import shut_down
+from monarch_hpc.config.load import load
+from monarch_hpc.config.program import read_program
+from monarch_hpc.config.schema import Config
+from monarch_hpc.core.clock import Deadline
+from monarch_hpc.core.errors import AllocationError
+from monarch_hpc.core.ids import new_allocation_id
+from monarch_hpc.core.units import parse_duration
+from monarch_hpc.job.state import JobState, cut
+from monarch_hpc.job.trait import JobTrait
+from monarch_hpc.mesh.controller import Controller
+from monarch_hpc.mesh.host import hosts
+from monarch_hpc.slurm import Allocations, Record, Request, Stage
+
+__all__ = ["SlurmJob"]
+
+
+class SlurmJob(JobTrait):
+    """One allocation for all meshes, as `monarch-hpc alloc` takes it: `status`, `logs` and `release` know it.
+
+    It lives on when the program ends, and the next program that asks for the same finds it in the saved file; `kill`
+    gives it back. In a program that `monarch-hpc run` has started on an allocation it is that allocation.
+
+    Args:
+        meshes: number of hosts by name.
+        python_exe: interpreter on the hosts; ``python`` stands for config key `agent.python`.
+        slurm_args: more options of sbatch, each beginning with ``-``.
+        job_name: what the allocation is called; letters, digits, and some of another sort are added to the default.
+        time_limit: as Slurm takes it, ``1:30:00``; None for config key `slurm.time_min`.
+        partition, account, qos: None for the configuration's.
+        exclusive: whole hosts.
+        gpus_per_node, cpus_per_task, mem: of each host; None asks for nothing.
+        job_start_timeout: seconds to wait for the job to begin; None waits as long as it queues.
+        ntasks_per_node: 1: there is one agent on each host.
+        monarch_port, log_dir, out_of_cluster, attach_to, bind_to: for moved programs, without effect: agents listen on
+            free ports of the interfaces in `fabric.interfaces`, their output is in ``monarch-hpc logs NAME``, and a
+            program outside finds its way in by itself.
+
+    Raises:
+        ValueError: a mesh has no host, an option does not begin with ``-``, or *ntasks_per_node* is not 1.
+    """
+
+    def __init__(
+        self,
+        meshes: Mapping[str, int],
+        python_exe: str = "python",
+        slurm_args: Sequence[str] = (),
+        monarch_port: int = 22222,
+        job_name: str = "monarch_job",
+        ntasks_per_node: int = 1,
+        time_limit: str | None = None,
+        partition: str | None = None,
+        log_dir: str | None = None,
+        exclusive: bool = True,
+        gpus_per_node: int | str | None = None,
+        cpus_per_task: int | None = None,
+        mem: str | None = None,
+        job_start_timeout: float | None = None,
+        account: str | None = None,
+        qos: str | None = None,
+        out_of_cluster: bool = False,
+        attach_to: str | None = None,
+        bind_to: str | None = None,
+    ) -> None:
+        super().__init__()
+        strays = [option for option in slurm_args if not option.startswith("-")]
+        if strays:
+            raise ValueError(f"slurm_args holds {strays[0]!r}, which sbatch would not take for an option: write --...")
+        if ntasks_per_node != 1:
+            raise ValueError(f"ntasks_per_node is {ntasks_per_node}: a host has one agent; for procs use per_host")
+        self._meshes: dict[str, int] = {}
+        for name, num in meshes.items():
+            self.add_mesh(name, num)
+        self._job_name = job_name
+        self._options = {
+            "python_exe": python_exe,
+            "slurm_args": tuple(slurm_args),
+            "time_limit": time_limit,
+            "partition": partition,
+            "exclusive": exclusive,
+            "gpus_per_node": None if gpus_per_node is None else str(gpus_per_node),
+            "cpus_per_task": cpus_per_task,
+            "mem": mem,
+            "account": account,
+            "qos": qos,
+        }
+        self._start_timeout_s = job_start_timeout
+        self._name = ""
+
+    def add_mesh(self, name: str, num_nodes: int) -> None:
+        """Ask for one more mesh; before the job is applied.
+
+        Raises:
+            ValueError: it has no host.
+            RuntimeError: the job is applied.
+        """
+        if num_nodes < 1:
+            raise ValueError(f"mesh {name!r} has {num_nodes} hosts: at least 1")
+        if self.active:
+            raise RuntimeError(f"the job is applied; mesh {name!r} comes too late")
+        self._meshes[name] = num_nodes
+
+    def spec(self) -> Mapping[str, object]:
+        """Meshes and what sbatch is asked for."""
+        return {"meshes": self._meshes, **self._options}
+
+    def alive(self) -> bool:
+        """Whether Slurm still has the job."""
+        if not self._name:
+            return False
+        record = _find(self._open()[0], self._name)
+        return record is not None and record.live
+
+    def _config(self) -> Config:
+        limit = self._options["time_limit"]
+        python = self._options["python_exe"]
+        return load(
+            {
+                # Slurm counts minutes; a part of one is given as a whole.
+                "slurm.time_min": None if limit is None else -(-parse_duration(str(limit)) // 60),
+                "slurm.partition": self._options["partition"],
+                "slurm.qos": self._options["qos"],
+                "slurm.account": self._options["account"],
+                "agent.python": None if python == "python" else python,
+            }
+        ).config
+
+    def _open(self) -> tuple[Allocations, Config]:
+        config = self._config()
+        allocations = Allocations.open(config)
+        allocations.reconcile()
+        return allocations, config
+
+    def _create(self) -> None:
+        if read_program().directory is not None:
+            return  # the program runs on an allocation already
+        allocations, config = self._open()
+        allocation = new_allocation_id()
+        name = f"{self._job_name}-{allocation[:4]}" if self._job_name == "monarch_job" else self._job_name
+        request = Request(
+            allocation=allocation,
+            name=name,
+            directory=config.paths.shared / allocation[:8],
+            num_hosts=str(sum(self._meshes.values())),
+            gpus_per_node=None if self._options["gpus_per_node"] is None else str(self._options["gpus_per_node"]),
+            options=tuple(self._flags()),
+        )
+        self._name = allocations.submit(request).short_id
+
+    def _flags(self) -> Sequence[str]:
+        options = self._options
+        given = [
+            f"--{flag}={options[key]}"
+            for flag, key in (("mem", "mem"), ("cpus-per-task", "cpus_per_task"))
+            if options[key]
+        ]
+        extra = options["slurm_args"]
+        assert isinstance(extra, tuple)
+        return [*(["--exclusive"] if options["exclusive"] else []), *given, *extra]
+
+    def _state(self) -> JobState:
+        if read_program().directory is not None:
+            return cut(hosts(), self._meshes)
+        allocations, _ = self._open()
+        record = _find(allocations, self._name)
+        if record is None or record.ended is not None:
+            ended = "" if record is None or record.ended is None else f": {record.ended.state}: {record.ended.reason}"
+            raise AllocationError(self._name, f"has ended{ended}; kill() this job and apply it again")
+        started = Deadline(float("inf") if self._start_timeout_s is None else self._start_timeout_s)
+        late: list[bool] = []
+
+        def look(life: object) -> None:
+            late[:] = [getattr(life, "granted", None) is None and started.passed()]
+
+        life = allocations.follow(record, look, lambda: bool(late and late[0]))
+        if life.stage is not Stage.READY:
+            raise AllocationError(
+                record.name,
+                f"did not begin within {self._start_timeout_s:g} s ({life.reason or 'Slurm gave no reason'}); it still "
+                "waits in the queue: call state() again, or kill()",
+            )
+        directory = record.directory
+        if not Controller.serves(directory):
+            Controller.instance(lambda _resources: directory)
+        return cut(hosts(), self._meshes)
+
+    def _kill(self) -> None:
+        if not self._name:
+            return
+        allocations, config = self._open()
+        record = _find(allocations, self._name)
+        if record is not None and record.live:
+            allocations.release(record, partial(shut_down, timeout_s=config.procs.stop_s))
+        self._name = ""
+
+
+def _find(allocations: Allocations, short_id: str) -> Record | None:
+    """The record of an allocation, by the first digits of its uuid; None where nobody remembers it."""
+    return next((record for record in allocations.registry.records() if record.short_id == short_id), None)

@@ -1,0 +1,69 @@
+"""A call whose answers go to a port, and whose caller does not wait."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Literal
+
+from monarch_hpc.actor.future import Future
+from monarch_hpc.actor.port import Port
+from monarch_hpc.core.errors import PortClosed
+from monarch_hpc.mesh.endpoint import Endpoint
+from monarch_hpc.mesh.stream import Stream
+
+__all__ = ["send"]
+
+
+def send(
+    endpoint: Endpoint[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    port: Port[Any] | None = None,
+    selection: Literal["all", "choose"] = "all",
+) -> None:
+    """Call an endpoint without waiting; what it returns or raises is sent to *port*.
+
+    Answers come to this process first, which passes them on: they end with it.
+
+    Args:
+        endpoint: of an actor mesh.
+        port: gets each answer, with the actor's rank in the mesh that was called for who reads with ranks. Without
+            it nobody is told: this is a `broadcast` then.
+        selection: ``all`` actors, or ``choose`` one as `Endpoint.choose` does.
+
+    Raises:
+        TypeError: the endpoint does not take these arguments.
+        ValueError: no such selection.
+    """
+    if selection not in ("all", "choose"):
+        raise ValueError(f"selection is {selection!r}; it is 'all' or 'choose'")
+    if selection == "choose":
+        future = endpoint.choose(*args, **kwargs)
+        if port is not None:
+            _start(lambda: _answer(port, 0, future.exception(), future))
+    elif port is None:
+        endpoint.broadcast(*args, **kwargs)
+    else:
+        stream = endpoint.stream(*args, **kwargs)
+        _start(lambda: _forward(port, stream))
+
+
+def _start(work: Callable[[], None]) -> None:
+    # A thread, because a full port holds up its sender, and values are rebuilt by user code.
+    threading.Thread(target=work, name="monarch-send", daemon=True).start()
+
+
+def _forward(port: Port[Any], stream: Stream[Any]) -> None:
+    for place, future in stream.places():
+        _answer(port, place, future.exception(), future)
+
+
+def _answer(port: Port[Any], rank: int, error: BaseException | None, future: Future[Any]) -> None:
+    try:
+        if error is None:
+            port.send_as(rank, future.result())
+        else:
+            port.exception_as(rank, error)
+    except PortClosed:
+        return  # nobody wants it any more

@@ -1,0 +1,99 @@
+"""Programs as people start them: files run by an interpreter of their own, with a state directory of the test's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from monarch_hpc.agent.sweep import COOKIE
+
+__all__ = ["PATIENCE_S", "Programs", "programs"]
+
+PATIENCE_S = 60.0
+
+
+class Programs:
+    """Starts programs in one folder, and ends those that a test leaves.
+
+    Attributes:
+        folder: where they run, and where their files are.
+        environment: what they get.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environment = {
+            **os.environ,
+            "XDG_STATE_HOME": str(folder / "state"),
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")])),
+        }
+        self._started: list[subprocess.Popen[str]] = []
+
+    def start(self, text: str, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+        """Start a program; its two outputs are one."""
+        path = self.folder / f"program{len(self._started)}.py"
+        path.write_text(text)
+        process = subprocess.Popen(
+            [sys.executable, str(path), *arguments],
+            cwd=self.folder,
+            env={**self.environment, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._started.append(process)
+        return process
+
+    def run(self, text: str, *arguments: str, code: int = 0, env: Mapping[str, str] | None = None) -> str:
+        """Run a program to its end, which must be with exit code *code*; return what it printed."""
+        process = self.start(text, *arguments, env=env)
+        said = process.communicate(timeout=PATIENCE_S)[0]
+        assert process.returncode == code, said
+        return said
+
+    def until(self, process: subprocess.Popen[str], words: str) -> str:
+        """Read what a program prints, up to a line with *words*."""
+        assert process.stdout is not None
+        said = ""
+        for line in process.stdout:
+            said += line
+            if words in line:
+                return said
+        raise AssertionError(f"it ended and never said {words!r}: {said}")
+
+    def end(self) -> None:
+        """Kill those that still run."""
+        for process in self._started:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+
+    def procs(self) -> list[int]:
+        """The processes of allocations that have this test's state directory."""
+        marks = [f"XDG_STATE_HOME={self.environment['XDG_STATE_HOME']}".encode(), f"{COOKIE}=".encode()]
+        found = []
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                environ = path.read_bytes()
+            except OSError:
+                continue
+            if all(mark in environ for mark in marks):
+                found.append(int(path.parent.name))
+        return found
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Iterator[Programs]:
+    """Programs of this test."""
+    made = Programs(tmp_path)
+    yield made
+    made.end()

@@ -1,0 +1,41 @@
+"""The key of workers started by hand."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from monarch_hpc.agent.secret import read_secret
+from monarch_hpc.core.errors import ConfigError
+
+
+def test_a_user_has_one_key_which_others_cannot_read(tmp_path: Path) -> None:
+    first = read_secret(None, tmp_path / "state")
+    assert len(first) == 32 and read_secret(None, tmp_path / "state") == first
+    path = tmp_path / "state" / "worker.key"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [found.name for found in path.parent.iterdir()] == ["worker.key"]
+    assert read_secret(None, tmp_path / "other") != first
+
+
+def test_bytes_and_files_are_keys(tmp_path: Path) -> None:
+    path = tmp_path / "key.pem"
+    path.write_bytes(b"0123456789abcdef")
+    path.chmod(0o600)
+    key = read_secret(b"0123456789abcdef", tmp_path)
+    assert read_secret(path, tmp_path) == read_secret(str(path), tmp_path) == key
+    assert read_secret(b"0123456789abcdeF", tmp_path) != key
+
+
+def test_a_key_that_others_may_know_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "key.pem"
+    with pytest.raises(ConfigError, match="no such file"):
+        read_secret(path, tmp_path)
+    path.write_bytes(b"0123456789abcdef")
+    path.chmod(0o644)
+    with pytest.raises(ConfigError, match="open to other users"):
+        read_secret(path, tmp_path)
+    with pytest.raises(ConfigError, match="can be guessed"):
+        read_secret(b"short", tmp_path)
