@@ -273,9 +273,10 @@ class Engine:
             self._run_last()
 
     def _run_last(self) -> None:
-        last, self._last = self._last, []
-        for callback in last:
-            self._guard(callback)
+        while self._last:  # one of them may ask for more: what it has sent is to leave before the driver sleeps
+            last, self._last = self._last, []
+            for callback in last:
+                self._guard(callback)
 
     def _hand_out(self, events: Sequence[tuple[int, int]]) -> None:
         for fd, mask in events:

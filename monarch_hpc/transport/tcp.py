@@ -239,6 +239,9 @@ class TcpChannel:
     def _pump(self) -> None:
         """Write until nothing waits or the socket is full, unless another thread is at it: that one goes on."""
         while self._outbox.waiting and not (self._wants_room or self._dead) and self._writing.acquire(blocking=False):
+            if self._unsent and not self._wants_room:  # the peer is gone, as reading is about to say
+                self._writing.release()
+                return
             try:
                 self._drain()
             finally:
