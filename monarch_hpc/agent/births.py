@@ -168,6 +168,7 @@ class Births:
             hello_fd=-1,
             record_fd=-1,
             spin_s=place.fabric.spin_us / 1e6 if room else 0.0,
+            agent=place.addresses,
             forwarders=place.forwarders,
             interfaces=list(place.grant.interfaces),
             limits=place.limits,

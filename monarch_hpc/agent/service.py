@@ -22,6 +22,7 @@ from monarch_hpc.agent.place import Place
 from monarch_hpc.agent.pulse import Pulse
 from monarch_hpc.agent.reap import Reaper
 from monarch_hpc.agent.steps import Steps, StepSettings
+from monarch_hpc.agent.switchboard import Switchboard
 from monarch_hpc.agent.whereabouts import Whereabouts
 from monarch_hpc.agent.zygotes import Zygotes, ZygoteSettings
 from monarch_hpc.config import Config
@@ -132,6 +133,7 @@ class Service:
             stop_s=config.procs.stop_s,
             heartbeat_s=config.liveness.heartbeat_s,
             lease=lease,
+            addresses=self._entry.addresses,
             forwarders=self._forwarders,
             keep_dead=config.telemetry.keep_dead,
             limits=limits,
@@ -143,6 +145,7 @@ class Service:
         tasks = Steps(engine, self._reaper, steps)
         self._agent = Agent(engine, place, self._zygotes, tasks, self._reaper, outlet, self._send_up)
         self._pulse = Pulse(engine, config.liveness.heartbeat_s, lease, self._on_life)
+        self._casts = Switchboard(engine, self._node, self._pulse, post.rank, post.num_hosts, limits)
         self._links: dict[Channel, ChannelLink] = {}
         self._up: Link = LocalLink(lambda _message: None, lambda _reason: None)  # until the head is known
         self._head: Head | None = None
@@ -231,6 +234,7 @@ class Service:
 
     def _send_up(self, message: Message) -> None:
         self._whereabouts.note(message)
+        self._casts.note(message)
         self._up.send(message)
 
     def _on_order(self, message: Message) -> None:
@@ -240,7 +244,7 @@ class Service:
             case Refused():
                 self._refused(message.problem)
             case Roster():
-                pass  # agents do not speak to each other
+                self._casts.on_roster(message.hosts)
             case _:
                 self._agent.handle(message)
 
@@ -251,9 +255,10 @@ class Service:
     # ---- channels ----
 
     def on_channel(self, channel: Channel) -> None:
-        """Greet who dials the head; nobody dials the others."""
+        """Greet who dials the head; others are dialled by those who have casts for them."""
         if self._head is None:
-            channel.close("this agent is not the head")
+            if not self._casts.on_channel(channel):
+                channel.close("this agent is not the head")
             return
         self._links[channel] = ChannelLink(channel)
         # A program that computes without releasing the interpreter's lock is silent and alive: it is not judged
@@ -261,9 +266,11 @@ class Service:
         self._pulse.watch(channel, judged=channel.peer.role is Role.AGENT)
 
     def on_frame(self, channel: Channel, frame: Frame) -> None:
-        """Take a control message; other frames are not for agents."""
+        """Take a control message, or what belongs to a cast; other frames are not for agents."""
         if channel.error is not None:
             return  # it had not heard yet that we closed
+        if self._casts.on_frame(channel, frame):
+            return
         link = self._links.get(channel)
         if link is None or frame.kind is not Kind.CONTROL:
             channel.close(f"an agent takes no {frame.kind.name} frames")
@@ -290,7 +297,7 @@ class Service:
         """A channel is over."""
         link = self._links.pop(channel, None)
         self._pulse.forget(channel)
-        if link is None:
+        if self._casts.on_lost(channel, error) or link is None:
             return
         if self._head is None:
             if not self._leaving:

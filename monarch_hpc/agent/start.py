@@ -54,6 +54,7 @@ class ProcStart:
         hello_fd: where it writes one encoded `ProcHello` and a line feed, and then closes.
         record_fd: memory to record into, see `telemetry.recorder`.
         spin_s: how long its engine may spin.
+        agent: addresses of the agent of this host.
         forwarders: addresses of the head's agent, which passes on what is for procs that cannot be dialled.
         interfaces: names of the network interfaces of *listen_hosts*.
         cpus: CPUs to run on; empty for all that the agent may use.
@@ -78,6 +79,7 @@ class ProcStart:
     hello_fd: int
     record_fd: int
     spin_s: float
+    agent: list[str]
     forwarders: list[str]
     interfaces: list[str]
     limits: TransportConfig

@@ -136,6 +136,8 @@ class TransportConfig:
     max_frame_bytes: int
     send_queue_bytes: int
     mailbox_bytes: int
+    cast_direct: int
+    cast_fanout: int
     connect_s: float
     around_after_s: float
     relay_s: float

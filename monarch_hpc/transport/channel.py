@@ -32,7 +32,8 @@ __all__ = ["PeerChannel"]
 _CALL = Kind.CALL  # on the way of every frame: a member of an enum costs ten times a global
 _CREDIT = Kind.CREDIT
 _BYE = Kind.BYE
-_LAST_PASSED_ON = Kind.STOP  # those above are the transport's own, but for CANCEL
+_LAST_PASSED_ON = Kind.STOP  # those above are the transport's own, but for CANCEL and those of casts
+_FIRST_OF_CASTS = Kind.CAST
 
 _log = logging.getLogger(__name__)
 
@@ -276,7 +277,9 @@ class PeerChannel:
     def _take(self, frame: Frame) -> None:
         if self._over:
             return
-        if frame.kind is _CREDIT:
+        if frame.kind >= _FIRST_OF_CASTS:
+            self._listener.on_frame(self, frame)
+        elif frame.kind is _CREDIT:
             self._credit.give(frame.dest, frame.reply)
             self._engine.wake_waiters()
         elif frame.kind is Kind.CANCEL:

@@ -72,6 +72,9 @@ class Kind(enum.IntEnum):
     DATA = 13  # answers GET and PUT: dest = the operation
     CREDIT = 14  # so much of what was sent to an actor is handled: dest = actor id, reply = bytes
     CANCEL = 15  # nobody waits for a call any more: dest = actor id, reply = its reply slot
+    CAST = 20  # one message to many procs: dest = actor id, reply = its number, see wire.casts
+    NOTES = 21  # answers to casts, and other news of them
+    MARK = 22  # where casts come among the frames of a channel: dest = a `wire.casts.Mark`, reply = a cast's number
 
 
 _KINDS = {int(kind): kind for kind in Kind}

@@ -1,0 +1,319 @@
+"""One message to many procs on its way down the agents' tree, and the notes about it that come up.
+
+Compact and binary, for agents read every one. What a message says to its actors they pass on as it is: a body behind
+the head, and buffers that nobody copies. The parsers are total: any bytes give a value or a `FrameError`.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from monarch_hpc.core.errors import FrameError
+from monarch_hpc.core.shape import Extent, Region
+from monarch_hpc.wire.frames import Buffer, Frame, Kind
+
+__all__ = [
+    "Cast",
+    "Lost",
+    "Mark",
+    "Note",
+    "Spans",
+    "Tag",
+    "Target",
+    "pack_cast",
+    "pack_lost",
+    "pack_notes",
+    "pack_number",
+    "pack_target",
+    "parse_cast",
+    "parse_lost",
+    "parse_notes",
+    "parse_number",
+    "parse_target",
+    "spans_of",
+]
+
+Spans = tuple[tuple[int, int], ...]
+"""Whole numbers as half-open intervals, sorted and apart: ranks of hosts, which mostly follow each other."""
+
+_HEAD = struct.Struct("<BBQIIIHII")  # kind, flags, origin, root, low, high, sizes of target, waits and hosts
+_SPAN = struct.Struct("<II")
+_NOTE = struct.Struct("<BQQIIH")
+_TARGET = struct.Struct("<QqBB")
+_NUMBER = struct.Struct("<Q")
+_DIM = struct.Struct("<Iq")
+_CARRIED = frozenset({Kind.SPAWN, Kind.CALL, Kind.STOP, Kind.CANCEL})
+
+
+class Mark(enum.IntEnum):
+    """What a MARK frame says of its sender's casts: `Frame.dest` is one of these, `Frame.reply` a cast's number."""
+
+    BEFORE = 1  # all that went directly to this proc before that cast has gone
+    AFTER = 2  # what follows directly was sent after that cast
+    SKIP = 3  # that cast, and those before it, will not come if they have not
+
+
+class Tag(enum.IntEnum):
+    """What a note says of a cast."""
+
+    RESULT = 1  # the body of a RESULT frame, with its buffers
+    FAILURE = 2  # the body of a FAILURE frame
+    ELSEWHERE = 3  # the answer is large, and goes directly to the origin
+    DIED = 4  # the proc is gone; the body says why
+    UNKNOWN = 5  # the proc may or may not have had it; the body says why
+    LOST = 6  # the same for all procs of some hosts, see `Lost`
+    LAST = 7  # all answers from here have been given
+    DONE = 8  # all actors behind here have handled it
+
+
+_TAGS = {int(tag): tag for tag in Tag}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Whom a cast is for: the procs of a mesh whose ranks are in a region."""
+
+    run: str
+    mesh: int
+    region: Region
+
+    def place_of(self, rank: int) -> int | None:
+        """The place of a proc in the region; None if it is not in it."""
+        try:
+            return self.region.rank_of(rank)
+        except ValueError:
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """One message to many procs.
+
+    Attributes:
+        kind: SPAWN, CALL, STOP or CANCEL: what each proc is to get; the body of the last is `pack_number`.
+        answered: whether the procs are to answer.
+        limited: whether the body begins with a time limit, see `actor.recall.LIMITED`.
+        origin: incarnation of the sender.
+        number: counts the casts of this sender, from 1.
+        root: rank of the host where it entered the tree.
+        low, high: the positions of the tree that the receiver sees to, see `agent.branches`.
+        target: a packed `Target`.
+        hosts: ranks of the hosts with procs of the target, of those that the receiver sees to.
+        waits: ranks of procs that are to wait for a BEFORE mark with this cast's number.
+        actor: number of the actor.
+        body, buffers: of the frame that each proc is to get.
+    """
+
+    kind: Kind
+    answered: bool
+    limited: bool
+    origin: int
+    number: int
+    root: int
+    low: int
+    high: int
+    target: bytes
+    hosts: Spans
+    waits: tuple[int, ...]
+    actor: int
+    body: Buffer
+    buffers: Sequence[Buffer] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One piece of news about a cast.
+
+    Attributes:
+        place: of the proc in the target's region; 0 where the note is about no single one.
+    """
+
+    tag: Tag
+    origin: int
+    number: int
+    place: int = 0
+    body: Buffer = b""
+    buffers: Sequence[Buffer] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Nothing more comes from these hosts: they are gone, or the way to them is."""
+
+    hosts: Spans
+    cause: str
+
+
+def spans_of(numbers: Iterable[int]) -> Spans:
+    """*numbers*, in any order, as intervals."""
+    spans: list[tuple[int, int]] = []
+    for number in sorted(set(numbers)):
+        if spans and spans[-1][1] == number:
+            spans[-1] = spans[-1][0], number + 1
+        else:
+            spans.append((number, number + 1))
+    return tuple(spans)
+
+
+def pack_target(target: Target) -> bytes:
+    """Render *target*."""
+    region, run = target.region, target.run.encode()
+    sizes = region.extent.sizes
+    dims = b"".join(_DIM.pack(*dim) for dim in zip(sizes, region.strides, strict=True))
+    return _TARGET.pack(target.mesh, region.offset, len(sizes), len(run)) + dims + run
+
+
+def parse_target(data: bytes) -> Target:
+    """Read what `pack_target` gave; the dimensions have lost their names.
+
+    Raises:
+        FrameError: it is none.
+    """
+    try:
+        mesh, offset, num_dims, run_bytes = _TARGET.unpack_from(data)
+        end = _TARGET.size + num_dims * _DIM.size
+        dims = [_DIM.unpack_from(data, at) for at in range(_TARGET.size, end, _DIM.size)]
+        if len(data) != end + run_bytes:
+            raise FrameError(f"the target of a cast has {len(data)} bytes, not {end + run_bytes}")
+        run = data[end:].decode()
+        extent = Extent(tuple(str(axis) for axis in range(num_dims)), tuple(size for size, _ in dims))
+    except (struct.error, ValueError) as error:
+        raise FrameError(f"the target of a cast: {error}") from error
+    if any(not stride and size > 1 for size, stride in dims):
+        raise FrameError("the target of a cast names a rank twice")
+    return Target(run, mesh, Region(extent, offset, tuple(stride for _, stride in dims)))
+
+
+def pack_cast(cast: Cast) -> Frame:
+    """Render *cast*; its body is copied, its buffers are not."""
+    spans, waits = cast.hosts, cast.waits
+    parts = (
+        _HEAD.pack(
+            *(cast.kind, cast.answered | cast.limited << 1, cast.origin, cast.root, cast.low, cast.high),
+            *(len(cast.target), len(waits), len(spans)),
+        ),
+        cast.target,
+        struct.pack(f"<{len(waits)}I", *waits),
+        b"".join(_SPAN.pack(*span) for span in spans),
+        cast.body,
+    )
+    return Frame(Kind.CAST, cast.actor, cast.number, b"".join(parts), cast.buffers)
+
+
+def parse_cast(frame: Frame) -> Cast:
+    """Read what `pack_cast` gave.
+
+    Raises:
+        FrameError: it is none.
+    """
+    view = memoryview(frame.body)
+    try:
+        kind, flags, origin, root, low, high, target_bytes, num_waits, num_spans = _HEAD.unpack_from(view)
+        at = _HEAD.size
+        target = bytes(view[at : at + target_bytes])
+        at += target_bytes
+        waits = struct.unpack_from(f"<{num_waits}I", view, at)
+        at += 4 * num_waits
+        ends = struct.unpack_from(f"<{2 * num_spans}I", view, at)
+        at += _SPAN.size * num_spans
+    except struct.error as error:
+        raise FrameError(f"a cast ends early: {error}") from error
+    if kind not in _CARRIED:
+        raise FrameError(f"a cast of kind {kind}")
+    hosts = tuple(zip(ends[::2], ends[1::2], strict=True))
+    if low > high or not _in_order(hosts):
+        raise FrameError("the hosts of a cast are not in order")
+    return Cast(
+        kind=Kind(kind),
+        answered=bool(flags & 1),
+        limited=bool(flags & 2),
+        origin=origin,
+        number=frame.reply,
+        root=root,
+        low=low,
+        high=high,
+        target=target,
+        hosts=hosts,
+        waits=waits,
+        actor=frame.dest,
+        body=view[at:],
+        buffers=frame.buffers,
+    )
+
+
+def pack_notes(notes: Iterable[Note]) -> Frame:
+    """Render *notes* as one frame, in their order."""
+    parts: list[Buffer] = []
+    buffers: list[Buffer] = []
+    for note in notes:
+        head = note.tag, note.origin, note.number, note.place, len(note.body), len(note.buffers)
+        parts += (_NOTE.pack(*head), note.body)
+        buffers += note.buffers
+    return Frame(Kind.NOTES, 0, 0, b"".join(parts), buffers)
+
+
+def parse_notes(frame: Frame) -> list[Note]:
+    """Read what `pack_notes` gave.
+
+    Raises:
+        FrameError: it is none.
+    """
+    view = memoryview(frame.body)
+    notes: list[Note] = []
+    at = taken = 0
+    while at < len(view):
+        if len(view) - at < _NOTE.size:
+            raise FrameError("a note ends early")
+        number, origin, cast, place, body_bytes, num_buffers = _NOTE.unpack_from(view, at)
+        tag = _TAGS.get(number)
+        at += _NOTE.size
+        if tag is None or at + body_bytes > len(view) or taken + num_buffers > len(frame.buffers):
+            raise FrameError(f"a note of kind {number} with {body_bytes} bytes and {num_buffers} buffers")
+        buffers = frame.buffers[taken : taken + num_buffers]
+        notes.append(Note(tag, origin, cast, place, view[at : at + body_bytes], buffers))
+        at += body_bytes
+        taken += num_buffers
+    return notes
+
+
+def pack_lost(lost: Lost) -> bytes:
+    """Render *lost* for the body of a note."""
+    spans = b"".join(_SPAN.pack(*span) for span in lost.hosts)
+    return struct.pack("<I", len(lost.hosts)) + spans + lost.cause.encode()
+
+
+def pack_number(number: int) -> bytes:
+    """Render the number of a cast, for the body of one that cancels it."""
+    return _NUMBER.pack(number)
+
+
+def parse_number(body: Buffer) -> int:
+    """Read what `pack_number` gave; 0, which is no cast's, for anything else."""
+    return int(_NUMBER.unpack(body)[0]) if len(body) == _NUMBER.size else 0
+
+
+def parse_lost(body: Buffer) -> Lost:
+    """Read what `pack_lost` gave.
+
+    Raises:
+        FrameError: it is none.
+    """
+    try:
+        (num,) = struct.unpack_from("<I", body)
+        ends = struct.unpack_from(f"<{2 * num}I", body, 4)
+    except struct.error as error:
+        raise FrameError(f"the news of lost hosts ends early: {error}") from error
+    cause = bytes(body[4 + _SPAN.size * num :]).decode(errors="replace")
+    return Lost(tuple(zip(ends[::2], ends[1::2], strict=True)), cause)
+
+
+def _in_order(spans: Spans) -> bool:
+    end = 0
+    for start, stop in spans:
+        if not end <= start < stop:
+            return False
+        end = stop
+    return True
