@@ -8,7 +8,7 @@ from typing import Protocol
 from monarch_hpc.actor.payload import call_head, pack_call
 from monarch_hpc.actor.pending import Pending, Slot
 from monarch_hpc.actor.reference import ProcRef
-from monarch_hpc.core.errors import ActorDied, ActorError, MonarchError, TransportError
+from monarch_hpc.core.errors import ActorDied, ActorError, DeliveryUnknown, MonarchError, TransportError
 from monarch_hpc.core.ids import Role
 from monarch_hpc.core.shape import Extent, Region
 from monarch_hpc.transport.engine import Engine
@@ -16,7 +16,7 @@ from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.frames import Buffer, Frame, Kind
 from monarch_hpc.wire.serializer import loads
 
-__all__ = ["DEPUTY", "WORD_S", "Inquest", "Tell", "program_of"]
+__all__ = ["DEPUTY", "WORD_S", "Inquest", "Mourner", "Tell", "program_of"]
 
 DEPUTY = 2
 """Number of the program's actor that its procs ask, see `mesh.deputy`. All processes know it; others are random."""
@@ -47,6 +47,20 @@ class Asker(Protocol):
     def give_up(self, where: str, error: TransportError, tell: Tell) -> None:
         """Say that nobody knows."""
         ...
+
+
+class Mourner:
+    """Says why a call has no answer, as far as this process knows."""
+
+    def give_up(self, where: str, error: TransportError, tell: Callable[[ActorError], None]) -> None:
+        """Nobody says why there is no answer."""
+        unknown = DeliveryUnknown(where, str(error))
+        unknown.__cause__ = error
+        tell(unknown)
+
+    def mourn(self, incarnation: int, where: str, cause: str, tell: Callable[[ActorError], None]) -> None:
+        """Say why a call to a proc that is known to be dead has no answer."""
+        tell(ActorDied(where, cause))
 
 
 class Inquest:

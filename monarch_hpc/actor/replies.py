@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 
 from monarch_hpc.actor.context import ProcInfo
+from monarch_hpc.actor.fault import MeshFailure
 from monarch_hpc.actor.local import Line
-from monarch_hpc.actor.payload import pack_failure, pack_result
+from monarch_hpc.actor.payload import pack_failure, pack_fault, pack_result
 from monarch_hpc.core.errors import FrameError, TransportError
 from monarch_hpc.wire.frames import Frame, Kind
 
@@ -23,6 +24,11 @@ class Replier:
     """
 
     info: ProcInfo
+
+    def report(self, channel: Line, owner: int, actor: int, failure: MeshFailure) -> None:
+        """Tell who spawned *actor* that it failed."""
+        body, buffers = pack_fault(actor, failure)
+        self.answer(channel, Frame(Kind.FAILURE, 0, owner, body, buffers))
 
     def reply(self, channel: Line, slot: int, value: object) -> None:
         """Answer a call."""

@@ -11,21 +11,23 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import ClassVar
 
+from monarch_hpc.actor.casts import Casts
 from monarch_hpc.actor.cell import CLEANUP_S, Cell
 from monarch_hpc.actor.context import ProcInfo, context
 from monarch_hpc.actor.deadlines import Deadlines
 from monarch_hpc.actor.fault import MeshFailure
-from monarch_hpc.actor.inquest import Inquest, program_of
+from monarch_hpc.actor.inquest import Inquest, Mourner, program_of
 from monarch_hpc.actor.journal import peer_of
 from monarch_hpc.actor.local import Line, LocalLine
 from monarch_hpc.actor.loop import EventLoop
-from monarch_hpc.actor.payload import pack_fault, unpack_fault
+from monarch_hpc.actor.payload import unpack_fault
 from monarch_hpc.actor.pending import Answer, Pending, Slot
 from monarch_hpc.actor.recall import LIMITED, limited
 from monarch_hpc.actor.reference import ProcRef
 from monarch_hpc.actor.replies import Replier
 from monarch_hpc.actor.wards import Ward, Wards
 from monarch_hpc.core.errors import ActorError, DeliveryUnknown, FrameError, TransportError
+from monarch_hpc.core.shape import Region
 from monarch_hpc.telemetry.recorder import Recorder
 from monarch_hpc.transport.api import Channel
 from monarch_hpc.transport.credit import cost_of
@@ -48,7 +50,7 @@ STOPPED = "the proc was stopped"
 """What a proc that was asked to end says to all it is connected with."""
 
 
-class Runtime(Replier):
+class Runtime(Replier, Mourner):
     """Dispatches frames to actors and answers to callers; one per process.
 
     It is the `transport.api.Listener` of the process's node. Answers and deaths are reported on the
@@ -75,9 +77,10 @@ class Runtime(Replier):
         self.deadlines = Deadlines(engine.clock, engine.call_later)
         self.ports: dict[int, Callable[[Line, Frame], None]] = {}
         """Who takes what is sent to ports of this process, by number of the port; on any thread."""
-        self._wards = Wards(self.recorder)
+        self.wards = Wards(self.recorder)
         self._inquest = Inquest(self)
         self.loop = EventLoop()
+        self.casts = Casts(self)
 
     def bind(self, node: Node, own: ProcRef) -> None:
         """Use *node* for all channels; others reach this process by *own*."""
@@ -115,23 +118,33 @@ class Runtime(Replier):
         return self.node.connect(proc.addresses, proc.incarnation)
 
     def spawn(
-        self, name: str, actor: int, owner: int, procs: Mapping[int, ProcRef], body: bytes, buffers: Sequence[Buffer]
+        self,
+        name: str,
+        actor: int,
+        owner: int,
+        procs: Mapping[int, ProcRef],
+        body: bytes,
+        buffers: Sequence[Buffer],
+        region: Region | None = None,
     ) -> None:
         """Make an actor in each of *procs*, which are given by rank of the actors' mesh.
 
         Args:
             owner: the actor that is told of their failures, see `actor.context.Context.actor`.
+            region: which procs of their mesh these are; many may be told through the agents.
 
         Raises:
             TransportError: a proc cannot be reached.
         """
-        self._wards.add(actor, owner, name, procs)
+        self.wards.add(actor, owner, name, procs)
         frame = Frame(Kind.SPAWN, actor, owner, body, buffers)
         try:
-            for proc in procs.values():
-                self.line_to(proc).send(frame)
+            lines = [self.line_to(proc) for proc in procs.values()]
+            if region is None or owner or not self.casts.spawn(region, procs, actor, body, buffers):
+                for proc, line in zip(procs.values(), lines, strict=True):
+                    self.casts.direct(proc, line, frame)
         except BaseException:
-            self._wards.remove(actor)
+            self.wards.remove(actor)
             raise
 
     def stop(self, proc: ProcRef, actor: int, answer: Answer | None = None) -> None:
@@ -140,13 +153,13 @@ class Runtime(Replier):
         Raises:
             TransportError: the proc cannot be reached.
         """
-        self._wards.stop(actor, proc.incarnation)
+        self.wards.stop(actor, proc.incarnation)
         slot = 0
         if answer is not None:
             slot = next(self._next_slot)
             self._slots[slot] = Slot(proc.incarnation, f"the end of actor {actor:x} on {proc.host}", answer)
         try:
-            self.line_to(proc).send(Frame(Kind.STOP, actor, slot))
+            self.casts.direct(proc, self.line_to(proc), Frame(Kind.STOP, actor, slot))
         except BaseException:
             self._slots.pop(slot, None)
             raise
@@ -188,7 +201,7 @@ class Runtime(Replier):
             line = channel if channel is not None and channel.error is None else self.line_to(proc)
             peer = line.mark or peer_of(line, self.recorder)
             self.recorder.sent(slot, context().mark, name, peer, len(body), actor)
-            if not line.send(Frame(_CALL, actor, slot, body, buffers), until_s):
+            if not self.casts.direct(proc, line, Frame(_CALL, actor, slot, body, buffers), until_s):
                 self._forget(slot)
                 return HELD
         except FrameError:
@@ -225,19 +238,9 @@ class Runtime(Replier):
     def on_frame(self, channel: Line, frame: Frame) -> None:
         """Dispatch one frame; on the driver."""
         kind = frame.kind
-        if kind is _CALL:
+        if kind is _CALL and self.casts.reception is None:
             cell = self._cells.get(frame.dest)
-            if cell is not None:
-                cell.put(channel, frame)
-                return
-            port = self.ports.get(frame.dest)
-            if port is not None:
-                port(channel, frame)
-                return
-            channel.consumed(frame.dest, cost_of(frame))
-            if frame.reply:
-                gone = DeliveryUnknown(f"actor {frame.dest:x}", "this proc does not know it")
-                self.reply_failure(channel, frame.reply, self.info.host, gone)
+            (self.dispatch if cell is None else cell.put)(channel, frame)
         elif kind is _RESULT or kind is _FAILURE:
             slot = self._slots.pop(frame.dest, None)
             if slot is not None:
@@ -245,22 +248,38 @@ class Runtime(Replier):
                 slot.answer(frame)
                 if kind is _FAILURE:
                     self.on_failure()
-            elif not frame.dest:
+            elif frame.dest:
+                self.casts.on_answer(frame)
+            else:
                 self._on_fault(frame)
+        elif kind is Kind.CONTROL:
+            self.on_control(channel, frame)
+        elif not self.casts.takes(channel, frame):
+            self.dispatch(channel, frame)
+
+    def dispatch(self, channel: Line, frame: Frame) -> None:
+        """Hand a message to the actor or the port that it is for."""
+        kind, cell = frame.kind, self._cells.get(frame.dest)
+        if kind is _CALL:
+            port = self.ports.get(frame.dest)
+            if cell is not None:
+                cell.put(channel, frame)
+            elif port is not None:
+                port(channel, frame)
+            else:
+                channel.consumed(frame.dest, cost_of(frame))
+                if frame.reply:
+                    gone = DeliveryUnknown(f"actor {frame.dest:x}", "this proc does not know it")
+                    self.reply_failure(channel, frame.reply, self.info.host, gone)
         elif kind is Kind.SPAWN:
             self._cells[frame.dest] = Cell(self, channel, frame)
         elif kind is Kind.STOP:
-            stopped = self._cells.get(frame.dest)
-            if stopped is not None:
-                stopped.stop(channel, frame)
+            if cell is not None:
+                cell.stop(channel, frame)
             elif frame.reply:
                 self.reply(channel, frame.reply, None)
-        elif kind is Kind.CANCEL:
-            cancelled = self._cells.get(frame.dest)
-            if cancelled is not None:
-                cancelled.cancel(channel, frame.reply)
-        elif kind is Kind.CONTROL:
-            self.on_control(channel, frame)
+        elif kind is Kind.CANCEL and cell is not None:
+            cell.cancel(channel, frame.reply)
 
     def on_failure(self) -> None:
         """A call to another process has failed; who shows output does so at once."""
@@ -275,9 +294,11 @@ class Runtime(Replier):
         lost = [number for number, slot in list(self._slots.items()) if slot.incarnation == incarnation]
         for number in lost:
             self._lost_slot(number, error)
-        for ward, rank in self._wards.lose(incarnation):
-            tell = partial(self._on_death, ward, rank, incarnation, bool(lost))
+        for ward, rank in self.wards.lose(incarnation):
+            told = bool(lost) or self.casts.reports(ward.procs[rank])
+            tell = partial(self._on_death, ward, rank, incarnation, told)
             self.explain(incarnation, ward.where(rank), error, tell)
+        self.casts.on_lost(channel, error)
 
     def _lost_slot(self, number: int, error: TransportError) -> None:
         slot = self._slots.pop(number, None)
@@ -288,12 +309,6 @@ class Runtime(Replier):
     def explain(self, incarnation: int, where: str, error: TransportError, tell: Callable[[ActorError], None]) -> None:
         """Say why a call to a lost proc has no answer, when the program has told."""
         self._inquest.ask(incarnation, where, error, tell)
-
-    def give_up(self, where: str, error: TransportError, tell: Callable[[ActorError], None]) -> None:
-        """Nobody says why there is no answer."""
-        unknown = DeliveryUnknown(where, str(error))
-        unknown.__cause__ = error
-        tell(unknown)
 
     # ---- failures ----
 
@@ -310,7 +325,7 @@ class Runtime(Replier):
     def _on_fault(self, frame: Frame) -> None:
         actor, failure = unpack_fault(frame)
         # Once for each rank, also when its proc dies later.
-        owner = self._wards.fail(actor, failure.rank) if actor else 0
+        owner = self.wards.fail(actor, failure.rank) if actor else 0
         if owner is not None:
             self._tell_owner(owner, failure, told=False)
 
@@ -327,14 +342,14 @@ class Runtime(Replier):
         Args:
             end: asks for their end, and waits for nothing; called at once if the owner has ended meanwhile.
         """
-        self._wards.add(mesh, owner, name, procs, end)
+        self.wards.add(mesh, owner, name, procs, end)
         cell = self._cells.get(owner)
         if owner and (cell is None or cell.ending):
             self.stop_owned(owner)
 
     def disown(self, mesh: int) -> None:
         """These procs end because they were asked to."""
-        self._wards.remove(mesh)
+        self.wards.remove(mesh)
 
     def unhandled(self, failure: MeshFailure) -> None:
         """No actor of this process owns what failed: the program is told."""
@@ -344,16 +359,11 @@ class Runtime(Replier):
             return
         print(f"monarch-hpc: {failure.report()}", file=sys.stderr, flush=True)
 
-    def report(self, channel: Line, owner: int, actor: int, failure: MeshFailure) -> None:
-        """Tell who spawned *actor* that it failed."""
-        body, buffers = pack_fault(actor, failure)
-        self.answer(channel, Frame(Kind.FAILURE, 0, owner, body, buffers))
-
     def stop_owned(self, owner: int) -> None:
         """Stop all that an actor has spawned: nothing outlives its owner."""
-        for ward in self._wards.of(owner):
+        for ward in self.wards.of(owner):
             if ward.end is not None:
-                self._wards.remove(ward.actor)
+                self.wards.remove(ward.actor)
                 ward.end()
                 continue
             for rank in list(ward.ranks.values()):
@@ -374,8 +384,6 @@ class Runtime(Replier):
         if cells:
             self.engine.wait(lambda: all(cell.ended or cell.deaf for cell in cells), CLEANUP_S)
         self.loop.close()
-
-    # ---- for the cells ----
 
     def exit(self, code: int) -> None:
         """End the process at once, with what was printed."""

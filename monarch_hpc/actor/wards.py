@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from monarch_hpc.actor.context import context
@@ -79,6 +79,11 @@ class Wards:
             return None
         self.remove(actor)
         return ward
+
+    def stop_many(self, actor: int, procs: Iterable[ProcRef]) -> None:
+        """The same for all of *procs*."""
+        for proc in procs:
+            self.stop(actor, proc.incarnation)
 
     def lose(self, incarnation: int) -> list[tuple[Ward, int]]:
         """A proc is gone: return those that had an actor there, and its rank."""

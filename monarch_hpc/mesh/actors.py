@@ -87,9 +87,14 @@ class ActorMesh(MeshView, Generic[A]):
             if not left:
                 future.set_result(None)
 
-        for rank in self._region.base_ranks():
+        ranks = self._callee.ranks
+        procs, actor = self._callee.procs, self._callee.actor
+        if runtime.casts.stop(self._region, procs, actor, lambda place, answer: ended(ranks[place], answer)):
+            runtime.wards.stop_many(actor, [procs[rank] for rank in ranks])
+            return future
+        for rank in ranks:
             try:
-                runtime.stop(self._callee.procs[rank], self._callee.actor, partial(ended, rank))
+                runtime.stop(procs[rank], actor, partial(ended, rank))
             except TransportError:
                 ended(rank)  # a proc that is gone has no actor left to stop
         return future

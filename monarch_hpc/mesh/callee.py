@@ -6,14 +6,36 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Protocol
 
+from monarch_hpc.actor.aim import OpenCast
+from monarch_hpc.actor.context import context
 from monarch_hpc.actor.payload import pack_call
 from monarch_hpc.actor.pending import Pending
 from monarch_hpc.actor.reference import ProcRef
-from monarch_hpc.actor.runtime import HELD, current_runtime
+from monarch_hpc.actor.runtime import HELD, Runtime, current_runtime
+from monarch_hpc.core.errors import MonarchError
 from monarch_hpc.core.shape import Region
 from monarch_hpc.mesh.load import Load
+from monarch_hpc.wire.frames import Buffer, Frame, Kind
 
-__all__ = ["Callee", "Sent"]
+__all__ = ["Callee", "Sent", "Taker"]
+
+
+class Taker(Protocol):
+    """Takes the answers to a call of many actors.
+
+    Attributes:
+        cast: what was sent, if it went through the agents.
+    """
+
+    cast: OpenCast | None
+
+    def take(self, place: int, rank: int, given: Frame | MonarchError) -> None:
+        """Take that of the actor at a place of the view, which has that base rank."""
+        ...
+
+    def where(self, place: int) -> str:
+        """That actor and the endpoint, in words."""
+        ...
 
 
 class Sent(Pending, Protocol):
@@ -56,8 +78,11 @@ class Callee:
 
     def where(self, method: str, place: int) -> str:
         """The actor at *place* of the view and one of its endpoints, in words."""
+        return f"{self._who(place)}, endpoint {method}"
+
+    def _who(self, place: int) -> str:
         rank = self.region.base_rank(place)
-        return f"actor {self.name}[{rank}] on {self.procs[rank].host}, endpoint {method}"
+        return f"actor {self.name}[{rank}] on {self.procs[rank].host}"
 
     def name_of(self, method: str) -> int:
         """What stands for an endpoint in what this process records."""
@@ -77,6 +102,7 @@ class Callee:
         args: tuple[object, ...],
         kwargs: dict[str, object],
         pending: Callable[[int, int, ProcRef], Sent] | None,
+        taker: Taker | None = None,
     ) -> None:
         """Send one call to every actor; the arguments are serialized once.
 
@@ -84,10 +110,14 @@ class Callee:
             head: of *method*, see `actor.payload.call_head`.
             pending: makes who waits for the answer of the actor at a place of the view, which has that base rank
                 and is in that proc; None for a call that has no answers.
+            taker: takes all answers, where none of them was made.
         """
         runtime = current_runtime()
         body, buffers = pack_call(head, args, kwargs)
         name = self.name_of(method)
+        ranks = self.ranks
+        if len(ranks) > runtime.casts.most_direct and self._cast(runtime, name, body, buffers, taker):
+            return
         for place, rank in enumerate(self.ranks):
             proc = self.procs[rank]
             if pending is None:
@@ -104,6 +134,7 @@ class Callee:
         kwargs: dict[str, object],
         pending: Callable[[int, int, ProcRef], Sent] | None,
         end_s: float,
+        taker: Taker | None = None,
     ) -> list[int]:
         """Send a call that is over at *end_s*, on the engine's clock; otherwise as `send`.
 
@@ -114,6 +145,10 @@ class Callee:
         clock = runtime.engine.clock
         body, buffers = pack_call(head, args, kwargs)
         name = self.name_of(method)
+        if len(self.ranks) > runtime.casts.most_direct and (
+            cast := self._cast(runtime, name, body, buffers, taker, end_s)
+        ):
+            return list(range(len(self.ranks))) if cast.held else []
         held = list(range(len(self.ranks)))
         waiting = {
             place: None if pending is None else pending(place, rank, self.procs[rank])
@@ -131,3 +166,36 @@ class Callee:
                     if sent is not None:
                         sent.number = number
         return held
+
+    def _cast(
+        self,
+        runtime: Runtime,
+        name: int,
+        body: bytes,
+        buffers: list[Buffer],
+        taker: Taker | None,
+        end_s: float | None = None,
+    ) -> OpenCast | None:
+        ranks, load = self.ranks, None if taker is None else self.load
+        answer = None if taker is None else lambda place, given: taker.take(place, ranks[place], given)
+        if load is not None:
+            load.begin_all(ranks)
+        sent = None
+        runtime.recorder.sent(0, context().mark, name, 0, len(body), self.actor)
+        try:
+            sent = runtime.casts.send(
+                Kind.CALL,
+                self.region,
+                self.procs,
+                (self.actor, body, buffers),
+                self._who if taker is None else taker.where,
+                answer,
+                end_s,
+            )
+        finally:
+            if load is not None and sent is None:
+                for rank in ranks:
+                    load.end(rank)
+        if taker is not None:
+            taker.cast = sent
+        return sent

@@ -23,7 +23,7 @@ from monarch_hpc.actor.runtime import Runtime
 from monarch_hpc.agent.attach import attach
 from monarch_hpc.agent.pulse import Pulse
 from monarch_hpc.config.schema import Config
-from monarch_hpc.core.errors import ActorError, AllocationError, SpawnError, TransportError
+from monarch_hpc.core.errors import ActorDied, ActorError, AllocationError, SpawnError, TransportError
 from monarch_hpc.core.ids import Role
 from monarch_hpc.mesh.deaths import Deaths
 from monarch_hpc.mesh.deputy import open_deputy
@@ -127,6 +127,8 @@ class Controller(Runtime):
         self._pulse = Pulse(engine, liveness.heartbeat_s, Lease(liveness.suspect_s, liveness.dead_s))
         engine.call_soon(lambda: self._pulse.watch(self._head))
         self.recorder.open(node.identity.incarnation)
+        ready = self._attachment.ready
+        self.casts.through(ready.addresses, lambda line: engine.call_soon(lambda: self._pulse.watch(line)))
         self._tell(messages.OpenRun(run, " ".join(sys.argv) or "python", host, os.getpid(), owner))
         if not self._opened.wait(config.transport.connect_s) or self._refusal:
             raise AllocationError(directory.name, self._refusal or "its head agent does not answer")
@@ -197,6 +199,8 @@ class Controller(Runtime):
         Runtime.current = Controller._instance = None
 
     def _tell(self, message: Message) -> None:
+        if isinstance(message, messages.SpawnProcs) and message.num_ranks > self.casts.most_direct:
+            self.casts.open()  # before there are channels to them that something may have been sent through
         self._head.send(Frame(Kind.CONTROL, body=messages.encode(message)))
 
     def _look_at_links(self) -> Links:
@@ -267,11 +271,16 @@ class Controller(Runtime):
             self.logs.fail(error)
             self._refusal = cause
             self._opened.set()
+        self._pulse.forget(channel)
         super().on_lost(channel, error)
 
     def explain(self, incarnation: int, where: str, error: TransportError, tell: Callable[[ActorError], None]) -> None:
         """Wait a moment for the agent's word on how the proc ended."""
         self.deaths.explain(incarnation, where, tell, lambda where, tell: self.give_up(where, error, tell))
+
+    def mourn(self, incarnation: int, where: str, cause: str, tell: Callable[[ActorError], None]) -> None:
+        """Wait for the agent's own words: they say more."""
+        self.deaths.explain(incarnation, where, tell, lambda where, tell: tell(ActorDied(where, cause)))
 
     def was_stopped(self, incarnation: int, cause: str) -> bool:
         """Tell whether a proc ended because it was asked to, or with the program."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from monarch_hpc.actor.aim import OpenCast
 from monarch_hpc.actor.context import deadline, deadlines_seen
 from monarch_hpc.actor.payload import unpack_failure
 from monarch_hpc.actor.reference import ProcRef
@@ -92,6 +93,8 @@ class Answers:
         self._over = False
         self._limit_s: float | None = None
         self._asked: list[Asked] = []
+        self.cast: OpenCast | None = None
+        """What was sent, if it went through the agents."""
         # Answers come on the driver, and what cannot be sent is answered on the thread that sends.
         self._lock = _thread.allocate_lock()
 
@@ -104,11 +107,11 @@ class Answers:
         limit_s = self._limit_s = self.options.limit_s(self.runtime.engine.clock)
         try:
             if limit_s is None:
-                self._callee.send(self._method, head, args, kwargs, self._ask)
+                self._callee.send(self._method, head, args, kwargs, self._ask, self)
             else:
                 end_s = self.runtime.engine.clock() + limit_s
                 self.runtime.deadlines.add(limit_s, self)
-                for place in self._callee.send_by(self._method, head, args, kwargs, self._ask, end_s):
+                for place in self._callee.send_by(self._method, head, args, kwargs, self._ask, end_s, self):
                     if self._callee.load is not None:
                         self._callee.load.end(self._callee.ranks[place])
         except BaseException:
@@ -124,6 +127,7 @@ class Answers:
     def withdraw(self) -> None:
         """Tell those who have not answered that nobody waits for them."""
         left = [asked.number for asked, answer in zip(self._asked, self._answers, strict=False) if answer is None]
+        self.runtime.casts.cancel(self.cast)
         self.runtime.cancel(self._callee.actor, [number for number in left if number != HELD])
 
     def give_up(self) -> None:
@@ -170,9 +174,13 @@ class Answers:
         return f"{self.where(left[0])}{others}"
 
     def _late(self, index: int, *others: int) -> CallTimeout:
-        asked = self._asked  # the time may be over before anybody was
-        held = [place for place in (index, *others) if place >= len(asked) or asked[place].number == HELD]
+        held = [place for place in (index, *others) if self._was_held(place)]
         return late(self.where(index), others, self._limit_s, held)
+
+    def _was_held(self, place: int) -> bool:
+        if self.cast is None and place < len(self._asked):
+            return self._asked[place].number == HELD
+        return self.cast is None or self.cast.held
 
     def where(self, place: int) -> str:
         """The actor at *place* and the endpoint, in words."""

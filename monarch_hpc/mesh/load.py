@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+from collections.abc import Iterable
 
 from monarch_hpc.core.shape import Region
 
@@ -22,6 +23,12 @@ class Load:
         """One more call to *rank* is under way."""
         with self._lock:
             self._nums[rank] = self._nums.get(rank, 0) + 1
+
+    def begin_all(self, ranks: Iterable[int]) -> None:
+        """One more call to each of *ranks* is under way."""
+        with self._lock:
+            for rank in ranks:
+                self._nums[rank] = self._nums.get(rank, 0) + 1
 
     def end(self, rank: int, *, died: bool = False) -> None:
         """One of them is over.

@@ -93,7 +93,7 @@ class ProcMesh(MeshView):
         body, buffers = pack_spawn(name, self._region, cls, args, kwargs)
         actor = new_incarnation()
         try:
-            self._runtime.spawn(name, actor, context().actor, dict(enumerate(self.procs)), body, buffers)
+            self._runtime.spawn(name, actor, context().actor, dict(enumerate(self.procs)), body, buffers, self._region)
         except TransportError as error:
             raise ActorDied(f"a proc of {self!r}", str(error)) from error
         return ActorMesh(name, actor, cls, self._region, self._procs)

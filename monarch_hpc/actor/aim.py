@@ -1,0 +1,149 @@
+"""Whom a process casts to, and which of its casts are under way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from monarch_hpc.actor.context import ProcInfo
+from monarch_hpc.actor.local import Line
+from monarch_hpc.actor.reference import ProcRef
+from monarch_hpc.core.errors import ActorError, MonarchError, TransportError
+from monarch_hpc.core.shape import Region
+from monarch_hpc.transport.engine import Engine
+from monarch_hpc.transport.node import Node
+from monarch_hpc.wire.casts import Spans, Target, pack_target, spans_of
+from monarch_hpc.wire.frames import Frame
+
+__all__ = ["Aim", "Aims", "Answered", "CasterProcess", "OpenCast"]
+
+_MAX_AIMS = 64
+"""So many slices are remembered with their hosts and ranks; those of a loop, not of a day."""
+
+Answered = Callable[[int, Frame | MonarchError], None]
+"""Called with the place of a proc and its RESULT or FAILURE frame, or why there is none; once for each place."""
+
+
+class CasterProcess(Protocol):
+    """What a caster needs of its process."""
+
+    engine: Engine
+    info: ProcInfo
+
+    @property
+    def node(self) -> Node:
+        """Its channels."""
+        ...
+
+    @property
+    def own(self) -> ProcRef:
+        """The process itself."""
+        ...
+
+    def on_failure(self) -> None:
+        """A call has failed."""
+        ...
+
+    def line_to(self, proc: ProcRef) -> Line:
+        """The channel to a proc."""
+        ...
+
+    def explain(self, incarnation: int, where: str, error: TransportError, tell: Callable[[ActorError], None]) -> None:
+        """Say why a proc does not answer, now or when it is known."""
+        ...
+
+    def mourn(self, incarnation: int, where: str, cause: str, tell: Callable[[ActorError], None]) -> None:
+        """The same of a proc that is known to be dead."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Aim:
+    """Procs that are cast to together.
+
+    Attributes:
+        target: as it travels, see `wire.casts.Target`.
+        hosts: where they are.
+        places: by incarnation.
+        last: number of the last cast to them.
+        num_open: casts to them that some may not have handled.
+    """
+
+    region: Region
+    procs: Mapping[int, ProcRef]
+    target: bytes
+    hosts: Spans
+    places: dict[int, int]
+    last: int = 0
+    num_open: int = 0
+
+    def proc(self, place: int) -> ProcRef:
+        """The proc at a place of the region."""
+        return self.procs[self.region.base_rank(place)]
+
+
+@dataclass(slots=True, eq=False)
+class OpenCast:
+    """A cast that is not answered and handled by all.
+
+    Attributes:
+        cost: its credit.
+        where: the callee at a place, in words.
+        answer: who takes the answers; None where there are none.
+        limited: the callers of the actors give up at some time, see `actor.recall.LIMITED`.
+        held: it was not sent, because a mailbox was full until its callers gave up.
+        left: places whose answer is missing.
+        excused: those of them whose answer comes by another way than the notes.
+        done: all have handled it, or never will.
+    """
+
+    aim: Aim
+    number: int
+    actor: int
+    cost: int
+    where: Callable[[int], str]
+    answer: Answered | None
+    limited: bool = False
+    held: bool = False
+    left: set[int] = field(default_factory=set)
+    excused: set[int] = field(default_factory=set)
+    done: bool = False
+
+
+class Aims:
+    """The aims of one process; from any thread."""
+
+    def __init__(self) -> None:
+        self._aims: dict[object, Aim] = {}
+
+    def of(self, run: str, region: Region, procs: Mapping[int, ProcRef]) -> Aim | None:
+        """The aim at *region*; None where its procs are not of one mesh of *run*'s hosts."""
+        some = procs[region.base_rank(0)]
+        key = some.incarnation, region.offset, region.extent.sizes, region.strides
+        aim = self._aims.pop(key, None)
+        if aim is not None:
+            self._aims[key] = aim  # the last to be forgotten
+            return aim
+        chosen = [procs[rank] for rank in region.base_ranks()]
+        if any(proc.mesh != some.mesh or proc.host_rank < 0 for proc in chosen):
+            return None
+        if len(self._aims) >= _MAX_AIMS:
+            for old in [old for old, one in list(self._aims.items()) if not one.num_open][: _MAX_AIMS // 2]:
+                self._aims.pop(old, None)
+        aim = Aim(
+            region,
+            procs,
+            pack_target(Target(run, some.mesh, region)),
+            spans_of(proc.host_rank for proc in chosen),
+            {proc.incarnation: place for place, proc in enumerate(chosen)},
+        )
+        return self._aims.setdefault(key, aim)
+
+    def last_to(self, incarnation: int) -> int:
+        """Number of the last cast to a proc that it may not have had; 0 if there is none."""
+        last = 0
+        for aim in list(self._aims.values()):
+            if aim.num_open and aim.last > last and incarnation in aim.places:
+                last = aim.last
+        return last

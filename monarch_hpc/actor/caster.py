@@ -1,0 +1,390 @@
+"""Messages to many procs: one frame to the agents' tree, and the combined answers taken apart again."""
+
+from __future__ import annotations
+
+import _thread
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from monarch_hpc.actor.aim import Aim, Aims, Answered, CasterProcess, OpenCast
+from monarch_hpc.actor.local import Line
+from monarch_hpc.actor.recall import limited
+from monarch_hpc.actor.reception import DIRECT_SLOT
+from monarch_hpc.actor.reference import ProcRef
+from monarch_hpc.core.errors import (
+    ActorDied,
+    DeliveryUnknown,
+    FrameError,
+    MonarchError,
+    PeerLost,
+    TransportError,
+)
+from monarch_hpc.core.shape import Region
+from monarch_hpc.transport.api import Channel
+from monarch_hpc.transport.credit import Credit, cost_of
+from monarch_hpc.wire.casts import (
+    Cast,
+    Mark,
+    Note,
+    Spans,
+    Tag,
+    pack_cast,
+    pack_number,
+    parse_lost,
+    parse_notes,
+)
+from monarch_hpc.wire.frames import Buffer, Frame, Kind
+
+__all__ = ["Caster"]
+
+_HOLD_S = 0.1
+"""How long one cast of a coroutine is held back at most, as in `transport.channel`, and why."""
+
+_AGAIN_S = 0.001
+"""When the driver, which must not wait, tries again to send: another thread's cast is being sent."""
+
+_log = logging.getLogger(__name__)
+
+
+class Caster:
+    """The casts of one process; from any thread, but notes and ends of channels on the driver.
+
+    What the process sends directly to procs goes through `send` from the moment that there is a caster, so that
+    both arrive in the order in which they were sent.
+
+    Args:
+        addresses: of the agent where casts enter the tree.
+        attend: told of the channel to it.
+    """
+
+    def __init__(self, process: CasterProcess, addresses: Sequence[str], attend: Callable[[Channel], None]) -> None:
+        self._attend = attend
+        self._process = process
+        self._addresses = addresses
+        self._line: Channel | None = None
+        self._lock = _thread.allocate_lock()  # of the order of casts
+        self._credit = Credit(process.node.limits.mailbox_bytes)
+        self._number = 0
+        self._num_waiting = 0
+        self._num_received = 0
+        self._aims = Aims()
+        self._open: dict[int, OpenCast] = {}
+        # Procs that may have been sent something directly since the last cast to them.
+        self._direct = {*process.node.channels, process.own.incarnation}
+        self._told: dict[int, int] = {}  # proc -> number of the last AFTER mark
+        self._mourned: set[int] = set()  # procs whose death a cast has reported
+
+    @property
+    def num_sent(self) -> int:
+        """How many casts were sent so far."""
+        return self._number
+
+    @property
+    def num_received(self) -> int:
+        """How many frames with news of casts have come."""
+        return self._num_received
+
+    @property
+    def num_waiting(self) -> int:
+        """How many threads are held back, because an actor has its mailbox full."""
+        return self._num_waiting
+
+    @property
+    def num_open(self) -> int:
+        """How many casts are not answered and handled by all."""
+        return len(self._open)
+
+    def connect(self) -> bool:
+        """Have a channel to the agent; False where that is not possible at this point."""
+        if self._line is None or self._line.error is not None:
+            if self._process.engine.driving:
+                return False
+            try:
+                # One of its own: control messages must not wait behind users' data.
+                self._line = self._process.node.connect(self._addresses)
+            except TransportError as error:
+                _log.warning("no casts through the agents, but one message for each proc: %s", error)
+                return False
+            self._attend(self._line)
+        return True
+
+    # ---- what goes directly ----
+
+    def send(self, proc: ProcRef, line: Line, frame: Frame, until_s: float | None = None) -> bool:
+        """Send *frame* to one proc, after all casts that were sent to it before; otherwise as `Line.send`."""
+        incarnation = proc.incarnation
+        after = self._aims.last_to(incarnation) if self._open else 0
+        if after > self._told.get(incarnation, 0):
+            line.send(Frame(Kind.MARK, Mark.AFTER, after))
+            self._told[incarnation] = after
+        sent = line.send(frame, until_s)
+        self._direct.add(incarnation)
+        return sent
+
+    # ---- casts ----
+
+    def cast(
+        self,
+        kind: Kind,
+        region: Region,
+        procs: Mapping[int, ProcRef],
+        message: tuple[int, bytes, Sequence[Buffer]],
+        where: Callable[[int], str],
+        answer: Answered | None,
+        end_s: float | None = None,
+    ) -> OpenCast | None:
+        """Send one message to the procs of *region*; None if it has to go to each directly, as nothing was sent.
+
+        Args:
+            message: number of the actor, body and buffers.
+            where: the callee at a place, in words.
+            answer: told how it ended at each place; None sends and forgets.
+            end_s: when the caller gives up, on the engine's clock. If a mailbox is full until then, nothing is sent.
+
+        Raises:
+            FrameError: the message is over a limit; nothing was sent.
+        """
+        aim = self._aims.of(self._process.info.run, region, procs)
+        if aim is None or not self.connect():
+            return None
+        actor, body, buffers = message
+        limit = answer is not None and end_s is not None
+        if limit and end_s is not None:
+            body = limited(max(end_s - self._process.engine.clock(), 0.0), body)
+        cost = cost_of(Frame(kind, actor, 0, body, buffers)) if kind is Kind.CALL else 0
+        cast = OpenCast(aim, 0, actor, cost, where, answer, limited=limit)
+        cast.held = cost > 0 and not self._take_credit(actor, cost, end_s)
+        if not cast.held:
+            self._send(cast, kind, body, buffers)
+        return cast
+
+    def cancel(self, cast: OpenCast) -> None:
+        """Tell those who have not answered a cast that nobody waits for them any more."""
+        if cast.left and cast.number:
+            told = OpenCast(cast.aim, 0, cast.actor, 0, cast.where, None)
+            with contextlib.suppress(TransportError):
+                self._send(told, Kind.CANCEL, pack_number(cast.number), ())
+
+    def _send(self, cast: OpenCast, kind: Kind, body: bytes, buffers: Sequence[Buffer]) -> None:
+        driving = self._process.engine.driving
+        if not self._lock.acquire(blocking=not driving):
+            copies = [bytes(buffer) for buffer in buffers]
+            self._process.engine.call_later(_AGAIN_S, partial(self._send, cast, kind, body, copies))
+            return
+        try:
+            self._send_in_turn(cast, kind, body, buffers)
+        finally:
+            self._lock.release()
+
+    def _send_in_turn(self, cast: OpenCast, kind: Kind, body: bytes, buffers: Sequence[Buffer]) -> None:
+        line, aim = self._line, cast.aim
+        assert line is not None
+        number = cast.number = self._number + 1
+        last = aim.last
+        frame = pack_cast(
+            Cast(
+                kind=kind,
+                answered=cast.answer is not None,
+                limited=cast.limited,
+                origin=self._process.own.incarnation,
+                number=number,
+                root=0,  # the agent where it enters says where that is
+                low=0,
+                high=0,
+                target=aim.target,
+                hosts=aim.hosts,
+                waits=self._mark(aim, number),
+                actor=cast.actor,
+                body=body,
+                buffers=buffers,
+            )
+        )
+        self._number = number
+        if cast.answer is not None:
+            cast.left.update(range(len(aim.region)))
+        aim.last = number
+        aim.num_open += 1
+        self._open[number] = cast
+        try:
+            line.send(frame)
+        except FrameError:
+            aim.last = last  # or what is sent directly would wait for it
+            cast.left.clear()
+            self._close(cast)
+            raise
+        except TransportError as error:
+            self._lose(cast, error)
+
+    def _mark(self, aim: Aim, number: int) -> tuple[int, ...]:
+        """Tell the procs that were sent something directly that a cast comes now; return their ranks."""
+        waits = []
+        for incarnation in self._direct & aim.places.keys():
+            proc = aim.proc(aim.places[incarnation])
+            with contextlib.suppress(TransportError):  # it is gone
+                if incarnation in self._process.node.channels or incarnation == self._process.own.incarnation:
+                    self._process.line_to(proc).send(Frame(Kind.MARK, Mark.BEFORE, number))
+                    waits.append(proc.rank)
+            self._direct.discard(incarnation)
+        return tuple(waits)
+
+    def _take_credit(self, actor: int, cost: int, end_s: float | None) -> bool:
+        engine = self._process.engine
+        if self._credit.try_take(actor, cost):
+            return True
+        if not engine.driving:
+            ticket = self._credit.queue(actor, cost)
+
+            def ready() -> bool:
+                return ticket.granted or self._line is None or self._line.error is not None
+
+            self._num_waiting += 1
+            try:
+                held_s = None if end_s is None else max(end_s - engine.clock(), 0.0)
+                if asyncio._get_running_loop() is not None:
+                    held_s = _HOLD_S if held_s is None else min(held_s, _HOLD_S)
+                engine.wait(ready, held_s)
+            finally:
+                self._num_waiting -= 1
+                self._credit.leave(ticket)
+            if ticket.granted:
+                return True
+            if end_s is not None and engine.clock() >= end_s:
+                return False
+        self._credit.take(actor, cost)
+        return True
+
+    # ---- what comes back ----
+
+    def on_notes(self, frame: Frame) -> None:
+        """News of casts.
+
+        Raises:
+            FrameError: these are no notes.
+        """
+        self._num_received += 1
+        for note in parse_notes(frame):
+            cast = self._open.get(note.number)
+            if cast is not None and note.origin == self._process.own.incarnation:
+                self._on_note(cast, note)
+
+    def _on_note(self, cast: OpenCast, note: Note) -> None:
+        match note.tag:
+            case Tag.RESULT:
+                self._answer(cast, note.place, Frame(Kind.RESULT, 0, 0, note.body, note.buffers))
+            case Tag.FAILURE:
+                self._answer(cast, note.place, Frame(Kind.FAILURE, 0, 0, note.body, note.buffers))
+            case Tag.ELSEWHERE:
+                if note.place in cast.left:
+                    cast.excused.add(note.place)
+            case Tag.DIED:
+                self._mourn(cast, note.place, bytes(note.body).decode(errors="replace"))
+            case Tag.UNKNOWN:
+                self._skip(cast, cast.aim.proc(note.place))
+                cause = bytes(note.body).decode(errors="replace")
+                self._answer(cast, note.place, DeliveryUnknown(cast.where(note.place), cause))
+            case Tag.LOST:
+                lost = parse_lost(note.body)
+                self._lose_hosts(cast, lost.hosts, lost.cause)
+            case Tag.LAST:
+                for place in cast.left - cast.excused:
+                    unknown = DeliveryUnknown(cast.where(place), "no answer came through the agents")
+                    self._answer(cast, place, unknown)
+            case Tag.DONE:
+                self._close(cast)
+
+    def on_answer(self, frame: Frame) -> None:
+        """An answer that came directly, because it is large."""
+        cast = self._open.get(frame.dest & ~DIRECT_SLOT)
+        if cast is not None and frame.dest & DIRECT_SLOT:
+            self._answer(cast, frame.reply, frame)
+
+    def _answer(self, cast: OpenCast, place: int, given: Frame | MonarchError) -> None:
+        if place not in cast.left:
+            return
+        cast.left.discard(place)
+        cast.excused.discard(place)
+        if isinstance(given, ActorDied):
+            self._mourned.add(cast.aim.proc(place).incarnation)
+        self._settle(cast)
+        if cast.answer is not None:
+            cast.answer(place, given)
+        if isinstance(given, Frame) and given.kind is Kind.FAILURE:
+            self._process.on_failure()
+
+    def _mourn(self, cast: OpenCast, place: int, cause: str) -> None:
+        if place in cast.left:
+            cast.excused.add(place)
+            self._process.mourn(
+                cast.aim.proc(place).incarnation, cast.where(place), cause, partial(self._answer, cast, place)
+            )
+
+    def _lose_hosts(self, cast: OpenCast, hosts: Spans, cause: str) -> None:
+        lost = [
+            place
+            for place in range(len(cast.aim.region))
+            if any(start <= cast.aim.proc(place).host_rank < stop for start, stop in hosts)
+        ]
+        if cast.answer is None:
+            _log.warning(
+                "%d actors may have missed a message, the first is %s: %s", len(lost), cast.where(lost[0]), cause
+            )
+        for place in lost:
+            proc = cast.aim.proc(place)
+            self._skip(cast, proc)
+            if place in cast.left and place not in cast.excused:
+                cast.excused.add(place)
+                # If the proc is dead, this is heard soon, with a better reason.
+                error = PeerLost(proc.host, cause)
+                self._process.explain(proc.incarnation, cast.where(place), error, partial(self._answer, cast, place))
+
+    def _skip(self, cast: OpenCast, proc: ProcRef) -> None:
+        """What was sent directly after a cast must not wait for it any more."""
+        channel = self._process.node.channels.get(proc.incarnation)
+        if channel is not None and self._told.get(proc.incarnation, 0) >= cast.number:
+            with contextlib.suppress(TransportError):
+                channel.send(Frame(Kind.MARK, Mark.SKIP, cast.number))
+
+    def _close(self, cast: OpenCast) -> None:
+        """All have handled it, or never will."""
+        if not cast.done:
+            cast.done = True
+            cast.aim.num_open -= 1
+            if cast.cost:
+                self._credit.give(cast.actor, cast.cost)
+                self._process.engine.wake_waiters()
+        self._settle(cast)
+
+    def _settle(self, cast: OpenCast) -> None:
+        if cast.done and not cast.left:
+            self._open.pop(cast.number, None)
+
+    # ---- ends ----
+
+    def on_lost(self, channel: Channel, error: TransportError) -> None:
+        """A channel is over: what was to come through it is answered for."""
+        if channel is self._line:
+            for cast in list(self._open.values()):
+                self._lose(cast, error)
+            return
+        incarnation = channel.peer.incarnation
+        for cast in list(self._open.values()):
+            place = cast.aim.places.get(incarnation)
+            if place is not None and place in cast.excused and place in cast.left:
+                self._process.explain(incarnation, cast.where(place), error, partial(self._answer, cast, place))
+
+    def reports(self, proc: ProcRef) -> bool:
+        """Whether a cast reports the death of a proc, or has done so."""
+        return proc.incarnation in self._mourned or any(
+            cast.aim.places.get(proc.incarnation) in cast.left for cast in list(self._open.values())
+        )
+
+    def _lose(self, cast: OpenCast, error: TransportError) -> None:
+        for place in list(cast.left):
+            proc = cast.aim.proc(place)
+            self._skip(cast, proc)
+            cast.excused.add(place)
+            self._process.explain(proc.incarnation, cast.where(place), error, partial(self._answer, cast, place))
+        self._close(cast)

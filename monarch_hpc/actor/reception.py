@@ -1,0 +1,253 @@
+"""What reaches the actors of a process through the agents' tree, put in line with what their callers send directly."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from monarch_hpc.actor.local import Line
+from monarch_hpc.actor.merge import Merge
+from monarch_hpc.actor.recall import LIMITED
+from monarch_hpc.actor.reference import ProcRef
+from monarch_hpc.core.errors import FrameError, TransportError
+from monarch_hpc.core.ids import Role
+from monarch_hpc.telemetry.recorder import Recorder
+from monarch_hpc.transport.api import Peer
+from monarch_hpc.transport.engine import Engine
+from monarch_hpc.transport.node import Node
+from monarch_hpc.wire.casts import Cast, Mark, Note, Tag, pack_notes, parse_cast, parse_number, parse_target
+from monarch_hpc.wire.frames import Frame, Kind
+
+__all__ = ["BULK_BYTES", "DIRECT_SLOT", "CastLine", "Reception", "ReceptionProcess"]
+
+BULK_BYTES = 64 << 10
+"""A larger answer goes directly to the caller where there is a channel: agents combine what is small."""
+
+DIRECT_SLOT = 1 << 62
+"""Added to a cast's number for the reply slot of an answer that goes directly; its place is in `Frame.reply`."""
+
+_TELL_S = 0.05
+"""How long news that casts were handled waits for more of it: a sender that is held back is not held much longer."""
+
+
+class ReceptionProcess(Protocol):
+    """What a reception needs of its process."""
+
+    engine: Engine
+    recorder: Recorder
+
+    @property
+    def node(self) -> Node:
+        """Its channels."""
+        ...
+
+    @property
+    def own(self) -> ProcRef:
+        """The process itself."""
+        ...
+
+    def dispatch(self, channel: Line, frame: Frame) -> None:
+        """Hand a frame to the actor that it is for."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class CastLine:
+    """The way back to the sender of one cast: what is answered goes to the agent, and up with others' answers."""
+
+    reception: Reception
+    agent: Line
+    cast: Cast
+    mark: int
+
+    @property
+    def peer(self) -> object:
+        """Who brought it."""
+        return self.agent.peer
+
+    @property
+    def slot(self) -> int:
+        """The reply slot of its call; 0 where there is to be no answer."""
+        if not self.cast.answered:
+            return 0
+        return self.cast.number | LIMITED if self.cast.limited else self.cast.number
+
+    def send(self, frame: Frame, end_s: float | None = None) -> bool:
+        """Answer, or tell the sender of a failure."""
+        self.reception.answer(self, frame)
+        return True
+
+    def consumed(self, dest: int, cost: int) -> None:
+        """Say that it was handled."""
+        self.reception.handled(self, cost)
+
+
+class Reception:
+    """The casts that come to a process; made when the first comes.
+
+    Args:
+        window_bytes: of the senders, see `transport.credit`.
+    """
+
+    def __init__(self, process: ReceptionProcess, window_bytes: int) -> None:
+        self._process = process
+        self._quarter = max(window_bytes // 4, 1)
+        # Messages are handed on under it, so that two threads cannot swap them; one that hands on may send to itself.
+        self._lock = threading.RLock()
+        self._lines: dict[tuple[int, int], CastLine] = {}  # by sender and number, of calls that are not handled
+        self._senders: dict[int, Merge[Callable[[], None]]] = {}
+        self._marks: dict[int, int] = {}  # what stands for a sender in what is recorded
+        self._handled: list[Note] = []
+        self._handled_bytes = 0
+        self._agent: Line | None = None
+        self._telling = False
+
+    # ---- in ----
+
+    def held(self, channel: Line, frame: Frame) -> bool:
+        """Take a message that came directly, if its sender casts too: it is handed on when it is its turn."""
+        merge = self._senders.get(self._sender(channel))
+        if merge is None:
+            return False
+        with self._lock:
+            self._hand_on(merge.direct(lambda: self._process.dispatch(channel, frame)))
+        return True
+
+    def on_frame(self, channel: Line, frame: Frame) -> None:
+        """A cast or a mark came.
+
+        Raises:
+            FrameError: it is neither.
+        """
+        if frame.kind is Kind.MARK:
+            self.on_mark(channel, frame)
+        else:
+            self.on_cast(channel, frame)
+
+    def on_mark(self, channel: Line, frame: Frame) -> None:
+        """A mark came directly."""
+        try:
+            mark = Mark(frame.dest)
+        except ValueError:
+            return
+        with self._lock:
+            self._hand_on(self._merge(self._sender(channel)).mark(mark, frame.reply))
+
+    def on_cast(self, channel: Line, frame: Frame) -> None:
+        """A cast came from the agent."""
+        if not isinstance(channel.peer, Peer) or channel.peer.role is not Role.AGENT:
+            return
+        cast = parse_cast(frame)
+        self._agent = channel
+        line = CastLine(self, channel, cast, self._mark_of(cast.origin))
+        if cast.kind is Kind.CALL:
+            self._lines[cast.origin, cast.number] = line
+        with self._lock:
+            ready = self._merge(cast.origin).cast(
+                cast.number,
+                lambda: self._take(line),
+                waits=self._process.own.rank in cast.waits,
+            )
+            if ready is not None:
+                self._hand_on(ready)
+                return
+        self._lines.pop((cast.origin, cast.number), None)
+        late = Note(Tag.UNKNOWN, cast.origin, cast.number, 0, b"it came too late")
+        self._tell(channel, [late, Note(Tag.DONE, cast.origin, cast.number)])
+
+    def _mark_of(self, sender: int) -> int:
+        mark = self._marks.get(sender)
+        if mark is None:
+            direct = self._process.node.channels.get(sender)
+            host = "" if direct is None else direct.peer.host
+            mark = self._marks[sender] = self._process.recorder.names.proc(sender, host)
+        return mark
+
+    def _take(self, line: CastLine) -> None:
+        cast = line.cast
+        if cast.kind is Kind.CANCEL:
+            cancelled = self._lines.get((cast.origin, parse_number(cast.body)))
+            if cancelled is not None:
+                self._process.dispatch(cancelled, Frame(cast.kind, cast.actor, cancelled.slot))
+        else:
+            self._process.dispatch(line, Frame(cast.kind, cast.actor, line.slot, cast.body, cast.buffers))
+        if cast.kind is not Kind.CALL:  # of a call the actor says so
+            self.handled(line, 0)
+
+    def on_lost(self, incarnation: int) -> None:
+        """The channel with a sender is over."""
+        merge = self._senders.get(incarnation)
+        if merge is not None:
+            with self._lock:
+                self._hand_on(merge.cut())
+
+    def _merge(self, sender: int) -> Merge[Callable[[], None]]:
+        merge = self._senders.get(sender)
+        if merge is None:
+            merge = self._senders[sender] = Merge()
+        return merge
+
+    def _sender(self, channel: Line) -> int:
+        peer = channel.peer
+        return peer.incarnation if isinstance(peer, Peer) else self._process.own.incarnation
+
+    @staticmethod
+    def _hand_on(ready: list[Callable[[], None]]) -> None:
+        for deliver in ready:
+            deliver()
+
+    # ---- out ----
+
+    def answer(self, line: CastLine, frame: Frame) -> None:
+        """Send an answer, or the news of a failure, to the sender of a cast.
+
+        Raises:
+            TransportError: the sender or the agent is gone.
+        """
+        cast = line.cast
+        direct = self._process.node.channels.get(cast.origin)
+        if not frame.dest:
+            if direct is not None:
+                direct.send(frame)
+            return
+        tag = Tag.RESULT if frame.kind is Kind.RESULT else Tag.FAILURE
+        size = len(frame.body) + sum([memoryview(buffer).nbytes for buffer in frame.buffers])
+        if size > BULK_BYTES and direct is not None and direct.error is None:
+            place = parse_target(cast.target).place_of(self._process.own.rank) or 0
+            direct.send(Frame(frame.kind, DIRECT_SLOT | cast.number, place, frame.body, frame.buffers))
+            note = Note(Tag.ELSEWHERE, cast.origin, cast.number)
+        else:
+            note = Note(tag, cast.origin, cast.number, 0, frame.body, frame.buffers)
+        line.agent.send(pack_notes([note]))
+
+    def handled(self, line: CastLine, cost: int) -> None:
+        """Tell, soon, that a cast was handled; from any thread."""
+        with self._lock:
+            self._lines.pop((line.cast.origin, line.cast.number), None)
+            self._handled.append(Note(Tag.DONE, line.cast.origin, line.cast.number))
+            self._handled_bytes += cost
+            enough = self._handled_bytes >= self._quarter
+            begin = not (enough or self._telling)
+            self._telling |= begin
+        if enough:
+            self._tell_handled()
+        elif begin:
+            self._process.engine.call_later(_TELL_S, self._tell_in_time)
+
+    def _tell_in_time(self) -> None:
+        self._telling = False
+        self._tell_handled()
+
+    def _tell_handled(self) -> None:
+        with self._lock:
+            notes, self._handled, self._handled_bytes = self._handled, [], 0
+        if notes and self._agent is not None:
+            self._tell(self._agent, notes)
+
+    @staticmethod
+    def _tell(agent: Line, notes: list[Note]) -> None:
+        with contextlib.suppress(TransportError, FrameError):  # without its agent a proc ends
+            agent.send(pack_notes(notes))
