@@ -41,11 +41,13 @@ def seeds() -> list[int]:
     return [int(word) for word in words.split(",")]
 
 
-@pytest.fixture(scope="module")
-def hosts() -> Iterator[HostMesh]:
+@pytest.fixture(scope="module", params=[16, 1], ids=["direct", "tree"])
+def hosts(request: pytest.FixtureRequest) -> Iterator[HostMesh]:
+    """Where calls of many go to each directly, and where they go through the agents."""
     loaded = load().config
-    with controlled(replace(loaded, transport=replace(loaded.transport, mailbox_bytes=_WINDOW_BYTES))) as hosts:
-        with hosts.slice(hosts=0).spawn_procs() as procs:
+    transport = replace(loaded.transport, mailbox_bytes=_WINDOW_BYTES, cast_direct=request.param)
+    with controlled(replace(loaded, transport=transport)) as hosts:
+        with hosts.spawn_procs() as procs:
             settle(procs)
         yield hosts
 

@@ -1,0 +1,296 @@
+"""An allocation without I/O: the real routers of many agents, and frames that one process hands from one to the next.
+
+For benchmarks with more hosts than there are, and for tests that choose in which order frames arrive and who dies when.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from monarch_hpc.agent.router import Router
+from monarch_hpc.core.shape import Extent, Region
+from monarch_hpc.wire.casts import (
+    Cast,
+    Note,
+    Tag,
+    Target,
+    pack_cast,
+    pack_notes,
+    pack_target,
+    parse_cast,
+    parse_lost,
+    parse_notes,
+    spans_of,
+)
+from monarch_hpc.wire.frames import Frame, Kind
+
+__all__ = ["Fabric", "Sender", "SimProc"]
+
+_RUN = "feedbeef"
+_MESH = 1
+_PROC = 1 << 32  # incarnations of procs are their ranks beyond this
+SENDER = 7
+"""Incarnation of the one who casts."""
+
+
+@dataclass
+class SimProc:
+    """One proc: it writes down what it gets, and answers it.
+
+    Attributes:
+        seen: numbers of the casts that came, in their order.
+    """
+
+    rank: int
+    host: int
+    seen: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Sender:
+    """One program that casts, attached to host 0: the book of what it sent and what came back.
+
+    Attributes:
+        frames: how many frames it has sent and received.
+        answers: what was said of each rank, by the number of the cast.
+        told: ends that were announced, by the number of the cast.
+    """
+
+    frames: Counter[str] = field(default_factory=Counter)
+    number: int = 0
+    answers: dict[int, dict[int, Tag]] = field(default_factory=dict)
+    told: dict[int, set[Tag]] = field(default_factory=dict)
+
+
+class _Host:
+    """The carrier of one router."""
+
+    def __init__(self, fabric: Fabric, rank: int) -> None:
+        self._fabric = fabric
+        self._rank = rank
+
+    def to_host(self, rank: int, frame: Frame) -> None:
+        self._fabric.send(("host", self._rank, rank), frame)
+
+    def to_proc(self, incarnation: int, frame: Frame) -> None:
+        self._fabric.send(("proc", self._rank, incarnation - _PROC), frame)
+
+    def up(self, upstream: int, frame: Frame) -> None:
+        self._fabric.send(("up", self._rank, upstream), frame)
+
+    def later(self, delay_s: float, callback: Callable[[], None]) -> object:
+        return self._fabric.later(delay_s, self._rank, callback)
+
+    def at_end_of_turn(self, callback: Callable[[], None]) -> None:
+        self._fabric.ends.append((self._rank, callback))
+
+
+_Link = tuple[str, int, int]
+
+
+class Fabric:
+    """*num_hosts* hosts with *per_host* procs each; frames are handed on by `run`.
+
+    Args:
+        chance: which of the links that have frames is next; None takes turns. Each link keeps its order.
+    """
+
+    def __init__(self, num_hosts: int, per_host: int, fanout: int, chance: random.Random | None = None) -> None:
+        self.sender = Sender()
+        self.hops = 0
+        """On how many links the last cast was, one after the other, before the last host had it."""
+        self.frames: Counter[int] = Counter()
+        """How many frames each host has sent."""
+        self.procs = [SimProc(rank, rank // per_host) for rank in range(num_hosts * per_host)]
+        self.ends: list[tuple[int, Callable[[], None]]] = []
+        self.dead: set[int] = set()
+        self._per_host = per_host
+        self._chance = chance
+        self._extent = Extent(("hosts", "gpus"), (num_hosts, per_host))
+        self._links: dict[_Link, deque[Frame]] = {}
+        self._turns: deque[_Link] = deque()
+        self._held: dict[_Link, deque[Frame]] = {}
+        self._regions: dict[int, Region] = {}
+        self._depth: dict[int, int] = {}
+        self._timers: list[tuple[float, int, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._now_s = 0.0
+        self.routers = [
+            Router(rank, num_hosts, fanout, lambda _rank: True, _Host(self, rank)) for rank in range(num_hosts)
+        ]
+        for proc in self.procs:
+            self.routers[proc.host].on_proc(_RUN, _MESH, proc.rank, _PROC + proc.rank)
+
+    @property
+    def region(self) -> Region:
+        """All procs."""
+        return Region.whole(self._extent)
+
+    # ---- what a test does ----
+
+    def cast(self, region: Region | None = None, body: bytes = b"") -> int:
+        """Send one call to the procs of *region*; return its number."""
+        region = region or self.region
+        sender = self.sender
+        sender.number += 1
+        sender.answers[sender.number] = {}
+        sender.told[sender.number] = set()
+        cast = Cast(
+            kind=Kind.CALL,
+            answered=True,
+            limited=False,
+            origin=SENDER,
+            number=sender.number,
+            root=0,
+            low=0,
+            high=0,
+            target=pack_target(Target(_RUN, _MESH, region)),
+            hosts=spans_of({rank // self._per_host for rank in region.base_ranks()}),
+            waits=(),
+            actor=1,
+            body=body,
+        )
+        self._regions[sender.number] = region
+        self.send(("enter", -1, 0), pack_cast(cast))
+        sender.frames["sent"] += 1
+        return sender.number
+
+    def kill(self, host: int) -> None:
+        """End a host: what it has sent may still arrive, what is sent to it does not."""
+        self.dead.add(host)
+        for link in [link for link in self._links if link[0] in ("host", "enter") and link[2] == host]:
+            self._drop(link)
+        for link in [link for link in self._links if link[0] == "proc" and link[1] == host]:
+            self._drop(link)
+        for rank, router in enumerate(self.routers):
+            if rank not in self.dead:
+                self.later(0.0, rank, partial(router.on_host_lost, host, "it was killed"))
+                self.later(0.0, rank, partial(router.on_upstream_lost, host))
+
+    def kill_proc(self, rank: int) -> None:
+        """End a proc; its agent sees it at once."""
+        proc = self.procs[rank]
+        self._drop(("proc", proc.host, rank))
+        self.routers[proc.host].on_proc_ended(_RUN, _MESH, rank, "it was killed")
+
+    def hold(self, link: _Link) -> None:
+        """Let the frames that are on a link wait until `release`."""
+        self._held[link] = self._links.pop(link)
+
+    def release(self) -> None:
+        """Let them arrive."""
+        for link, frames in self._held.items():
+            self._links.setdefault(link, deque()).extendleft(reversed(frames))
+            self._turns.extend([link] * len(frames))
+        self._held = {}
+
+    def run(self, num: int | None = None) -> None:
+        """Hand on *num* frames, or all there are, and fire the timers in between."""
+        while num is None or num > 0:
+            self._end_turn()
+            link = self._next()
+            if link is None:
+                if not self._timers:
+                    return
+                self._fire()
+                continue
+            frame = self._links[link].popleft()
+            self._deliver(link, frame)
+            if num is not None:
+                num -= 1
+
+    # ---- for the hosts ----
+
+    def send(self, link: _Link, frame: Frame) -> None:
+        """Put *frame* on a link."""
+        kind, source, to = link
+        if source >= 0:
+            self.frames[source] += 1
+        if (kind == "host" and to in self.dead) or source in self.dead:
+            return
+        self._links.setdefault(link, deque()).append(frame)
+        self._turns.append(link)
+
+    def later(self, delay_s: float, host: int, callback: Callable[[], None]) -> object:
+        """Call back a host."""
+        heapq.heappush(self._timers, (self._now_s + delay_s, next(self._order), host, callback))
+        return None
+
+    def _end_turn(self) -> None:
+        ends, self.ends = self.ends, []
+        for host, callback in ends:
+            if host not in self.dead:
+                callback()
+
+    def _next(self) -> _Link | None:
+        if self._chance is not None:
+            if self._timers and self._chance.random() < 0.1:
+                self._fire()
+                self._end_turn()
+            waiting = sorted(link for link, frames in self._links.items() if frames)
+            return self._chance.choice(waiting) if waiting else None
+        while self._turns:
+            link = self._turns.popleft()
+            if self._links.get(link):
+                return link
+        return None
+
+    def _fire(self) -> None:
+        self._now_s, _, host, callback = heapq.heappop(self._timers)
+        if host not in self.dead:
+            callback()
+
+    def _drop(self, link: _Link) -> None:
+        self._links.pop(link, None)
+
+    def _deliver(self, link: _Link, frame: Frame) -> None:
+        kind, source, to = link
+        if kind == "enter":
+            self._depth = {to: 0}
+            self.hops = 0
+            self.routers[to].on_cast(-1, frame, enters=True)
+        elif kind == "host":
+            self._depth[to] = depth = self._depth.get(source, 0) + 1
+            self.hops = max(self.hops, depth)
+            self.routers[to].on_cast(source, frame)
+        elif kind == "proc":
+            self._at_proc(self.procs[to], frame)
+        elif kind == "answer":
+            self.routers[to].on_notes_of_proc(_PROC + source, frame)
+        elif to < 0:
+            self._at_sender(frame)
+        elif to not in self.dead:
+            self.routers[to].on_notes_of_host(source, frame)
+
+    def _at_proc(self, proc: SimProc, frame: Frame) -> None:
+        cast = parse_cast(frame)
+        proc.seen.append(cast.number)
+        note = Note(Tag.RESULT, cast.origin, cast.number, 0, b"x" * 32)
+        done = Note(Tag.DONE, cast.origin, cast.number)
+        link = ("answer", proc.rank, proc.host)
+        self._links.setdefault(link, deque()).append(pack_notes([note, done]))
+        self._turns.append(link)
+
+    def _at_sender(self, frame: Frame) -> None:
+        sender = self.sender
+        sender.frames["received"] += 1
+        for note in parse_notes(frame):
+            answers, region = sender.answers[note.number], self._regions[note.number]
+            if note.tag in (Tag.LAST, Tag.DONE):
+                assert note.tag not in sender.told[note.number], f"{note.tag.name} twice"
+                sender.told[note.number].add(note.tag)
+            elif note.tag is Tag.LOST:
+                lost = parse_lost(note.body)
+                for place, rank in enumerate(region.base_ranks()):
+                    host = rank // self._per_host
+                    if any(start <= host < stop for start, stop in lost.hosts):
+                        answers.setdefault(place, Tag.LOST)
+            else:
+                assert answers.get(note.place, Tag.LOST) is Tag.LOST, f"place {note.place} answered twice"
+                answers[note.place] = note.tag

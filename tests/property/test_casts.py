@@ -1,0 +1,289 @@
+"""Casts in any order of arrival and with any deaths: handled in the order sent, at most once, and answered in full."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monarch_hpc.actor.merge import Merge
+from monarch_hpc.agent.branches import branches, narrow, position_of, rank_at
+from monarch_hpc.core.errors import FrameError
+from monarch_hpc.core.shape import Extent, Region
+from monarch_hpc.testing.fabric import Fabric
+from monarch_hpc.wire.casts import (
+    Cast,
+    Lost,
+    Mark,
+    Note,
+    Tag,
+    Target,
+    pack_cast,
+    pack_lost,
+    pack_notes,
+    pack_target,
+    parse_cast,
+    parse_lost,
+    parse_notes,
+    parse_target,
+    spans_of,
+)
+from monarch_hpc.wire.frames import Frame, Kind
+
+_U32 = st.integers(0, 2**32 - 1)
+_U64 = st.integers(0, 2**64 - 1)
+_SPANS = st.sets(st.integers(0, 200)).map(spans_of)
+_BODIES = st.binary(max_size=40)
+
+
+# ---- what is on the wire ----
+
+
+@given(
+    st.sampled_from([Kind.CALL, Kind.SPAWN, Kind.STOP]),
+    st.booleans(),
+    _U64,
+    _U64,
+    _U32,
+    st.tuples(_U32, _U32).map(sorted),
+    _BODIES,
+    _SPANS,
+    st.lists(_U32, max_size=4),
+    _U64,
+    _BODIES,
+    st.lists(_BODIES, max_size=3),
+)
+def test_a_cast_is_read_as_it_was_written(
+    kind: Kind,
+    answered: bool,
+    origin: int,
+    number: int,
+    root: int,
+    interval: list[int],
+    target: bytes,
+    hosts: tuple[tuple[int, int], ...],
+    waits: list[int],
+    actor: int,
+    body: bytes,
+    buffers: list[bytes],
+) -> None:
+    cast = Cast(
+        kind,
+        answered,
+        not answered,
+        origin,
+        number,
+        root,
+        *interval,
+        target,
+        hosts,
+        tuple(waits),
+        actor,
+        body,
+        tuple(buffers),
+    )
+    assert parse_cast(pack_cast(cast)) == cast
+
+
+@given(st.lists(st.builds(Note, st.sampled_from(Tag), _U64, _U64, _U32, _BODIES, st.lists(_BODIES).map(tuple))))
+def test_notes_are_read_as_they_were_written(notes: list[Note]) -> None:
+    read = parse_notes(pack_notes(notes))
+    assert [dataclasses.replace(note, buffers=tuple(note.buffers)) for note in read] == notes
+
+
+@given(_SPANS, st.text(max_size=20))
+def test_the_news_of_lost_hosts_is_read_as_it_was_written(hosts: tuple[tuple[int, int], ...], cause: str) -> None:
+    assert parse_lost(pack_lost(Lost(hosts, cause))) == Lost(hosts, cause)
+
+
+@given(st.lists(st.integers(1, 4), max_size=3), st.integers(-50, 50), st.text("0123456789abcdef", max_size=8))
+def test_a_target_keeps_all_but_the_names_of_its_dimensions(sizes: list[int], offset: int, run: str) -> None:
+    region = Region.whole(Extent(tuple("abc"[: len(sizes)]), tuple(sizes)))
+    region = Region(region.extent, offset, region.strides)
+    read = parse_target(pack_target(Target(run, 5, region)))
+    assert (read.run, read.mesh) == (run, 5)
+    assert list(read.region.base_ranks()) == list(region.base_ranks())
+    for place, rank in enumerate(region.base_ranks()):
+        assert read.place_of(rank) == place
+    assert read.place_of(max(region.base_ranks()) + 1) is None
+
+
+@given(st.binary(max_size=120))
+def test_any_bytes_are_read_or_refused(data: bytes) -> None:
+    for parse in (
+        lambda: parse_cast(Frame(Kind.CAST, 1, 2, data)),
+        lambda: parse_notes(Frame(Kind.NOTES, 0, 0, data)),
+        lambda: parse_target(data),
+        lambda: parse_lost(data),
+    ):
+        try:
+            parse()
+        except FrameError:
+            pass
+
+
+# ---- the tree ----
+
+
+@given(st.integers(1, 300), st.integers(0, 299), st.integers(2, 16))
+def test_every_host_is_given_to_one_other_and_the_way_is_short(num: int, root: int, fanout: int) -> None:
+    root %= num
+    reached = {root: 0}
+    row = [(root, (0, num))]
+    while row:
+        below = []
+        for rank, interval in row:
+            pieces = branches(interval, position_of(rank, root, num), fanout)
+            assert len(pieces) <= fanout
+            for piece in pieces:
+                head = rank_at(piece[0], root, num)
+                assert head not in reached
+                reached[head] = reached[rank] + 1
+                below.append((head, piece))
+        row = below
+    assert sorted(reached) == list(range(num))
+    depth, held = 0, 1
+    while held < num:
+        depth += 1
+        held += fanout**depth
+    assert max(reached.values()) == depth
+
+
+@given(_SPANS, st.integers(1, 201), st.integers(0, 200), st.data())
+def test_pieces_of_the_tree_share_out_the_hosts(
+    hosts: tuple[tuple[int, int], ...], num: int, root: int, data: st.DataObject
+) -> None:
+    root %= num
+    middle = data.draw(st.integers(0, num))
+    wanted = {rank for start, stop in hosts for rank in range(start, stop) if rank < num}
+    parts = [narrow(hosts, piece, root, num) for piece in ((0, middle), (middle, num))]
+    found = [rank for part in parts for start, stop in part for rank in range(start, stop)]
+    assert sorted(found) == sorted(wanted)
+    assert all(position_of(rank, root, num) < middle for start, stop in parts[0] for rank in range(start, stop))
+
+
+# ---- two streams of one sender ----
+
+
+@given(st.lists(st.sampled_from(["direct", "cast"]), max_size=30), st.randoms(use_true_random=False))
+def test_two_streams_become_what_was_sent(sent: list[str], chance: random.Random) -> None:
+    direct: list[tuple[str, int, int]] = []
+    casts: list[tuple[int, int, bool]] = []
+    number, dirty, told = 0, False, 0
+    for item, way in enumerate(sent):
+        if way == "cast":
+            number += 1
+            if dirty:
+                direct.append(("before", number, -1))
+            casts.append((number, item, dirty))
+            dirty = False
+        else:
+            if told < number:
+                direct.append(("after", number, -1))
+                told = number
+            direct.append(("item", 0, item))
+            dirty = True
+    merge: Merge[int] = Merge()
+    out: list[int] = []
+    while direct or casts:
+        if direct and (not casts or chance.random() < 0.5):
+            kind, about, item = direct.pop(0)
+            if kind == "item":
+                out += merge.direct(item)
+            else:
+                out += merge.mark(Mark.BEFORE if kind == "before" else Mark.AFTER, about)
+        else:
+            about, item, waits = casts.pop(0)
+            out += merge.cast(about, item, waits=waits) or []
+    assert out == list(range(len(sent)))
+    assert merge.num_held == 0
+
+
+def test_what_does_not_come_holds_up_nothing_once_that_is_said() -> None:
+    merge: Merge[str] = Merge()
+    assert merge.mark(Mark.AFTER, 2) == []
+    assert merge.direct("direct") == []
+    assert merge.cast(1, "one", waits=False) == ["one"]
+    assert merge.mark(Mark.SKIP, 2) == ["direct"]
+    assert merge.cast(2, "two", waits=False) is None
+    assert merge.cast(3, "three", waits=True) == []
+    assert merge.cut() == ["three"]
+
+
+# ---- routers ----
+
+
+@given(st.integers(1, 12), st.integers(1, 3), st.integers(2, 4), st.integers(0, 4), st.randoms(use_true_random=False))
+def test_whoever_dies_every_rank_is_answered_once_and_in_order(
+    num_hosts: int, per_host: int, fanout: int, num_deaths: int, chance: random.Random
+) -> None:
+    fabric = Fabric(num_hosts, per_host, fanout, chance)
+    whole = fabric.region
+    regions = {}
+    dead_procs: set[int] = set()
+    for step in range(12):
+        low = chance.randrange(num_hosts)
+        region = whole if chance.random() < 0.5 else whole.slice(hosts=slice(low, num_hosts))
+        regions[fabric.cast(region)] = region
+        fabric.run(chance.randrange(40))
+        if step % 3 == 2 and num_deaths:
+            num_deaths -= 1
+            victim = chance.randrange(1, num_hosts + 1)
+            if victim < num_hosts and victim not in fabric.dead and chance.random() < 0.5:
+                fabric.kill(victim)
+            else:
+                proc = chance.randrange(num_hosts * per_host)
+                if proc not in dead_procs and proc // per_host not in fabric.dead:
+                    dead_procs.add(proc)
+                    fabric.kill_proc(proc)
+    fabric.run()
+    for number, region in regions.items():
+        answers, told = fabric.sender.answers[number], fabric.sender.told[number]
+        assert told == {Tag.LAST, Tag.DONE}
+        assert sorted(answers) == list(range(len(region)))
+        for place, rank in enumerate(region.base_ranks()):
+            alive = rank not in dead_procs and rank // per_host not in fabric.dead
+            if alive and not fabric.dead:
+                assert answers[place] is Tag.RESULT
+            if answers[place] is Tag.RESULT:
+                assert number in fabric.procs[rank].seen
+    for proc in fabric.procs:
+        assert proc.seen == sorted(set(proc.seen))
+        for number in proc.seen:
+            assert proc.rank in regions[number].base_ranks()
+    for rank, router in enumerate(fabric.routers):
+        if rank not in fabric.dead:
+            assert router.num_under_way == 0
+
+
+@pytest.mark.parametrize("num_hosts", [1, 16, 17, 273, 1000])
+def test_the_senders_frames_do_not_grow_with_the_mesh(num_hosts: int) -> None:
+    fabric = Fabric(num_hosts, 2, 16)
+    for _ in range(2):
+        fabric.cast()
+        fabric.run()
+    assert fabric.sender.frames == {"sent": 2, "received": 2}
+    assert max(fabric.frames.values()) / 2 <= 16 + 2 + 1  # to others, to its procs, and up
+    assert fabric.hops == next(hops for hops in range(5) if sum(16**row for row in range(hops + 1)) >= num_hosts)
+
+
+def test_a_cast_that_was_overtaken_on_another_way_is_dropped_and_answered_for() -> None:
+    fabric = Fabric(4, 1, 2)  # 0 has 1 and 2 behind it, 2 has 3
+    fabric.cast()
+    fabric.run()
+    late = fabric.cast()
+    fabric.run(4)  # host 2 has it, and has sent it on to host 3
+    fabric.hold(("host", 2, 3))
+    fabric.kill(2)
+    fabric.run()
+    early = fabric.cast()
+    fabric.run()
+    assert fabric.procs[3].seen == [1, early]
+    fabric.release()
+    fabric.run()
+    assert fabric.procs[3].seen == [1, early]
+    assert fabric.sender.answers[late] == {0: Tag.RESULT, 1: Tag.RESULT, 2: Tag.LOST, 3: Tag.LOST}
+    assert fabric.sender.answers[early] == {0: Tag.RESULT, 1: Tag.RESULT, 2: Tag.LOST, 3: Tag.RESULT}

@@ -1,0 +1,112 @@
+"""Actors that casts go to, and a configuration by which few of them are many."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from dataclasses import replace
+
+import numpy as np
+
+import monarch_hpc
+from monarch_hpc import Actor, endpoint
+from monarch_hpc.actor.caster import Caster
+from monarch_hpc.config.load import load
+from monarch_hpc.config.schema import Config
+from monarch_hpc.mesh.controller import Controller
+from monarch_hpc.testing import wait_until
+
+__all__ = ["NUM", "NUM_HOSTS", "PATIENCE_S", "PER_HOST", "Log", "caster", "casting", "until_over"]
+
+PATIENCE_S = 30.0
+NUM_HOSTS = 5
+PER_HOST = 2
+NUM = NUM_HOSTS * PER_HOST
+
+_gates: dict[str, threading.Event] = {}
+
+
+def gate(name: str) -> threading.Event:
+    """A gate of this process."""
+    return _gates.setdefault(name, threading.Event())
+
+
+class Log(Actor):
+    """Writes down what it is told, in the order in which it is."""
+
+    def __init__(self) -> None:
+        self.lines: list[object] = []
+
+    @endpoint
+    def write(self, line: object) -> int:
+        self.lines.append(line)
+        return len(self.lines)
+
+    @endpoint
+    def read(self) -> list[object]:
+        return self.lines
+
+    @endpoint
+    def rank(self) -> int:
+        return monarch_hpc.context().proc.rank
+
+    @endpoint
+    def invert(self, offset: int) -> float:
+        return 1 / (monarch_hpc.context().proc.rank - offset)
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+    @endpoint
+    def wait(self, name: str) -> None:
+        assert gate(name).wait(PATIENCE_S)
+
+    @endpoint
+    def open(self, name: str) -> None:
+        gate(name).set()
+
+    @endpoint
+    def wait_unless(self, rank: int, name: str) -> int:
+        if monarch_hpc.context().proc.rank != rank:
+            assert gate(name).wait(PATIENCE_S)
+        return monarch_hpc.context().proc.rank
+
+    @endpoint
+    async def linger(self) -> None:
+        try:
+            await asyncio.sleep(PATIENCE_S)
+        except asyncio.CancelledError:
+            self.lines.append("cancelled")
+            raise
+
+    @endpoint
+    def zeros(self, num_bytes: int) -> np.ndarray:
+        return np.full(num_bytes, monarch_hpc.context().proc.rank, np.uint8)
+
+    @endpoint
+    def total(self, data: np.ndarray) -> int:
+        return int(data.sum())
+
+    @endpoint
+    def take(self, data: np.ndarray) -> None:
+        self.lines.append(data.nbytes)
+
+
+def casting(**transport: int) -> Config:
+    """Messages to more than two procs go through a tree in which each host has two others behind it."""
+    loaded = load().config
+    return replace(loaded, transport=replace(loaded.transport, cast_direct=2, cast_fanout=2, **transport))
+
+
+def caster() -> Caster:
+    """What sends this process's casts."""
+    found = Controller.instance().casts.caster
+    assert found is not None
+    return found
+
+
+def until_over() -> None:
+    """Wait until no cast of this process is under way."""
+    wait_until("all casts to be over", lambda: caster().num_open, PATIENCE_S, accept=lambda num: not num)

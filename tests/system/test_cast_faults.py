@@ -1,0 +1,60 @@
+"""Casts when hosts and agents die on their way."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+import monarch_hpc
+from monarch_hpc import ActorDied, ActorMesh, HostMesh, ProcMesh
+from monarch_hpc.testing import wait_until
+from tests.system.casting import NUM, NUM_HOSTS, PATIENCE_S, PER_HOST, Log, casting
+from tests.system.controlling import controlled, settle
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[HostMesh]:
+    with controlled(casting(), NUM_HOSTS) as hosts:
+        yield hosts
+
+
+@pytest.fixture(scope="module")
+def procs(hosts: HostMesh) -> ProcMesh:
+    procs = hosts.spawn_procs(per_host={"gpus": PER_HOST})
+    settle(procs)
+    return procs
+
+
+def test_the_death_of_an_agent_in_the_middle_ends_no_more_than_it_must(hosts: HostMesh, procs: ProcMesh) -> None:
+    logs, others = procs.spawn("log", Log), procs.spawn("other", Log)
+    others.rank.call().get(PATIENCE_S)
+    waiting = logs.wait_unless.options(on_error="collect").call(-1, "cut")
+    logs.write.broadcast("before")
+    os.kill(hosts.entries[1].pid, signal.SIGKILL)
+    failures = wait_for_death(others)
+    assert sorted(point.rank for point in failures) == [2, 3]
+    # Host 2 is behind host 1 in the tree. What is sent directly does not wait for casts that were lost on the way.
+    behind = logs.slice(hosts=2, gpus=0)
+    last = behind.write.call_one("after")
+    for host in (0, 2, 3, 4):
+        others.slice(hosts=host).open.call("cut").get(PATIENCE_S)
+    lost = waiting.get(PATIENCE_S).failures()
+    assert {2, 3} <= {point.rank for point in lost} <= {2, 3, 4, 5}
+    assert last.get(PATIENCE_S) in (1, 2)
+    assert behind.read.call_one().get(PATIENCE_S)[-1] == "after"
+    assert list(logs.slice(hosts=slice(2, 5)).rank.call().get(PATIENCE_S).values()) == list(range(4, NUM))
+
+
+def wait_for_death(logs: ActorMesh[Log]) -> dict[monarch_hpc.Point, BaseException]:
+    """Cast until all that fails is what died: casts under way when the agent died may miss others, too."""
+
+    def failures() -> dict[monarch_hpc.Point, BaseException]:
+        return logs.rank.options(on_error="collect", timeout=PATIENCE_S).call().get(PATIENCE_S).failures()
+
+    def dead_only(seen: dict[monarch_hpc.Point, BaseException]) -> bool:
+        return bool(seen) and all(isinstance(failure, ActorDied) for failure in seen.values())
+
+    return wait_until("only the dead fail", failures, PATIENCE_S, accept=dead_only)

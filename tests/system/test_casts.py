@@ -1,0 +1,230 @@
+"""Messages to many procs go through the agents' tree, and all laws hold as if each had gone directly."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import monarch_hpc
+from monarch_hpc import Actor, ActorDied, ActorMesh, CallTimeout, HostMesh, MeshError, ProcMesh, endpoint
+from monarch_hpc.testing import wait_until
+from tests.system.casting import NUM, NUM_HOSTS, PATIENCE_S, PER_HOST, Log, caster, casting, until_over
+from tests.system.controlling import controlled, settle
+from tests.system.test_backpressure import Memory
+
+_MIB = 2**20
+_WINDOW_BYTES = 8 * _MIB
+_SLACK_BYTES = 24 * _MIB
+"""Beside the window: messages that are taken out, buffers of sockets, Python's own."""
+
+
+class Talker(Actor):
+    """Talks to others from a proc."""
+
+    @endpoint
+    def talk(self, logs: ActorMesh[Log], num: int) -> list[int]:
+        for number in range(num):
+            logs.write.broadcast(number)
+            logs.slice(hosts=3, gpus=0).write.call_one(-number).get(PATIENCE_S)
+        return list(logs.rank.call().get(PATIENCE_S).values())
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[HostMesh]:
+    with controlled(casting(mailbox_bytes=_WINDOW_BYTES), NUM_HOSTS) as hosts:
+        yield hosts
+
+
+@pytest.fixture(scope="module")
+def procs(hosts: HostMesh) -> ProcMesh:
+    procs = hosts.spawn_procs(per_host={"gpus": PER_HOST})
+    settle(procs)
+    return procs
+
+
+@pytest.fixture
+def logs(procs: ProcMesh) -> Iterator[ActorMesh[Log]]:
+    logs = procs.spawn("log", Log)
+    yield logs
+    logs.stop().get(PATIENCE_S)
+
+
+def test_every_rank_answers_through_the_tree(logs: ActorMesh[Log]) -> None:
+    before = caster().num_sent
+    assert list(logs.rank.call().get(PATIENCE_S).values()) == list(range(NUM))
+    assert caster().num_sent == before + 1
+    assert list(logs.slice(gpus=1).rank.call().get(PATIENCE_S).values()) == [1, 3, 5, 7, 9]
+    backwards = logs.slice(hosts=slice(4, None, -2), gpus=0)
+    assert list(backwards.rank.call().get(PATIENCE_S).values()) == [8, 4, 0]
+    assert caster().num_sent == before + 3
+    until_over()
+
+
+def test_casts_singles_and_slices_are_handled_in_the_order_sent(logs: ActorMesh[Log]) -> None:
+    one, few, many = logs.slice(hosts=2, gpus=1), logs.slice(hosts=2), logs.slice(gpus=1)
+    for number in range(0, 150, 5):
+        logs.write.broadcast(number)
+        one.write.broadcast(number + 1)
+        many.write.broadcast(number + 2)
+        few.write.broadcast(number + 3)
+        last = logs.write.call(number + 4)
+    last.get(PATIENCE_S)
+    seen = logs.read.call().get(PATIENCE_S)
+    assert seen.item(hosts=2, gpus=1) == list(range(150))
+    assert seen.item(hosts=2, gpus=0) == [number for number in range(150) if number % 5 in (0, 3, 4)]
+    assert seen.item(hosts=4, gpus=1) == [number for number in range(150) if number % 5 in (0, 2, 4)]
+    assert seen.item(hosts=0, gpus=0) == [number for number in range(150) if number % 5 in (0, 4)]
+
+
+def test_threads_keep_their_own_order(logs: ActorMesh[Log]) -> None:
+    one = logs.slice(hosts=4, gpus=0)
+
+    def tell(name: str) -> None:
+        for number in range(60):
+            (one if number % 3 else logs).write.broadcast((name, number))
+
+    threads = [threading.Thread(target=tell, args=(name,)) for name in "abc"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    seen = one.read.call_one().get(PATIENCE_S)
+    for name in "abc":
+        assert [number for who, number in seen if who == name] == list(range(60))
+
+
+def test_actors_cast_too_and_keep_their_order(procs: ProcMesh, logs: ActorMesh[Log]) -> None:
+    talkers = procs.slice(hosts=slice(1, 3)).spawn("talker", Talker)
+    for ranks in talkers.talk.call(logs, 10).get(PATIENCE_S).values():
+        assert ranks == list(range(NUM))
+    seen = logs.slice(hosts=3, gpus=0).read.call_one().get(PATIENCE_S)
+    assert len(seen) == 4 * 2 * 10
+    # Each of the four talkers says 0, -0, 1, -1, 2, -2, ... and waits for every second one.
+    for number in range(1, 10):
+        assert seen.count(number) == 4 and seen.count(-number) == 4
+
+
+def test_failures_come_as_if_sent_directly(logs: ActorMesh[Log]) -> None:
+    with pytest.raises(ZeroDivisionError) as one:
+        logs.invert.call(3).get(PATIENCE_S)
+    assert "log{hosts: 1, gpus: 1}" in str(one.value.__notes__)
+    values = logs.invert.options(on_error="collect").call(3).get(PATIENCE_S)
+    assert values.item(hosts=2, gpus=0) == 1.0
+    ((point, failure),) = values.failures().items()
+    assert point.rank == 3 and isinstance(failure, ZeroDivisionError)
+    with pytest.raises(MeshError) as every:
+        logs.take.call(None).get(PATIENCE_S)
+    assert len(every.value.failures) > 1
+
+
+def test_answers_are_not_held_up_by_who_is_late(procs: ProcMesh, logs: ActorMesh[Log]) -> None:
+    stream = logs.wait_unless.stream(6, "late")
+    first = next(iter(stream))
+    assert first.get(PATIENCE_S) == 6
+    with pytest.raises(CallTimeout) as late:
+        logs.rank.options(timeout=0.5).call().get(PATIENCE_S)
+    assert "log[0]" in str(late.value) and "nor from ranks 1, 2, 3" in str(late.value)
+    opener = procs.spawn("opener", Log)
+    opener.open.call("late").get(PATIENCE_S)
+    assert sorted(future.get(PATIENCE_S) for future in stream) == list(range(NUM))
+    until_over()
+
+
+def test_who_is_late_hears_that_nobody_waits_any_more(logs: ActorMesh[Log]) -> None:
+    with pytest.raises(CallTimeout):
+        logs.linger.options(timeout=0.3).call().get(PATIENCE_S)
+    assert list(logs.read.call().get(PATIENCE_S).values()) == [["cancelled"]] * NUM
+    lingering = logs.linger.call()
+    assert lingering.cancel()
+    # It was interrupted where it ran, and did not begin where it had not: nobody has to wait for it.
+    for lines in logs.read.call().get(PATIENCE_S).values():
+        assert lines in (["cancelled"], ["cancelled"] * 2)
+    until_over()
+
+
+def test_large_arguments_and_large_results_arrive_whole(logs: ActorMesh[Log]) -> None:
+    data = np.ones(3 * _MIB, np.uint8)
+    assert list(logs.total.call(data).get(PATIENCE_S).values()) == [data.nbytes] * NUM
+    for num_bytes in (100, 20_000, 2 * _MIB):
+        results = list(logs.zeros.call(num_bytes).get(PATIENCE_S).values())
+        assert [(int(result[-1]), result.nbytes) for result in results] == [(rank, num_bytes) for rank in range(NUM)]
+    until_over()
+
+
+def test_the_death_of_a_proc_ends_its_part_of_a_cast(hosts: HostMesh) -> None:
+    procs = hosts.spawn_procs(per_host={"gpus": PER_HOST}, name="mortal")
+    logs = procs.spawn("log", Log)
+    pids = logs.pid.call().get(PATIENCE_S)
+    waiting = logs.wait_unless.options(on_error="collect").call(-1, "never")
+    os.kill(pids.item(hosts=2, gpus=1), signal.SIGKILL)
+    stream = logs.rank.options(on_error="collect").stream()
+    opener = procs.slice(hosts=slice(3, 5)).spawn("opener", Log)
+    opener.open.call("never").get(PATIENCE_S)
+    others = procs.slice(hosts=slice(0, 2)).spawn("opener", Log)
+    others.open.call("never").get(PATIENCE_S)
+    procs.slice(hosts=2, gpus=0).spawn("opener", Log).open.call_one("never").get(PATIENCE_S)
+    failures = waiting.get(PATIENCE_S).failures()
+    assert [point.rank for point in failures] == [5]
+    (death,) = failures.values()
+    assert isinstance(death, ActorDied) and "SIGKILL" in str(death)
+    answers = [future.exception(PATIENCE_S) or future.get() for future in stream]
+    assert sum(isinstance(answer, ActorDied) for answer in answers) == 1
+    # Afterwards, too, and nobody was told that nobody had handled it: the calls did.
+    assert [point.rank for point in logs.rank.options(on_error="collect").call().get(PATIENCE_S).failures()] == [5]
+    until_over()
+    procs.stop()
+
+
+def test_what_nobody_calls_for_fails_the_actor(procs: ProcMesh, faults: list[monarch_hpc.MeshFailure]) -> None:
+    logs = procs.spawn("broken", Log)
+    logs.invert.broadcast(4)
+    wait_until("the news of the failure", lambda: faults, PATIENCE_S)
+    (failure,) = faults
+    assert failure.rank == 4 and "ZeroDivisionError" in failure.cause
+    with pytest.raises(ActorDied):
+        logs.rank.call().get(PATIENCE_S)
+
+
+def test_a_mesh_is_stopped_after_what_it_has(procs: ProcMesh) -> None:
+    logs = procs.spawn("log", Log)
+    answers = logs.write.call(1)
+    before = caster().num_sent
+    logs.stop().get(PATIENCE_S)
+    assert caster().num_sent == before + 1
+    assert list(answers.get(PATIENCE_S).values()) == [1] * NUM
+    with pytest.raises((ActorDied, MeshError)):
+        logs.rank.call().get(PATIENCE_S)
+
+
+def test_casts_to_a_sleeper_grow_nobody_by_more_than_the_window(hosts: HostMesh, procs: ProcMesh) -> None:
+    sink, other = procs.spawn("sink", Log), procs.spawn("other", Log)
+    data = np.ones(_MIB, np.uint8)
+    other.rank.call().get(PATIENCE_S)
+    pids = [entry.pid for entry in hosts.entries]
+    memory = Memory(os.getpid(), *pids, *sink.pid.call().get(PATIENCE_S).values())
+    sink.slice(hosts=1, gpus=0).wait.broadcast("pour")
+    sent = 0
+
+    def pour() -> None:
+        nonlocal sent
+        for _ in range(120):
+            sink.take.broadcast(data)
+            sent += 1
+
+    pourer = threading.Thread(target=pour, daemon=True)
+    pourer.start()
+    wait_until("the sender is held back", lambda: caster().num_waiting, PATIENCE_S)
+    assert sent <= _WINDOW_BYTES / _MIB
+    # It holds back nobody else.
+    assert list(other.rank.call().get(PATIENCE_S).values()) == list(range(NUM))
+    other.slice(hosts=1, gpus=0).open.call_one("pour").get(PATIENCE_S)
+    pourer.join(PATIENCE_S)
+    assert sent == 120
+    assert all(len(lines) == 120 for lines in sink.read.call().get(PATIENCE_S).values())
+    assert max(memory.growth()) < _WINDOW_BYTES + _SLACK_BYTES
+    until_over()
