@@ -1,0 +1,60 @@
+"""How casts grow with the allocation: many agents' routers in one process, and frames handed from one to the next.
+
+    python benchmarks/scale.py                    # 1 to 10 000 hosts
+    python benchmarks/scale.py --hosts 4096 --per-host 8
+
+The routing is the real one (`agent.router`, `wire.casts`); sockets, sealing and actors are left out. The work is what
+this one process does for all hosts, one after the other; it is no latency.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+
+from monarch_hpc.testing.fabric import Fabric
+
+_NUM_CASTS = 3
+_SIZES = (1, 16, 17, 100, 1000, 4096, 10_000)
+
+
+def measure(num_hosts: int, per_host: int, fanout: int) -> None:
+    """Print one line."""
+    fabric = Fabric(num_hosts, per_host, fanout)
+    fabric.cast()
+    fabric.run()  # the first one chooses the ways
+    fabric.frames.clear()
+    fabric.sender.frames.clear()
+    begun_s = time.perf_counter()
+    for _ in range(_NUM_CASTS):
+        number = fabric.cast()
+        fabric.run()
+    took_s = (time.perf_counter() - begun_s) / _NUM_CASTS
+    num_procs = num_hosts * per_host
+    answered = len(fabric.sender.answers[number])
+    if answered != num_procs:
+        raise SystemExit(f"{answered} of {num_procs} procs have answered")
+    sent, received = (fabric.sender.frames[what] / _NUM_CASTS for what in ("sent", "received"))
+    bound = math.ceil(math.log(max(num_hosts, 2), fanout)) if num_hosts > 1 else 0
+    busiest = max(fabric.frames.values()) / _NUM_CASTS
+    ends = f"{sent:10.1f} {received:10.1f} {num_procs / max(received, 1):12.0f}"
+    work = f"{took_s * 1e3:9.1f} ms {took_s / num_procs * 1e6:8.1f} us"
+    print(f"{num_hosts:8} {num_procs:8} {ends} {fabric.hops:6} {bound:6} {busiest:10.1f} {work}", flush=True)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hosts", type=int, nargs="*", default=_SIZES)
+    parser.add_argument("--per-host", type=int, default=4)
+    parser.add_argument("--fanout", type=int, default=16)
+    arguments = parser.parse_args()
+    print("                    controller's frames     answers          log of  frames of       work of")
+    print("   hosts    procs       sent   received  per frame   hops  hosts  busiest host  all hosts  per proc")
+    for num_hosts in arguments.hosts:
+        measure(num_hosts, arguments.per_host, arguments.fanout)
+
+
+if __name__ == "__main__":
+    main()
