@@ -15,17 +15,16 @@ from monarch_hpc.actor.casts import Casts
 from monarch_hpc.actor.cell import CLEANUP_S, Cell
 from monarch_hpc.actor.context import ProcInfo, context
 from monarch_hpc.actor.deadlines import Deadlines
-from monarch_hpc.actor.fault import MeshFailure
-from monarch_hpc.actor.inquest import Inquest, Mourner, program_of
+from monarch_hpc.actor.guardian import Guardian
+from monarch_hpc.actor.inquest import Inquest, Mourner
 from monarch_hpc.actor.journal import peer_of
 from monarch_hpc.actor.local import Line, LocalLine
 from monarch_hpc.actor.loop import EventLoop
-from monarch_hpc.actor.payload import unpack_fault
 from monarch_hpc.actor.pending import Answer, Pending, Slot
 from monarch_hpc.actor.recall import LIMITED, limited
 from monarch_hpc.actor.reference import ProcRef
 from monarch_hpc.actor.replies import Replier
-from monarch_hpc.actor.wards import Ward, Wards
+from monarch_hpc.actor.wards import Wards
 from monarch_hpc.core.errors import ActorError, DeliveryUnknown, FrameError, TransportError
 from monarch_hpc.core.shape import Region
 from monarch_hpc.telemetry.recorder import Recorder
@@ -50,7 +49,7 @@ STOPPED = "the proc was stopped"
 """What a proc that was asked to end says to all it is connected with."""
 
 
-class Runtime(Replier, Mourner):
+class Runtime(Replier, Mourner, Guardian):
     """Dispatches frames to actors and answers to callers; one per process.
 
     It is the `transport.api.Listener` of the process's node. Answers and deaths are reported on the
@@ -251,7 +250,7 @@ class Runtime(Replier, Mourner):
             elif frame.dest:
                 self.casts.on_answer(frame)
             else:
-                self._on_fault(frame)
+                self.on_fault(frame)
         elif kind is Kind.CONTROL:
             self.on_control(channel, frame)
         elif not self.casts.takes(channel, frame):
@@ -296,7 +295,7 @@ class Runtime(Replier, Mourner):
             self._lost_slot(number, error)
         for ward, rank in self.wards.lose(incarnation):
             told = bool(lost) or self.casts.reports(ward.procs[rank])
-            tell = partial(self._on_death, ward, rank, incarnation, told)
+            tell = partial(self.on_death, ward, rank, incarnation, told)
             self.explain(incarnation, ward.where(rank), error, tell)
         self.casts.on_lost(channel, error)
 
@@ -310,67 +309,9 @@ class Runtime(Replier, Mourner):
         """Say why a call to a lost proc has no answer, when the program has told."""
         self._inquest.ask(incarnation, where, error, tell)
 
-    # ---- failures ----
-
-    def _on_death(self, ward: Ward, rank: int, incarnation: int, told: bool, error: ActorError) -> None:
-        """The proc of an actor that was spawned here is gone."""
-        cause = str(getattr(error, "cause", error))
-        if not self.was_stopped(incarnation, cause):
-            self._tell_owner(ward.owner, MeshFailure(ward.name, rank, ward.where(rank), cause), told=told)
-
     def was_stopped(self, incarnation: int, cause: str) -> bool:
         """Tell whether the proc ended because it was asked to; who hears of deaths knows better."""
         return STOPPED in cause or self._inquest.was_expected(incarnation)
-
-    def _on_fault(self, frame: Frame) -> None:
-        actor, failure = unpack_fault(frame)
-        # Once for each rank, also when its proc dies later.
-        owner = self.wards.fail(actor, failure.rank) if actor else 0
-        if owner is not None:
-            self._tell_owner(owner, failure, told=False)
-
-    def _tell_owner(self, owner: int, failure: MeshFailure, *, told: bool) -> None:
-        cell = self._cells.get(owner)
-        if cell is not None:
-            cell.supervise(failure, told=told)
-        elif not told:
-            self.unhandled(failure)
-
-    def adopt(self, owner: int, name: str, mesh: int, procs: Mapping[int, ProcRef], end: Callable[[], None]) -> None:
-        """Make *owner* the one who is told of failures of *procs*, and with whom they end.
-
-        Args:
-            end: asks for their end, and waits for nothing; called at once if the owner has ended meanwhile.
-        """
-        self.wards.add(mesh, owner, name, procs, end)
-        cell = self._cells.get(owner)
-        if owner and (cell is None or cell.ending):
-            self.stop_owned(owner)
-
-    def disown(self, mesh: int) -> None:
-        """These procs end because they were asked to."""
-        self.wards.remove(mesh)
-
-    def unhandled(self, failure: MeshFailure) -> None:
-        """No actor of this process owns what failed: the program is told."""
-        program = program_of(self.node)
-        if program is not None:
-            self.report(self.line_to(program), 0, 0, failure)
-            return
-        print(f"monarch-hpc: {failure.report()}", file=sys.stderr, flush=True)
-
-    def stop_owned(self, owner: int) -> None:
-        """Stop all that an actor has spawned: nothing outlives its owner."""
-        for ward in self.wards.of(owner):
-            if ward.end is not None:
-                self.wards.remove(ward.actor)
-                ward.end()
-                continue
-            for rank in list(ward.ranks.values()):
-                try:
-                    self.stop(ward.procs[rank], ward.actor)
-                except TransportError:
-                    continue  # it is gone already
 
     def cell(self, actor: int) -> Cell | None:
         """An actor of this process, by its number."""

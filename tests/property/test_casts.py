@@ -77,7 +77,8 @@ def test_a_cast_is_read_as_it_was_written(
         origin,
         number,
         root,
-        *interval,
+        interval[0],
+        interval[1],
         target,
         hosts,
         tuple(waits),
@@ -250,10 +251,10 @@ def test_whoever_dies_every_rank_is_answered_once_and_in_order(
                 assert answers[place] is Tag.RESULT
             if answers[place] is Tag.RESULT:
                 assert number in fabric.procs[rank].seen
-    for proc in fabric.procs:
-        assert proc.seen == sorted(set(proc.seen))
-        for number in proc.seen:
-            assert proc.rank in regions[number].base_ranks()
+    for each in fabric.procs:
+        assert each.seen == sorted(set(each.seen))
+        for number in each.seen:
+            assert each.rank in regions[number].base_ranks()
     for rank, router in enumerate(fabric.routers):
         if rank not in fabric.dead:
             assert router.num_under_way == 0

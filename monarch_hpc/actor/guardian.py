@@ -1,0 +1,109 @@
+"""What becomes of failures of what actors have spawned: the owner is told, and what it owned ends with it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from monarch_hpc.actor.cell import Cell
+from monarch_hpc.actor.fault import MeshFailure
+from monarch_hpc.actor.inquest import program_of
+from monarch_hpc.actor.local import Line
+from monarch_hpc.actor.payload import unpack_fault
+from monarch_hpc.actor.pending import Answer
+from monarch_hpc.actor.reference import ProcRef
+from monarch_hpc.actor.wards import Ward, Wards
+from monarch_hpc.core.errors import ActorError, TransportError
+from monarch_hpc.transport.node import Node
+from monarch_hpc.wire.frames import Frame
+
+__all__ = ["Guardian"]
+
+
+class Guardian(Protocol):
+    """The part of a process's runtime that knows who owns what."""
+
+    wards: Wards
+
+    @property
+    def node(self) -> Node:
+        """The process's seat in the allocation."""
+        ...
+
+    def line_to(self, proc: ProcRef) -> Line:
+        """The channel to *proc*."""
+        ...
+
+    def stop(self, proc: ProcRef, actor: int, answer: Answer | None = None) -> None:
+        """End an actor after what is queued for it."""
+        ...
+
+    def cell(self, actor: int) -> Cell | None:
+        """An actor of this process, by its number."""
+        ...
+
+    def report(self, channel: Line, owner: int, actor: int, failure: MeshFailure) -> None:
+        """Tell who spawned *actor* that it failed."""
+        ...
+
+    def was_stopped(self, incarnation: int, cause: str) -> bool:
+        """Tell whether the proc ended because it was asked to."""
+        ...
+
+    def on_death(self, ward: Ward, rank: int, incarnation: int, told: bool, error: ActorError) -> None:
+        """The proc of an actor that was spawned here is gone."""
+        cause = str(getattr(error, "cause", error))
+        if not self.was_stopped(incarnation, cause):
+            self._tell_owner(ward.owner, MeshFailure(ward.name, rank, ward.where(rank), cause), told=told)
+
+    def on_fault(self, frame: Frame) -> None:
+        """An actor of another process has failed, and no call reports it."""
+        actor, failure = unpack_fault(frame)
+        # Once for each rank, also when its proc dies later.
+        owner = self.wards.fail(actor, failure.rank) if actor else 0
+        if owner is not None:
+            self._tell_owner(owner, failure, told=False)
+
+    def _tell_owner(self, owner: int, failure: MeshFailure, *, told: bool) -> None:
+        cell = self.cell(owner)
+        if cell is not None:
+            cell.supervise(failure, told=told)
+        elif not told:
+            self.unhandled(failure)
+
+    def adopt(self, owner: int, name: str, mesh: int, procs: Mapping[int, ProcRef], end: Callable[[], None]) -> None:
+        """Make *owner* the one who is told of failures of *procs*, and with whom they end.
+
+        Args:
+            end: asks for their end, and waits for nothing; called at once if the owner has ended meanwhile.
+        """
+        self.wards.add(mesh, owner, name, procs, end)
+        cell = self.cell(owner)
+        if owner and (cell is None or cell.ending):
+            self.stop_owned(owner)
+
+    def disown(self, mesh: int) -> None:
+        """These procs end because they were asked to."""
+        self.wards.remove(mesh)
+
+    def unhandled(self, failure: MeshFailure) -> None:
+        """No actor of this process owns what failed: the program is told."""
+        program = program_of(self.node)
+        if program is not None:
+            self.report(self.line_to(program), 0, 0, failure)
+            return
+        print(f"monarch-hpc: {failure.report()}", file=sys.stderr, flush=True)
+
+    def stop_owned(self, owner: int) -> None:
+        """Stop all that an actor has spawned: nothing outlives its owner."""
+        for ward in self.wards.of(owner):
+            if ward.end is not None:
+                self.wards.remove(ward.actor)
+                ward.end()
+                continue
+            for rank in list(ward.ranks.values()):
+                try:
+                    self.stop(ward.procs[rank], ward.actor)
+                except TransportError:
+                    continue  # it is gone already
