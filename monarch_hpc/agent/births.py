@@ -170,6 +170,7 @@ class Births:
             spin_s=place.fabric.spin_us / 1e6 if room else 0.0,
             forwarders=place.forwarders,
             interfaces=list(place.grant.interfaces),
+            segments=place.segments,
             limits=place.limits,
             fabric=place.fabric,
             ucx=place.ucx,

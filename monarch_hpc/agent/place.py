@@ -22,6 +22,7 @@ class Place:
         heartbeat_s: between two looks at the procs' state.
         lease: how long a proc may be stopped by a signal.
         keep_dead: of how many procs that died the records are kept.
+        segments: folder for shared memory; may be empty.
         forwarders: addresses of the head's agent; filled in when they are known.
         slurm: what Slurm calls the agent.
     """
@@ -35,6 +36,7 @@ class Place:
     stop_s: float
     heartbeat_s: float
     lease: Lease
+    segments: str
     forwarders: list[str]
     keep_dead: int
     limits: TransportConfig

@@ -56,6 +56,7 @@ class ProcStart:
         spin_s: how long its engine may spin.
         forwarders: addresses of the head's agent, which passes on what is for procs that cannot be dialled.
         interfaces: names of the network interfaces of *listen_hosts*.
+        segments: folder for shared memory; may be empty.
         cpus: CPUs to run on; empty for all that the agent may use.
         memory_nodes: NUMA nodes to take memory from; empty for any.
         num_threads: what OMP_NUM_THREADS becomes where the user does not say; 0 leaves it alone.
@@ -80,6 +81,7 @@ class ProcStart:
     spin_s: float
     forwarders: list[str]
     interfaces: list[str]
+    segments: str
     limits: TransportConfig
     fabric: FabricConfig
     ucx: UcxConfig

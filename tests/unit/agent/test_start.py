@@ -31,6 +31,7 @@ START = ProcStart(
     spin_s=0.0,
     forwarders=["tcp://10.1.0.1:7001"],
     interfaces=["hsn0"],
+    segments="/dev/shm/a",
     limits=TransportConfig(5.0, 64, 1 << 33, 1 << 26, 1 << 26, 3.0, 1.0, 30.0, 15.0),
     fabric=FabricConfig(("ucx", "tcp"), False, InterfacesConfig((), ("hsn*",)), 50),
     ucx=UcxConfig(Path("/opt/ucx/lib/libucp.so.0"), "", "", "", 65536, 2.0),
