@@ -66,6 +66,7 @@ def main(start: ProcStart) -> int:
             login=False,
             interfaces=start.interfaces,
             max_frame_bytes=start.limits.max_frame_bytes,
+            segments=start.segments,
         )
     node = Node(engine, identity, start.key, runtime, start.limits, forwarders=start.forwarders, fabric=fabric)
     addresses = node.listen(start.listen_hosts)

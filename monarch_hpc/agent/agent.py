@@ -15,6 +15,7 @@ from monarch_hpc.agent.output import Outlet
 from monarch_hpc.agent.place import Place
 from monarch_hpc.agent.proc import Proc, State
 from monarch_hpc.agent.reap import Exit, Reaper
+from monarch_hpc.agent.segments import remove_segments
 from monarch_hpc.agent.steps import Steps
 from monarch_hpc.agent.sweep import cookies, find, strangers, strike
 from monarch_hpc.agent.vigil import Vigil
@@ -264,6 +265,7 @@ class Agent:
         if num_found and not deadline.passed():
             self._engine.call_later(_SWEEP_AGAIN_S, lambda: self._clear_host(deadline))
             return
+        remove_segments(self._place.allocation, self._place.rank)
         self._leaving(len(find(entries)))
 
     def _of_mesh(self, run: str, mesh: int) -> list[Proc]:

@@ -10,6 +10,7 @@ from typing import TypedDict
 from monarch_hpc.agent.bootstrap import Ready, check_allocation, read_key
 from monarch_hpc.agent.grant import choose_interfaces, raise_file_limit, read_interfaces
 from monarch_hpc.agent.relay import SlurmRelay
+from monarch_hpc.agent.segments import find_segments
 from monarch_hpc.agent.settings import read_config
 from monarch_hpc.config.schema import Config
 from monarch_hpc.core.errors import AllocationError, ConfigError, TransportError
@@ -86,7 +87,8 @@ def attach(
 def _open_ucx(engine: Engine, config: Config, ready: Ready) -> UcxFabric:
     # Workers that were started by hand are no Slurm job, and may be other machines.
     local = ready.job_id is None and all("//127." in address for address in ready.addresses)
-    login = not local and platform.node() not in ready.hosts.values()
+    here = [rank for rank, name in ready.hosts.items() if local or name == platform.node()]
+    login = not here
     wanted = config.fabric.interfaces.login if login else config.fabric.interfaces.compute
     return UcxFabric(
         engine,
@@ -97,6 +99,7 @@ def _open_ucx(engine: Engine, config: Config, ready: Ready) -> UcxFabric:
             choose_interfaces(read_interfaces(), wanted, local=local, side="login" if login else "compute")
         ),
         max_frame_bytes=config.transport.max_frame_bytes,
+        segments="" if login else find_segments(ready.allocation, here[0]),
     )
 
 

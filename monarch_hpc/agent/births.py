@@ -171,6 +171,7 @@ class Births:
             agent=place.addresses,
             forwarders=place.forwarders,
             interfaces=list(place.grant.interfaces),
+            segments=place.segments,
             limits=place.limits,
             fabric=place.fabric,
             ucx=place.ucx,

@@ -23,6 +23,7 @@ class Place:
         lease: how long a proc may be stopped by a signal.
         keep_dead: of how many procs that died the records are kept.
         addresses: where the agent listens.
+        segments: folder for shared memory; may be empty.
         forwarders: addresses of the head's agent; filled in when they are known.
         slurm: what Slurm calls the agent.
     """
@@ -37,6 +38,7 @@ class Place:
     heartbeat_s: float
     lease: Lease
     addresses: list[str]
+    segments: str
     forwarders: list[str]
     keep_dead: int
     limits: TransportConfig

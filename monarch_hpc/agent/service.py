@@ -21,6 +21,7 @@ from monarch_hpc.agent.output import Outlet
 from monarch_hpc.agent.place import Place
 from monarch_hpc.agent.pulse import Pulse
 from monarch_hpc.agent.reap import Reaper
+from monarch_hpc.agent.segments import make_segments
 from monarch_hpc.agent.steps import Steps, StepSettings
 from monarch_hpc.agent.switchboard import Switchboard
 from monarch_hpc.agent.whereabouts import Whereabouts
@@ -134,6 +135,7 @@ class Service:
             heartbeat_s=config.liveness.heartbeat_s,
             lease=lease,
             addresses=self._entry.addresses,
+            segments=make_segments(post.allocation, post.rank),
             forwarders=self._forwarders,
             keep_dead=config.telemetry.keep_dead,
             limits=limits,

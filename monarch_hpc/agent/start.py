@@ -57,6 +57,7 @@ class ProcStart:
         agent: addresses of the agent of this host.
         forwarders: addresses of the head's agent, which passes on what is for procs that cannot be dialled.
         interfaces: names of the network interfaces of *listen_hosts*.
+        segments: folder for shared memory; may be empty.
         cpus: CPUs to run on; empty for all that the agent may use.
         memory_nodes: NUMA nodes to take memory from; empty for any.
         num_threads: what OMP_NUM_THREADS becomes where the user does not say; 0 leaves it alone.
@@ -82,6 +83,7 @@ class ProcStart:
     agent: list[str]
     forwarders: list[str]
     interfaces: list[str]
+    segments: str
     limits: TransportConfig
     fabric: FabricConfig
     ucx: UcxConfig

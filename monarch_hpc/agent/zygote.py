@@ -28,6 +28,7 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from monarch_hpc.agent import binding
+from monarch_hpc.agent.segments import remove_segments
 from monarch_hpc.agent.start import ProcOrder, ProcStart, parse_order, proc_environment
 from monarch_hpc.agent.sweep import RUN_COOKIE, cookies, sweep
 from monarch_hpc.core.version import __version__
@@ -92,6 +93,7 @@ def main() -> int:
             sock.sendall(render(_serve(sock, *request, settings["agent_pid"], entry)))
     # Procs died with the agent. What they started did not, and nobody else is left to look for it.
     sweep(cookies(settings["allocation"], settings["host"]), _SWEEP_S)
+    remove_segments(settings["allocation"], settings["host"])
     return 0
 
 

@@ -7,6 +7,7 @@ import dataclasses
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 
@@ -46,21 +47,23 @@ class Far:
 
 @contextlib.contextmanager
 def far(fabric: str, count: int = 1) -> Iterator[Far]:
-    """*count* parties in one other process."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.system.far", parties.KEY.hex(), parties.ALLOCATION, fabric, str(count)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdin is not None and process.stdout is not None
-    try:
-        yield Far(process, process.stdout.readline().split())
-    finally:
-        process.kill()
-        process.wait()
-        process.stdin.close()
-        process.stdout.close()
+    """*count* parties in one other process, which is killed in the end; no file of UCX's outlives that."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as segments:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.system.far", parties.KEY.hex(), parties.ALLOCATION, fabric, str(count)],
+            env={**os.environ, "UCX_POSIX_DIR": segments},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            yield Far(process, process.stdout.readline().split())
+        finally:
+            process.kill()
+            process.wait()
+            process.stdin.close()
+            process.stdout.close()
 
 
 class _Served:

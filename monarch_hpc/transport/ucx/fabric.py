@@ -44,6 +44,7 @@ class UcxFabric:
     Args:
         login: this process is not on a host of the allocation, and gets no RDMA.
         interfaces: names of those chosen to listen on, for UCX over tcp.
+        segments: folder in which to make shared memory; empty leaves the choice to UCX.
         max_frame_bytes: of all channels.
 
     Raises:
@@ -59,12 +60,15 @@ class UcxFabric:
         login: bool,
         interfaces: Sequence[str],
         max_frame_bytes: int,
+        segments: str = "",
     ) -> None:
         self._engine = engine
         self._max_frame_bytes = max_frame_bytes
         machine = read_machine()
         self._library = named_library(ucx, os.environ)
-        self._variables = ucx_variables(fabric, ucx, os.environ, machine, login=login, interfaces=interfaces)
+        self._variables = ucx_variables(
+            fabric, ucx, os.environ, machine, login=login, interfaces=interfaces, segments=segments
+        )
         self._tls = choose_transports(fabric, ucx, os.environ, machine, login=login)
         self._machine: Machine = machine
         self._worker: _ucx.Worker | None = None

@@ -46,6 +46,7 @@ def ucx_variables(
     *,
     login: bool,
     interfaces: Sequence[str],
+    segments: str = "",
 ) -> dict[str, str]:
     """Return the variables to set for UCX; what the user has set stays, but for transports he may not have.
 
@@ -54,12 +55,15 @@ def ucx_variables(
         login: this process is not on a host of the allocation; it gets no RDMA, which login nodes have no
             share of, and often no right to.
         interfaces: those chosen to listen on, for UCX over tcp.
+        segments: folder in which to make shared memory; empty leaves the choice to UCX.
 
     Raises:
         ConfigError: tcp was asked for on a network that is not trusted.
     """
     tls = choose_transports(fabric, ucx, environ, machine, login=login)
     variables = {**_FIXED, "UCX_KEEPALIVE_INTERVAL": f"{ucx.keepalive_s:g}s"}
+    if segments:
+        variables["UCX_POSIX_DIR"] = segments
     devices = ucx.devices
     if opens(tls, "tcp"):
         variables["UCX_TCP_TX_SEG_SIZE"] = str(ucx.tcp_segment_bytes)

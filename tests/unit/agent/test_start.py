@@ -32,6 +32,7 @@ START = ProcStart(
     agent=["tcp://10.1.0.2:7002"],
     forwarders=["tcp://10.1.0.1:7001"],
     interfaces=["hsn0"],
+    segments="/dev/shm/a",
     limits=TransportConfig(5.0, 64, 1 << 33, 1 << 26, 1 << 26, 16, 16, 3.0, 1.0, 30.0, 15.0),
     fabric=FabricConfig(("ucx", "tcp"), False, InterfacesConfig((), ("hsn*",)), 50),
     ucx=UcxConfig(Path("/opt/ucx/lib/libucp.so.0"), "", "", "", 65536, 2.0),

@@ -149,3 +149,13 @@ def test_the_library_is_named_by_the_variable_before_the_configuration() -> None
     assert named_library(configured().ucx, {}) == ""
     assert named_library(config.ucx, {"MONARCH_LIBUCP": ""}) == "/apps/libucp.so.0"
     assert named_library(config.ucx, {"MONARCH_LIBUCP": "/mine/libucp.so.0"}) == "/mine/libucp.so.0"
+
+
+def test_shared_memory_is_made_where_it_is_swept_up() -> None:
+    config = configured()
+    found = ucx_variables(config.fabric, config.ucx, {}, BARE, login=False, interfaces=[], segments="/dev/shm/a")
+    assert found["UCX_POSIX_DIR"] == "/dev/shm/a"
+    told = ucx_variables(
+        config.fabric, config.ucx, {"UCX_POSIX_DIR": "/x"}, BARE, login=False, interfaces=[], segments="/dev/shm/a"
+    )
+    assert "UCX_POSIX_DIR" not in told
