@@ -15,12 +15,14 @@ CHECK := $(PYTHON) -m monarch_hpc.testing.slurmlab check
 SOURCES := setup.py setup.cfg pyproject.toml constraints.txt \
     $(wildcard monarch_hpc/transport/ucx/*.pyx monarch_hpc/transport/ucx/*.h monarch_hpc/telemetry/*.c)
 
-# What compiles the UCX binding and checks it against UCX's own headers, where it is not here: Debian's names.
+# What compiles the UCX binding and checks it against UCX's own headers, and the MPI that procs of `spawn_procs(mpi=True)`
+# are tested with, where it is not here: Debian's names.
 BUILD_PACKAGES = $(shell \
     command -v $(firstword $(CC)) > /dev/null || echo gcc libc6-dev; \
     $(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' \
         || echo python3-dev; \
-    [ -e /usr/include/ucp/api/ucp.h ] || echo libucx-dev)
+    [ -e /usr/include/ucp/api/ucp.h ] || echo libucx-dev; \
+    $(PYTHON) -c 'import ctypes.util, sys; sys.exit(not ctypes.util.find_library("mpi"))' || echo libopenmpi3)
 
 .PHONY: help demo test slurm-demo lint asan clean python system-packages
 .NOTPARALLEL:

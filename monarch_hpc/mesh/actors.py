@@ -18,9 +18,22 @@ from monarch_hpc.mesh.load import Load
 from monarch_hpc.mesh.unmarked import attribute_of
 from monarch_hpc.mesh.view import MeshView
 
-__all__ = ["ActorMesh"]
+__all__ = ["ActorMesh", "check_names"]
 
 A = TypeVar("A", bound=Actor)
+
+
+def check_names(cls: type[Actor]) -> None:
+    """Refuse endpoints that nobody could call, because meshes of actors have something of that name.
+
+    Raises:
+        ValueError: there is one.
+    """
+    hidden = sorted(name for name in endpoints_of(cls) if hasattr(ActorMesh, name))
+    if hidden:
+        raise ValueError(
+            f"a mesh of actors has {', '.join(hidden)} itself: give these endpoints of {cls.__name__} other names"
+        )
 
 
 class ActorMesh(MeshView, Generic[A]):

@@ -17,7 +17,7 @@ from monarch_hpc.actor.runtime import Runtime, current_runtime
 from monarch_hpc.core.errors import ActorDied, TransportError
 from monarch_hpc.core.ids import new_incarnation
 from monarch_hpc.core.shape import Region
-from monarch_hpc.mesh.actors import ActorMesh
+from monarch_hpc.mesh.actors import ActorMesh, check_names
 from monarch_hpc.mesh.deputy import block, choose_logs, done_future, stop_procs
 from monarch_hpc.mesh.logs import LogChoice, both, parse_level
 from monarch_hpc.mesh.view import MeshView
@@ -85,10 +85,12 @@ class ProcMesh(MeshView):
         Raises:
             TypeError: *cls* is no actor class, its constructor does not take these arguments, or one of
                 them cannot be pickled; nothing was sent.
+            ValueError: an endpoint has the name of something that the mesh has itself, such as `stop`.
             ActorDied: a proc is gone.
         """
         if not (isinstance(cls, type) and issubclass(cls, Actor)):
             raise TypeError(f"spawn takes a subclass of Actor, not {cls!r}")
+        check_names(cls)
         check_arguments(f"{cls.__name__}.__init__", inspect.signature(cls.__init__), args, kwargs)
         body, buffers = pack_spawn(name, self._region, cls, args, kwargs)
         actor = new_incarnation()

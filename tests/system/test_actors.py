@@ -348,3 +348,16 @@ def test_what_is_raised_after_the_answer_fails_the_actor(proc: ProcMesh, faults:
     assert desk.fail.call_one(late=True).get(_PATIENCE_S) == "answered"
     (failure,) = wait_until("the failure", lambda: list(faults))
     assert "endpoint fail raised ValueError: as asked" in failure.cause
+
+
+class Hidden(Actor):
+    @endpoint
+    def stop(self) -> None:
+        """Nobody could call it."""
+
+
+def test_an_endpoint_that_the_mesh_would_hide_is_refused(proc: ProcMesh) -> None:
+    with pytest.raises(
+        ValueError, match="a mesh of actors has stop itself: give these endpoints of Hidden other names"
+    ):
+        proc.spawn("hidden", Hidden)
