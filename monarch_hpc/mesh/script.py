@@ -37,7 +37,7 @@ from monarch_hpc.mesh.value import ValueMesh
 from monarch_hpc.transport.address import parse_address
 from monarch_hpc.wire.frames import Frame, Kind
 
-__all__ = ["Place", "environment_of", "run_script"]
+__all__ = ["GPU_VARIABLES", "Place", "environment_of", "run_script"]
 
 _GRACE_S = 10.0
 """What ranks get between SIGTERM and SIGKILL when another has failed: time for a small checkpoint. Those without a
@@ -47,7 +47,7 @@ _SETTLE_S = 0.25
 """After the first failure, how long to wait for others before ranks are ended: when a rank is killed, others may
 notice, and report it, before its own proc does."""
 
-_GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
 def run_script(procs: ProcMesh, script: str | os.PathLike[str], args: Sequence[str] = ()) -> Future[ValueMesh[int]]:
@@ -336,7 +336,7 @@ def _complete(inherited: Mapping[str, str], rank: int, places: Sequence[Place]) 
     """The whole environment of the script's process."""
     own = places[rank]
     environment = {**inherited, **environment_of(rank, places, context().proc.run)}
-    for variable in _GPU_VARIABLES:
+    for variable in GPU_VARIABLES:
         # Only where it is as the proc was given it: whoever changed it knows better.
         if own.gpus and environment.get(variable) == ",".join(own.gpus):
             environment[variable] = ",".join(gpus_of(rank, places))

@@ -7,16 +7,18 @@ import os
 import runpy
 import socket
 import sys
+from collections.abc import Sequence
 
-from monarch_hpc.actor.context import current_rank
+from monarch_hpc.actor.context import context, current_rank
 from monarch_hpc.actor.endpoint import Actor, endpoint
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.runtime import current_runtime
 from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.mesh.proc import ProcMesh
+from monarch_hpc.mesh.script import GPU_VARIABLES
 from monarch_hpc.transport.address import parse_address
 
-__all__ = ["AddrType", "SPMDActor", "setup_torch_elastic_env", "setup_torch_elastic_env_async"]
+__all__ = ["AddrType", "SPMDActor", "see_own_gpu", "setup_torch_elastic_env", "setup_torch_elastic_env_async"]
 
 
 _HOSTS = "hosts"
@@ -117,6 +119,7 @@ class SPMDActor(Actor):
             "ROLE_WORLD_SIZE": self.world_size,
         }
         os.environ.update({name: str(value) for name, value in values.items()})
+        see_own_gpu(context().proc.gpus, self.local_rank)
 
 
 def setup_torch_elastic_env(
@@ -161,6 +164,21 @@ def _begin(
         return actors, (master_addr, master_port)
     first = actors.slice(**dict.fromkeys(actors.extent.labels, 0))
     return actors, first.get_host_port.call_one(use_ipaddr)
+
+
+def see_own_gpu(gpus: Sequence[str], local_rank: int) -> None:
+    """Make the proc's own GPU the device of its local rank, as scripts expect; in procs it is device 0 otherwise."""
+    for variable in GPU_VARIABLES:
+        if gpus and os.environ.get(variable) == ",".join(gpus):
+            torch = sys.modules.get("torch")
+            if local_rank and torch is not None and torch.cuda.is_initialized():
+                raise RuntimeError(
+                    f"CUDA has started in this proc, where its own GPU is device 0, and not {local_rank}: set up "
+                    "torchrun's variables first, or use config key 'procs.gpu_visible': all"
+                )
+            others = list(gpus[1:])
+            others.insert(local_rank, gpus[0])
+            os.environ[variable] = ",".join(others)
 
 
 def _own_address() -> str:
