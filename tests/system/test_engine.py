@@ -180,6 +180,24 @@ def test_a_waiter_that_is_ready_when_woken_to_drive_hands_the_driving_on(engine:
             assert all(wait.result(_PATIENCE_S) for wait in waits)
 
 
+def test_what_the_end_of_a_turn_asks_for_runs_before_the_driver_sleeps(engine: Engine) -> None:
+    over = Signal(engine)
+    turns: list[int] = []
+
+    def last() -> None:
+        turns.append(engine.turn)
+        over.set()
+
+    def first() -> None:
+        turns.append(engine.turn)
+        engine.at_end_of_turn(last)
+
+    engine.call_soon(lambda: engine.at_end_of_turn(first))
+    engine.call_later(0.2, lambda: None)  # wakes the driver, for who left it to somebody else
+    assert over.wait(_PATIENCE_S)
+    assert turns[0] == turns[1]
+
+
 def test_a_program_on_a_host_spins_while_all_have_a_core() -> None:
     num_cores = len(os.sched_getaffinity(0))
     with controlled(load().config, 1) as hosts:
