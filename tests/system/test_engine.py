@@ -180,22 +180,30 @@ def test_a_waiter_that_is_ready_when_woken_to_drive_hands_the_driving_on(engine:
             assert all(wait.result(_PATIENCE_S) for wait in waits)
 
 
-def test_what_the_end_of_a_turn_asks_for_runs_before_the_driver_sleeps(engine: Engine) -> None:
+def test_what_the_end_of_a_turn_asks_for_runs_before_the_driver_asks_the_kernel(engine: Engine) -> None:
+    read_fd, write_fd = os.pipe()
     over = Signal(engine)
-    turns: list[int] = []
-
-    def last() -> None:
-        turns.append(engine.turn)
-        over.set()
+    order: list[str] = []
 
     def first() -> None:
-        turns.append(engine.turn)
-        engine.at_end_of_turn(last)
+        order.append("first")
+        os.write(write_fd, b"x")
+        engine.at_end_of_turn(lambda: order.append("last"))
 
-    engine.call_soon(lambda: engine.at_end_of_turn(first))
-    engine.call_later(0.2, lambda: None)  # wakes the driver, for who left it to somebody else
+    def ready(_mask: int) -> None:
+        order.append("kernel")
+        engine.unwatch(read_fd)
+        over.set()
+
+    def begin() -> None:
+        engine.watch(read_fd, ready)
+        engine.at_end_of_turn(first)
+
+    engine.call_soon(begin)
     assert over.wait(_PATIENCE_S)
-    assert turns[0] == turns[1]
+    assert order == ["first", "last", "kernel"]
+    os.close(read_fd)
+    os.close(write_fd)
 
 
 def test_a_program_on_a_host_spins_while_all_have_a_core() -> None:
