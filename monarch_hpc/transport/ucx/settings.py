@@ -27,9 +27,10 @@ _FIXED = {
     # UCX would handle SIGSEGV and the like, and SIGHUP, in place of Python and of the user's program.
     "UCX_ERROR_SIGNALS": "",
     "UCX_DEBUG_SIGNO": "0",
-    # Standard output is the user's. Warnings are about devices that nobody asked for; what fails is an error of ours.
+    # Standard output is the user's, and so is standard error: warnings are about devices that nobody asked for, errors
+    # also about peers that end while we connect. What fails is told to us too, and is an error of ours.
     "UCX_LOG_FILE": "stderr",
-    "UCX_LOG_LEVEL": "error",
+    "UCX_LOG_LEVEL": "fatal",
     # Versions differ in what they know.
     "UCX_WARN_UNUSED_ENV_VARS": "n",
 }

@@ -23,7 +23,7 @@ ALWAYS = {
     "UCX_ERROR_SIGNALS": "",
     "UCX_DEBUG_SIGNO": "0",
     "UCX_LOG_FILE": "stderr",
-    "UCX_LOG_LEVEL": "error",
+    "UCX_LOG_LEVEL": "fatal",
     "UCX_WARN_UNUSED_ENV_VARS": "n",
     "UCX_KEEPALIVE_INTERVAL": "2s",
 }
