@@ -4,14 +4,17 @@
     python benchmarks/scale.py --hosts 4096 --per-host 8
 
 The routing is the real one (`agent.router`, `wire.casts`); sockets, sealing and actors are left out. The work is what
-this one process does for all hosts, one after the other; it is no latency.
+this one process does for all hosts, one after the other; it is no latency. The second line of each size is a call whose
+answers of four bytes are added up on the hosts, as by `Accumulator(..., merge=)`.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import struct
 import time
+from collections.abc import Iterable
 
 from monarch_hpc.testing.fabric import Fabric
 
@@ -20,27 +23,42 @@ _SIZES = (1, 16, 17, 100, 1000, 4096, 10_000)
 
 
 def measure(num_hosts: int, per_host: int, fanout: int) -> None:
-    """Print one line."""
-    fabric = Fabric(num_hosts, per_host, fanout)
+    """Print two lines."""
+    fabric = Fabric(num_hosts, per_host, fanout, combine=_add)
     fabric.cast()
     fabric.run()  # the first one chooses the ways
+    for reduced in (False, True):
+        _measure(fabric, num_hosts, fanout, reduced=reduced)
+
+
+def _add(answers: Iterable[bytes]) -> bytes:
+    return struct.pack(">I", sum(struct.unpack(">I", answer)[0] for answer in answers))
+
+
+def _measure(fabric: Fabric, num_hosts: int, fanout: int, *, reduced: bool) -> None:
     fabric.frames.clear()
     fabric.sender.frames.clear()
+    fabric.sender.received_bytes = 0
     begun_s = time.perf_counter()
     for _ in range(_NUM_CASTS):
-        number = fabric.cast()
+        number = fabric.cast(reduced=reduced)
         fabric.run()
     took_s = (time.perf_counter() - begun_s) / _NUM_CASTS
-    num_procs = num_hosts * per_host
+    num_procs = len(fabric.procs)
     answered = len(fabric.sender.answers[number])
     if answered != num_procs:
         raise SystemExit(f"{answered} of {num_procs} procs have answered")
     sent, received = (fabric.sender.frames[what] / _NUM_CASTS for what in ("sent", "received"))
     bound = math.ceil(math.log(max(num_hosts, 2), fanout)) if num_hosts > 1 else 0
     busiest = max(fabric.frames.values()) / _NUM_CASTS
-    ends = f"{sent:10.1f} {received:10.1f} {num_procs / max(received, 1):12.0f}"
+    if reduced and fabric.sender.parts[number] != {0: struct.pack(">I", num_procs * (num_procs - 1) // 2)}:
+        raise SystemExit(f"{num_procs} answers were not added up")
+    ends = f"{sent:10.1f} {received:10.1f} {fabric.sender.received_bytes / _NUM_CASTS:12.0f}"
     work = f"{took_s * 1e3:9.1f} ms {took_s / num_procs * 1e6:8.1f} us"
-    print(f"{num_hosts:8} {num_procs:8} {ends} {fabric.hops:6} {bound:6} {busiest:10.1f} {work}", flush=True)
+    print(
+        f"{num_hosts:8} {num_procs:8} {ends} {fabric.hops:6} {bound:6} {busiest:10.1f} {work}{' reduced' * reduced}",
+        flush=True,
+    )
 
 
 def main() -> None:
@@ -50,8 +68,8 @@ def main() -> None:
     parser.add_argument("--per-host", type=int, default=4)
     parser.add_argument("--fanout", type=int, default=16)
     arguments = parser.parse_args()
-    print("                    controller's frames     answers          log of  frames of       work of")
-    print("   hosts    procs       sent   received  per frame   hops  hosts  busiest host  all hosts  per proc")
+    print("                    controller's frames       bytes          log of  frames of       work of")
+    print("   hosts    procs       sent   received    received   hops  hosts  busiest host  all hosts  per proc")
     for num_hosts in arguments.hosts:
         measure(num_hosts, arguments.per_host, arguments.fanout)
 

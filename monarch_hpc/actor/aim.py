@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -16,13 +17,28 @@ from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.casts import Spans, Target, pack_target, spans_of
 from monarch_hpc.wire.frames import Frame
 
-__all__ = ["Aim", "Aims", "Answered", "CasterProcess", "OpenCast"]
+__all__ = ["Aim", "Aims", "Answered", "CasterProcess", "OpenCast", "Reduce"]
 
 _MAX_AIMS = 64
 """So many slices are remembered with their hosts and ranks; those of a loop, not of a day."""
 
 Answered = Callable[[int, Frame | MonarchError], None]
 """Called with the place of a proc and its RESULT or FAILURE frame, or why there is none; once for each place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """How the answers to a cast are combined on their way.
+
+    Attributes:
+        functions: see `actor.reduction.Folding.pack`.
+        take: called with places that follow each other and what their answers came to; or with any places, and None
+            where what they answered goes nowhere, because the call fails. Each place is named once, here or to the
+            `Answered` of the cast.
+    """
+
+    functions: bytes
+    take: Callable[[Iterable[int], Frame | None], None]
 
 
 class CasterProcess(Protocol):
@@ -66,6 +82,7 @@ class Aim:
         target: as it travels, see `wire.casts.Target`.
         hosts: where they are.
         places: by incarnation.
+        in_blocks: the places of each host follow each other.
         last: number of the last cast to them.
         num_open: casts to them that some may not have handled.
     """
@@ -75,6 +92,7 @@ class Aim:
     target: bytes
     hosts: Spans
     places: dict[int, int]
+    in_blocks: bool
     last: int = 0
     num_open: int = 0
 
@@ -91,6 +109,7 @@ class OpenCast:
         cost: its credit.
         where: the callee at a place, in words.
         answer: who takes the answers; None where there are none.
+        reduce: who takes those that were combined; None where none are.
         limited: the callers of the actors give up at some time, see `actor.recall.LIMITED`.
         held: it was not sent, because a mailbox was full until its callers gave up.
         left: places whose answer is missing.
@@ -104,6 +123,7 @@ class OpenCast:
     cost: int
     where: Callable[[int], str]
     answer: Answered | None
+    reduce: Reduce | None = None
     limited: bool = False
     held: bool = False
     left: set[int] = field(default_factory=set)
@@ -137,6 +157,7 @@ class Aims:
             pack_target(Target(run, some.mesh, region)),
             spans_of(proc.host_rank for proc in chosen),
             {proc.incarnation: place for place, proc in enumerate(chosen)},
+            _in_blocks([proc.host_rank for proc in chosen]),
         )
         return self._aims.setdefault(key, aim)
 
@@ -147,3 +168,8 @@ class Aims:
             if aim.num_open and aim.last > last and incarnation in aim.places:
                 last = aim.last
         return last
+
+
+def _in_blocks(hosts: Sequence[int]) -> bool:
+    changes = sum(before != after for before, after in itertools.pairwise(hosts))
+    return changes == len(set(hosts)) - 1

@@ -9,10 +9,11 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from monarch_hpc.actor.aim import Aim, Aims, Answered, CasterProcess, OpenCast
+from monarch_hpc.actor.aim import Aim, Aims, Answered, CasterProcess, OpenCast, Reduce
 from monarch_hpc.actor.local import Line
 from monarch_hpc.actor.recall import limited
 from monarch_hpc.actor.reception import DIRECT_SLOT
+from monarch_hpc.actor.reduction import take_part
 from monarch_hpc.actor.reference import ProcRef
 from monarch_hpc.core.errors import (
     ActorDied,
@@ -135,6 +136,7 @@ class Caster:
         where: Callable[[int], str],
         answer: Answered | None,
         end_s: float | None = None,
+        reduce: Reduce | None = None,
     ) -> OpenCast | None:
         """Send one message to the procs of *region*; None if it has to go to each directly, as nothing was sent.
 
@@ -143,6 +145,7 @@ class Caster:
             where: the callee at a place, in words.
             answer: told how it ended at each place; None sends and forgets.
             end_s: when the caller gives up, on the engine's clock. If a mailbox is full until then, nothing is sent.
+            reduce: the answers may be combined on their way; those of places that follow each other.
 
         Raises:
             FrameError: the message is over a limit; nothing was sent.
@@ -155,7 +158,7 @@ class Caster:
         if limit and end_s is not None:
             body = limited(max(end_s - self._process.engine.clock(), 0.0), body)
         cost = cost_of(Frame(kind, actor, 0, body, buffers)) if kind is Kind.CALL else 0
-        cast = OpenCast(aim, 0, actor, cost, where, answer, limited=limit)
+        cast = OpenCast(aim, 0, actor, cost, where, answer, reduce if aim.in_blocks else None, limit)
         cast.held = cost > 0 and not self._take_credit(actor, cost, end_s)
         if not cast.held:
             self._send(cast, kind, body, buffers)
@@ -200,6 +203,7 @@ class Caster:
                 actor=cast.actor,
                 body=body,
                 buffers=buffers,
+                functions=b"" if cast.reduce is None else cast.reduce.functions,
             )
         )
         self._number = number
@@ -294,6 +298,9 @@ class Caster:
                     self._answer(cast, place, unknown)
             case Tag.DONE:
                 self._close(cast)
+            case Tag.PARTIAL | Tag.VOID:
+                take_part(cast, note)
+                self._settle(cast)
 
     def on_answer(self, frame: Frame) -> None:
         """An answer that came directly, because it is large."""

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from monarch_hpc.actor.aim import Answered, CasterProcess, OpenCast
+from monarch_hpc.actor.aim import Answered, CasterProcess, OpenCast, Reduce
 from monarch_hpc.actor.caster import Caster
 from monarch_hpc.actor.local import Line
 from monarch_hpc.actor.reception import Reception, ReceptionProcess
@@ -62,11 +62,12 @@ class Casts:
         where: Callable[[int], str],
         answer: Answered | None,
         end_s: float | None = None,
+        reduce: Reduce | None = None,
     ) -> OpenCast | None:
         """Send one message to many procs; None if each is to be sent it directly. See `Caster.cast`."""
         if len(region) <= self.most_direct:
             return None
-        return self.open().cast(kind, region, procs, message, where, answer, end_s)
+        return self.open().cast(kind, region, procs, message, where, answer, end_s, reduce)
 
     def direct(self, proc: ProcRef, line: Line, frame: Frame, until_s: float | None = None) -> bool:
         """Send a message to one proc; see `Line.send`."""
@@ -112,7 +113,7 @@ class Casts:
             if self.caster is not None:
                 self.caster.on_notes(frame)
             return True
-        if kind is Kind.CAST or kind is Kind.MARK:
+        if kind is Kind.CAST or kind is Kind.MARK or kind is Kind.REDUCE:
             if self.reception is None:
                 self.reception = Reception(self._process, self._process.node.limits.mailbox_bytes)
             self.reception.on_frame(channel, frame)

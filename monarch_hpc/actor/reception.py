@@ -8,9 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from monarch_hpc.actor.context import ProcInfo
 from monarch_hpc.actor.local import Line
 from monarch_hpc.actor.merge import Merge
 from monarch_hpc.actor.recall import LIMITED
+from monarch_hpc.actor.reduction import combine
 from monarch_hpc.actor.reference import ProcRef
 from monarch_hpc.core.errors import FrameError, TransportError
 from monarch_hpc.core.ids import Role
@@ -37,6 +39,7 @@ class ReceptionProcess(Protocol):
     """What a reception needs of its process."""
 
     engine: Engine
+    info: ProcInfo
     recorder: Recorder
 
     @property
@@ -117,13 +120,16 @@ class Reception:
         return True
 
     def on_frame(self, channel: Line, frame: Frame) -> None:
-        """A cast or a mark came.
+        """A cast, a mark, or an order of the agent came.
 
         Raises:
-            FrameError: it is neither.
+            FrameError: it is none.
         """
         if frame.kind is Kind.MARK:
             self.on_mark(channel, frame)
+        elif frame.kind is Kind.REDUCE:
+            if isinstance(channel.peer, Peer) and channel.peer.role is Role.AGENT:
+                combine(channel, frame, self._process.info)
         else:
             self.on_cast(channel, frame)
 
@@ -215,7 +221,9 @@ class Reception:
             return
         tag = Tag.RESULT if frame.kind is Kind.RESULT else Tag.FAILURE
         size = len(frame.body) + sum([memoryview(buffer).nbytes for buffer in frame.buffers])
-        if size > BULK_BYTES and direct is not None and direct.error is None:
+        # To be combined on this host, however large.
+        bulk = size > BULK_BYTES and not cast.functions
+        if bulk and direct is not None and direct.error is None:
             place = parse_target(cast.target).place_of(self._process.own.rank) or 0
             direct.send(Frame(frame.kind, DIRECT_SLOT | cast.number, place, frame.body, frame.buffers))
             note = Note(Tag.ELSEWHERE, cast.origin, cast.number)

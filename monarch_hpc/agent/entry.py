@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from monarch_hpc.agent.reduction import Reduction
 from monarch_hpc.wire.casts import Note, Spans
 
 __all__ = ["Branch", "Entry"]
@@ -38,6 +39,7 @@ class Entry(Generic[U]):
         unanswered: those of them whose answer is missing.
         unhandled: those of them whose actor has not handled the cast.
         branches: by rank of the host.
+        reduction: combines the answers; None if they go up as they are.
         notes: what waits to be sent.
         waiting_bytes: how much that is.
         holding: a timer runs that will send it.
@@ -50,6 +52,7 @@ class Entry(Generic[U]):
     unanswered: set[int] = field(default_factory=set)
     unhandled: set[int] = field(default_factory=set)
     branches: dict[int, Branch] = field(default_factory=dict)
+    reduction: Reduction | None = None
     notes: list[Note] = field(default_factory=list)
     waiting_bytes: int = 0
     holding: bool = False

@@ -15,6 +15,7 @@ from typing import Generic, Protocol, TypeVar
 
 from monarch_hpc.agent.branches import Ways, branches, contains, narrow, position_of
 from monarch_hpc.agent.entry import Branch, Entry
+from monarch_hpc.agent.reduction import Reduction
 from monarch_hpc.core.errors import FrameError
 from monarch_hpc.wire.casts import (
     Cast,
@@ -41,7 +42,7 @@ of a whole host go as one; small against the time of a person, also four times o
 MAX_NOTES_BYTES = 1 << 20
 """Answers that have come to this much do not wait for more: it takes a network a tenth of `HOLD_S` to carry them."""
 
-_PLAIN = frozenset({Tag.RESULT, Tag.ELSEWHERE})
+_PLAIN = frozenset({Tag.RESULT, Tag.ELSEWHERE, Tag.PARTIAL, Tag.VOID})
 """Answers that may wait; all other news is somebody's failure, or the end."""
 
 
@@ -82,15 +83,23 @@ class Router(Generic[U]):
         rank: of this host.
         fanout: to how many hosts each passes a cast on, config key `transport.cast_fanout`.
         usable: tells whether the agent of a host can be reached, as far as is known.
+        max_frame_bytes: config key `transport.max_frame_bytes`.
     """
 
     def __init__(
-        self, rank: int, num_hosts: int, fanout: int, usable: Callable[[int], bool], carrier: Carrier[U]
+        self,
+        rank: int,
+        num_hosts: int,
+        fanout: int,
+        usable: Callable[[int], bool],
+        carrier: Carrier[U],
+        max_frame_bytes: int,
     ) -> None:
         self._rank = rank
         self._num_hosts = num_hosts
         self._fanout = fanout
         self._carrier = carrier
+        self._max_frame_bytes = max_frame_bytes
         self._ways = Ways(num_hosts, usable)
         self._last: dict[int, int] = {}  # sender -> number of its last cast that was passed on
         self._entries: dict[tuple[int, int], Entry[U]] = {}
@@ -129,7 +138,9 @@ class Router(Generic[U]):
 
     def _give_up_proc(self, incarnation: int, tag: Tag, cause: str) -> None:
         for key, entry in list(self._entries.items()):
-            if incarnation in entry.unanswered or incarnation in entry.unhandled:
+            if entry.reduction is not None:
+                self._pass_up(entry, entry.reduction.on_proc_gone(incarnation, tag, key, cause))
+            if incarnation in entry.places:
                 if incarnation in entry.unanswered:
                     self._add(entry, Note(tag, *key, entry.places[incarnation], cause.encode()))
                 entry.unanswered.discard(incarnation)
@@ -159,6 +170,8 @@ class Router(Generic[U]):
             raise FrameError(f"a cast to host {max(cast.root, cast.high)} of {self._num_hosts}")
         key = cast.origin, cast.number
         entry = Entry(upstream, cast.answered)
+        if cast.functions and cast.answered:
+            entry.reduction = Reduction(cast.functions, self._max_frame_bytes)
         if cast.number <= self._last.get(cast.origin, 0):
             entry.notes.append(_lost(key, cast.hosts, "another message of its sender came before it"))
         else:
@@ -184,6 +197,8 @@ class Router(Generic[U]):
                 if at is not None:
                     self._add(entry, Note(Tag.DIED, *key, at, cause.encode()))
         entry.unhandled.update(entry.places)
+        if entry.reduction is not None:
+            entry.reduction.procs.update(entry.places)
 
     def _pass_on(self, key: tuple[int, int], entry: Entry[U], cast: Cast) -> None:
         own = position_of(self._rank, cast.root, self._num_hosts)
@@ -217,6 +232,8 @@ class Router(Generic[U]):
             elif incarnation in entry.unanswered:
                 entry.unanswered.discard(incarnation)
                 self._add(entry, dataclasses.replace(note, place=entry.places[incarnation]))
+            elif entry.reduction is not None:
+                self._pass_up(entry, entry.reduction.on_combined(incarnation, note))
             self._settle(key, entry)
 
     def on_notes_of_host(self, rank: int, frame: Frame) -> None:
@@ -261,13 +278,17 @@ class Router(Generic[U]):
             del self._entries[key]
 
     def _add(self, entry: Entry[U], note: Note) -> None:
-        entry.notes.append(note)
-        entry.waiting_bytes += size_of(note)
-        if note.tag not in _PLAIN or entry.waiting_bytes > MAX_NOTES_BYTES:
-            self._send(entry)
-        elif not entry.holding:
-            entry.holding = True
-            self._carrier.later(HOLD_S, partial(self._hold_no_longer, entry))
+        self._pass_up(entry, [note] if entry.reduction is None else entry.reduction.add(note))
+
+    def _pass_up(self, entry: Entry[U], notes: Iterable[Note]) -> None:
+        for note in notes:
+            entry.notes.append(note)
+            entry.waiting_bytes += size_of(note)
+            if note.tag not in _PLAIN or entry.waiting_bytes > MAX_NOTES_BYTES:
+                self._send(entry)
+            elif not entry.holding:
+                entry.holding = True
+                self._carrier.later(HOLD_S, partial(self._hold_no_longer, entry))
 
     def _hold_no_longer(self, entry: Entry[U]) -> None:
         entry.holding = False
@@ -275,7 +296,7 @@ class Router(Generic[U]):
 
     def _settle(self, key: tuple[int, int], entry: Entry[U]) -> None:
         """Say so when all have answered, and when all have handled it; then the cast is over here."""
-        if not entry.last and entry.all_answered:
+        if not entry.last and entry.all_answered and not self._reduces(entry):
             entry.last = True
             if entry.answered:
                 entry.notes.append(Note(Tag.LAST, *key))
@@ -286,6 +307,18 @@ class Router(Generic[U]):
             self._send(entry)
         if entry.last and entry.done and self._entries.get(key) is entry:
             del self._entries[key]
+
+    def _reduces(self, entry: Entry[U]) -> bool:
+        """Have the answers combined, which are all there; whether that is under way."""
+        reduction = entry.reduction
+        if reduction is None or reduction.working:
+            return reduction is not None
+        order = reduction.next()
+        if order is None:
+            entry.notes += reduction.release()
+            return False
+        self._carrier.to_proc(*order)
+        return True
 
     def _send(self, entry: Entry[U]) -> None:
         """Let what waits go with all else that goes the same way this turn."""

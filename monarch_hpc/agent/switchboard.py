@@ -60,7 +60,10 @@ class Switchboard:
         self._lines: dict[int, _Line] = {}  # to procs, by incarnation
         self._known: dict[Channel, Callable[[Frame], None]] = {}  # who is behind a channel that was dialled
         self._upstreams: set[Channel] = set()
-        self._router: Router[Channel] = Router(rank, num_hosts, limits.cast_fanout, self._addresses.__contains__, self)
+        usable = self._addresses.__contains__
+        self._router: Router[Channel] = Router(
+            rank, num_hosts, limits.cast_fanout, usable, self, limits.max_frame_bytes
+        )
 
     # ---- news ----
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Generic, ParamSpec, TypeVar
 
 from monarch_hpc.actor.future import Future
+from monarch_hpc.actor.reduction import Folding
 from monarch_hpc.mesh.endpoint import Endpoint
 
 __all__ = ["Accumulator"]
@@ -21,25 +22,45 @@ class Accumulator(Generic[P, R, A]):
 
     Args:
         endpoint: of an actor mesh, with or without `options`.
-        identity: what to begin with.
+        identity: what to begin with. With *merge*: what changes nothing, ``merge(identity, x)`` is ``x``.
         combine: takes what there is and one result, and returns both in one; it must not change what it is given.
+        merge: takes what came of two ranges of ranks, the second right behind the first, and returns both in one. It
+            must be associative, and agree with *combine*: ``merge(x, combine(identity, r))`` is ``combine(x, r)``.
+            It need not be commutative: the order of ranks is kept. With it, the results of a mesh that is called
+            through the agents are combined on its hosts, by its procs, on threads of their own; so the bytes that
+            come to the caller do not grow with the mesh. Where *combine* takes two of a kind, such as
+            `operator.add`, it is the same function.
 
     Raises:
         ValueError: the endpoint collects failures: they would be combined like results.
     """
 
-    def __init__(self, endpoint: Endpoint[P, R], identity: A, combine: Callable[[A, R], A]) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint[P, R],
+        identity: A,
+        combine: Callable[[A, R], A],
+        merge: Callable[[A, A], A] | None = None,
+    ) -> None:
         if endpoint.collects:
             raise ValueError("an Accumulator needs every result: leave out on_error='collect', or reduce a call's own")
         self._endpoint = endpoint
         self._identity = identity
         self._combine = combine
+        self._folding = None if merge is None else Folding(identity, combine, merge)
 
     def accumulate(self, *args: P.args, **kwargs: P.kwargs) -> Future[A]:
         """Call every actor; the future gives their results combined, in the order of their ranks.
 
-        It fails as `Endpoint.call` does. `combine` runs in the thread that reads the future.
+        It fails as `Endpoint.call` does. `combine` runs in the thread that reads the future; with `merge` both may
+        run in procs of the mesh as well, and what they raise there fails the call, as does the death of such a proc.
+
+        Raises:
+            TypeError: the endpoint does not take these arguments; or `identity`, `combine` or `merge` has to travel,
+                and cannot be pickled.
         """
+        if self._folding is not None:
+            return self._endpoint.reduce(self._folding, *args, **kwargs)
         return self._endpoint.fold(self._fold, *args, **kwargs)
 
     def _fold(self, results: list[R]) -> A:

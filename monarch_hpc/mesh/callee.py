@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Protocol
 
-from monarch_hpc.actor.aim import OpenCast
+from monarch_hpc.actor.aim import OpenCast, Reduce
 from monarch_hpc.actor.context import context
 from monarch_hpc.actor.payload import pack_call
 from monarch_hpc.actor.pending import Pending
@@ -25,9 +25,11 @@ class Taker(Protocol):
 
     Attributes:
         cast: what was sent, if it went through the agents.
+        reduce: how answers may be combined there; None for not at all.
     """
 
     cast: OpenCast | None
+    reduce: Reduce | None
 
     def take(self, place: int, rank: int, given: Frame | MonarchError) -> None:
         """Take that of the actor at a place of the view, which has that base rank."""
@@ -191,6 +193,7 @@ class Callee:
                 self._who if taker is None else taker.where,
                 answer,
                 end_s,
+                None if taker is None else taker.reduce,
             )
         finally:
             if load is not None and sent is None:

@@ -8,11 +8,13 @@ from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 from monarch_hpc.actor.endpoint import EndpointMethod
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.payload import call_head
+from monarch_hpc.actor.reduction import Folding
 from monarch_hpc.actor.runtime import current_runtime
 from monarch_hpc.core.errors import CallTimeout
 from monarch_hpc.core.shape import Region
 from monarch_hpc.mesh.callee import Callee
 from monarch_hpc.mesh.gather import CallOptions, Gather
+from monarch_hpc.mesh.reducing import Reducing
 from monarch_hpc.mesh.single import Single
 from monarch_hpc.mesh.stream import Queue, Stream
 from monarch_hpc.mesh.value import ValueMesh
@@ -22,6 +24,7 @@ __all__ = ["Endpoint"]
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+G = TypeVar("G", bound=Gather)
 
 _DEFAULTS = CallOptions()
 
@@ -92,6 +95,15 @@ class Endpoint(Generic[P, R]):
         """Call every actor; the future gives what *finish* makes of the results, in the order of the ranks."""
         return self._start(args, kwargs, lambda gather: finish(gather.collect()[0]))
 
+    def reduce(self, folding: Folding[T, R], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Call every actor; the future gives what *folding* makes of the results, if need be on the hosts already.
+
+        Raises:
+            TypeError: a part of *folding* cannot be pickled, and would have to.
+        """
+        gather = Reducing(current_runtime(), self._callee, self._name, self._options, folding)
+        return self._begin(gather, args, kwargs, lambda gather: gather.reduced())
+
     def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Call the only actor of the mesh; the future gives its result.
 
@@ -146,9 +158,14 @@ class Endpoint(Generic[P, R]):
             raise CallTimeout(self._callee.where(self._name, held[0]), held[1:], timeout_s)
 
     def _start(self, args: tuple[object, ...], kwargs: dict[str, object], finish: Callable[[Gather], T]) -> Future[T]:
+        gather = Gather(current_runtime(), self._callee, self._name, self._options)
+        return self._begin(gather, args, kwargs, finish)
+
+    def _begin(
+        self, gather: G, args: tuple[object, ...], kwargs: dict[str, object], finish: Callable[[G], T]
+    ) -> Future[T]:
         self._method.check(args, kwargs)
-        runtime = current_runtime()
-        gather = Gather(runtime, self._callee, self._name, self._options)
+        runtime = gather.runtime
         future: Future[T] = Future(runtime.engine, gather.missing, gather.give_up)
         future.watch(runtime.recorder, gather.calls)
         gather.completed = lambda: future.set_resolver(lambda: finish(gather), fails=gather.fails)

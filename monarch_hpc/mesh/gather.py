@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from monarch_hpc.actor.aim import OpenCast
+from monarch_hpc.actor.aim import OpenCast, Reduce
 from monarch_hpc.actor.context import deadline, deadlines_seen
 from monarch_hpc.actor.payload import unpack_failure
 from monarch_hpc.actor.reference import ProcRef
@@ -81,6 +81,9 @@ class Asked:
 
 class Answers:
     """What both ways to wait for many answers have in common: a place for each rank, and a deadline."""
+
+    reduce: Reduce | None = None
+    """How answers may be combined on their way through the agents."""
 
     def __init__(self, runtime: Runtime, callee: Callee, method: str, options: CallOptions) -> None:
         num = len(callee.ranks)

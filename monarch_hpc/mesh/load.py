@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import _thread
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from monarch_hpc.core.shape import Region
 
@@ -44,6 +44,15 @@ class Load:
                 self._dead.add(rank)
             elif self._dead:
                 self._dead.discard(rank)
+
+    def end_all(self, ranks: Collection[int]) -> None:
+        """One call to each of *ranks* is over, and none of them died."""
+        with self._lock:
+            for rank in ranks:
+                left = self._nums.pop(rank, 0) - 1
+                if left > 0:
+                    self._nums[rank] = left
+            self._dead.difference_update(ranks)
 
     def choose(self, region: Region) -> int:
         """The place in *region* of the least busy rank; those that are equally busy take turns.

@@ -8,8 +8,9 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
+import struct
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -29,11 +30,13 @@ from monarch_hpc.wire.casts import (
     spans_of,
 )
 from monarch_hpc.wire.frames import Frame, Kind
+from monarch_hpc.wire.reductions import content_of, pack_span, parse_order, span_of
 
 __all__ = ["Fabric", "Sender", "SimProc"]
 
 _RUN = "feedbeef"
 _MESH = 1
+_MAX_FRAME_BYTES = 1 << 30
 _PROC = 1 << 32  # incarnations of procs are their ranks beyond this
 SENDER = 7
 """Incarnation of the one who casts."""
@@ -45,10 +48,14 @@ class SimProc:
 
     Attributes:
         seen: numbers of the casts that came, in their order.
+        num_combined: how often it combined answers.
+        fails: it answers with failures, and fails to combine.
     """
 
     rank: int
     host: int
+    num_combined: int = 0
+    fails: bool = False
     seen: list[int] = field(default_factory=list)
 
 
@@ -60,12 +67,20 @@ class Sender:
         frames: how many frames it has sent and received.
         answers: what was said of each rank, by the number of the cast.
         told: ends that were announced, by the number of the cast.
+        parts: what answers said, combined or alone, by the first place, by the number of the cast.
+        received_bytes: how much has come.
     """
 
     frames: Counter[str] = field(default_factory=Counter)
     number: int = 0
     answers: dict[int, dict[int, Tag]] = field(default_factory=dict)
     told: dict[int, set[Tag]] = field(default_factory=dict)
+    parts: dict[int, dict[int, bytes]] = field(default_factory=dict)
+    received_bytes: int = 0
+
+    def value(self, number: int) -> bytes:
+        """What the answers to a cast said, one after the other."""
+        return b"".join(part for _, part in sorted(self.parts[number].items()))
 
 
 class _Host:
@@ -99,9 +114,17 @@ class Fabric:
 
     Args:
         chance: which of the links that have frames is next; None takes turns. Each link keeps its order.
+        combine: what procs make of answers.
     """
 
-    def __init__(self, num_hosts: int, per_host: int, fanout: int, chance: random.Random | None = None) -> None:
+    def __init__(
+        self,
+        num_hosts: int,
+        per_host: int,
+        fanout: int,
+        chance: random.Random | None = None,
+        combine: Callable[[Iterable[bytes]], bytes] = b"".join,
+    ) -> None:
         self.sender = Sender()
         self.hops = 0
         """On how many links the last cast was, one after the other, before the last host had it."""
@@ -112,6 +135,7 @@ class Fabric:
         self.dead: set[int] = set()
         self._per_host = per_host
         self._chance = chance
+        self._combine = combine
         self._extent = Extent(("hosts", "gpus"), (num_hosts, per_host))
         self._links: dict[_Link, deque[Frame]] = {}
         self._turns: deque[_Link] = deque()
@@ -122,7 +146,8 @@ class Fabric:
         self._order = itertools.count()
         self._now_s = 0.0
         self.routers = [
-            Router(rank, num_hosts, fanout, lambda _rank: True, _Host(self, rank)) for rank in range(num_hosts)
+            Router(rank, num_hosts, fanout, lambda _rank: True, _Host(self, rank), _MAX_FRAME_BYTES)
+            for rank in range(num_hosts)
         ]
         for proc in self.procs:
             self.routers[proc.host].on_proc(_RUN, _MESH, proc.rank, _PROC + proc.rank)
@@ -134,13 +159,18 @@ class Fabric:
 
     # ---- what a test does ----
 
-    def cast(self, region: Region | None = None, body: bytes = b"") -> int:
-        """Send one call to the procs of *region*; return its number."""
+    def cast(self, region: Region | None = None, body: bytes = b"", *, reduced: bool = False) -> int:
+        """Send one call to the procs of *region*; return its number.
+
+        Args:
+            reduced: the answers, which are the ranks in four bytes, are combined on their way.
+        """
         region = region or self.region
         sender = self.sender
         sender.number += 1
         sender.answers[sender.number] = {}
         sender.told[sender.number] = set()
+        sender.parts[sender.number] = {}
         cast = Cast(
             kind=Kind.CALL,
             answered=True,
@@ -155,6 +185,7 @@ class Fabric:
             waits=(),
             actor=1,
             body=body,
+            functions=b"combine" if reduced else b"",
         )
         self._regions[sender.number] = region
         self.send(("enter", -1, 0), pack_cast(cast))
@@ -269,17 +300,34 @@ class Fabric:
             self.routers[to].on_notes_of_host(source, frame)
 
     def _at_proc(self, proc: SimProc, frame: Frame) -> None:
-        cast = parse_cast(frame)
-        proc.seen.append(cast.number)
-        note = Note(Tag.RESULT, cast.origin, cast.number, 0, b"x" * 32)
-        done = Note(Tag.DONE, cast.origin, cast.number)
+        if frame.kind is Kind.REDUCE:
+            notes = [self._combined(proc, frame)]
+        else:
+            cast = parse_cast(frame)
+            proc.seen.append(cast.number)
+            tag = Tag.FAILURE if proc.fails else Tag.RESULT
+            body = struct.pack(">I", proc.rank) if cast.functions else b"x" * 32
+            key = cast.origin, cast.number
+            notes = [Note(tag, *key, 0, body), Note(Tag.DONE, *key)]
         link = ("answer", proc.rank, proc.host)
-        self._links.setdefault(link, deque()).append(pack_notes([note, done]))
+        self._links.setdefault(link, deque()).append(pack_notes(notes))
         self._turns.append(link)
+
+    def _combined(self, proc: SimProc, frame: Frame) -> Note:
+        order = parse_order(frame)
+        key = order.origin, order.number
+        if proc.fails:
+            return Note(Tag.FAILURE, *key)
+        proc.num_combined += 1
+        for before, after in itertools.pairwise(order.parts):
+            assert span_of(before)[1] == after.place, "answers that do not follow each other"
+        span = order.parts[0].place, span_of(order.parts[-1])[1]
+        return pack_span(Tag.PARTIAL, key, span, self._combine(bytes(content_of(part)) for part in order.parts))
 
     def _at_sender(self, frame: Frame) -> None:
         sender = self.sender
         sender.frames["received"] += 1
+        sender.received_bytes += len(frame.body)
         for note in parse_notes(frame):
             answers, region = sender.answers[note.number], self._regions[note.number]
             if note.tag in (Tag.LAST, Tag.DONE):
@@ -292,5 +340,8 @@ class Fabric:
                     if any(start <= host < stop for start, stop in lost.hosts):
                         answers.setdefault(place, Tag.LOST)
             else:
-                assert answers.get(note.place, Tag.LOST) is Tag.LOST, f"place {note.place} answered twice"
-                answers[note.place] = note.tag
+                for place in range(*span_of(note)):
+                    assert answers.get(place, Tag.LOST) is Tag.LOST, f"place {place} answered twice"
+                    answers[place] = note.tag
+                if note.tag in (Tag.RESULT, Tag.PARTIAL):
+                    sender.parts[note.number][note.place] = bytes(content_of(note))

@@ -39,7 +39,7 @@ __all__ = [
 Spans = tuple[tuple[int, int], ...]
 """Whole numbers as half-open intervals, sorted and apart: ranks of hosts, which mostly follow each other."""
 
-_HEAD = struct.Struct("<BBQIIIHII")  # kind, flags, origin, root, low, high, sizes of target, waits and hosts
+_HEAD = struct.Struct("<BBQIIIHIII")  # kind, flags, origin, root, low, high, sizes of target, waits, hosts, functions
 _SPAN = struct.Struct("<II")
 _NOTE = struct.Struct("<BQQIIH")
 _TARGET = struct.Struct("<QqBB")
@@ -67,6 +67,8 @@ class Tag(enum.IntEnum):
     LOST = 6  # the same for all procs of some hosts, see `Lost`
     LAST = 7  # all answers from here have been given
     DONE = 8  # all actors behind here have handled it
+    PARTIAL = 9  # the answers of some places that follow each other, combined; see `wire.reductions`
+    VOID = 10  # such places have answered, but the call fails, and what they said goes nowhere
 
 
 _TAGS = {int(tag): tag for tag in Tag}
@@ -105,6 +107,7 @@ class Cast:
         waits: ranks of procs that are to wait for a BEFORE mark with this cast's number.
         actor: number of the actor.
         body, buffers: of the frame that each proc is to get.
+        functions: with which procs combine the answers on their way up; empty where they do not.
     """
 
     kind: Kind
@@ -121,6 +124,7 @@ class Cast:
     actor: int
     body: Buffer
     buffers: Sequence[Buffer] = ()
+    functions: Buffer = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,11 +197,12 @@ def pack_cast(cast: Cast) -> Frame:
     parts = (
         _HEAD.pack(
             *(cast.kind, cast.answered | cast.limited << 1, cast.origin, cast.root, cast.low, cast.high),
-            *(len(cast.target), len(waits), len(spans)),
+            *(len(cast.target), len(waits), len(spans), len(cast.functions)),
         ),
         cast.target,
         struct.pack(f"<{len(waits)}I", *waits),
         b"".join(_SPAN.pack(*span) for span in spans),
+        cast.functions,
         cast.body,
     )
     return Frame(Kind.CAST, cast.actor, cast.number, b"".join(parts), cast.buffers)
@@ -211,7 +216,8 @@ def parse_cast(frame: Frame) -> Cast:
     """
     view = memoryview(frame.body)
     try:
-        kind, flags, origin, root, low, high, target_bytes, num_waits, num_spans = _HEAD.unpack_from(view)
+        kind, flags, origin, root, low, high, *sizes = _HEAD.unpack_from(view)
+        target_bytes, num_waits, num_spans, functions_bytes = sizes
         at = _HEAD.size
         target = bytes(view[at : at + target_bytes])
         at += target_bytes
@@ -219,8 +225,12 @@ def parse_cast(frame: Frame) -> Cast:
         at += 4 * num_waits
         ends = struct.unpack_from(f"<{2 * num_spans}I", view, at)
         at += _SPAN.size * num_spans
+        functions = bytes(view[at : at + functions_bytes])
+        at += functions_bytes
     except struct.error as error:
         raise FrameError(f"a cast ends early: {error}") from error
+    if at > len(view):
+        raise FrameError(f"a cast ends early: {len(view)} bytes of {at} and more")
     if kind not in _CARRIED:
         raise FrameError(f"a cast of kind {kind}")
     hosts = tuple(zip(ends[::2], ends[1::2], strict=True))
@@ -241,6 +251,7 @@ def parse_cast(frame: Frame) -> Cast:
         actor=frame.dest,
         body=view[at:],
         buffers=frame.buffers,
+        functions=functions,
     )
 
 

@@ -75,6 +75,7 @@ class Kind(enum.IntEnum):
     CAST = 20  # one message to many procs: dest = actor id, reply = its number, see wire.casts
     NOTES = 21  # answers to casts, and other news of them
     MARK = 22  # where casts come among the frames of a channel: dest = a `wire.casts.Mark`, reply = a cast's number
+    REDUCE = 23  # combine answers to a cast: dest = its sender, reply = its number, see wire.reductions
 
 
 _KINDS = {int(kind): kind for kind in Kind}

@@ -55,6 +55,7 @@ _BODIES = st.binary(max_size=40)
     _U64,
     _BODIES,
     st.lists(_BODIES, max_size=3),
+    _BODIES,
 )
 def test_a_cast_is_read_as_it_was_written(
     kind: Kind,
@@ -69,6 +70,7 @@ def test_a_cast_is_read_as_it_was_written(
     actor: int,
     body: bytes,
     buffers: list[bytes],
+    functions: bytes,
 ) -> None:
     cast = Cast(
         kind,
@@ -85,6 +87,7 @@ def test_a_cast_is_read_as_it_was_written(
         actor,
         body,
         tuple(buffers),
+        functions,
     )
     assert parse_cast(pack_cast(cast)) == cast
 

@@ -1,0 +1,119 @@
+"""How the results of a call become one value: at the caller, and in procs that combine those of others.
+
+A proc combines on a thread of its own for each order: user code must not run where the I/O is driven, and one that
+waits for another reduction must not stand in its way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from monarch_hpc.actor.aim import OpenCast
+from monarch_hpc.actor.context import ProcInfo
+from monarch_hpc.actor.local import Line
+from monarch_hpc.actor.payload import pack_failure, pack_result
+from monarch_hpc.core.errors import FrameError, TransportError
+from monarch_hpc.wire.casts import Note, Tag, pack_notes
+from monarch_hpc.wire.frames import Frame, Kind
+from monarch_hpc.wire.obstacle import refusal
+from monarch_hpc.wire.reductions import Order, content_of, pack_span, parse_order, span_of
+from monarch_hpc.wire.serializer import dumps, loads
+
+__all__ = ["Folding", "combine", "take_part"]
+
+A = TypeVar("A")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Folding(Generic[A, R]):
+    """What makes one value of many.
+
+    Attributes:
+        identity: to begin with; neutral for *merge*.
+        combine: takes what there is and one result.
+        merge: takes what came of two ranges of ranks, the second right behind the first.
+    """
+
+    identity: A
+    combine: Callable[[A, R], A]
+    merge: Callable[[A, A], A]
+
+    def fold(self, parts: Iterable[tuple[bool, Any]]) -> A:
+        """One value of *parts*, which are in the order of ranks: whether it came of many, and the value itself."""
+        value = self.identity
+        for merged, part in parts:
+            value = self.merge(value, part) if merged else self.combine(value, part)
+        return value
+
+    def pack(self) -> bytes:
+        """Serialize it, so that procs can combine.
+
+        Raises:
+            TypeError: a part of it cannot be pickled; it names which.
+        """
+        try:
+            body, buffers = dumps((self.identity, self.combine, self.merge))
+            return dumps((body, tuple(bytes(buffer) for buffer in buffers)))[0]
+        except Exception as error:  # pickling runs user code
+            parts = {"identity": self.identity, "combine": self.combine, "merge": self.merge}
+            raise refusal(parts, error) from error
+
+
+def take_part(cast: OpenCast, note: Note) -> None:
+    """Take the answers of many places as one, or the news that their content goes nowhere.
+
+    Raises:
+        FrameError: the cast has no such places, or is not reduced.
+    """
+    start, end = span_of(note)
+    if cast.reduce is None or end > len(cast.aim.region):
+        raise FrameError(f"a part of a reduction for the places from {start} up to {end}")
+    fresh = cast.left.intersection(range(start, end))
+    cast.left -= fresh
+    cast.excused -= fresh
+    if fresh:
+        whole = note.tag is Tag.PARTIAL and len(fresh) == end - start
+        cast.reduce.take(fresh, Frame(Kind.RESULT, 0, 0, content_of(note), note.buffers) if whole else None)
+
+
+def combine(agent: Line, frame: Frame, info: ProcInfo) -> None:
+    """Combine what the agent has ordered, and give it back, soon.
+
+    Raises:
+        FrameError: it is no order.
+    """
+    order = parse_order(frame)
+    threading.Thread(target=_combine, args=(agent, order, info), name="monarch-reduction", daemon=True).start()
+
+
+def _combine(agent: Line, order: Order, info: ProcInfo) -> None:
+    key = order.origin, order.number
+    where = f"proc {info.rank} on {info.host}, which combined results"
+    span = order.parts[0].place, span_of(order.parts[-1])[1]
+    try:
+        body, buffers = pack_result(_fold(order))
+        note = pack_span(Tag.PARTIAL, key, span, body, buffers)
+    except BaseException as error:  # noqa: BLE001 user code; whatever it is, the caller waits for it
+        note = _failure(key, where, error)
+    with contextlib.suppress(TransportError):  # without its agent a proc ends
+        try:
+            agent.send(pack_notes([note]))
+        except FrameError as error:
+            agent.send(pack_notes([_failure(key, where, error)]))
+
+
+def _fold(order: Order) -> object:
+    inner: Any = loads(order.functions)
+    functions: Any = loads(*inner)
+    folding: Folding[object, object] = Folding(*functions)
+    return folding.fold((part.tag is Tag.PARTIAL, loads(content_of(part), part.buffers)) for part in order.parts)
+
+
+def _failure(key: tuple[int, int], where: str, error: BaseException) -> Note:
+    body, buffers = pack_failure(where, error)
+    return Note(Tag.FAILURE, *key, 0, body, buffers)

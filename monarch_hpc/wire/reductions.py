@@ -1,0 +1,91 @@
+"""What travels where the answers to a cast are combined on their way up: orders to a proc, and what it made of them.
+
+An order is the functions of the caller and the answers to combine, as opaque to the agent that gives it as all else
+that procs say. The parser is total: any bytes give an `Order` or a `FrameError`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from monarch_hpc.core.errors import FrameError
+from monarch_hpc.wire.casts import Note, Tag, pack_notes, parse_notes
+from monarch_hpc.wire.frames import Buffer, Frame, Kind
+
+__all__ = ["Order", "content_of", "pack_order", "pack_span", "parse_order", "span_of"]
+
+_SIZE = struct.Struct("<I")
+_SPANNING = frozenset({Tag.PARTIAL, Tag.VOID})
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Answers that a proc is to combine.
+
+    Attributes:
+        functions: identity, combine and merge, see `actor.reduction.Folding`.
+        parts: RESULT and PARTIAL notes, in the order of their places, without a gap between them.
+    """
+
+    origin: int
+    number: int
+    functions: Buffer
+    parts: Sequence[Note]
+
+
+def pack_span(
+    tag: Tag, key: tuple[int, int], span: tuple[int, int], body: Buffer = b"", buffers: Sequence[Buffer] = ()
+) -> Note:
+    """A note about the places from the first up to, and not including, the second of *span*.
+
+    Args:
+        key: sender and number of the cast.
+    """
+    return Note(tag, *key, span[0], b"".join((_SIZE.pack(span[1]), body)), buffers)
+
+
+def span_of(note: Note) -> tuple[int, int]:
+    """The places that a note is about.
+
+    Raises:
+        FrameError: it does not say so.
+    """
+    if note.tag not in _SPANNING:
+        return note.place, note.place + 1
+    end = _SIZE.unpack_from(note.body)[0] if len(note.body) >= _SIZE.size else 0
+    if end <= note.place:
+        raise FrameError(f"a note about the places from {note.place} up to {end}")
+    return note.place, end
+
+
+def content_of(note: Note) -> Buffer:
+    """The body of a note without what `pack_span` put in front of it."""
+    return memoryview(note.body)[_SIZE.size :] if note.tag in _SPANNING else note.body
+
+
+def pack_order(order: Order) -> Frame:
+    """Render *order*; bodies are copied, buffers are not."""
+    notes = pack_notes(order.parts)
+    body = b"".join((_SIZE.pack(len(order.functions)), order.functions, notes.body))
+    return Frame(Kind.REDUCE, order.origin, order.number, body, notes.buffers)
+
+
+def parse_order(frame: Frame) -> Order:
+    """Read what `pack_order` gave.
+
+    Raises:
+        FrameError: it is none.
+    """
+    view = memoryview(frame.body)
+    size = _SIZE.unpack_from(view)[0] if len(view) >= _SIZE.size else len(view)
+    begin = _SIZE.size + size
+    if begin > len(view):
+        raise FrameError(f"an order to combine answers ends early: {len(view)} bytes")
+    parts = parse_notes(Frame(Kind.NOTES, 0, 0, view[begin:], frame.buffers))
+    for part in parts:
+        span_of(part)
+    if not parts or any(part.tag not in (Tag.RESULT, Tag.PARTIAL) for part in parts):
+        raise FrameError("an order to combine something else than answers")
+    return Order(frame.dest, frame.reply, view[_SIZE.size : begin], parts)
