@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import signal
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 import monarch_hpc
-from monarch_hpc import ActorDied, ActorMesh, HostMesh, ProcMesh
+from monarch_hpc import Accumulator, ActorDied, ActorMesh, DeliveryUnknown, HostMesh, MeshError, ProcMesh
 from monarch_hpc.testing import wait_until
 from tests.system.casting import NUM, NUM_HOSTS, PATIENCE_S, PER_HOST, Log, casting
 from tests.system.controlling import controlled, settle
@@ -46,6 +47,20 @@ def test_the_death_of_an_agent_in_the_middle_ends_no_more_than_it_must(hosts: Ho
     assert last.get(PATIENCE_S) in (1, 2)
     assert behind.read.call_one().get(PATIENCE_S)[-1] == "after"
     assert list(logs.slice(hosts=slice(2, 5)).rank.call().get(PATIENCE_S).values()) == list(range(4, NUM))
+
+
+def test_the_death_of_an_agent_ends_a_reduction_and_no_other(hosts: HostMesh, procs: ProcMesh) -> None:
+    some, ends = procs.slice(hosts=slice(0, None, 2)), slice(0, None, 2)
+    logs, others = some.spawn("log", Log), some.spawn("other", Log)
+    total = Accumulator(logs.rank, 0, operator.add, merge=operator.add)
+    assert total.accumulate().get(PATIENCE_S) == 0 + 1 + 4 + 5 + 8 + 9
+    waiting = Accumulator(logs.wait_unless, 0, operator.add, merge=operator.add).accumulate(-1, "ends")
+    os.kill(hosts.entries[2].pid, signal.SIGKILL)
+    others.slice(hosts=ends).open.call("ends").get(PATIENCE_S)
+    with pytest.raises((ActorDied, DeliveryUnknown, MeshError)):
+        waiting.get(PATIENCE_S)
+    left = Accumulator(logs.slice(hosts=ends).rank, 0, operator.add, merge=operator.add)
+    assert left.accumulate().get(PATIENCE_S) == 0 + 1 + 8 + 9
 
 
 def wait_for_death(logs: ActorMesh[Log]) -> dict[monarch_hpc.Point, BaseException]:
