@@ -13,7 +13,11 @@ from monarch_hpc.transport.ucx.fabric import UcxFabric
 from monarch_hpc.transport.ucx.lane import UcxLane
 from monarch_hpc.wire.frames import Buffer, Frame, Kind
 
-__all__ = ["Introduction"]
+__all__ = ["FIRST_S", "Introduction"]
+
+FIRST_S = 0.05
+"""How long a channel is left to its first frames. UCX takes 30 ms of CPU in each process that starts it: where eight
+start at once on two cores, the answers that their program waits for come first."""
 
 _ROLES = (Role.PROC, Role.CONTROLLER)
 """Who has something to send fast. Agents and commands do not, and are spared UCX's threads and memory."""
@@ -60,6 +64,8 @@ class Introduction:
 
     def begin(self) -> None:
         """Ask, if it is our turn and worth it."""
+        if self._over:
+            return
         if self._fabric is None:
             self._end("ucx is not in fabric.order, or this is no proc")
         elif self._dialed and self._channel.peer.role in _ROLES:
