@@ -102,7 +102,10 @@ class PeerChannel:
     def start(self) -> None:
         """Begin to read; called once, on the driver."""
         self._wire.start()
-        self._introducing = self._engine.call_later(FIRST_S, self._introduction.begin)
+        if self._introduction.asks:
+            self._introducing = self._engine.call_later(FIRST_S, self._introduction.begin)
+        else:
+            self._introduction.begin()
 
     @property
     def peer(self) -> Peer:

@@ -62,13 +62,18 @@ class Introduction:
         self._lane: UcxLane | None = None
         self._over = False
 
+    @property
+    def asks(self) -> bool:
+        """Whether this side speaks first, and has something to ask."""
+        return self._fabric is not None and self._dialed and self._channel.peer.role in _ROLES
+
     def begin(self) -> None:
         """Ask, if it is our turn and worth it."""
         if self._over:
             return
         if self._fabric is None:
             self._end("ucx is not in fabric.order, or this is no proc")
-        elif self._dialed and self._channel.peer.role in _ROLES:
+        elif self.asks:
             self._tell(Offer(self._own_ask(self._fabric)))
         elif self._dialed:
             self._end(f"{self._channel.peer.role.name.lower()}s use sockets")
