@@ -28,6 +28,10 @@ __all__ = ["Program", "ask_hosts", "block", "choose_logs", "done_future", "open_
 
 T = TypeVar("T")
 
+_GLANCE_S = 0.1
+"""A proc that was lost elsewhere so long ago, and is not lost to the program, lives: the kernel ends a dead one's
+sockets."""
+
 
 @runtime_checkable
 class Program(Protocol):
@@ -83,7 +87,13 @@ class _Deputy(Actor):
         """How a proc died, and whether it was asked to; None where nobody says so."""
         runtime, program = _program()
 
+        def look_again() -> None:
+            channel = runtime.node.channels.get(incarnation)
+            if channel is not None and channel.error is None:  # it lives: only the way to it from there is cut
+                port.send(None)
+
         def perform() -> None:
+            runtime.engine.call_later(_GLANCE_S, look_again)
             program.deaths.explain(
                 incarnation,
                 "",

@@ -164,7 +164,7 @@ def test_an_actor_that_fails(stage: Stage) -> None:
             raise ValueError("no disk")
 
     stage.procs.slice(hosts=0).spawn("broken", Broken)
-    assert row("broken[0]", endpoint="").state == "failed: its constructor raised ValueError: no disk"
+    row("broken[0]", endpoint="", state="failed: its constructor raised ValueError: no disk")
 
 
 def test_a_call_of_all_shows_who_has_not_answered(stage: Stage) -> None:
