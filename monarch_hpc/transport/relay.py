@@ -48,6 +48,8 @@ SILENCE_S = 10.0
 """After how long without a word the far end ends: several lost KEEPs, and shorter than a host's death takes."""
 
 _MAX_NOISE_BYTES = 2**16
+_MAX_WAITING = 16
+"""Records for the pipe; streams are read again when all of them have gone, or each would keep a window in memory."""
 _MAX_REASON_BYTES = 400
 _READ_BYTES = 2**16
 _HEAD = struct.Struct("<BII")
@@ -109,6 +111,7 @@ class Relay:
         self._in = bytearray()
         self._greeted = far
         self._out: deque[memoryview] = deque()
+        self._held = False  # a stream is not read from, because too much waits for the pipe
         for fd in (read_fd, write_fd):
             os.set_blocking(fd, False)
         self._heard_s = engine.clock()
@@ -167,7 +170,6 @@ class Relay:
             self._on_writable()
 
     def _on_writable(self, _mask: int = 0) -> None:
-        crowded = len(self._out) > 1
         try:
             while self._out:
                 sent = os.write(self._write_fd, self._out[0])
@@ -182,7 +184,8 @@ class Relay:
             self._engine.call_soon(lambda: self.close(reason))
             return
         self._engine.unwatch(self._write_fd)
-        if crowded:
+        if self._held:
+            self._held = False
             for stream in list(self._streams.values()):
                 self._watch(stream)
 
@@ -267,7 +270,10 @@ class Relay:
 
     def _watch(self, stream: _Stream) -> None:
         """Watch a stream's socket for what can be done with it now."""
-        read = stream.opened and stream.credit > 0 and len(self._out) < 16
+        read = stream.opened and stream.credit > 0
+        if read and len(self._out) >= _MAX_WAITING:
+            read = False
+            self._held = True
         write = not stream.opened or bool(stream.unsent)
         if (read, write) == stream.watched:
             return
