@@ -120,10 +120,13 @@ def test_a_host_without_power_fails_its_calls_and_the_next_run_goes_on_without_i
         write(
             held,
             "lost.py",
-            text.replace("time.sleep(600)", "time.sleep(600 * (monarch_hpc.context().proc.host == 'n3'))"),
+            text.replace(
+                "time.sleep(600)",
+                "print('asleep', flush=True); time.sleep(600 * (monarch_hpc.context().proc.host == 'n3'))",
+            ),
         ),
     )
-    until_said(run, "ready")
+    until_said(run, "asleep")  # before the call it would be a failure that no call reports
     held.lab.kill_host("n3")
     out, err = run.communicate(timeout=60)
     assert run.returncode == 0, err
