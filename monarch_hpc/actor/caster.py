@@ -75,6 +75,7 @@ class Caster:
         self._open: dict[int, OpenCast] = {}
         # Procs that may have been sent something directly since the last cast to them.
         self._direct = {*process.node.channels, process.own.incarnation}
+        self.sent = self._direct.add
         self._told: dict[int, int] = {}  # proc -> number of the last AFTER mark
         self._mourned: set[int] = set()  # procs whose death a cast has reported
 
@@ -122,7 +123,7 @@ class Caster:
             line.send(Frame(Kind.MARK, Mark.AFTER, after))
             self._told[incarnation] = after
         sent = line.send(frame, until_s)
-        self._direct.add(incarnation)
+        self.sent(incarnation)  # casts that follow must not overtake it
         return sent
 
     # ---- casts ----
@@ -227,11 +228,11 @@ class Caster:
         waits = []
         for incarnation in self._direct & aim.places.keys():
             proc = aim.proc(aim.places[incarnation])
+            self._direct.discard(incarnation)  # first: what another thread sends behind the mark is noted again
             with contextlib.suppress(TransportError):  # it is gone
                 if incarnation in self._process.node.channels or incarnation == self._process.own.incarnation:
                     self._process.line_to(proc).send(Frame(Kind.MARK, Mark.BEFORE, number))
                     waits.append(proc.rank)
-            self._direct.discard(incarnation)
         return tuple(waits)
 
     def _take_credit(self, actor: int, cost: int, end_s: float | None) -> bool:

@@ -71,9 +71,12 @@ class Casts:
 
     def direct(self, proc: ProcRef, line: Line, frame: Frame, until_s: float | None = None) -> bool:
         """Send a message to one proc; see `Line.send`."""
-        if self.caster is None:
-            return line.send(frame, until_s)
-        return self.caster.send(proc, line, frame, until_s)
+        if self.caster is not None:
+            return self.caster.send(proc, line, frame, until_s)
+        sent = line.send(frame, until_s)
+        if self.caster is not None:  # another thread has made it meanwhile
+            self.caster.sent(proc.incarnation)
+        return sent
 
     def cancel(self, cast: OpenCast | None) -> None:
         """Tell those who have not answered a cast that nobody waits for them any more."""
