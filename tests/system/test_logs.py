@@ -217,7 +217,8 @@ def test_an_actor_chooses_for_the_procs_that_it_was_given(procs: ProcMesh) -> No
         speakers.slice(hosts=0, gpus=0).hush.call_one(procs.slice(hosts=1)).get(PATIENCE_S)
         speakers.say.call("heard").get(PATIENCE_S)
         procs.stop().get(PATIENCE_S)
-        assert sorted(heard.until("r01 local0] heard")) == ["[w r00 local0] heard", "[w r01 local0] heard"]
+        wait_until("two lines", heard.lines, PATIENCE_S, accept=lambda lines: len(lines) == 2)
+        assert sorted(heard.lines()) == ["[w r00 local0] heard", "[w r01 local0] heard"]
 
 
 def test_choices_that_make_no_sense_are_refused(hosts: HostMesh, procs: ProcMesh) -> None:
