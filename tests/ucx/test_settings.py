@@ -80,4 +80,4 @@ def test_what_it_has_to_say_does_not_go_to_standard_output(path: str) -> None:
     silent = f"import os\nos.dup2(os.open('/dev/null', os.O_WRONLY), 2)\n{START}"
     said = run_python(silent, path, "{}", json.dumps({"UCX_TLS": "nonsense"}))
     assert set(json.loads(said)) == {"error"}
-    assert "UCX  ERROR" in run_python(START, path, "{}", json.dumps({"UCX_TLS": "nonsense"}))
+    assert "UCX  ERROR" in run_python(START, path, "{}", json.dumps({"UCX_TLS": "nonsense", "UCX_LOG_LEVEL": "error"}))
