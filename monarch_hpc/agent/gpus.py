@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-__all__ = ["own_block", "parse_gpus", "visible_gpus"]
+__all__ = ["GPU_VARIABLES", "own_block", "parse_gpus", "visible_gpus"]
+
+GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+"""What tells a process its GPUs."""
 
 # CUDA's variable first: Slurm sets it as seen from inside the step, after any renumbering by cgroups.
-_VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
-_DEFAULT_VARIABLE = "CUDA_VISIBLE_DEVICES"
+_VARIABLES = (*GPU_VARIABLES, "SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
+_DEFAULT_VARIABLE = GPU_VARIABLES[0]
 
 
 def parse_gpus(environment: Mapping[str, str]) -> tuple[str, list[str]] | None:
@@ -19,7 +22,7 @@ def parse_gpus(environment: Mapping[str, str]) -> tuple[str, list[str]] | None:
     for variable in _VARIABLES:
         text = environment.get(variable)
         if text is not None:
-            named = variable if variable.endswith("_VISIBLE_DEVICES") else _DEFAULT_VARIABLE
+            named = variable if variable in GPU_VARIABLES else _DEFAULT_VARIABLE
             return named, _parse_list(text)
     return None
 

@@ -24,6 +24,7 @@ from monarch_hpc.actor.fault import MeshFailure
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.payload import unpack_failure
 from monarch_hpc.actor.runtime import current_runtime
+from monarch_hpc.agent.gpus import GPU_VARIABLES
 from monarch_hpc.agent.grant import read_interfaces
 from monarch_hpc.agent.reap import Exit
 from monarch_hpc.agent.spawn import launch
@@ -37,7 +38,7 @@ from monarch_hpc.mesh.value import ValueMesh
 from monarch_hpc.transport.address import parse_address
 from monarch_hpc.wire.frames import Frame, Kind
 
-__all__ = ["GPU_VARIABLES", "Place", "environment_of", "run_script"]
+__all__ = ["Place", "environment_of", "run_script"]
 
 _GRACE_S = 10.0
 """What ranks get between SIGTERM and SIGKILL when another has failed: time for a small checkpoint. Those without a
@@ -46,8 +47,6 @@ handler for it end at once, also in the middle of a collective."""
 _SETTLE_S = 0.25
 """After the first failure, how long to wait for others before ranks are ended: when a rank is killed, others may
 notice, and report it, before its own proc does."""
-
-GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
 def run_script(procs: ProcMesh, script: str | os.PathLike[str], args: Sequence[str] = ()) -> Future[ValueMesh[int]]:

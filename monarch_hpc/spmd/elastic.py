@@ -13,9 +13,9 @@ from monarch_hpc.actor.context import context, current_rank
 from monarch_hpc.actor.endpoint import Actor, endpoint
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.runtime import current_runtime
+from monarch_hpc.agent.gpus import GPU_VARIABLES
 from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.mesh.proc import ProcMesh
-from monarch_hpc.mesh.script import GPU_VARIABLES
 from monarch_hpc.transport.address import parse_address
 
 __all__ = ["AddrType", "SPMDActor", "see_own_gpu", "setup_torch_elastic_env", "setup_torch_elastic_env_async"]
