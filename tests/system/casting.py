@@ -8,16 +8,18 @@ import threading
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 import monarch_hpc
-from monarch_hpc import Actor, endpoint
+from monarch_hpc import Actor, HostMesh, ProcMesh, endpoint
 from monarch_hpc.actor.caster import Caster
 from monarch_hpc.config.load import load
 from monarch_hpc.config.schema import Config
 from monarch_hpc.mesh.controller import Controller
 from monarch_hpc.testing import wait_until
+from tests.system.controlling import settle
 
-__all__ = ["NUM", "NUM_HOSTS", "PATIENCE_S", "PER_HOST", "Log", "caster", "casting", "until_over"]
+__all__ = ["NUM", "NUM_HOSTS", "PATIENCE_S", "PER_HOST", "Log", "caster", "casting", "procs", "until_over"]
 
 PATIENCE_S = 30.0
 NUM_HOSTS = 5
@@ -92,6 +94,14 @@ class Log(Actor):
     @endpoint
     def take(self, data: np.ndarray) -> None:
         self.lines.append(data.nbytes)
+
+
+@pytest.fixture(scope="module")
+def procs(hosts: HostMesh) -> ProcMesh:
+    """Two on each of the module's hosts."""
+    procs = hosts.spawn_procs(per_host={"gpus": PER_HOST})
+    settle(procs)
+    return procs
 
 
 def casting(**transport: int) -> Config:

@@ -12,21 +12,16 @@ import pytest
 import monarch_hpc
 from monarch_hpc import Accumulator, ActorDied, ActorMesh, DeliveryUnknown, HostMesh, MeshError, ProcMesh
 from monarch_hpc.testing import wait_until
-from tests.system.casting import NUM, NUM_HOSTS, PATIENCE_S, PER_HOST, Log, casting
-from tests.system.controlling import controlled, settle
+from tests.system.casting import NUM, NUM_HOSTS, PATIENCE_S, Log, casting, procs
+from tests.system.controlling import controlled
+
+__all__ = ["procs"]
 
 
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[HostMesh]:
     with controlled(casting(), NUM_HOSTS) as hosts:
         yield hosts
-
-
-@pytest.fixture(scope="module")
-def procs(hosts: HostMesh) -> ProcMesh:
-    procs = hosts.spawn_procs(per_host={"gpus": PER_HOST})
-    settle(procs)
-    return procs
 
 
 def test_the_death_of_an_agent_in_the_middle_ends_no_more_than_it_must(hosts: HostMesh, procs: ProcMesh) -> None:

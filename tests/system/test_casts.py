@@ -13,9 +13,11 @@ import pytest
 import monarch_hpc
 from monarch_hpc import Actor, ActorDied, ActorMesh, CallTimeout, HostMesh, MeshError, ProcMesh, endpoint
 from monarch_hpc.testing import wait_until
-from tests.system.casting import NUM, NUM_HOSTS, PATIENCE_S, PER_HOST, Log, caster, casting, until_over
-from tests.system.controlling import controlled, settle
+from tests.system.casting import NUM, NUM_HOSTS, PATIENCE_S, PER_HOST, Log, caster, casting, procs, until_over
+from tests.system.controlling import controlled
 from tests.system.test_backpressure import Memory
+
+__all__ = ["procs"]
 
 _MIB = 2**20
 _WINDOW_BYTES = 8 * _MIB
@@ -38,13 +40,6 @@ class Talker(Actor):
 def hosts() -> Iterator[HostMesh]:
     with controlled(casting(mailbox_bytes=_WINDOW_BYTES), NUM_HOSTS) as hosts:
         yield hosts
-
-
-@pytest.fixture(scope="module")
-def procs(hosts: HostMesh) -> ProcMesh:
-    procs = hosts.spawn_procs(per_host={"gpus": PER_HOST})
-    settle(procs)
-    return procs
 
 
 @pytest.fixture

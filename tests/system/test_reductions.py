@@ -16,8 +16,10 @@ import pytest
 import monarch_hpc
 from monarch_hpc import Accumulator, Actor, ActorDied, ActorMesh, CallTimeout, HostMesh, MeshError, ProcMesh, endpoint
 from monarch_hpc.testing import wait_until
-from tests.system.casting import NUM, NUM_HOSTS, PATIENCE_S, PER_HOST, caster, casting, until_over
-from tests.system.controlling import controlled, settle
+from tests.system.casting import NUM, NUM_HOSTS, PATIENCE_S, PER_HOST, caster, casting, procs, until_over
+from tests.system.controlling import controlled
+
+__all__ = ["procs"]
 
 
 class Worker(Actor):
@@ -73,13 +75,6 @@ def refuse(so_far: int, rank: int) -> int:
 def hosts() -> Iterator[HostMesh]:
     with controlled(casting(), NUM_HOSTS) as hosts:
         yield hosts
-
-
-@pytest.fixture(scope="module")
-def procs(hosts: HostMesh) -> ProcMesh:
-    procs = hosts.spawn_procs(per_host={"gpus": PER_HOST})
-    settle(procs)
-    return procs
 
 
 @pytest.fixture
