@@ -62,6 +62,9 @@ class Runtime(Replier, Mourner, Guardian):
     cells_drive: bool = True
     """Whether idle actors drive the engine; not beside a program, whose main thread is to drive it."""
 
+    is_program: bool = False
+    """Whether this process is the program itself, not a proc of it."""
+
     def __init__(self, engine: Engine, info: ProcInfo, recorder: Recorder | None = None) -> None:
         self.engine = engine
         self.info = info

@@ -18,6 +18,7 @@ from monarch_hpc.agent.bootstrap import KEY_BYTES
 from monarch_hpc.agent.grant import host_name, raise_file_limit, read_grant
 from monarch_hpc.agent.service import Post, Service
 from monarch_hpc.agent.settings import read_config
+from monarch_hpc.agent.start import DEFAULT_ENTRY
 from monarch_hpc.core.errors import ConfigError, MonarchError
 from monarch_hpc.core.hostlist import expand
 from monarch_hpc.transport.engine import Engine
@@ -126,7 +127,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--num-hosts", type=int, required=True)
     parser.add_argument("--local", action="store_true", help="all hosts are this machine: listen on loopback only")
     parser.add_argument("--lifeline", action="store_true", help="end when standard input ends, and clean up")
-    parser.add_argument("--entry", default="monarch_hpc.actor.process:main", help="what procs run")
+    parser.add_argument("--entry", default=DEFAULT_ENTRY, help="what procs run")
     return parser.parse_args(arguments)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from monarch_hpc.agent import bootstrap
 from monarch_hpc.agent.settings import write_config
 from monarch_hpc.agent.spawn import launch
+from monarch_hpc.agent.start import DEFAULT_ENTRY
 from monarch_hpc.agent.sweep import cookies, sweep
 from monarch_hpc.config import Config
 from monarch_hpc.core.clock import Deadline
@@ -31,12 +32,11 @@ _END_S = 15.0
 """Longest wait for agents to end; their own deadlines are shorter."""
 _SWEEP_S = 5.0
 _NUM_LAST_LINES = 20
-_DEFAULT_ENTRY = "monarch_hpc.actor.process:main"
 
 
 @contextlib.contextmanager
 def open_local(
-    num_hosts: int, config: Config, directory: Path | None = None, *, entry: str = _DEFAULT_ENTRY
+    num_hosts: int, config: Config, directory: Path | None = None, *, entry: str = DEFAULT_ENTRY
 ) -> Iterator[Path]:
     """Make an allocation of *num_hosts* hosts that all are this machine; yields its directory.
 

@@ -10,7 +10,10 @@ from dataclasses import dataclass, field
 from monarch_hpc.agent.sweep import COOKIE, HOST_COOKIE, RUN_COOKIE
 from monarch_hpc.config.schema import FabricConfig, LogsConfig, TransportConfig, UcxConfig, as_document, from_document
 
-__all__ = ["ProcOrder", "ProcStart", "parse_order", "proc_environment", "render_order"]
+__all__ = ["DEFAULT_ENTRY", "ProcOrder", "ProcStart", "parse_order", "proc_environment", "render_order"]
+
+DEFAULT_ENTRY = "monarch_hpc.mesh.process:main"
+"""What procs run, by its name: agents do not know what actors are."""
 
 # What tells an MPI or a Slurm client that it is a task of a step: the agent's step is not the proc's.
 _STEP_PREFIXES = ("PMI", "SLURM_STEP", "SLURM_PMI", "SLURM_SRUN_", "SLURM_CPU_BIND", "SLURM_MEM_BIND", "SLURM_GPU")

@@ -52,6 +52,7 @@ class Controller(Runtime):
     """One run's controller; made by the first use of `hosts()`."""
 
     cells_drive = False
+    is_program = True
     _instance: ClassVar[Controller | None] = None
     _instance_lock: ClassVar[threading.Lock] = threading.Lock()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self, cast
 
 from monarch_hpc.actor.context import context
 from monarch_hpc.actor.future import Future
@@ -14,7 +14,6 @@ from monarch_hpc.agent.binding import check_bindings
 from monarch_hpc.core.errors import AllocationError
 from monarch_hpc.core.shape import Extent, Region
 from monarch_hpc.mesh.command import BootstrapCommand, variables_of
-from monarch_hpc.mesh.controller import Controller
 from monarch_hpc.mesh.deputy import ask_hosts, block, done_future, start_procs, stop_procs
 from monarch_hpc.mesh.fleet import ProcPlan
 from monarch_hpc.mesh.here import proc_of
@@ -22,6 +21,9 @@ from monarch_hpc.mesh.proc import ProcMesh
 from monarch_hpc.mesh.setup import Bootstrap, run_bootstrap
 from monarch_hpc.mesh.view import MeshView
 from monarch_hpc.wire.messages import HostEntry
+
+if TYPE_CHECKING:
+    from monarch_hpc.mesh.controller import Controller
 
 __all__ = ["HostMesh", "hosts", "hosts_of", "this_host", "this_proc"]
 
@@ -177,12 +179,12 @@ class HostMesh(MeshView):
 
     def _program(self, verb: str) -> Controller:
         runtime = Runtime.current
-        if not self._owned or not isinstance(runtime, Controller):
+        if not self._owned or runtime is None or not runtime.is_program:
             raise RuntimeError(
                 f"{self!r} is not owned here: only the program can {verb} hosts, and only those that hosts() gave it; "
                 "this is a slice of them, or came in a message"
             )
-        return runtime
+        return cast("Controller", runtime)
 
     def __enter__(self) -> Self:
         return self
@@ -219,7 +221,7 @@ def hosts() -> HostMesh:
     runtime = _runtime()
     entries = list(ask_hosts(runtime).values())
     region = Region.whole(Extent(("hosts",), (len(entries),)))
-    return HostMesh(region, dict(enumerate(entries)), runtime.info.python, owned=isinstance(runtime, Controller))
+    return HostMesh(region, dict(enumerate(entries)), runtime.info.python, owned=runtime.is_program)
 
 
 def this_host() -> HostMesh:
@@ -261,7 +263,12 @@ def this_proc() -> ProcMesh:
 
 
 def _runtime() -> Runtime:
-    return Runtime.current or Controller.instance()
+    if Runtime.current is not None:
+        return Runtime.current
+    # Here, and not above: procs import `HostMesh` with their users' modules, and never what makes allocations.
+    from monarch_hpc.mesh.controller import Controller
+
+    return Controller.instance()
 
 
 def _binding(

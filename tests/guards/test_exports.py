@@ -10,6 +10,8 @@ import sys
 import click
 import pytest
 
+import monarch_hpc
+from monarch_hpc.agent.start import DEFAULT_ENTRY
 from monarch_hpc.cli.main import VERBS, cli
 from tests.guards.tree import Module, modules
 
@@ -48,6 +50,14 @@ def test_no_import_brings_a_heavy_package() -> None:
 def test_the_package_alone_brings_only_itself() -> None:
     loaded = loaded_by("import monarch_hpc")
     assert {name for name in loaded if name.startswith("monarch_hpc.")} == set()
+
+
+def test_procs_load_nothing_of_us_with_their_users_modules() -> None:
+    """What a module of actors names, the zygote has loaded: procs would take the time for it one by one."""
+    entry = f"import {DEFAULT_ENTRY.partition(':')[0]}"
+    of_programs = {"attach_to_workers", "run_worker_loop_forever"}
+    names = ", ".join(sorted(set(monarch_hpc.__all__) - of_programs))
+    assert loaded_by(f"{entry}\nfrom monarch_hpc import {names}") == loaded_by(entry)
 
 
 def test_help_imports_no_verb_and_no_configuration() -> None:
