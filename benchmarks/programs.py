@@ -117,6 +117,8 @@ class Program:
             argv = [str(python.parent / "dragon"), "-s", str(_ROOT / "benchmarks" / "actor_ends" / "__main__.py")]
         whole_env = {**os.environ, **env, "PYTHONPATH": str(_ROOT), "TMPDIR": str(self._folder)}
         whole_env["PATH"] = f"{python.parent}:{whole_env['PATH']}"
+        # Peers were compiled when they were installed; ours is when it first runs, if it may be.
+        whole_env.pop("PYTHONDONTWRITEBYTECODE", None)
         with socket.socket(socket.AF_UNIX) as control, open(self._folder / "output", "wb") as output:
             control.bind(path)
             control.listen()

@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections import deque
 from pathlib import Path
 
 import monarch_hpc
 from benchmarks.actor_ends.end import Blocking, Worker, timed, wait_asleep
-from monarch_hpc import Actor, ActorDied, ActorMesh, HostMesh, ProcMesh, endpoint
+from monarch_hpc import Actor, ActorDied, ActorMesh, Future, HostMesh, ProcMesh, endpoint
 
 __all__ = ["OurEnd"]
+
+_WINDOW = 256
+"""Calls under way at a time: while a caller only sends, for longer than a millisecond, threads take turns with it."""
 
 
 class _Echo(Actor):
@@ -70,8 +74,13 @@ class OurEnd(Blocking):
         return self._every.echo.call(value).get()
 
     def pipeline(self, num: int) -> float:
+        open_calls: deque[Future[object]] = deque()
         begun_s = time.perf_counter()
-        for future in [self._first.echo.call_one(number) for number in range(num)]:
+        for number in range(num):
+            open_calls.append(self._first.echo.call_one(number))
+            if len(open_calls) == _WINDOW:
+                open_calls.popleft().get()
+        for future in open_calls:
             future.get()
         return time.perf_counter() - begun_s
 
