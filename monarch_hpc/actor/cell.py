@@ -237,7 +237,7 @@ class Cell:
         else:
             self._journal.end()
             if slot:
-                self._process.reply(channel, slot, value)
+                self._process.reply(channel, slot, value, self.where, method)
         self._busy = False
         if slot >= LIMITED:
             recalls.over(channel, slot)
@@ -284,9 +284,9 @@ class Cell:
             channel.consumed(self._actor, cost)
         self._process.reply_failure(channel, slot, self.where, CallTimeout(self.where, (), limit_s))
 
-    def succeed(self, channel: Line, slot: int, value: object) -> None:
+    def succeed(self, channel: Line, slot: int, method: str, value: object) -> None:
         """Give a caller the result."""
-        self._process.reply(channel, slot, value)
+        self._process.reply(channel, slot, value, self.where, method)
 
     def fail(self, channel: Line, slot: int, method: str, error: BaseException) -> None:
         """Give a caller the exception; where nobody waits, the actor dies of it."""

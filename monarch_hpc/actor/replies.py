@@ -30,17 +30,17 @@ class Replier:
         body, buffers = pack_fault(actor, failure)
         self.answer(channel, Frame(Kind.FAILURE, 0, owner, body, buffers))
 
-    def reply(self, channel: Line, slot: int, value: object) -> None:
-        """Answer a call."""
+    def reply(self, channel: Line, slot: int, value: object, where: str = "", method: str = "") -> None:
+        """Answer a call.
+
+        Args:
+            where, method: the actor in words and its endpoint, for a result that cannot travel.
+        """
         try:
             body, buffers = pack_result(value)
-        except TypeError as error:
-            self.reply_failure(channel, slot, self.info.host, error)
-            return
-        try:
             self.answer(channel, Frame(Kind.RESULT, slot, 0, body, buffers))
-        except FrameError as error:
-            self.reply_failure(channel, slot, self.info.host, error)
+        except (TypeError, FrameError) as error:
+            self.reply_failure(channel, slot, f"{where or self.info.host}, endpoint {method}", error)
 
     def reply_failure(self, channel: Line, slot: int, where: str, error: BaseException) -> None:
         """Answer a call with an exception."""

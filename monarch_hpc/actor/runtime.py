@@ -25,7 +25,7 @@ from monarch_hpc.actor.recall import LIMITED, limited
 from monarch_hpc.actor.reference import ProcRef
 from monarch_hpc.actor.replies import Replier
 from monarch_hpc.actor.wards import Wards
-from monarch_hpc.core.errors import ActorError, DeliveryUnknown, FrameError, TransportError
+from monarch_hpc.core.errors import ActorDied, ActorError, DeliveryUnknown, FrameError, PeerLost, TransportError
 from monarch_hpc.core.shape import Region
 from monarch_hpc.telemetry.recorder import Recorder
 from monarch_hpc.transport.api import Channel
@@ -136,18 +136,26 @@ class Runtime(Replier, Mourner, Guardian):
             region: which procs of their mesh these are; many may be told through the agents.
 
         Raises:
-            TransportError: a proc cannot be reached.
+            ActorDied: a proc is gone.
         """
         self.wards.add(actor, owner, name, procs)
         frame = Frame(Kind.SPAWN, actor, owner, body, buffers)
         try:
-            lines = [self.line_to(proc) for proc in procs.values()]
+            lines = [self._line_for_spawn(rank, proc) for rank, proc in procs.items()]
             if region is None or owner or not self.casts.spawn(region, procs, actor, body, buffers):
                 for proc, line in zip(procs.values(), lines, strict=True):
                     self.casts.direct(proc, line, frame)
         except BaseException:
             self.wards.remove(actor)
             raise
+
+    def _line_for_spawn(self, rank: int, proc: ProcRef) -> Line:
+        try:
+            return self.line_to(proc)
+        except TransportError as error:
+            raise ActorDied(
+                f"proc {rank} on {proc.host}", error.reason if isinstance(error, PeerLost) else str(error)
+            ) from error
 
     def stop(self, proc: ProcRef, actor: int, answer: Answer | None = None) -> None:
         """End an actor after what is queued for it; *answer* is told when it has cleaned up.

@@ -23,7 +23,7 @@ class CellProcess(Protocol):
     cells_drive: bool
     recorder: Recorder
 
-    def reply(self, channel: Line, slot: int, value: object) -> None:
+    def reply(self, channel: Line, slot: int, value: object, where: str = "", method: str = "") -> None:
         """Answer a call."""
         ...
 

@@ -29,7 +29,7 @@ class TurnTaker(Protocol):
     where: str
     ending: bool
 
-    def succeed(self, channel: Line, slot: int, value: object) -> None:
+    def succeed(self, channel: Line, slot: int, method: str, value: object) -> None:
         """Give a caller the result."""
         ...
 
@@ -128,7 +128,7 @@ class Turn:
     def succeed(self, value: object) -> None:
         """Answer with *value*, if there was no answer yet."""
         if self._claim() and self._slot:
-            self._taker.succeed(self._channel, self._slot, value)
+            self._taker.succeed(self._channel, self._slot, self._marked.__name__, value)
 
     def refuse(self, error: BaseException) -> None:
         """Answer with *error*, if there was no answer yet; that nobody waits for it is no failure."""

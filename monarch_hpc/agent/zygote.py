@@ -233,7 +233,7 @@ def _settle(order: ProcOrder, start: ProcStart, agent_pid: int) -> None:
     # Fresh objects: those of the zygote remember that they were made on a file, and seek.
     sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
     sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
-    faulthandler.enable()
+    faulthandler.enable(all_threads=False)  # the thread that did it: few lines are kept of the dead
     if "numpy" in sys.modules:
         # A fork copies the state of its generator: all procs would draw the same numbers.
         importlib.import_module("numpy.random").seed()

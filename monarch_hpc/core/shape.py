@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -24,6 +25,9 @@ class Extent:
         if type(self.labels) is not tuple or type(self.sizes) is not tuple:  # lists, of moved programs
             object.__setattr__(self, "labels", tuple(self.labels))
             object.__setattr__(self, "sizes", tuple(self.sizes))
+        if any(type(size) is not int for size in self.sizes):  # NumPy's are as good
+            sizes = map(_whole, self.labels, self.sizes)
+            object.__setattr__(self, "sizes", tuple(sizes))
         if len(self.labels) != len(self.sizes):
             raise ValueError(f"{len(self.labels)} labels for {len(self.sizes)} sizes")
         if len(set(self.labels)) != len(self.labels):
@@ -259,6 +263,13 @@ class Region:
         for coordinate, size in zip(coordinates, self.extent.sizes, strict=True):
             rank = rank * size + coordinate
         return rank
+
+
+def _whole(label: str, size: object) -> int:
+    try:
+        return operator.index(size)  # type: ignore[arg-type]  # that is the question
+    except TypeError:
+        raise TypeError(f"dimension {label!r} has size {size!r}; give a whole number") from None
 
 
 def _split(label: str, size: int, parts: tuple[str, ...], given: Mapping[str, int]) -> Extent:

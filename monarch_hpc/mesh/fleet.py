@@ -18,7 +18,7 @@ from monarch_hpc.transport.engine import Engine
 from monarch_hpc.wire import messages
 from monarch_hpc.wire.messages import HostEntry, Message
 
-__all__ = ["Fleet", "Outcome", "Owner", "ProcPlan", "Started"]
+__all__ = ["Fleet", "Outcome", "Owner", "ProcPlan", "Started", "number_in_program"]
 
 _REPORT_S = 5.0
 """Beyond its own deadline, how long a host may take to report that it is done."""
@@ -94,6 +94,15 @@ class _Mesh:
         return len(self.plan.hosts) * self.plan.per_host
 
 
+_MEMBER_SHIFT = 20
+"""A million meshes for each program of a run."""
+
+
+def number_in_program(mesh: int) -> int:
+    """The place of a mesh among those of its program: 1 for the first."""
+    return mesh & ((1 << _MEMBER_SHIFT) - 1)
+
+
 class Fleet:
     """Keeps the meshes of procs by number. `start` and `stop` may come from any thread, all else on the driver.
 
@@ -155,7 +164,7 @@ class Fleet:
         if owner is not None and owner.proc in self._dead:
             done(SpawnError("its hosts", "the proc of its owner has ended"))
             return
-        number = self.member << 20 | next(self._numbers)
+        number = self.member << _MEMBER_SHIFT | next(self._numbers)
         mesh = self._meshes[number] = _Mesh(number, plan, owner, done)
         self.names[number] = plan.name
         self._engine.call_later(config.start_s + _REPORT_S, lambda: self._give_up(mesh))

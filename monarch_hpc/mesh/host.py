@@ -15,7 +15,7 @@ from monarch_hpc.core.errors import AllocationError
 from monarch_hpc.core.shape import Extent, Region
 from monarch_hpc.mesh.command import BootstrapCommand, variables_of
 from monarch_hpc.mesh.deputy import ask_hosts, block, done_future, start_procs, stop_procs
-from monarch_hpc.mesh.fleet import ProcPlan
+from monarch_hpc.mesh.fleet import ProcPlan, number_in_program
 from monarch_hpc.mesh.here import proc_of
 from monarch_hpc.mesh.proc import ProcMesh
 from monarch_hpc.mesh.setup import Bootstrap, run_bootstrap
@@ -144,7 +144,9 @@ class HostMesh(MeshView):
             block(runtime, stop_procs(runtime, started.mesh, name, "its bootstrap failed"))
             raise
         region = Region.whole(extent)
-        return ProcMesh(name or f"procs{started.mesh}", started.mesh, region, started.procs, runtime, owned=True)
+        return ProcMesh(
+            name or f"procs{number_in_program(started.mesh)}", started.mesh, region, started.procs, runtime, owned=True
+        )
 
     def stop(self, reason: str = "") -> Future[None]:
         """End all procs of this program; the hosts can be used again.

@@ -97,7 +97,7 @@ class ProcMesh(MeshView):
         try:
             self._runtime.spawn(name, actor, context().actor, dict(enumerate(self.procs)), body, buffers, self._region)
         except TransportError as error:
-            raise ActorDied(f"a proc of {self!r}", str(error)) from error
+            raise ActorDied(f"a proc of {self._name}", str(error)) from error
         return ActorMesh(name, actor, cls, self._region, self._procs)
 
     @property

@@ -39,7 +39,7 @@ def main(argv: list[str]) -> None:
     os.set_inheritable(told_fd, False)
     where, text, path, parent = _read(order_fd)
     _end_with(parent)
-    faulthandler.enable()
+    faulthandler.enable(all_threads=False)  # the thread that did it: few lines are kept of the dead
     sys.argv = argv[2:]
     sys.path[:] = [os.path.dirname(script), *path]
     # This host may not have the file, or an older one: tracebacks are to show what runs.

@@ -177,6 +177,14 @@ def test_a_split_that_makes_no_sense_says_why(arguments: dict[str, Any], words: 
         mesh.split(**arguments)
 
 
+def test_sizes_are_whole_numbers_of_any_kind() -> None:
+    sizes: list[Any] = [np.int64(2), "2", 2.0, None]
+    assert type(Extent.of({"gpus": sizes[0]}).sizes[0]) is int
+    for size in sizes[1:]:
+        with pytest.raises(TypeError, match=r"dimension 'gpus' has size .*; give a whole number"):
+            Extent.of({"gpus": size})
+
+
 def test_names_stay_unique() -> None:
     mesh = hosts(Region.whole(Extent.of({"hosts": 6, "gpus": 2})))
     with pytest.raises(ValueError, match="repeat"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import io
 import os
 import signal
@@ -95,6 +96,10 @@ class Probe(Actor):
     @endpoint
     def leave(self, code: int) -> None:
         sys.exit(code)
+
+    @endpoint
+    def crash(self) -> None:
+        ctypes.string_at(0)
 
     @endpoint
     def say(self, text: str) -> None:
@@ -233,8 +238,9 @@ def test_what_cannot_be_pickled_fails_that_call_alone(probes: ActorMesh[Probe]) 
     with pytest.raises(monarch_hpc.ActorFailed, match="could not travel") as caught:
         one.odd.call_one().get(_PATIENCE_S)
     assert caught.value.type_name == "_Odd"
-    with pytest.raises(TypeError, match="the result, a lock, cannot be sent"):
+    with pytest.raises(TypeError, match="the result, a lock, cannot be sent") as refused:
         one.lock.call_one().get(_PATIENCE_S)
+    assert "on local0, endpoint lock; remote traceback" in refused.value.__notes__[0]
     with pytest.raises(TypeError, match="pickle"):
         one.add.call_one(threading.Lock())
     assert one.add.call_one(0).get(_PATIENCE_S) == 10
@@ -324,8 +330,15 @@ def test_a_killed_proc_fails_its_calls_with_the_cause_and_spares_the_others(host
             mesh.add.call(1).get(_PATIENCE_S)
         survivor = procs.slice(hosts=0).spawn("survivor", Probe)
         assert survivor.slice(gpus=0).add.call_one(1).get(_PATIENCE_S) == 1
-        with pytest.raises(ActorDied):
+        with pytest.raises(ActorDied, match=r"proc 1 on local1 died: signal 9"):
             procs.spawn("nowhere", Probe)
+
+
+def test_of_a_crash_the_line_that_did_it_is_told(hosts: HostMesh) -> None:
+    with hosts.slice(hosts=0).spawn_procs() as procs, pytest.raises(ActorDied, match=r"signal 11") as caught:
+        procs.spawn("crasher", Probe).crash.call_one().get(_PATIENCE_S)
+    assert "Segmentation fault" in str(caught.value)
+    assert "in crash" in str(caught.value)
 
 
 def test_an_actor_that_exits_ends_its_proc_with_the_code(hosts: HostMesh) -> None:
