@@ -9,7 +9,6 @@ from typing import TypedDict
 
 from monarch_hpc.agent.bootstrap import Ready, check_allocation, read_key
 from monarch_hpc.agent.grant import choose_interfaces, raise_file_limit, read_interfaces
-from monarch_hpc.agent.relay import SlurmRelay
 from monarch_hpc.agent.segments import find_segments
 from monarch_hpc.agent.settings import read_config
 from monarch_hpc.config.schema import Config
@@ -71,6 +70,8 @@ def attach(
     config = read_config(directory)
     relay = None
     if ready.job_id is not None and "relay" in config.fabric.order:
+        from monarch_hpc.agent.relay import SlurmRelay  # it loads what speaks to Slurm
+
         relay = SlurmRelay(engine, ready.job_id, ready.hosts[0], config.agent.python, directory / "ended.json")
     identity = Identity(ready.allocation, role, platform.node(), new_incarnation())
     if role is Role.CONTROLLER:

@@ -25,7 +25,6 @@ from monarch_hpc.agent.task import peer_uid
 from monarch_hpc.agent.zygote import FDS_PER_PROC, LENGTH, render, versions
 from monarch_hpc.agent.zygotes import Problem, Spawned
 from monarch_hpc.config import FlagValue
-from monarch_hpc.slurm.argv import mpi_step_argv, scrubbed
 from monarch_hpc.transport.engine import Engine
 from monarch_hpc.wire.messages import SpawnProcs
 
@@ -154,6 +153,9 @@ class _Muster:
 
     def start(self, reaper: Reaper) -> None:
         """Start the step, for all hosts of the mesh."""
+        # Here: few meshes need a step, and what speaks to Slurm is a sixth of what an agent would load.
+        from monarch_hpc.slurm.argv import mpi_step_argv, scrubbed
+
         settings, order = self._settings, self._order
         assert settings.job_id is not None
         command = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -220,9 +221,10 @@ class Config:
     run: RunConfig
 
 
+@functools.cache
 def known_keys() -> Mapping[str, object]:
     """Return the type of every key, by dotted key."""
-    return dict(_keys_of(Config, ""))
+    return types.MappingProxyType(dict(_keys_of(Config, "")))
 
 
 def convert(key: str, value: object, kind: object, source: str) -> object:
@@ -297,8 +299,14 @@ def from_document(section: Callable[..., _Section], document: object, source: st
     return _build(section, "", values)
 
 
+@functools.cache
+def _hints(section: Callable[..., object]) -> Mapping[str, object]:
+    # Python compiles each of them anew: a hundred milliseconds of a program's start.
+    return typing.get_type_hints(section)
+
+
 def _keys_of(section: Callable[..., object], prefix: str) -> Iterator[tuple[str, object]]:
-    for name, kind in typing.get_type_hints(section).items():
+    for name, kind in _hints(section).items():
         if isinstance(kind, type) and dataclasses.is_dataclass(kind):
             yield from _keys_of(kind, f"{prefix}{name}.")
         else:
@@ -307,7 +315,7 @@ def _keys_of(section: Callable[..., object], prefix: str) -> Iterator[tuple[str,
 
 def _build(section: Callable[..., _Section], prefix: str, values: Mapping[str, object]) -> _Section:
     fields: dict[str, object] = {}
-    for name, kind in typing.get_type_hints(section).items():
+    for name, kind in _hints(section).items():
         if isinstance(kind, type) and dataclasses.is_dataclass(kind):
             fields[name] = _build(kind, f"{prefix}{name}.", values)
         else:
