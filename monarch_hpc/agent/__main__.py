@@ -13,15 +13,18 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from monarch_hpc.agent.bootstrap import KEY_BYTES
-from monarch_hpc.agent.grant import host_name, raise_file_limit, read_grant
-from monarch_hpc.agent.service import Post, Service
-from monarch_hpc.agent.settings import read_config
+from monarch_hpc.agent.grant import host_name, raise_file_limit
+from monarch_hpc.agent.newborn import ZygoteSettings, bear
 from monarch_hpc.agent.start import DEFAULT_ENTRY
 from monarch_hpc.core.errors import ConfigError, MonarchError
 from monarch_hpc.core.hostlist import expand
 from monarch_hpc.transport.engine import Engine
+
+if TYPE_CHECKING:
+    from monarch_hpc.agent.service import Service
 
 __all__ = ["main"]
 
@@ -54,6 +57,13 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
 
 
 def _serve(options: argparse.Namespace, name: str, key: bytes, environment: Mapping[str, str]) -> int:
+    # First and while this process loads the rest of itself: whoever waits for the first proc waits for the zygote.
+    settings = ZygoteSettings(options.allocation, options.rank, options.entry, environment)
+    newborn = bear(settings)
+    from monarch_hpc.agent.grant import read_grant
+    from monarch_hpc.agent.service import Post, Service
+    from monarch_hpc.agent.settings import read_config
+
     config = read_config(options.directory)
     grant = read_grant(
         environment, config.fabric.interfaces.compute, (options.rank, options.num_hosts) if options.local else None
@@ -68,7 +78,6 @@ def _serve(options: argparse.Namespace, name: str, key: bytes, environment: Mapp
         job_id=int(environment["SLURM_JOB_ID"]) if environment.get("SLURM_JOB_ID", "").isdecimal() else None,
         host_names=_host_names(options, environment),
         environment=environment,
-        entry=options.entry,
     )
     codes: list[int] = []
 
@@ -77,7 +86,7 @@ def _serve(options: argparse.Namespace, name: str, key: bytes, environment: Mapp
         signal.pthread_kill(threading.main_thread().ident or 0, _FINISHED)
 
     engine = Engine()
-    service = Service(engine, post, grant, config, finished)
+    service = Service(engine, post, grant, config, settings, newborn, finished)
     # Still the only thread, so that what is wrong from the start is raised here.
     service.start()
     if options.lifeline:

@@ -17,6 +17,7 @@ from monarch_hpc.agent.files import LogFiles
 from monarch_hpc.agent.grant import Grant
 from monarch_hpc.agent.head import Head
 from monarch_hpc.agent.link import ChannelLink, Link, LocalLink
+from monarch_hpc.agent.newborn import Newborn, ZygoteSettings
 from monarch_hpc.agent.output import Outlet
 from monarch_hpc.agent.place import Place
 from monarch_hpc.agent.pulse import Pulse
@@ -25,7 +26,7 @@ from monarch_hpc.agent.segments import make_segments
 from monarch_hpc.agent.steps import Steps, StepSettings
 from monarch_hpc.agent.switchboard import Switchboard
 from monarch_hpc.agent.whereabouts import Whereabouts
-from monarch_hpc.agent.zygotes import Zygotes, ZygoteSettings
+from monarch_hpc.agent.zygotes import Zygotes
 from monarch_hpc.config import Config
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.errors import ConfigError, FrameError, TransportError
@@ -55,7 +56,6 @@ class Post:
     Args:
         host_names: names of all hosts by rank, where Slurm tells them.
         environment: what procs inherit.
-        entry: ``module:function`` that procs run.
     """
 
     directory: Path
@@ -67,17 +67,26 @@ class Post:
     job_id: int | None
     host_names: list[str]
     environment: Mapping[str, str]
-    entry: str
 
 
 class Service:
     """One agent, with the head in it on the first host; ends by calling *finished* with an exit code.
 
+    Args:
+        newborn: its first zygote.
+
     All methods but the constructor are for the driver of the engine.
     """
 
     def __init__(
-        self, engine: Engine, post: Post, grant: Grant, config: Config, finished: Callable[[int], None]
+        self,
+        engine: Engine,
+        post: Post,
+        grant: Grant,
+        config: Config,
+        settings: ZygoteSettings,
+        newborn: Newborn,
+        finished: Callable[[int], None],
     ) -> None:
         self._engine = engine
         self._post = post
@@ -102,14 +111,14 @@ class Service:
             interfaces=grant.interfaces,
         )
         self._reaper = Reaper(engine, cgroup.num_oom_kills)
-        settings = ZygoteSettings(post.allocation, post.rank, post.entry, post.environment)
         self._zygotes = Zygotes(engine, self._reaper, settings)
+        self._newborn = newborn
         steps = StepSettings(
             allocation=post.allocation,
             host_rank=post.rank,
             num_gpus=len(grant.gpus),
             num_cpus=len(grant.cpus),
-            entry=post.entry,
+            entry=settings.entry,
             directory=post.directory,
             job_id=post.job_id if (post.directory / "task.sh").exists() else None,
             host_names=post.host_names,
@@ -161,7 +170,7 @@ class Service:
         Raises:
             AllocationError: there is a head already.
         """
-        self._zygotes.warm(self._config.procs.preload)
+        self._zygotes.warm(self._newborn, self._config.procs.preload)
         problem = self._prove_shared()
         if self._post.rank == 0:
             self._start_head(problem)

@@ -15,7 +15,18 @@ from pathlib import Path
 
 from monarch_hpc.core.clock import Deadline
 
-__all__ = ["COOKIE", "HOST_COOKIE", "RUN_COOKIE", "cookies", "find", "has_entries", "strangers", "strike", "sweep"]
+__all__ = [
+    "COOKIE",
+    "HOST_COOKIE",
+    "NO_RUN",
+    "RUN_COOKIE",
+    "cookies",
+    "find",
+    "has_entries",
+    "strangers",
+    "strike",
+    "sweep",
+]
 
 COOKIE = "MONARCH_HPC_COOKIE"
 """Environment variable of all procs and what they start: the allocation."""
@@ -25,6 +36,9 @@ HOST_COOKIE = "MONARCH_HPC_HOST"
 
 RUN_COOKIE = "MONARCH_HPC_RUN_COOKIE"
 """The run."""
+
+NO_RUN = "0" * 8
+"""Stands for a run in the zygote's own environment, and is overwritten in each proc."""
 
 _PROC = Path("/proc")
 

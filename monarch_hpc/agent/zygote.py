@@ -30,19 +30,16 @@ from collections.abc import Callable, Sequence
 from monarch_hpc.agent import binding
 from monarch_hpc.agent.segments import remove_segments
 from monarch_hpc.agent.start import ProcOrder, ProcStart, parse_order, proc_environment
-from monarch_hpc.agent.sweep import RUN_COOKIE, cookies, sweep
+from monarch_hpc.agent.sweep import NO_RUN, RUN_COOKIE, cookies, sweep
 from monarch_hpc.core.version import __version__
 
-__all__ = ["FDS_PER_PROC", "LENGTH", "MAX_FDS", "NO_RUN", "main", "receive", "render", "resolve", "run", "versions"]
+__all__ = ["FDS_PER_PROC", "LENGTH", "MAX_FDS", "main", "receive", "render", "resolve", "run", "versions"]
 
 FDS_PER_PROC = 4
 """Standard output, standard error, hello, memory to record into."""
 
 MAX_FDS = 253
 """So many descriptors the kernel passes at once: SCM_MAX_FD."""
-
-NO_RUN = "0" * 8
-"""Stands for a run's identity in the zygote's own environment, and is overwritten in each proc."""
 
 LENGTH = struct.Struct("<I")
 """Before each message between an agent and those who fork its procs."""
@@ -68,6 +65,9 @@ def main() -> int:
     """Serve one agent until its socket ends."""
     # The agent takes its signals from a queue; what it blocks must not stay blocked in procs.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    with contextlib.suppress(Exception):  # it fails again when the agent hears of it
+        for entry_of_agent in sys.argv[2:]:
+            resolve(entry_of_agent)
     with socket.socket(fileno=int(sys.argv[1])) as sock:
         hello = receive(sock)
         if hello is None:

@@ -11,21 +11,19 @@ import select
 import signal
 import socket
 import struct
-import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from monarch_hpc.agent.newborn import Newborn, ZygoteSettings, bear
 from monarch_hpc.agent.reap import Exit, Reaper
-from monarch_hpc.agent.spawn import launch
 from monarch_hpc.agent.start import ProcOrder, render_order
-from monarch_hpc.agent.sweep import COOKIE, HOST_COOKIE, RUN_COOKIE
-from monarch_hpc.agent.zygote import FDS_PER_PROC, MAX_FDS, NO_RUN, render, versions
+from monarch_hpc.agent.zygote import FDS_PER_PROC, MAX_FDS, render, versions
 from monarch_hpc.core.version import __version__
 from monarch_hpc.transport.engine import Engine
 
-__all__ = ["MAX_PROCS_PER_ORDER", "Problem", "Spawned", "ZygoteSettings", "Zygotes"]
+__all__ = ["MAX_PROCS_PER_ORDER", "Problem", "Spawned", "Zygotes"]
 
 MAX_PROCS_PER_ORDER = MAX_FDS // FDS_PER_PROC
 """Their descriptors go with one message."""
@@ -52,21 +50,6 @@ Spawned = list[int] | Problem
 _Done = Callable[[Spawned], None]
 
 
-@dataclass(frozen=True, slots=True)
-class ZygoteSettings:
-    """What all zygotes of an agent have in common.
-
-    Args:
-        entry: ``module:function`` that procs run, called with a `ProcStart`.
-        environment: the agent's.
-    """
-
-    allocation: str
-    host_rank: int
-    entry: str
-    environment: Mapping[str, str]
-
-
 _Kind = tuple[str, tuple[str, ...]]
 """An interpreter, empty for our own, and what is imported in it."""
 
@@ -80,9 +63,10 @@ class Zygotes:
         self._settings = settings
         self._zygotes: dict[_Kind, _Zygote] = {}  # least recently used first
 
-    def warm(self, preload: Sequence[str]) -> None:
-        """Have a zygote with these modules ready."""
-        self._get(("", tuple(preload)))
+    def warm(self, newborn: Newborn, preload: Sequence[str]) -> None:
+        """Have a zygote with these modules ready: this one, which runs our own interpreter."""
+        kind = "", tuple(preload)
+        self._zygotes[kind] = _Zygote(self._engine, self._reaper, self._settings, newborn, *kind)
 
     def spawn(self, python: str, preload: Sequence[str], order: ProcOrder, fds: Sequence[int], done: _Done) -> None:
         """Fork the procs of *order* from a zygote that has imported *preload*; call *done* with the outcome.
@@ -107,7 +91,8 @@ class Zygotes:
     def _get(self, kind: _Kind) -> _Zygote:
         zygote = self._zygotes.pop(kind, None)
         if zygote is None or zygote.gone:
-            zygote = _Zygote(self._engine, self._reaper, self._settings, *kind)
+            newborn = bear(self._settings, python=kind[0])
+            zygote = _Zygote(self._engine, self._reaper, self._settings, newborn, *kind)
         self._zygotes[kind] = zygote
         if len(self._zygotes) > _MAX_ZYGOTES:
             idle = next((key for key, one in self._zygotes.items() if not one.busy and one is not zygote), None)
@@ -117,43 +102,25 @@ class Zygotes:
 
 
 class _Zygote:
-    """One zygote process: requests go in, answers come out in the same order."""
+    """One zygote process, from its first word on: requests go in, answers come out in the same order."""
 
     def __init__(
-        self, engine: Engine, reaper: Reaper, settings: ZygoteSettings, python: str, preload: tuple[str, ...]
+        self,
+        engine: Engine,
+        reaper: Reaper,
+        settings: ZygoteSettings,
+        newborn: Newborn,
+        python: str,
+        preload: tuple[str, ...],
     ) -> None:
         self._engine = engine
         self._python = python
-        # What another interpreter cannot do it says there before it can speak to us.
-        self._words = os.memfd_create("zygote") if python else -1
-        self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._process, self._sock, self._words = newborn.process, newborn.sock, newborn.words
         self._waiting: deque[_Done] = deque()
         self._outgoing: deque[tuple[bytes, list[int]]] = deque()
         self._incoming = b""
         self._problem: Problem | None = None
         self.gone = False
-        environment = {
-            **settings.environment,
-            COOKIE: settings.allocation,
-            HOST_COOKIE: str(settings.host_rank),
-            RUN_COOKIE: NO_RUN,
-        }
-        with theirs:
-            try:
-                # -P: a file of the user's in the working directory must not pass for a module of ours.
-                self._process = launch(
-                    [python or sys.executable, "-P", "-m", "monarch_hpc.agent.zygote", str(theirs.fileno())],
-                    environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=self._words if python else None,
-                    pass_fds=[theirs.fileno()],
-                    new_session=True,
-                )
-            except OSError as error:
-                self._forget_words()
-                raise OSError(error.errno, f"{python or sys.executable}: {error.strerror}") from error
-        self._sock.setblocking(False)
         engine.watch(self._sock.fileno(), self._on_ready)
         reaper.watch(self._process.pid, self._ended)
         hello = {
