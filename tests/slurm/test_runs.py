@@ -11,8 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from monarch_hpc.agent.sweep import RUN_COOKIE
-from monarch_hpc.agent.sweep import NO_RUN
+from monarch_hpc.agent.sweep import NO_RUN, RUN_COOKIE
 from monarch_hpc.testing import wait_until
 from tests.guards.tree import ROOT
 from tests.slurm.commands import HOSTS, SLEEPER, Alice, alice, held, until_said, write
