@@ -173,15 +173,16 @@ class Caster:
                 self._send(told, Kind.CANCEL, pack_number(cast.number), ())
 
     def _send(self, cast: OpenCast, kind: Kind, body: bytes, buffers: Sequence[Buffer]) -> None:
-        driving = self._process.engine.driving
-        if not self._lock.acquire(blocking=not driving):
-            copies = [bytes(buffer) for buffer in buffers]
-            self._process.engine.call_later(_AGAIN_S, partial(self._send, cast, kind, body, copies))
-            return
-        try:
-            self._send_in_turn(cast, kind, body, buffers)
-        finally:
-            self._lock.release()
+        engine = self._process.engine
+        with engine.undisturbed():
+            if not self._lock.acquire(blocking=not engine.driving):
+                copies = [bytes(buffer) for buffer in buffers]
+                engine.call_later(_AGAIN_S, partial(self._send, cast, kind, body, copies))
+                return
+            try:
+                self._send_in_turn(cast, kind, body, buffers)
+            finally:
+                self._lock.release()
 
     def _send_in_turn(self, cast: OpenCast, kind: Kind, body: bytes, buffers: Sequence[Buffer]) -> None:
         line, aim = self._line, cast.aim

@@ -304,22 +304,25 @@ class Future(concurrent.futures.Future[T], Generic[T]):
         return cast(T, self._value)
 
     def _settle(self) -> None:
-        with _turn:
-            raw = self._raw
-            if raw is not None:
-                self._raw = _REBUILDING
-        if raw is _REBUILDING:  # by another reader, in a moment; a lock for each future would cost more than it all
-            while self._raw is _REBUILDING:
-                time.sleep(_MOMENT_S)
-        elif raw is not None:
-            try:
+        raw = None
+        try:
+            with _turn:
+                raw = self._raw
+                if raw is not None:
+                    self._raw = _REBUILDING
+            if raw is _REBUILDING:  # by another reader, in a moment; a lock for each future would cost more than it all
+                while self._raw is _REBUILDING:
+                    time.sleep(_MOMENT_S)
+            elif raw is not None:
                 self._value = self._rebuild(raw)
-            except Exception as error:  # noqa: BLE001 what a remote rank raised, or user code that rebuilds values
-                self._error = error
-            except BaseException:  # of this thread's own: the next reader tries again
-                self._raw = raw
-                raise
+                self._raw = None
+        except Exception as error:  # noqa: BLE001 what a remote rank raised, or user code that rebuilds values
+            self._error = error
             self._raw = None
+        except BaseException:  # of this thread's own, Ctrl-C at any of these lines too: the next reader tries again
+            if raw is not None and raw is not _REBUILDING:
+                self._raw = raw
+            raise
 
     def _rebuild(self, raw: Any) -> T:
         """The value, or the exception raised; on the thread that reads first, once."""

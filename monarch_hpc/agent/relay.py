@@ -17,8 +17,9 @@ from pathlib import Path
 from monarch_hpc.agent.spawn import launch
 from monarch_hpc.core.errors import PeerLost
 from monarch_hpc.slurm.argv import relay_argv, scrubbed
-from monarch_hpc.transport.engine import Engine, Signal
+from monarch_hpc.transport.engine import Engine
 from monarch_hpc.transport.relay import Relay
+from monarch_hpc.transport.signal import Signal
 
 __all__ = ["SlurmRelay", "main"]
 

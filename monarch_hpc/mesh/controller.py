@@ -36,7 +36,8 @@ from monarch_hpc.mesh.printer import Printer
 from monarch_hpc.mesh.testimony import testify
 from monarch_hpc.supervision.lease import Lease, Life
 from monarch_hpc.transport.api import Channel
-from monarch_hpc.transport.engine import Engine, Signal
+from monarch_hpc.transport.engine import Engine
+from monarch_hpc.transport.signal import Signal
 from monarch_hpc.wire import messages
 from monarch_hpc.wire.calls import Calls, CallsReport
 from monarch_hpc.wire.frames import Frame, Kind

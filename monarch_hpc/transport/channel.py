@@ -142,7 +142,8 @@ class PeerChannel:
         lane = self._lane
         try:
             if lane is None:
-                self._wire.send(frame)
+                with self._engine.undisturbed():
+                    self._wire.send(frame)
             elif self._error is not None:
                 raise self._error
             else:

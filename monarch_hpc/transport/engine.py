@@ -22,11 +22,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from monarch_hpc.transport.interrupts import Bed, make_bed
 from monarch_hpc.transport.poller import Poller
 from monarch_hpc.transport.sleeper import Sleeper
 from monarch_hpc.transport.timer import Timer
 
-__all__ = ["Engine", "Signal"]
+__all__ = ["Engine"]
 
 _HANDBACK_S = 0.002
 """How long an engine without a driver is left alone before the background thread polls.
@@ -168,30 +169,58 @@ class Engine:
             if not self._epoll.closed:
                 os.eventfd_write(self._wake_fd, 1)
 
+    def _poke_unlocked(self) -> None:
+        if not self._closing:  # whom the handler interrupted may hold the lock
+            os.eventfd_write(self._wake_fd, 1)
+
     # ---- driving ----
 
     def wait(self, ready: Callable[[], bool], timeout_s: float | None) -> bool:
         """Drive, or wait while another thread drives, until *ready* or the time is over.
 
         Whoever makes *ready* true from another thread must call `wake_waiters` afterwards.
+
+        Raises:
+            KeyboardInterrupt: and whatever else a handler of SIGINT raises; nothing is half done then.
         """
         if ready():
             return True
         assert not self.driving, "a callback of the engine must not wait for the engine"
         end_s = None if timeout_s is None else self.clock() + timeout_s
-        bed: Sleeper | None = getattr(self._local, "bed", None)
+        bed = self._bed()
+        if not bed.holds:
+            return self._wait(ready, end_s, bed)
+        while True:
+            with bed:
+                ended = self._wait(ready, end_s, bed)
+                called = bed.called
+            # A handler that returns lets us wait on; what is still held is for the one around us.
+            if ended or not called or bed.called:
+                return ended
+
+    def undisturbed(self) -> Bed:
+        """While it is entered no handler of SIGINT runs in this thread; for what must not be left half done."""
+        return self._bed()
+
+    def _bed(self) -> Bed:
+        bed: Bed | None = getattr(self._local, "bed", None)
         if bed is None:
-            bed = self._local.bed = Sleeper()
+            bed = self._local.bed = make_bed(self._poke_unlocked)
+        return bed
+
+    def _wait(self, ready: Callable[[], bool], end_s: float | None, bed: Bed) -> bool:
         self._waiters.append(bed)
         try:
             while not self._closing:
                 if self._drive.acquire(blocking=False):
                     try:
-                        return self._drive_until(ready, end_s)
+                        return self._drive_until(ready, end_s, bed)
                     finally:
                         self._leave(bed)
                 if ready():
                     return True
+                if bed.called:
+                    return False
                 left_s = None if end_s is None else end_s - self.clock()
                 if left_s is not None and left_s <= 0:
                     return False
@@ -220,7 +249,7 @@ class Engine:
                 if bed is not own:
                     bed.wake()
 
-    def _drive_until(self, ready: Callable[[], bool], end_s: float | None) -> bool:
+    def _drive_until(self, ready: Callable[[], bool], end_s: float | None, bed: Bed) -> bool:
         self._driver = _thread.get_ident()
         left_s = -1.0
         while not self._closing:
@@ -231,6 +260,8 @@ class Engine:
             self._poll(left_s, ready)
             if ready():
                 return True
+            if bed.called:
+                return False
         return False
 
     def _leave(self, bed: Sleeper | None) -> None:
@@ -356,26 +387,3 @@ class Engine:
                     self._poll(-1, None)
             finally:
                 self._leave(None)
-
-
-class Signal:
-    """A flag that threads wait for by driving the engine."""
-
-    __slots__ = ("_engine", "_set")
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._set = False
-
-    def set(self) -> None:
-        """Raise the flag, for good; from any thread."""
-        self._set = True
-        self._engine.wake_waiters()
-
-    def is_set(self) -> bool:
-        """Tell whether the flag is up."""
-        return self._set
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the flag is up; False when *timeout_s* passed first."""
-        return self._engine.wait(self.is_set, timeout_s)

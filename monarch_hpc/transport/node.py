@@ -13,12 +13,13 @@ from monarch_hpc.core.ids import Identity, Role
 from monarch_hpc.transport.api import Channel, Listener, Peer
 from monarch_hpc.transport.channel import PeerChannel
 from monarch_hpc.transport.dial import Done, Opener, Race
-from monarch_hpc.transport.engine import Engine, Signal
+from monarch_hpc.transport.engine import Engine
 from monarch_hpc.transport.fence import Fence
 from monarch_hpc.transport.gate import Forwards, Gate
 from monarch_hpc.transport.handshake import Dialing, make_proof
 from monarch_hpc.transport.memory import Memories, Memory
 from monarch_hpc.transport.noise import Cipher
+from monarch_hpc.transport.signal import Signal
 from monarch_hpc.transport.tcp import LINGER_S
 from monarch_hpc.transport.ucx.fabric import UcxFabric
 from monarch_hpc.transport.ways import Ways

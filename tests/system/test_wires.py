@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from monarch_hpc.transport.engine import Engine, Signal
+from monarch_hpc.transport.engine import Engine
+from monarch_hpc.transport.signal import Signal
 from monarch_hpc.transport.wires import Wires
 
 _CUT_S = 3.0

@@ -162,9 +162,10 @@ class UcxLane:
             raise FrameError(f"{total} bytes, at most {self._max_frame_bytes} (config key 'transport.max_frame_bytes')")
         near = [buffer for buffer, size in zip(frame.buffers, sizes, strict=True) if size < APART_BYTES]
         apart = [buffer for buffer, size in zip(frame.buffers, sizes, strict=True) if size >= APART_BYTES]
-        first = self._lane.reserve(1 + len(apart))
-        self._lane.send_bulk(b"".join((head, frame.body, *near)), first)
-        operations = [self._lane.send_bulk(buffer, first + number) for number, buffer in enumerate(apart, 1)]
+        with self._engine.undisturbed():  # the peer would wait for a number that nobody sends
+            first = self._lane.reserve(1 + len(apart))
+            self._lane.send_bulk(b"".join((head, frame.body, *near)), first)
+            operations = [self._lane.send_bulk(buffer, first + number) for number, buffer in enumerate(apart, 1)]
         if operations and not driving:
             # The buffers are the caller's again when UCX has read the last byte.
             self._engine.wait(lambda: self._error is not None or all(op.status != 1 for op in operations), None)

@@ -1,0 +1,98 @@
+"""Ctrl-C where the main thread drives the engine: held back until nothing is half done.
+
+Python runs the handler of a signal between any two instructions of the main thread. In the middle of a callback of the
+engine it would lose the frames that were just read, and whoever waits for them would wait for ever; and programs go on
+after Ctrl-C, in notebooks above all.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # what `signal` is made of: that takes ten times as long
+import _thread
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Self
+
+from monarch_hpc.transport.sleeper import Sleeper
+
+__all__ = ["Bed", "make_bed"]
+
+_SIGINT = int(signal.SIGINT)
+
+
+class Bed(Sleeper):
+    """Where a thread sleeps that may drive.
+
+    While it is entered, no handler of SIGINT runs in the thread. What was held is handled at the end of the outermost,
+    where the handler raises, or does not.
+
+    Attributes:
+        holds: entering has an effect: it is the main thread's.
+        called: Ctrl-C was pressed, and is held.
+    """
+
+    __slots__ = ("called",)
+
+    holds = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.called = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class _MainBed(Bed):
+    __slots__ = ("_depth", "_frame", "_handler", "_poke")
+
+    holds = True
+
+    def __init__(self, poke: Callable[[], None]) -> None:
+        super().__init__()
+        self._poke = poke
+        self._depth = 0
+        self._handler: Callable[[int, FrameType | None], object] | None = None
+        self._frame: FrameType | None = None
+
+    def __enter__(self) -> Self:
+        if not self._depth:
+            handler = _signal.getsignal(_SIGINT)
+            if callable(handler):  # and not ignored, or handled in C
+                self._handler = handler
+                _signal.signal(_SIGINT, self._hold)
+        self._depth += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if self._depth:
+            return
+        handler, self._handler = self._handler, None
+        if handler is None:
+            return
+        _signal.signal(_SIGINT, handler)
+        if self.called:
+            self.called = False
+            frame, self._frame = self._frame, None
+            handler(_SIGINT, frame)
+
+    def _hold(self, _number: int, frame: FrameType | None) -> None:
+        self._frame = frame
+        self.called = True
+        self.wake()
+        self._poke()
+
+
+def make_bed(poke: Callable[[], None]) -> Bed:
+    """A bed for the calling thread.
+
+    Args:
+        poke: ends the sleep of the driver; between any two instructions of the main thread.
+    """
+    return _MainBed(poke) if _thread.get_ident() == threading.main_thread().ident else Bed()

@@ -1,0 +1,30 @@
+"""A flag that threads wait for by driving the engine."""
+
+from __future__ import annotations
+
+from monarch_hpc.transport.engine import Engine
+
+__all__ = ["Signal"]
+
+
+class Signal:
+    """A flag that threads wait for by driving the engine."""
+
+    __slots__ = ("_engine", "_set")
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._set = False
+
+    def set(self) -> None:
+        """Raise the flag, for good; from any thread."""
+        self._set = True
+        self._engine.wake_waiters()
+
+    def is_set(self) -> bool:
+        """Tell whether the flag is up."""
+        return self._set
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until the flag is up; False when *timeout_s* passed first."""
+        return self._engine.wait(self.is_set, timeout_s)
