@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 _PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_NAME = 15
 _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1}
 _FINISHED = signal.SIGUSR1  # from our own engine to our main thread
 
@@ -43,7 +44,9 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     # are for the terminal that an agent was started from, and change nothing.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     # Whatever procs leave behind becomes our child, and can be found and ended.
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    libc.prctl(_PR_SET_NAME, b"monarch agent", 0, 0, 0)
     raise_file_limit()
     try:
         code = _serve(options, name, _read_key(), environment)

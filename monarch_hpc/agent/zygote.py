@@ -45,6 +45,7 @@ LENGTH = struct.Struct("<I")
 """Before each message between an agent and those who fork its procs."""
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
 _ADOPTION_S = 10.0
 _SWEEP_S = 5.0
 _NUM_LAST_LINES = 20
@@ -65,6 +66,7 @@ def main() -> int:
     """Serve one agent until its socket ends."""
     # The agent takes its signals from a queue; what it blocks must not stay blocked in procs.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    _libc().prctl(_PR_SET_NAME, b"monarch zygote", 0, 0, 0)
     with contextlib.suppress(Exception):  # it fails again when the agent hears of it
         for entry_of_agent in sys.argv[2:]:
             resolve(entry_of_agent)
@@ -218,6 +220,7 @@ def _settle(order: ProcOrder, start: ProcStart, agent_pid: int) -> None:
             raise SystemExit(f"process {agent_pid}, the agent, is not the parent of this proc: it has ended")
         time.sleep(0.0002)
     _libc().prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    _libc().prctl(_PR_SET_NAME, f"monarch r{start.rank:02d}".encode(), 0, 0, 0)  # as top shows it
     if os.getppid() != agent_pid:
         os._exit(1)  # it died before the kernel knew of our wish
     binding.apply(start.cpus, start.memory_nodes)

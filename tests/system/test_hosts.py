@@ -113,6 +113,11 @@ def test_procs_are_shown_as_a_table(procs: ProcMesh) -> None:
     assert procs.initialized.get() is True and monarch_hpc.hosts().initialized.get() is True
 
 
+def test_processes_are_known_by_name_to_who_looks_at_the_host(procs: ProcMesh) -> None:
+    pids = [proc.pid for proc in procs.procs]
+    assert [Path(f"/proc/{pid}/comm").read_text() for pid in pids] == ["monarch r00\n", "monarch r01\n"]
+
+
 def test_this_host_is_where_the_code_runs(procs: ProcMesh) -> None:
     assert monarch_hpc.this_host().sizes == {}
     assert [entry.name for entry in monarch_hpc.this_host().entries] == ["local0"]
