@@ -29,6 +29,18 @@ def test_a_forked_child_neither_uses_nor_breaks_it(libucp: str, tls: str) -> Non
     assert "went on" in run_drill(tls, libucp, "fork")
 
 
+@TRANSPORTS
+@pytest.mark.parametrize("libucp", LIBRARIES)
+def test_it_goes_on_where_no_thread_of_python_drives(libucp: str, tls: str) -> None:
+    assert "went on" in run_drill(tls, libucp, "away")
+
+
+@TRANSPORTS
+@pytest.mark.parametrize("libucp", LIBRARIES)
+def test_a_driver_that_sleeps_lets_the_thread_sleep(libucp: str, tls: str) -> None:
+    assert int(run_drill(tls, libucp, "idle")) < 10
+
+
 # One completes most sends at once, the other in callbacks; all four together would take two minutes.
 @pytest.mark.slow
 @pytest.mark.parametrize(

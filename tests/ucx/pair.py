@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from monarch_hpc.transport.ucx.library import load_library
@@ -29,6 +30,8 @@ HEAD = b"head"
 RECORD_BYTES = 64
 """Of every record here: UCX may bring several at once, and they must know their own length."""
 STOP = HEAD + b"stop".ljust(RECORD_BYTES - len(HEAD))
+AWAY = HEAD + b"away".ljust(RECORD_BYTES - len(HEAD))
+"""The echo says that it read this, and drives no more until it gets a line on its standard input."""
 WINDOW = 128
 """Records under way at most; the rest waits for answers, as with credit."""
 
@@ -50,6 +53,8 @@ class End:
         self.num_bulk = 0
         self.num_done = 0
         self.error = 0
+        self.call_back: Callable[[], None] = lambda: None
+        self.hear: Callable[[], str] = str
         self.on_record: Callable[[bytes], None] = lambda _record: None
         self.on_bulk: Callable[[_ucx.Landing], None] = lambda _landing: None
 
@@ -115,6 +120,9 @@ def echo(libucp: str) -> None:
     def on_record(record: bytes) -> None:
         if record == STOP:
             over.append(record)
+        elif record == AWAY:
+            print("away", flush=True)
+            sys.stdin.readline()
         else:
             end.lane.send(HEAD, record[len(HEAD) :], True)
 
@@ -145,6 +153,8 @@ def joined(libucp: str) -> Iterator[tuple[End, bytes, int]]:
         address, token, key, place = process.stdout.readline().split()
         end.connect(f"{address} {token}")
         print(end.offer, file=process.stdin, flush=True)
+        end.call_back = partial(print, file=process.stdin, flush=True)
+        end.hear = process.stdout.readline
         try:
             yield end, bytes.fromhex(key), int(place)
             end.lane.send(HEAD, STOP[len(HEAD) :], True)
@@ -230,6 +240,29 @@ def fork(libucp: str) -> None:
         print("went on")
 
 
+def away(libucp: str) -> None:
+    """Where no thread of Python drives, what waits is sent, and the peer's memory can be reached."""
+    with joined(libucp) as (end, key, address):
+        exchange(end, 100)
+        end.lane.send(HEAD, b"%060d" % 0, False)
+        end.lane.send(HEAD, AWAY[len(HEAD) :], False)  # waits in a batch, and this thread does not poll
+        assert end.hear() == "away\n"
+        move(end, 10, key, address)
+        end.call_back()
+        exchange(end, 100)
+        print("went on")
+
+
+def idle(libucp: str) -> None:
+    """Print how often UCX's thread woke while a thread slept in the worker for a second after some traffic."""
+    with joined(libucp) as (end, _key, _address):
+        exchange(end, 100)
+        end.step(0.1)
+        before = end.worker.num_thread_wakes
+        end.step(1.0)
+        print(end.worker.num_thread_wakes - before)
+
+
 def is_refused(attempt: Callable[[], object]) -> bool:
     try:
         attempt()
@@ -238,7 +271,7 @@ def is_refused(attempt: Callable[[], object]) -> bool:
     return False
 
 
-DRILLS: dict[str, Callable[..., None]] = {"echo": echo, "fork": fork, "grow": grow}
+DRILLS: dict[str, Callable[..., None]] = {"away": away, "echo": echo, "fork": fork, "grow": grow, "idle": idle}
 
 if __name__ == "__main__":
     DRILLS[sys.argv[2]](sys.argv[1], *map(int, sys.argv[3:]))

@@ -3,7 +3,8 @@
  * UCX's callbacks arrive on whichever thread progresses the worker. They never touch Python: they put events
  * into a queue, which a Python thread takes as a whole. A *driver* is a Python thread inside `mc_worker_poll`.
  * While there is one, the worker's own thread sleeps; when Python computes, or holds the GIL in a C call, the
- * thread takes over after `MC_LEAVE_NS`, so that one-sided traffic and rendezvous go on.
+ * thread takes over after `MC_LEAVE_NS`, so that one-sided traffic and rendezvous go on. No driver wakes it on
+ * leaving: it sets an alarm, unless one is set, and the thread looks when that rings.
  *
  * Small records to one peer share a message: the first after a poll leaves at once, those that follow before
  * the next poll wait in a batch, which the driver, the thread or a full batch sends.
@@ -21,6 +22,7 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <sys/timerfd.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -31,7 +33,9 @@
 #define MC_BATCH_BYTES 8000                  /* with UCX's own header below the 8 KiB segment of its transports */
 #define MC_AM_SMALL 1
 #define MC_AM_BULK 2
-#define MC_LEAVE_NS 1000000    /* a driver comes back within microseconds while calls are made in a loop */
+/* A driver comes back within microseconds while calls are made in a loop. And where many share a core it may be away
+ * because others run: to progress in its place costs more than it brings, since UCX's locks spin. */
+#define MC_LEAVE_NS 2000000
 #define MC_THREAD_LIMIT (64 << 20) /* bytes for Python that stop the thread, so that the sender is held back */
 #define MC_LANES_MAX 65536
 #define MC_BATCHES 4           /* in flight to one peer; from then on a batch fills up before it goes */
@@ -98,12 +102,12 @@ typedef struct mc_worker {
     /* who progresses */
     _Atomic uint64_t polls;
     _Atomic int driven, sleeping;
-    _Atomic uint64_t left_ns;
     unsigned since_sockets;
     pthread_t thread;
     int thread_runs;
     _Atomic int stop, parked;
-    int kick_fd;
+    _Atomic int alarm_set;
+    int kick_fd, alarm_fd;
     _Atomic uint64_t thread_wakes;
 } mc_worker;
 
@@ -527,13 +531,32 @@ static void mc_progress(mc_worker *worker) {
 /* What *epoll_fd* has, without UCX's own descriptor: that one stays readable until the worker is armed again. */
 static int mc_ask_sockets(mc_worker *worker, int epoll_fd, struct epoll_event *events, int max, int timeout_ms) {
     int count = epoll_wait(epoll_fd, events, max, timeout_ms), kept = 0;
+    if (count < 0)
+        return -errno;
     for (int i = 0; i < count; i++)
         if (events[i].data.fd != worker->event_fd)
             events[kept++] = events[i];
-    /* Now: what follows sets errno anew. A signal, such as SIGCONT, is no failure. */
-    if (count < 0)
-        return errno == EINTR ? 0 : -errno;
     return kept;
+}
+
+/* Sleep until UCX or *epoll_fd* has something, or the time is over: as `mc_ask_sockets`; -EAGAIN if there was something
+ * already. */
+static int mc_sleep(mc_worker *worker, int epoll_fd, struct epoll_event *events, int max, int64_t left_ns) {
+    int64_t left_ms = left_ns < 0 ? -1 : (left_ns + 999999) / 1000000;
+    int count = -EAGAIN;
+    atomic_store(&worker->sleeping, 1);
+    if (!atomic_load(&worker->dirty) && mh_ucp.worker_arm(worker->ucp) == MH_OK)
+        count = mc_ask_sockets(worker, epoll_fd, events, max, left_ms > INT32_MAX ? INT32_MAX : (int)left_ms);
+    atomic_store(&worker->sleeping, 0);
+    return count;
+}
+
+/* Let the thread look after `MC_LEAVE_NS`, unless it will anyway. */
+static void mc_set_alarm(mc_worker *worker) {
+    if (!atomic_load(&worker->alarm_set) && !atomic_exchange(&worker->alarm_set, 1)) {
+        struct itimerspec in = {{0, 0}, {0, MC_LEAVE_NS}};
+        timerfd_settime(worker->alarm_fd, 0, &in, NULL);
+    }
 }
 
 /* Drive: wait until events came, *epoll_fd* has some, or the time is over. The number of epoll's events, or -errno. */
@@ -546,81 +569,85 @@ static int mc_worker_poll(mc_worker *worker, int epoll_fd, struct epoll_event *e
     for (;;) {
         mc_flush_dirty(worker);
         mc_progress(worker);
-        if (atomic_load(&worker->num_events)) {
-            /* Sockets must not starve while messages keep coming. */
-            if (++worker->since_sockets >= MC_SOCKETS_EVERY) {
-                worker->since_sockets = 0;
-                count = mc_ask_sockets(worker, epoll_fd, events, max, 0);
+        int came = atomic_load(&worker->num_events) != 0, over = !timeout_ns;
+        if (!came && !over) {
+            uint64_t now_ns = mc_now_ns();
+            if (!began_ns)
+                began_ns = now_ns;
+            int64_t passed_ns = (int64_t)(now_ns - began_ns);
+            over = timeout_ns > 0 && passed_ns >= timeout_ns;
+            if (!over && passed_ns >= spin_ns) {
+                count = mc_sleep(worker, epoll_fd, events, max, timeout_ns < 0 ? -1 : timeout_ns - passed_ns);
+                if (count > 0)
+                    mc_progress(worker);
+                if (count && count != -EAGAIN)
+                    break;
             }
-            break;
         }
-        if (++worker->since_sockets >= MC_SOCKETS_EVERY || !spin_ns) {
+        /* Sockets must not starve while messages keep coming. */
+        if (over || ++worker->since_sockets >= MC_SOCKETS_EVERY) {
             worker->since_sockets = 0;
             count = mc_ask_sockets(worker, epoll_fd, events, max, 0);
-            if (count)
-                break;
+        } else {
+            count = 0;
         }
-        uint64_t now_ns = mc_now_ns();
-        if (!began_ns)
-            began_ns = now_ns;
-        int64_t passed_ns = (int64_t)(now_ns - began_ns);
-        if (timeout_ns >= 0 && passed_ns >= timeout_ns)
+        if (came || over || count)
             break;
-        if (passed_ns < spin_ns)
-            continue;
-        atomic_store(&worker->sleeping, 1);
-        if (atomic_load(&worker->dirty) || mh_ucp.worker_arm(worker->ucp) != MH_OK) {
-            atomic_store(&worker->sleeping, 0);
-            continue;
-        }
-        int64_t left_ms = timeout_ns < 0 ? -1 : (timeout_ns - passed_ns + 999999) / 1000000;
-        count = mc_ask_sockets(worker, epoll_fd, events, max, left_ms > INT32_MAX ? INT32_MAX : (int)left_ms);
-        atomic_store(&worker->sleeping, 0);
-        mc_progress(worker);
-        break;
     }
-    atomic_store(&worker->left_ns, mc_now_ns());
+    mc_flush_dirty(worker);
     atomic_store(&worker->driven, 0);
-    mc_kick(worker);
-    return count;
+    mc_set_alarm(worker);
+    if (atomic_load(&worker->dirty)) /* who sent while we left had nobody to kick */
+        mc_kick(worker);
+    return count == -EINTR ? 0 : count; /* a signal, such as SIGCONT, is no failure: Python may handle it */
+}
+
+static void mc_drain(int fd) {
+    uint64_t times;
+    ssize_t got = read(fd, &times, sizeof times);
+    (void)got;
 }
 
 /* The worker's own thread: progresses while no driver does. */
 static void *mc_thread_main(void *arg) {
     mc_worker *worker = arg;
-    struct pollfd fds[2] = {{worker->kick_fd, POLLIN, 0}, {worker->event_fd, POLLIN, 0}};
+    struct pollfd fds[3] = {{worker->kick_fd, POLLIN, 0}, {worker->alarm_fd, POLLIN, 0}, {worker->event_fd, POLLIN, 0}};
+    uint64_t seen = 0; /* `polls` when the alarm last rang */
+    int drives = 0;
     while (!atomic_load(&worker->stop)) {
-        int timeout_ms = -1, num_fds = 1;
-        if (atomic_load(&worker->dirty))
-            mc_flush_dirty(worker);
-        int driven = atomic_load(&worker->driven);
-        if (driven && atomic_load(&worker->sleeping)) {
-            timeout_ms = -1; /* the driver kicks when it leaves, who sends meanwhile kicks too */
-        } else if (driven || mc_now_ns() - atomic_load(&worker->left_ns) < MC_LEAVE_NS ||
-                   atomic_load(&worker->queued_bytes) > MC_THREAD_LIMIT) {
-            timeout_ms = 1;
-        } else {
-            while (mh_ucp.worker_progress(worker->ucp) && !atomic_load(&worker->driven))
-                ;
-            if (atomic_load(&worker->driven) || mh_ucp.worker_arm(worker->ucp) != MH_OK)
-                continue;
-            num_fds = 2;
+        mc_flush_dirty(worker);
+        while (drives) {
+            int full = atomic_load(&worker->queued_bytes) > MC_THREAD_LIMIT;
+            drives = !full && !atomic_load(&worker->driven) && atomic_load(&worker->polls) == seen;
+            if (full)
+                mc_set_alarm(worker);
+            if (drives && !mh_ucp.worker_progress(worker->ucp))
+                break;
         }
-        if (timeout_ms == -1)
-            atomic_store(&worker->parked, 1);
-        /* What changed between the look and `parked` had nobody to kick: look again. */
-        if (timeout_ms == -1 && (atomic_load(&worker->dirty) || atomic_load(&worker->stop) ||
-                                 (num_fds == 1 && !atomic_load(&worker->sleeping)))) {
-            atomic_store(&worker->parked, 0);
+        if (drives && mh_ucp.worker_arm(worker->ucp) != MH_OK)
             continue;
-        }
-        if (poll(fds, num_fds, timeout_ms) > 0 && (fds[0].revents & POLLIN)) {
-            uint64_t count;
-            ssize_t got = read(worker->kick_fd, &count, sizeof count);
-            (void)got;
+        atomic_store(&worker->parked, 1);
+        /* What changed between the look and `parked` had nobody to kick: look again. */
+        int num_ready = 0;
+        if (!atomic_load(&worker->dirty) && !atomic_load(&worker->stop)) {
+            num_ready = poll(fds, drives ? 3 : 2, -1);
+            atomic_fetch_add(&worker->thread_wakes, 1);
         }
         atomic_store(&worker->parked, 0);
-        atomic_fetch_add(&worker->thread_wakes, 1);
+        if (num_ready > 0 && fds[0].revents)
+            mc_drain(worker->kick_fd);
+        if (num_ready > 0 && fds[1].revents) {
+            mc_drain(worker->alarm_fd);
+            atomic_store(&worker->alarm_set, 0);
+            /* From here on whoever leaves sets it; of those who left before we see that they are gone. */
+            uint64_t polls = atomic_load(&worker->polls);
+            if (!atomic_load(&worker->driven)) {
+                drives = polls == seen;
+                if (!drives)
+                    mc_set_alarm(worker);
+            }
+            seen = polls;
+        }
     }
     return NULL;
 }
@@ -636,11 +663,13 @@ static mc_worker *mc_worker_new(void) {
     pthread_mutex_init(&worker->events_lock, NULL);
     pthread_mutex_init(&worker->dirty_lock, NULL);
     worker->kick_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    worker->alarm_fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
     return worker;
 }
 
 static int mc_thread_start(mc_worker *worker) {
-    int failed = pthread_create(&worker->thread, NULL, mc_thread_main, worker);
+    int failed = worker->kick_fd < 0 || worker->alarm_fd < 0 ||
+                 pthread_create(&worker->thread, NULL, mc_thread_main, worker);
     worker->thread_runs = !failed;
     return failed;
 }
@@ -677,6 +706,7 @@ static void mc_worker_free(mc_worker *worker) {
     if (worker->context)
         mh_ucp.cleanup(worker->context);
     close(worker->kick_fd);
+    close(worker->alarm_fd);
     pthread_mutex_destroy(&worker->events_lock);
     pthread_mutex_destroy(&worker->dirty_lock);
     free(worker);
