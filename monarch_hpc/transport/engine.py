@@ -370,7 +370,11 @@ class Engine:
                 if self._left_s != seen_left_s:
                     # Drivers come and go, as in a loop of calls: look again, so that none has to wake us.
                     seen_left_s = self._left_s
-                    self._background_bed.sleep(_HANDBACK_S)
+                    poller = self._poller
+                    if poller is not None:
+                        poller.wait_away()
+                    else:
+                        self._background_bed.sleep(_HANDBACK_S)
                     continue
                 self._background_asleep = True
                 if self._driver:

@@ -24,6 +24,13 @@ class Poller(Protocol):
         """
         ...
 
+    def wait_away(self) -> None:
+        """Return when nobody has polled for some milliseconds, or the poller is closed; from any thread.
+
+        Whoever waits here costs nothing while others come and go.
+        """
+        ...
+
     def dispatch(self) -> None:
         """Hand out its own events."""
         ...

@@ -193,6 +193,8 @@ cdef extern from "core.h" nogil:
     int mc_move(mc_lane *, uint32_t, int, void *, size_t, uint64_t, mh_rkey_h, const mh_request_param_t *, mc_operation *)
     int mc_flush(mc_lane *, uint32_t, const mh_request_param_t *, mc_operation *)
     int mc_worker_poll(mc_worker *, int, epoll_event *, int, int64_t, int64_t)
+    void mc_watch(mc_worker *)
+    void mc_wait_away(mc_worker *)
     uint64_t mc_num_refused(mc_worker *)
     uint64_t mc_num_thread_wakes(mc_worker *)
     void *mc_callback_small()
@@ -499,6 +501,15 @@ cdef class Worker:
             return ()
         return [(events[i].data.fd, events[i].events) for i in range(count)]
 
+    def wait_away(self):
+        """Return when nobody has been in `poll` for some milliseconds, or the worker is closed."""
+        cdef mc_worker *worker = self.worker
+        if worker == NULL or mc_poisoned:
+            return
+        mc_watch(worker)  # with the GIL: `close` waits for whoever is counted
+        with nogil:
+            mc_wait_away(worker)
+
     def take(self):
         """What came, oldest first, as tuples.
 
@@ -602,6 +613,7 @@ cdef class Worker:
 
     def close(self):
         """End the thread and UCX; lanes and memory are of no more use."""
+        cdef mc_worker *worker
         if self.worker != NULL and not mc_poisoned:
             with nogil:
                 mc_thread_stop(self.worker)
@@ -612,8 +624,10 @@ cdef class Worker:
             with nogil:
                 mc_worker_stop(self.worker)
             self.take()
+            worker = self.worker
+            self.worker = NULL  # nobody enters `wait_away` any more
             with nogil:
-                mc_worker_free(self.worker)
+                mc_worker_free(worker)
         self.worker = NULL
         self.owners = []
 

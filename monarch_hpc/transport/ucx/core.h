@@ -108,6 +108,10 @@ typedef struct mc_worker {
     _Atomic int stop, parked;
     _Atomic int alarm_set;
     int kick_fd, alarm_fd;
+    pthread_mutex_t away_lock;                  /* guards what follows, with *away_changed* */
+    pthread_cond_t away_changed;
+    uint64_t away_at;                           /* `polls` when the thread last found that nobody drives */
+    _Atomic int num_watching;                   /* threads in `mc_wait_away` */
     _Atomic uint64_t thread_wakes;
 } mc_worker;
 
@@ -602,6 +606,27 @@ static int mc_worker_poll(mc_worker *worker, int epoll_fd, struct epoll_event *e
     return count == -EINTR ? 0 : count; /* a signal, such as SIGCONT, is no failure: Python may handle it */
 }
 
+/* Return when nobody has driven for `MC_LEAVE_NS`, or the thread ends. The caller has counted itself as watching. */
+static void mc_wait_away(mc_worker *worker) {
+    mc_set_alarm(worker);
+    pthread_mutex_lock(&worker->away_lock);
+    while (!atomic_load(&worker->stop) &&
+           (atomic_load(&worker->driven) || worker->away_at != atomic_load(&worker->polls)))
+        pthread_cond_wait(&worker->away_changed, &worker->away_lock);
+    atomic_fetch_sub(&worker->num_watching, 1);
+    pthread_cond_broadcast(&worker->away_changed);
+    pthread_mutex_unlock(&worker->away_lock);
+}
+
+static void mc_tell_away(mc_worker *worker, uint64_t polls) {
+    pthread_mutex_lock(&worker->away_lock);
+    worker->away_at = polls;
+    pthread_cond_broadcast(&worker->away_changed);
+    pthread_mutex_unlock(&worker->away_lock);
+}
+
+static inline void mc_watch(mc_worker *worker) { atomic_fetch_add(&worker->num_watching, 1); }
+
 static void mc_drain(int fd) {
     uint64_t times;
     ssize_t got = read(fd, &times, sizeof times);
@@ -643,7 +668,9 @@ static void *mc_thread_main(void *arg) {
             uint64_t polls = atomic_load(&worker->polls);
             if (!atomic_load(&worker->driven)) {
                 drives = polls == seen;
-                if (!drives)
+                if (drives)
+                    mc_tell_away(worker, polls);
+                else
                     mc_set_alarm(worker);
             }
             seen = polls;
@@ -662,6 +689,9 @@ static mc_worker *mc_worker_new(void) {
     worker->event_fd = -1;
     pthread_mutex_init(&worker->events_lock, NULL);
     pthread_mutex_init(&worker->dirty_lock, NULL);
+    pthread_mutex_init(&worker->away_lock, NULL);
+    pthread_cond_init(&worker->away_changed, NULL);
+    worker->away_at = UINT64_MAX;
     worker->kick_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     worker->alarm_fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
     return worker;
@@ -682,6 +712,7 @@ static void mc_thread_stop(mc_worker *worker) {
         (void)written;
         pthread_join(worker->thread, NULL);
         worker->thread_runs = 0;
+        mc_tell_away(worker, UINT64_MAX);
     }
 }
 
@@ -694,6 +725,10 @@ static void mc_worker_stop(mc_worker *worker) {
 }
 
 static void mc_worker_free(mc_worker *worker) {
+    pthread_mutex_lock(&worker->away_lock);
+    while (atomic_load(&worker->num_watching))
+        pthread_cond_wait(&worker->away_changed, &worker->away_lock);
+    pthread_mutex_unlock(&worker->away_lock);
     for (mc_event *event = mc_take(worker), *next; event; event = next) {
         next = event->next;
         free(event);
@@ -709,6 +744,8 @@ static void mc_worker_free(mc_worker *worker) {
     close(worker->alarm_fd);
     pthread_mutex_destroy(&worker->events_lock);
     pthread_mutex_destroy(&worker->dirty_lock);
+    pthread_mutex_destroy(&worker->away_lock);
+    pthread_cond_destroy(&worker->away_changed);
     free(worker);
 }
 

@@ -203,6 +203,12 @@ class UcxFabric:
         assert self._worker is not None
         return self._worker.poll(epoll_fd, spin_s, timeout_s)
 
+    def wait_away(self) -> None:
+        """Return when nobody has polled for some milliseconds; see `transport.poller.Poller`."""
+        worker = self._worker
+        if worker is not None:
+            worker.wait_away()
+
     def dispatch(self) -> None:
         """Hand what came to the lanes."""
         if self._worker is None:
