@@ -102,6 +102,7 @@ typedef struct mc_worker {
     /* who progresses */
     _Atomic uint64_t polls;
     _Atomic int driven, sleeping;
+    _Atomic int sending;                        /* threads that send, and so have UCX's lock or wait for it */
     unsigned since_sockets;
     pthread_t thread;
     int thread_runs;
@@ -366,8 +367,10 @@ static int mc_flush_locked(mc_lane *lane) {
     /* Before the call: its completion may come on another thread before the call returns. */
     atomic_fetch_add(&lane->pending, 1);
     atomic_fetch_add(&lane->batches, 1);
+    atomic_fetch_add(&lane->worker->sending, 1);
     void *request = mh_ucp.am_send_nbx(lane->endpoint, MC_AM_SMALL, batch->header, MC_HEADER_BYTES, batch->bytes,
                                                batch->used, &param);
+    atomic_fetch_sub(&lane->worker->sending, 1);
     if (request != NULL && !MH_PTR_IS_ERR(request)) {
         lane->batch = NULL; /* the callback frees it */
         return MH_OK;
@@ -488,10 +491,12 @@ static int mc_send_bulk(mc_lane *lane, uint32_t life, unsigned char *header, con
     atomic_fetch_add(&lane->pending, 1);
     atomic_fetch_add(&lane->pending_bytes, operation->num_bytes);
     pthread_mutex_lock(&lane->lock); /* against `mc_lane_closing` */
+    atomic_fetch_add(&lane->worker->sending, 1);
     if (mc_lives(lane, life))
         status = mc_started(mh_ucp.am_send_nbx(lane->endpoint, MC_AM_BULK, header, MC_HEADER_BYTES, data, num_bytes,
                                                &param),
                             operation);
+    atomic_fetch_sub(&lane->worker->sending, 1);
     pthread_mutex_unlock(&lane->lock);
     if (status != MH_OK) {
         atomic_fetch_sub(&lane->pending, 1);
@@ -642,6 +647,7 @@ static void *mc_thread_main(void *arg) {
     while (!atomic_load(&worker->stop)) {
         mc_flush_dirty(worker);
         while (drives) {
+            mc_flush_dirty(worker);
             int full = atomic_load(&worker->queued_bytes) > MC_THREAD_LIMIT;
             drives = !full && !atomic_load(&worker->driven) && atomic_load(&worker->polls) == seen;
             if (full)
@@ -667,7 +673,8 @@ static void *mc_thread_main(void *arg) {
             /* From here on whoever leaves sets it; of those who left before we see that they are gone. */
             uint64_t polls = atomic_load(&worker->polls);
             if (!atomic_load(&worker->driven)) {
-                drives = polls == seen;
+                /* A sender that wakes its peer may lose the core to it, and then has UCX's lock, which spins. */
+                drives = polls == seen && !atomic_load(&worker->sending);
                 if (drives)
                     mc_tell_away(worker, polls);
                 else
