@@ -7,7 +7,6 @@ import contextlib
 import ctypes
 import logging
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -21,6 +20,7 @@ from monarch_hpc.agent.newborn import ZygoteSettings, bear
 from monarch_hpc.agent.start import DEFAULT_ENTRY
 from monarch_hpc.core.errors import ConfigError, MonarchError
 from monarch_hpc.core.hostlist import expand
+from monarch_hpc.core.scratch import remove_unheld
 from monarch_hpc.transport.engine import Engine
 
 if TYPE_CHECKING:
@@ -53,9 +53,10 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     except (MonarchError, OSError) as error:
         logging.error("%s", error)
         code = error.exit_code if isinstance(error, MonarchError) else 1
-    if options.lifeline and options.rank == 0:
-        # Whoever made the directory may have been killed; if not, it does the same.
-        shutil.rmtree(options.directory, ignore_errors=True)
+    if options.held >= 0:
+        # Whoever made the directory may have been killed; if not, it still holds it.
+        os.close(options.held)
+        remove_unheld(options.directory)
     return code
 
 
@@ -138,7 +139,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--rank", type=int, required=True, help="place of this host, from 0")
     parser.add_argument("--num-hosts", type=int, required=True)
     parser.add_argument("--local", action="store_true", help="all hosts are this machine: listen on loopback only")
-    parser.add_argument("--lifeline", action="store_true", help="end when standard input ends, and clean up")
+    parser.add_argument("--lifeline", action="store_true", help="end when standard input ends")
+    parser.add_argument("--held", type=int, default=-1, help="descriptor that holds the directory: see core.scratch")
     parser.add_argument("--entry", default=DEFAULT_ENTRY, help="what procs run")
     return parser.parse_args(arguments)
 

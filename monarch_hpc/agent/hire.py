@@ -6,15 +6,14 @@ import contextlib
 import functools
 import os
 import platform
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from monarch_hpc.agent import bootstrap
+from monarch_hpc.agent.attendant import open_attended
 from monarch_hpc.agent.hiring import WORKERS, read_word, word
 from monarch_hpc.agent.secret import Secret, read_secret
 from monarch_hpc.agent.settings import write_config
@@ -281,17 +280,16 @@ def open_workers(
     if twice:
         raise AllocationError("workers", f"worker {twice[0]} is named twice: a worker is one host")
     hire = _Hire(addresses, read_secret(secret, config.paths.state), config, timeout_s or config.agent.attach_s)
-    directory = Path(tempfile.mkdtemp(prefix="monarch-hpc-"))
 
     def dismiss() -> None:
         hire.for_good = True
 
-    try:
-        hire.engage(directory)
-        yield Hired(directory, dismiss)
-    finally:
-        hire.leave()
-        shutil.rmtree(directory, ignore_errors=True)
+    with open_attended() as directory:
+        try:
+            hire.engage(directory)
+            yield Hired(directory, dismiss)
+        finally:
+            hire.leave()
 
 
 def _is_loopback(post: _Post) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from monarch_hpc.agent import bootstrap
+from monarch_hpc.agent.segments import remove_segments
 from monarch_hpc.agent.settings import write_config
 from monarch_hpc.agent.spawn import launch
 from monarch_hpc.agent.start import DEFAULT_ENTRY
@@ -23,10 +24,10 @@ from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.errors import AgentsMissing, AllocationError, ConfigError
 from monarch_hpc.core.files import private_dir, write_private
 from monarch_hpc.core.ids import new_allocation_id
+from monarch_hpc.core.scratch import PREFIX, hold_scratch, make_scratch
 
 __all__ = ["find_local", "open_local"]
 
-_PREFIX = "monarch-hpc-"
 _POLL_S = 0.005
 _END_S = 15.0
 """Longest wait for agents to end; their own deadlines are shorter."""
@@ -53,24 +54,27 @@ def open_local(
         AllocationError: an agent ended instead.
     """
     allocation = new_allocation_id()
-    where = _make_directory(directory)
+    where, held = _make_directory(directory)
     try:
         key = os.urandom(bootstrap.KEY_BYTES)
         _prepare(where, key, config)
-        with _Agents(where) as agents:
+        with _Agents(where, held) as agents:
             for rank in range(num_hosts):
                 argv = [
                     *(sys.executable, "-P", "-m", "monarch_hpc.agent"),
                     *("--directory", str(where), "--allocation", allocation),
                     *("--rank", str(rank), "--num-hosts", str(num_hosts)),
-                    *("--local", "--lifeline", "--entry", entry),
+                    *("--local", "--lifeline", "--held", str(held), "--entry", entry),
                 ]
                 agents.start(f"local{rank}", argv, key)
             agents.wait_ready(config.slurm.bootstrap_s)
             yield where
     finally:
         sweep(cookies(allocation), _SWEEP_S)
+        for rank in range(num_hosts):  # of agents that did not end by themselves
+            remove_segments(allocation, rank)
         shutil.rmtree(where, ignore_errors=True)
+        os.close(held)
 
 
 def find_local() -> dict[str, Path]:
@@ -78,19 +82,19 @@ def find_local() -> dict[str, Path]:
     places = {Path(place) for place in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir()) if place}
     found: dict[str, Path] = {}
     for place in places:
-        for directory in sorted(place.glob(f"{_PREFIX}*")):
+        for directory in sorted(place.glob(f"{PREFIX}*")):
             with contextlib.suppress(OSError, ConfigError):
                 if directory.stat().st_uid == os.getuid() and bootstrap.read_ready(directory) is not None:
                     found[directory.name] = directory
     return found
 
 
-def _make_directory(directory: Path | None) -> Path:
+def _make_directory(directory: Path | None) -> tuple[Path, int]:
+    """The directory, and the descriptor that holds it, see `scratch`."""
     if directory is not None:
-        return private_dir(directory)
+        return private_dir(directory), hold_scratch(directory)
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    usable = runtime if runtime and os.access(runtime, os.W_OK) else None
-    return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=usable))
+    return make_scratch(Path(runtime if runtime and os.access(runtime, os.W_OK) else tempfile.gettempdir()))
 
 
 def _prepare(directory: Path, key: bytes, config: Config) -> None:
@@ -101,8 +105,9 @@ def _prepare(directory: Path, key: bytes, config: Config) -> None:
 class _Agents:
     """The processes that carry an allocation's agents; ended with the context."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, held: int) -> None:
         self._directory = directory
+        self._held = held
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> _Agents:
@@ -126,7 +131,14 @@ class _Agents:
         """Start one process; what it writes to stderr goes to ``NAME.err``."""
         descriptor = os.open(self._err(name), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
-            process = launch(argv, stdin=subprocess.PIPE, stdout=descriptor, stderr=descriptor, new_session=True)
+            process = launch(
+                argv,
+                stdin=subprocess.PIPE,
+                stdout=descriptor,
+                stderr=descriptor,
+                pass_fds=[self._held],
+                new_session=True,
+            )
         finally:
             os.close(descriptor)
         self._processes[name] = process

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.core.files import private_dir
+from monarch_hpc.core.scratch import PREFIX, hold_scratch, sweep_scratch
 
 __all__ = ["find_segments", "make_segments", "remove_segments"]
 
@@ -19,13 +20,22 @@ _ROOT = Path("/dev/shm")
 _log = logging.getLogger(__name__)
 
 
-def make_segments(allocation: str, host_rank: int, root: Path = _ROOT) -> str:
-    """Make the folder of a host; empty where there can be none: UCX then chooses a place."""
+def make_segments(allocation: str, host_rank: int, root: Path = _ROOT) -> tuple[str, int]:
+    """Make the folder of a host, once those of agents that were killed are gone.
+
+    Returns:
+        The folder, and the descriptor that holds it, see `scratch`; empty and -1 where there can be none: UCX then
+        chooses a place.
+    """
+    if not root.is_dir():
+        return "", -1
+    sweep_scratch(root)
     try:
-        return str(private_dir(_folder(allocation, host_rank, root))) if root.is_dir() else ""
+        folder = private_dir(_folder(allocation, host_rank, root))
+        return str(folder), hold_scratch(folder)
     except (OSError, ConfigError) as error:
         _log.warning("no folder for shared memory: %s", error)
-        return ""
+        return "", -1
 
 
 def find_segments(allocation: str, host_rank: int, root: Path = _ROOT) -> str:
@@ -43,4 +53,4 @@ def remove_segments(allocation: str, host_rank: int, root: Path = _ROOT) -> None
 
 
 def _folder(allocation: str, host_rank: int, root: Path) -> Path:
-    return root / f"monarch-hpc-{allocation}-{host_rank}"
+    return root / f"{PREFIX}{allocation}-{host_rank}"

@@ -133,6 +133,7 @@ class Service:
         outlet = Outlet(self._files, config.logs, self._send_up, lambda: self._up.crowded)
         lease = Lease(config.liveness.suspect_s, config.liveness.dead_s)
         self._forwarders: list[str] = []
+        segments, self._segments_held = make_segments(post.allocation, post.rank)
         place = Place(
             allocation=post.allocation,
             rank=post.rank,
@@ -144,7 +145,7 @@ class Service:
             heartbeat_s=config.liveness.heartbeat_s,
             lease=lease,
             addresses=self._entry.addresses,
-            segments=make_segments(post.allocation, post.rank),
+            segments=segments,
             forwarders=self._forwarders,
             keep_dead=config.telemetry.keep_dead,
             limits=limits,

@@ -25,6 +25,7 @@ from monarch_hpc.agent.gpus import parse_gpus
 from monarch_hpc.agent.grant import parse_device_gpus
 from monarch_hpc.agent.hiring import WORKERS, read_word, word
 from monarch_hpc.agent.secret import Secret, read_secret
+from monarch_hpc.agent.segments import remove_segments
 from monarch_hpc.agent.spawn import launch
 from monarch_hpc.agent.sweep import cookies, sweep
 from monarch_hpc.agent.worker_address import WorkerAddress, listening_addresses, parse_worker_address
@@ -33,6 +34,7 @@ from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.errors import FrameError, PeerLost, TransportError
 from monarch_hpc.core.files import private_dir, read_json, write_json
 from monarch_hpc.core.ids import Identity, Role, new_incarnation
+from monarch_hpc.core.scratch import make_scratch
 from monarch_hpc.transport.api import Channel
 from monarch_hpc.transport.engine import Engine
 from monarch_hpc.transport.node import Node
@@ -165,9 +167,9 @@ class Worker:
             raise FrameError(f"{kind!r} is not for now")
 
     def _end_engagement(self) -> None:
-        engagement, self._engagement = self._engagement, None
-        if engagement is not None:
-            engagement.end()
+        if self._engagement is not None:
+            self._engagement.end()  # once more where SIGTERM came in the middle of it
+            self._engagement = None
 
 
 class _Engagement:
@@ -176,21 +178,27 @@ class _Engagement:
     def __init__(self, channel: Channel, fields: Mapping[str, Any], config: Config) -> None:
         self.channel = channel
         self.program = str(fields["program"])
-        self.directory = Path(tempfile.mkdtemp(prefix="monarch-hpc-worker-"))
+        self.directory, self._held = make_scratch(Path(tempfile.gettempdir()), "worker-")
         self._allocation = str(fields["allocation"])
         self._rank = int(fields["rank"])
         self._end_s = config.procs.stop_s + config.agent.grace_s + _SWEEP_S
         self._told_head = self._told_ready = self._told_end = False
         write_json(self.directory / "config.json", {"schema": 1, "config": fields["config"]})
         argv = [
-            *(sys.executable, "-P", "-m", "monarch_hpc.agent", "--lifeline"),
+            *(sys.executable, "-P", "-m", "monarch_hpc.agent", "--lifeline", "--held", str(self._held)),
             *("--directory", str(self.directory), "--allocation", self._allocation),
             *("--rank", str(self._rank), "--num-hosts", str(int(fields["num_hosts"]))),
             *(("--local",) if fields["local"] else ()),
         ]
         with open(self.directory / "agent.err", "ab") as err:
             self._process = launch(
-                argv, _environment(), stdin=subprocess.PIPE, stdout=err.fileno(), stderr=err.fileno(), new_session=True
+                argv,
+                _environment(),
+                stdin=subprocess.PIPE,
+                stdout=err.fileno(),
+                stderr=err.fileno(),
+                pass_fds=[self._held],
+                new_session=True,
             )
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended; `look` says why
@@ -225,7 +233,11 @@ class _Engagement:
             self._process.kill()
             self._process.wait()
         sweep(cookies(self._allocation, self._rank), _SWEEP_S)
+        remove_segments(self._allocation, self._rank)
         shutil.rmtree(self.directory, ignore_errors=True)
+        held, self._held = self._held, -1
+        if held >= 0:
+            os.close(held)
 
     def _last_lines(self) -> list[str]:
         return (self.directory / "agent.err").read_text(errors="replace").splitlines()[-_NUM_LAST_LINES:]

@@ -17,18 +17,27 @@ from pathlib import Path
 from monarch_hpc.agent.spawn import launch
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.errors import AllocationError
+from monarch_hpc.core.files import write_private
+from monarch_hpc.core.scratch import make_scratch
 from monarch_hpc.job.current import load_current_job
 from monarch_hpc.job.state import JobState, cut
 from monarch_hpc.job.trait import JobTrait
 from monarch_hpc.mesh.host import HostMesh
 from monarch_hpc.mesh.workers import attach_to_workers
 
-__all__ = ["ProcessJob", "hosts_from_config"]
+__all__ = ["STAY", "ProcessJob", "hosts_from_config"]
 
-_WORKER = "from monarch_hpc.actor import run_worker_loop_forever as run; run(address={address!r}, private_key={key!r})"
+STAY = b"stay\n"
+"""On a worker's standard input: it does not end with the program that started it."""
+
+_WORKER = "monarch_hpc.job.worker"
+"""By its name: it is a program, which imports this module."""
 _POLL_S = 0.01
 _END_S = 20.0
 """How long workers may take to end; agents and procs have deadlines of their own before that."""
+
+_NUM_LAST_LINES = 10
+"""Of a worker that has ended."""
 
 _NUM_UNNAMED = 2
 """Hosts where no configuration says how many: the fewest with which a program shows that it can deal with several."""
@@ -37,7 +46,8 @@ _NUM_UNNAMED = 2
 class ProcessJob(JobTrait):
     """Each host is a worker process of this machine: several hosts without a cluster.
 
-    The workers outlive the program, and the next one that asks for the same finds them.
+    Once the job is saved, the workers outlive the program, and the next one that asks for the same finds them. Until
+    then they end with the program, however it ends: nobody else knows of them.
 
     Args:
         meshes: number of hosts by name.
@@ -82,21 +92,20 @@ class ProcessJob(JobTrait):
         return f"ipc://{self._directory}/worker{index}"
 
     def _create(self) -> None:
-        self._directory = tempfile.mkdtemp(prefix="monarch-hpc-job-")
-        key = Path(self._directory) / "key"
-        key.touch(0o600)
-        key.write_bytes(os.urandom(32))
+        directory, held = make_scratch(Path(tempfile.gettempdir()), "job-")
+        self._directory = str(directory)
         try:
+            write_private(directory / "key", os.urandom(32))
             for index in range(sum(self._meshes.values())):
-                code = _WORKER.format(address=self._address(index), key=str(key))
-                with open(Path(self._directory) / f"worker{index}.err", "ab") as err:
+                with open(directory / f"worker{index}.err", "ab") as err:
                     self._children.append(
                         launch(
-                            [sys.executable, "-c", code],
+                            [sys.executable, "-m", _WORKER, self._address(index), str(directory), str(held)],
                             {**os.environ, **self._env},
-                            stdin=subprocess.DEVNULL,
+                            stdin=subprocess.PIPE,
                             stdout=err.fileno(),
                             stderr=err.fileno(),
+                            pass_fds=[held],
                             new_session=True,
                         )
                     )
@@ -104,11 +113,13 @@ class ProcessJob(JobTrait):
         except BaseException:
             self._kill()
             raise
+        finally:
+            os.close(held)  # the workers hold it
 
     def _state(self) -> JobState:
         if self._hosts is None:
             if not self.alive():
-                raise AllocationError("workers", f"a worker of this job has ended; see {self._directory}/worker*.err")
+                raise AllocationError("workers", f"a worker of this job has ended; it wrote last:{self._last_words()}")
             workers = [self._address(index) for index in range(len(self._pids))]
             self._hosts = attach_to_workers(private_key=f"{self._directory}/key", workers=workers)
         return cut(self._hosts, self._meshes)
@@ -121,11 +132,35 @@ class ProcessJob(JobTrait):
                     os.kill(pid, number)
             while any(self._runs(pid) for pid in self._pids) and not deadline.passed():
                 time.sleep(_POLL_S)
+        self._let_go(b"")
         self._children, self._pids, self._hosts = [], [], None
         shutil.rmtree(self._directory, ignore_errors=True)
 
+    def _clear(self) -> None:
+        self._kill()  # those that have not ended, and what all of them left
+
     def _end_with_program(self) -> None:
         atexit.register(self.kill)
+
+    def _outlive_program(self) -> None:
+        self._let_go(STAY)
+
+    def _let_go(self, word: bytes) -> None:
+        """Close the workers' standard input, at whose end they end, unless it said `STAY`."""
+        for child in self._children:
+            if child.stdin is not None and not child.stdin.closed:
+                with contextlib.suppress(BrokenPipeError):  # it has ended
+                    child.stdin.write(word)
+                    child.stdin.close()
+
+    def _last_words(self) -> str:
+        lines: list[str] = []
+        for index, pid in enumerate(self._pids):
+            if not self._runs(pid):
+                with contextlib.suppress(OSError):
+                    said = (Path(self._directory) / f"worker{index}.err").read_text(errors="replace")
+                    lines = said.splitlines()[-_NUM_LAST_LINES:]
+        return "".join(f"\n    {line}" for line in lines) or " nothing that is left"
 
 
 def hosts_from_config(name: str) -> HostMesh:

@@ -118,7 +118,9 @@ class JobTrait(ABC):
         write_private(path, self.dumps())
 
     def dumps(self) -> bytes:
-        """The job as bytes."""
+        """The job as bytes. Where it would have ended with this program, it does not any more."""
+        if self._apply_id is not None:
+            self._outlive_program()
         return pickle.dumps(self)
 
     def _find(self, path: Path) -> None:
@@ -129,6 +131,8 @@ class JobTrait(ABC):
             return
         if not saved.active or not saved.alive():
             _log.info("the job saved in %s has ended", path)
+            if saved.active:
+                saved._clear()
             return
         differences = saved.differences(self)
         if differences:
@@ -182,6 +186,12 @@ class JobTrait(ABC):
 
     def _end_with_program(self) -> None:  # noqa: B027 an allocation does not
         """What nobody can find again ends with this program, where that is cheap to begin anew."""
+
+    def _outlive_program(self) -> None:  # noqa: B027 an allocation does anyway
+        """What was saved can be found again, and so does not end with this program."""
+
+    def _clear(self) -> None:  # noqa: B027 an allocation leaves nothing here
+        """Remove what a job that has ended by itself left on this machine."""
 
 
 def job_load(filename: str = DEFAULT_JOB_PATH) -> JobTrait:

@@ -47,7 +47,7 @@ def workers_of(programs: Programs) -> list[str]:
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            if mark in (path / "environ").read_bytes() and b"run_worker_loop" in (path / "cmdline").read_bytes():
+            if mark in (path / "environ").read_bytes() and b"monarch_hpc.job.worker" in (path / "cmdline").read_bytes():
                 found.append(path.name)
         except OSError:
             continue

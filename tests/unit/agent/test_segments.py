@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from monarch_hpc.agent.segments import find_segments, make_segments, remove_segments
@@ -9,7 +10,7 @@ from monarch_hpc.agent.segments import find_segments, make_segments, remove_segm
 
 def test_what_is_left_in_the_folder_goes_with_it(tmp_path: Path) -> None:
     assert find_segments("a1", 3, tmp_path) == ""
-    folder = make_segments("a1", 3, tmp_path)
+    folder, held = make_segments("a1", 3, tmp_path)
     assert find_segments("a1", 3, tmp_path) == folder
     assert find_segments("a1", 2, tmp_path) == ""
     assert Path(folder).stat().st_mode & 0o777 == 0o700
@@ -17,13 +18,27 @@ def test_what_is_left_in_the_folder_goes_with_it(tmp_path: Path) -> None:
     remove_segments("a1", 3, tmp_path)
     remove_segments("a1", 3, tmp_path)
     assert not list(tmp_path.iterdir())
+    os.close(held)
+
+
+def test_what_a_killed_agent_left_goes_when_the_next_one_starts(tmp_path: Path) -> None:
+    gone, held = make_segments("a1", 0, tmp_path)
+    _, other = make_segments("a2", 0, tmp_path)
+    os.close(held)  # as the kernel does it
+    _, last = make_segments("a3", 0, tmp_path)
+    assert find_segments("a1", 0, tmp_path) == "" and not Path(gone).exists()
+    assert find_segments("a2", 0, tmp_path) and find_segments("a3", 0, tmp_path)
+    os.close(other)
+    os.close(last)
 
 
 def test_a_folder_that_others_can_enter_is_not_used(tmp_path: Path) -> None:
-    folder = Path(make_segments("a1", 0, tmp_path))
-    folder.chmod(0o755)
-    assert make_segments("a1", 0, tmp_path) == find_segments("a1", 0, tmp_path) == ""
+    folder, held = make_segments("a1", 0, tmp_path)
+    Path(folder).chmod(0o755)
+    assert make_segments("a1", 0, tmp_path) == ("", -1)
+    assert find_segments("a1", 0, tmp_path) == ""
+    os.close(held)
 
 
 def test_without_a_place_for_it_ucx_chooses(tmp_path: Path) -> None:
-    assert make_segments("a1", 0, tmp_path / "missing") == ""
+    assert make_segments("a1", 0, tmp_path / "missing") == ("", -1)

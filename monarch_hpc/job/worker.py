@@ -1,0 +1,51 @@
+"""`python -m monarch_hpc.job.worker`: a worker process of a `ProcessJob`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from monarch_hpc.core.scratch import remove_unheld
+from monarch_hpc.job.process import STAY
+from monarch_hpc.mesh.workers import run_worker_loop_forever
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Be a worker at an address until told to end, and remove the job's folder if it is the last one to.
+
+    Args:
+        arguments: the address, the job's folder, and the descriptor that holds that, see `core.scratch`.
+    """
+    address, folder, held = arguments
+    signal.signal(signal.SIGTERM, _leave)
+    threading.Thread(target=_watch_program, name="monarch-lifeline", daemon=True).start()
+    code = 0
+    try:
+        run_worker_loop_forever(address=address, private_key=Path(folder) / "key")
+    except SystemExit as end:
+        code = int(end.code or 0)
+    # Not after other exceptions: what they say is in the folder.
+    os.close(int(held))
+    remove_unheld(Path(folder))
+    return code
+
+
+def _leave(number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+def _watch_program() -> None:
+    # Not through `sys.stdin`: who waits in that stops the interpreter from ending.
+    if os.read(0, len(STAY)) != STAY:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
