@@ -19,7 +19,7 @@ from monarch_hpc.agent.start import ProcOrder, ProcStart
 from monarch_hpc.agent.steps import Steps
 from monarch_hpc.agent.zygotes import Problem, Spawned, Zygotes
 from monarch_hpc.core.errors import FrameError
-from monarch_hpc.telemetry.recorder import make_memory
+from monarch_hpc.telemetry.memory import make_memory
 from monarch_hpc.transport.engine import Engine
 from monarch_hpc.wire.messages import Message, ProcHello, ProcReady, SpawnProcs, decode
 

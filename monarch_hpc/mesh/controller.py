@@ -198,6 +198,7 @@ class Controller(Runtime):
         self._printer.close()
         self._resources.close()
         self.engine.close()
+        self.recorder.close()
         Runtime.current = Controller._instance = None
 
     def _tell(self, message: Message) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from monarch_hpc.telemetry import layout, pen
 from monarch_hpc.telemetry.layout import HEADER, NUMBER, OPEN, RECORD, RECORD_BYTES, Kind
+from monarch_hpc.telemetry.memory import make_memory, map_memory
 from monarch_hpc.telemetry.names import Names
 from monarch_hpc.telemetry.pen import Handling
 
@@ -23,28 +24,13 @@ else:
     except ImportError:  # there was no compiler
         from monarch_hpc.telemetry import pen as _fastest
 
-__all__ = ["ActorRecord", "Recorder", "make_memory"]
+__all__ = ["ActorRecord", "Recorder"]
 
 # In words of 8 bytes from the start of a record.
 _DUR, _SEQ = 5, 7
 
 _pack = RECORD.pack_into
 _now = time.monotonic_ns
-
-
-def make_memory(name: str) -> int:
-    """Return a descriptor of memory for one recorder; no path leads to it, and it goes with its last holder.
-
-    Raises:
-        OSError: there is no memory or no descriptor left.
-    """
-    fd = os.memfd_create(f"monarch-hpc {name}", os.MFD_CLOEXEC)
-    try:
-        os.ftruncate(fd, layout.TOTAL_BYTES)  # a page takes memory once it is written to
-    except OSError:
-        os.close(fd)
-        raise
-    return fd
 
 
 class Recorder:
@@ -68,7 +54,7 @@ class Recorder:
     def __init__(self, fd: int | None = None, incarnation: int = 0, *, plain: bool = False) -> None:
         fd = make_memory("recorder") if fd is None else fd
         try:
-            self.memory = mmap.mmap(fd, layout.TOTAL_BYTES)
+            self.memory = map_memory(fd)
         finally:
             os.close(fd)
         self.names = Names(self.memory)
@@ -103,6 +89,10 @@ class Recorder:
             _now(),
             time.time_ns(),
         )
+
+    def close(self) -> None:
+        """Give the memory back. What is still written is forgotten; the place for it goes with the recorder."""
+        self.memory.madvise(mmap.MADV_REMOVE)
 
     def wait_for(self, what: str, mark: int) -> int:
         """The actor with that mark now waits for something that is no call; otherwise as `wait`."""

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from monarch_hpc.telemetry import layout
 from monarch_hpc.telemetry.layout import HEADER
+from monarch_hpc.telemetry.memory import make_memory
 from monarch_hpc.telemetry.picture import draw
 from monarch_hpc.telemetry.reading import Memory, memory_of, read_events, read_scene
-from monarch_hpc.telemetry.recorder import Recorder, make_memory
+from monarch_hpc.telemetry.recorder import Recorder
 from monarch_hpc.wire.calls import CallsReport, ProcCalls
 from monarch_hpc.wire.messages import decode, encode
 

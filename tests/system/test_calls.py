@@ -23,9 +23,9 @@ from monarch_hpc.config.load import load
 from monarch_hpc.config.program import DIRECTORY_VARIABLE
 from monarch_hpc.telemetry import layout
 from monarch_hpc.telemetry.layout import Kind
+from monarch_hpc.telemetry.memory import make_memory
 from monarch_hpc.telemetry.picture import Picture, Row, draw
 from monarch_hpc.telemetry.reading import Memory, Record, memory_of, read_events, read_scene
-from monarch_hpc.telemetry.recorder import make_memory
 from monarch_hpc.testing import wait_until
 from tests.system.controlling import controlled, settle
 

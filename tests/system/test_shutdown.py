@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import monarch_hpc
 from monarch_hpc import Actor, endpoint
 from monarch_hpc.config.load import load
+from monarch_hpc.mesh.controller import Controller
 from tests.system.controlling import controlled, settle
 
 _PATIENCE_S = 30.0
@@ -32,3 +35,17 @@ def test_hosts_end_their_procs_and_serve_on_and_are_shut_down_at_last() -> None:
         # The program is attached again at its next use.
         with monarch_hpc.hosts().spawn_procs() as third:
             assert len(third) == 2
+
+
+def test_a_closed_program_holds_no_memory_of_its_records() -> None:
+    with controlled(load().config, num_hosts=1) as hosts:
+        procs = hosts.spawn_procs()
+        settle(procs)
+        closed = Controller.instance()
+        guests = procs.spawn("guest", Guest)
+        guests.ping.call().get(_PATIENCE_S)
+        assert b"guest" in closed.recorder.memory[:]
+        closed.close()
+        assert b"guest" not in closed.recorder.memory[:]
+        with pytest.raises(RuntimeError, match="not part of an allocation"):
+            guests.ping.call().get(_PATIENCE_S)

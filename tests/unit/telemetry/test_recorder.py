@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -11,8 +12,9 @@ import pytest
 
 from monarch_hpc.telemetry import layout
 from monarch_hpc.telemetry.layout import FAILED, HEADER, OPEN, RECORD, Kind
+from monarch_hpc.telemetry.memory import make_memory
 from monarch_hpc.telemetry.reading import MAX_SENT, Memory, memory_of, read_events, read_scene
-from monarch_hpc.telemetry.recorder import Recorder, make_memory
+from monarch_hpc.telemetry.recorder import Recorder
 
 pytestmark = pytest.mark.pen
 
@@ -42,6 +44,39 @@ def test_an_idle_process(make: Make) -> None:
     scene = read_scene(make()[1])
     assert (scene.problem, scene.incarnation, scene.pid) == ("", f"{HERE:x}", os.getpid())
     assert not (scene.actors or scene.running or scene.waits or scene.sent or scene.endpoints)
+
+
+def test_a_recorder_holds_no_descriptor_and_gives_its_memory_back(make: Make) -> None:
+    fds = os.listdir("/proc/self/fd")
+    alone = Recorder(plain=True)
+    assert os.listdir("/proc/self/fd") == fds
+    alone.close()
+    recorder, memory = make()
+    fd = next(int(fd) for fd in os.listdir("/proc/self/fd") if "monarch-hpc test" in _target(fd))
+    actor = recorder.actor(0xABC, "trainer", 0)
+    for number in range(1, 2000):
+        recorder.sent(number, actor.mark, recorder.names.endpoint("trainer", "step"), 0, 10, 0xABC)
+    place = recorder.wait(1, 1)
+    assert os.fstat(fd).st_blocks > 0 and read_scene(memory).actors
+    recorder.close()
+    assert os.fstat(fd).st_blocks == 0
+    # What is late is written, and is nothing.
+    recorder.waited(place)
+    recorder.answered(1)
+    recorder.sent(5000, actor.mark, recorder.names.endpoint("trainer", "other"), 0, 10, 0xABC)
+    actor.change(Kind.ACTOR_STOPPED)
+    assert read_scene(memory).problem
+
+
+def _target(fd: str) -> str:
+    with contextlib.suppress(OSError):
+        return os.readlink(f"/proc/self/fd/{fd}")
+    return ""
+
+
+def test_memory_that_is_none_is_refused() -> None:
+    with open(os.devnull) as file, pytest.raises(OSError, match=r"cannot map descriptor|No such device"):
+        Recorder(os.dup(file.fileno()))
 
 
 def test_a_call_that_runs_and_one_that_waits_for_it(make: Make) -> None:
