@@ -14,8 +14,9 @@ from monarch_hpc.transport.records import CHUNK_BYTES, INLINE_BYTES
 from monarch_hpc.transport.signal import Signal
 from monarch_hpc.wire.frames import Frame, Kind
 from tests.system.parties import PATIENCE_S, Party, parties
+from tests.system.programs import Programs, programs
 
-__all__ = ["parties"]
+__all__ = ["parties", "programs"]
 
 
 @pytest.fixture
@@ -87,3 +88,37 @@ def test_answers_to_what_came_together_go_together(pair: tuple[Party, Party, Cha
         channel.send(Frame(Kind.RESULT, number))
     client.until(lambda: len(client.frames) == 2000)
     assert [frame.dest for frame in client.frames] == list(range(2000))
+
+
+WRITES_ON = """
+import os, signal, sys
+from monarch_hpc.core.ids import Role
+from monarch_hpc.wire.frames import Frame, Kind
+from tests.system import parties
+
+to_client, from_server = os.pipe()
+server = os.fork()
+if not server:
+    party = parties.Party()
+    os.write(from_server, (party.node.listen(["127.0.0.1"])[0] + "\\n").encode())
+    signal.alarm(60)
+    signal.pause()
+client = parties.Party(role=Role.CONTROLLER)
+with open(to_client) as lines:
+    channel = client.node.connect([lines.readline().strip()])
+
+def write_on():
+    os.kill(server, signal.SIGKILL)
+    os.waitpid(server, 0)  # the kernel has closed its sockets
+    for number in range(200):  # more than goes out in one write
+        channel.send(Frame(Kind.RESULT, number, 0, bytes(50_000)))
+
+client.engine.call_soon(write_on)
+client.until(lambda: bool(client.lost))
+print("lost:", client.lost[0])
+client.close()
+"""
+
+
+def test_a_driver_that_writes_on_to_a_dead_peer_hears_of_its_end(programs: Programs) -> None:
+    assert "lost: lost" in programs.run(WRITES_ON)
