@@ -48,6 +48,7 @@ class Sink(Actor):
 
     @endpoint
     def wait(self, name: str) -> None:
+        gate(f"before {name}").set()
         assert gate(name).wait(_PATIENCE_S)
 
     @endpoint
@@ -81,7 +82,11 @@ class Broken(Sink):
 
 
 class Opener(Actor):
-    """Opens gates of its proc, and passes calls on."""
+    """Opens gates of its proc, tells who stands before them, and passes calls on."""
+
+    @endpoint
+    def reached(self, name: str) -> None:
+        assert gate(f"before {name}").wait(_PATIENCE_S)
 
     @endpoint
     def open(self, name: str) -> None:
@@ -140,6 +145,15 @@ def blocked_s(procs: ProcMesh) -> float:
     runtime = Runtime.current
     assert runtime is not None
     return runtime.node.channels[procs.procs[0].incarnation].blocked_s
+
+
+def until_taken(sink: ActorMesh[Sink], num: int) -> None:
+    """Wait until it has taken that many: what others have sent may come after a question of ours."""
+
+    def taken() -> int:
+        return int(sink.taken.call_one().get(_PATIENCE_S)[0])
+
+    assert wait_until(f"{num} taken", taken, accept=lambda seen: seen >= num) == num
 
 
 class Background(threading.Thread):
@@ -259,6 +273,8 @@ def test_a_full_mailbox_holds_back_only_who_writes_to_it(first: ProcMesh, second
     data = np.zeros(_MIB, np.uint8)
     for sink in sinks:
         sink.wait.broadcast("full")
+    for opener in openers:  # others are about to write, whose calls know no order with ours
+        opener.reached.call_one("full").get(_PATIENCE_S)
     poured = [pourers[0].pour.call_one(sinks[1], 100), pourers[1].pour.call_one(sinks[0], 100)]
     mine = [
         Background(mesh, lambda _, sink=sink: sink.take.broadcast(data), 100)  # type: ignore[misc]
@@ -277,7 +293,8 @@ def test_a_full_mailbox_holds_back_only_who_writes_to_it(first: ProcMesh, second
         flood.finish()
     for future in poured:
         future.get(_PATIENCE_S)
-    assert [sink.taken.call_one().get(_PATIENCE_S)[0] for sink in sinks] == [200, 200]
+    for sink in sinks:
+        until_taken(sink, 200)
 
 
 def test_a_coroutine_is_slowed_but_never_stopped(first: ProcMesh, second: ProcMesh) -> None:
@@ -285,11 +302,12 @@ def test_a_coroutine_is_slowed_but_never_stopped(first: ProcMesh, second: ProcMe
     sink, opener = second.spawn("sink", Sink), second.spawn("opener", Opener)
     pourer = first.spawn("pourer", Opener)
     sink.wait.broadcast("coroutine")
+    opener.reached.call_one("coroutine").get(_PATIENCE_S)
     begun_s = time.monotonic()
     pourer.pour_from_a_coroutine.call_one(sink, _WINDOW_BYTES // _MIB + 5).get(_PATIENCE_S)
     assert time.monotonic() - begun_s > 0.4
     opener.open.call_one("coroutine").get(_PATIENCE_S)
-    assert sink.taken.call_one().get(_PATIENCE_S)[0] == _WINDOW_BYTES // _MIB + 5
+    until_taken(sink, _WINDOW_BYTES // _MIB + 5)
 
 
 def test_who_is_held_back_hears_of_deaths_and_lives_on(hosts: HostMesh, first: ProcMesh) -> None:
