@@ -10,7 +10,8 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from monarch_hpc.config.program import own_slurm_ids
+from monarch_hpc.agent.gpus import TELLING_VARIABLES, usable_gpus
+from monarch_hpc.config.program import own_slurm_ids, own_variables
 from monarch_hpc.core.ids import SlurmIds
 from monarch_hpc.core.shape import Extent, Point
 
@@ -42,7 +43,8 @@ class ProcInfo:
         host: name of the host.
         host_rank: place of the host in the allocation.
         local_rank: place among the procs of its mesh on this host.
-        gpus: GPU indices of this proc, its own first.
+        gpus: GPU indices of this proc, its own first. For a program: what its variables name (CUDA_VISIBLE_DEVICES and
+            such); where there are none those of the machine, in a Slurm job none.
         slurm_job_id: number of the Slurm job that it runs in; empty where there is none.
         slurm: what else Slurm calls its place.
         cpus: CPU numbers that it may run on; of those that were granted to the host.
@@ -128,7 +130,7 @@ def context() -> Context:
 
 
 def own_info() -> ProcInfo:
-    """What this process knows of its place without being told: host, CPUs and Slurm's names."""
+    """What this process knows of its place without being told: host, CPUs, GPUs and Slurm's names."""
     slurm = own_slurm_ids()
     return ProcInfo(
         allocation="",
@@ -138,7 +140,7 @@ def own_info() -> ProcInfo:
         host=slurm.node or platform.node(),
         host_rank=-1,
         local_rank=0,
-        gpus=(),
+        gpus=tuple(usable_gpus(own_variables(TELLING_VARIABLES), os.listdir("/dev"), in_job=bool(slurm.job_id))),
         slurm_job_id=slurm.job_id,
         slurm=slurm,
         cpus=tuple(sorted(os.sched_getaffinity(0))),

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
-__all__ = ["GPU_VARIABLES", "own_block", "parse_gpus", "visible_gpus"]
+__all__ = [
+    "GPU_VARIABLES",
+    "TELLING_VARIABLES",
+    "own_block",
+    "parse_device_gpus",
+    "parse_gpus",
+    "usable_gpus",
+    "visible_gpus",
+]
 
 GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 """What tells a process its GPUs."""
 
-# CUDA's variable first: Slurm sets it as seen from inside the step, after any renumbering by cgroups.
-_VARIABLES = (*GPU_VARIABLES, "SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
+TELLING_VARIABLES = (*GPU_VARIABLES, "SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
+"""What says which GPUs were granted. CUDA's first: Slurm sets it as seen from inside the step, after any renumbering by
+cgroups."""
+
 _DEFAULT_VARIABLE = GPU_VARIABLES[0]
+_DEVICE = re.compile(r"nvidia(\d+)")
 
 
 def parse_gpus(environment: Mapping[str, str]) -> tuple[str, list[str]] | None:
@@ -19,12 +31,30 @@ def parse_gpus(environment: Mapping[str, str]) -> tuple[str, list[str]] | None:
 
     An empty list is an answer: no GPU was granted.
     """
-    for variable in _VARIABLES:
+    for variable in TELLING_VARIABLES:
         text = environment.get(variable)
         if text is not None:
             named = variable if variable in GPU_VARIABLES else _DEFAULT_VARIABLE
             return named, _parse_list(text)
     return None
+
+
+def parse_device_gpus(names: Sequence[str]) -> list[str]:
+    """Return the GPU indices among the file names of ``/dev``."""
+    found = sorted(int(match[1]) for name in names if (match := _DEVICE.fullmatch(name)))
+    return [str(index) for index in found]
+
+
+def usable_gpus(environment: Mapping[str, str], names: Sequence[str], *, in_job: bool) -> list[str]:
+    """Return what a process that no agent started may use: what it was told, else all; in Slurm's jobs then none.
+
+    Args:
+        names: file names of ``/dev``.
+    """
+    told = parse_gpus(environment)
+    if told is not None:
+        return told[1]
+    return [] if in_job else parse_device_gpus(names)
 
 
 def own_block(gpus: Sequence[str], place: int, num_places: int) -> list[str]:

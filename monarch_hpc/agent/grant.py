@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 import resource
 import socket
 import struct
@@ -17,7 +16,7 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 from monarch_hpc.agent import cgroup
-from monarch_hpc.agent.gpus import own_block, parse_gpus
+from monarch_hpc.agent.gpus import own_block, parse_device_gpus, parse_gpus
 from monarch_hpc.core.errors import ConfigError
 
 __all__ = [
@@ -25,7 +24,6 @@ __all__ = [
     "choose_interfaces",
     "granted_memory",
     "host_name",
-    "parse_device_gpus",
     "raise_file_limit",
     "read_grant",
     "read_interfaces",
@@ -35,7 +33,6 @@ _SIOCGIFFLAGS, _SIOCGIFADDR = 0x8913, 0x8915
 _IFF_UP = 0x1
 # Bridges of containers and virtual machines have the same address on every host: whoever dials it meets itself.
 _BRIDGES = ("docker*", "virbr*", "br-*", "cni*", "podman*", "lxc*")
-_GPU_DEVICE = re.compile(r"nvidia(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +62,6 @@ def granted_memory(environment: Mapping[str, str], limit_bytes: int | None, tota
     if told_mib.isdecimal() and int(told_mib):  # 0 asks for all of it
         sizes.append(int(told_mib) << 20)
     return min(sizes)
-
-
-def parse_device_gpus(names: Sequence[str]) -> list[str]:
-    """Return the GPU indices among the file names of ``/dev``."""
-    found = sorted(int(match[1]) for name in names if (match := _GPU_DEVICE.fullmatch(name)))
-    return [str(index) for index in found]
 
 
 def choose_interfaces(

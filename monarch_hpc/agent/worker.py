@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from monarch_hpc.agent import bootstrap
-from monarch_hpc.agent.gpus import parse_gpus
-from monarch_hpc.agent.grant import parse_device_gpus
+from monarch_hpc.agent.gpus import parse_device_gpus, parse_gpus
 from monarch_hpc.agent.hiring import WORKERS, read_word, word
 from monarch_hpc.agent.secret import Secret, read_secret
 from monarch_hpc.agent.segments import remove_segments

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from monarch_hpc.core.ids import SlurmIds
 
-__all__ = ["DIRECTORY_VARIABLE", "RUN_VARIABLE", "Program", "own_import_path", "own_slurm_ids", "read_program"]
+__all__ = [
+    "DIRECTORY_VARIABLE",
+    "RUN_VARIABLE",
+    "Program",
+    "own_import_path",
+    "own_slurm_ids",
+    "own_variables",
+    "read_program",
+]
 
 DIRECTORY_VARIABLE = "MONARCH_HPC_DIRECTORY"
 RUN_VARIABLE = "MONARCH_HPC_RUN"
@@ -39,6 +48,11 @@ def own_slurm_ids() -> SlurmIds:
     return SlurmIds.of(os.environ)
 
 
+def own_variables(names: Iterable[str]) -> dict[str, str]:
+    """Those of the variables *names* that this process has."""
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
 def own_import_path() -> dict[str, str]:
     """The variable that tells Python programs where to import from, where it is set."""
-    return {_IMPORT_PATH: os.environ[_IMPORT_PATH]} if _IMPORT_PATH in os.environ else {}
+    return own_variables([_IMPORT_PATH])

@@ -11,8 +11,12 @@ import pytest
 import monarch_hpc
 from monarch_hpc import Actor, ActorMesh, HostMesh, MeshFailure, ProcMesh, endpoint
 from monarch_hpc.config.load import load
+from monarch_hpc.config.program import DIRECTORY_VARIABLE
 from monarch_hpc.testing import wait_until
 from tests.system.controlling import controlled, settle
+from tests.system.programs import Programs, programs
+
+__all__ = ["programs"]
 
 _PATIENCE_S = 20.0
 
@@ -157,3 +161,22 @@ def test_a_named_actor_is_one_for_all(procs: ProcMesh, faults: list[MeshFailure]
     assert again.add.call_one().get(_PATIENCE_S) == 51
     for mesh in (counter, again):
         mesh.stop()
+
+
+PLACE = """
+from monarch_hpc import Actor, context, endpoint, this_host, this_proc
+
+class Where(Actor):
+    @endpoint
+    def gpus(self): return context().proc.gpus
+
+print("before", context().proc.gpus)
+print("beside", this_proc().spawn("where", Where).gpus.call_one().get(), context().proc.gpus)
+print("procs", sorted(this_host().spawn_procs({"gpus": 2}).spawn("where", Where).gpus.call().get().values()))
+"""
+
+
+def test_a_program_knows_its_gpus_as_procs_do(programs: Programs) -> None:
+    said = programs.run(PLACE, env={"CUDA_VISIBLE_DEVICES": "4,2", DIRECTORY_VARIABLE: ""})  # on hosts of its own
+    assert "before ('4', '2')" in said and "beside ('4', '2') ('4', '2')" in said
+    assert "procs [('2', '4'), ('4', '2')]" in said

@@ -5,8 +5,8 @@ from pathlib import PurePosixPath
 import pytest
 
 from monarch_hpc.agent import cgroup
-from monarch_hpc.agent.gpus import own_block, parse_gpus, visible_gpus
-from monarch_hpc.agent.grant import choose_interfaces, granted_memory, host_name, parse_device_gpus
+from monarch_hpc.agent.gpus import own_block, parse_device_gpus, parse_gpus, usable_gpus, visible_gpus
+from monarch_hpc.agent.grant import choose_interfaces, granted_memory, host_name
 from monarch_hpc.core.errors import ConfigError
 
 FOUND = {"lo": "127.0.0.1", "eth0": "10.1.0.7", "docker0": "172.17.0.1", "ib0": "10.2.0.7", "hsn0": "10.3.0.7"}
@@ -136,3 +136,19 @@ def test_counters() -> None:
 def test_slurms_name_of_a_host_goes_first() -> None:
     assert host_name({"SLURMD_NODENAME": "n7"}) == "n7"
     assert "." not in host_name({})
+
+
+@pytest.mark.parametrize(
+    ("environment", "in_job", "usable"),
+    [
+        ({}, False, ["0", "1"]),
+        ({}, True, []),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, False, ["1"]),
+        ({"CUDA_VISIBLE_DEVICES": ""}, False, []),
+        ({"SLURM_JOB_GPUS": "2,3"}, True, ["2", "3"]),
+    ],
+)
+def test_a_program_may_use_what_it_was_told_or_what_is_there(
+    environment: dict[str, str], in_job: bool, usable: list[str]
+) -> None:
+    assert usable_gpus(environment, ["nvidia0", "nvidia1", "null"], in_job=in_job) == usable
