@@ -24,7 +24,6 @@ from monarch_hpc.actor.fault import MeshFailure
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.payload import unpack_failure
 from monarch_hpc.actor.runtime import current_runtime
-from monarch_hpc.agent.gpus import GPU_VARIABLES
 from monarch_hpc.agent.grant import read_interfaces
 from monarch_hpc.agent.reap import Exit
 from monarch_hpc.agent.spawn import launch
@@ -34,6 +33,7 @@ from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.mesh.here import proc_of
 from monarch_hpc.mesh.proc import ProcMesh
 from monarch_hpc.mesh.rank import Order, Word
+from monarch_hpc.mesh.torchrun import TorchRank, retold_gpus
 from monarch_hpc.mesh.value import ValueMesh
 from monarch_hpc.transport.address import parse_address
 from monarch_hpc.wire.frames import Frame, Kind
@@ -158,24 +158,22 @@ def environment_of(rank: int, places: Sequence[Place], run: str) -> dict[str, st
     own = places[rank]
     hosts = list(dict.fromkeys(place.host_rank for place in places))
     local = [number for number, place in enumerate(places) if place.host_rank == own.host_rank]
-    numbers = {
-        "RANK": rank,
-        "WORLD_SIZE": len(places),
-        "LOCAL_RANK": local.index(rank),
-        "LOCAL_WORLD_SIZE": len(local),
-        "GROUP_RANK": hosts.index(own.host_rank),
-        "GROUP_WORLD_SIZE": len(hosts),
-        "ROLE_RANK": rank,
-        "ROLE_WORLD_SIZE": len(places),
-        "MASTER_PORT": places[0].port,
-        "TORCHELASTIC_RESTART_COUNT": 0,
-        "TORCHELASTIC_MAX_RESTARTS": 0,
-    }
+    seat = TorchRank(
+        rank=rank,
+        world_size=len(places),
+        local_rank=local.index(rank),
+        local_world_size=len(local),
+        group_rank=hosts.index(own.host_rank),
+        group_world_size=len(hosts),
+        role_name="default",
+        master_addr=places[0].address,
+        master_port=places[0].port,
+    )
     return {
-        **{name: str(number) for name, number in numbers.items()},
-        "ROLE_NAME": "default",
-        "MASTER_ADDR": places[0].address,
+        **seat.variables(),
         "TORCHELASTIC_RUN_ID": run,
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
     }
 
 
@@ -335,10 +333,7 @@ def _complete(inherited: Mapping[str, str], rank: int, places: Sequence[Place]) 
     """The whole environment of the script's process."""
     own = places[rank]
     environment = {**inherited, **environment_of(rank, places, context().proc.run)}
-    for variable in GPU_VARIABLES:
-        # Only where it is as the proc was given it: whoever changed it knows better.
-        if own.gpus and environment.get(variable) == ",".join(own.gpus):
-            environment[variable] = ",".join(gpus_of(rank, places))
+    environment |= retold_gpus(environment, own.gpus, gpus_of(rank, places))
     # Left alone, gloo and nccl guess an interface from the host's name, and on clusters guess wrong.
     for name, address in read_interfaces().items():
         if address == own.address:

@@ -13,9 +13,9 @@ from monarch_hpc.actor.context import context, current_rank
 from monarch_hpc.actor.endpoint import Actor, endpoint
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.runtime import current_runtime
-from monarch_hpc.agent.gpus import GPU_VARIABLES
 from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.mesh.proc import ProcMesh
+from monarch_hpc.mesh.torchrun import TorchRank, retold_gpus
 from monarch_hpc.transport.address import parse_address
 
 __all__ = ["AddrType", "SPMDActor", "see_own_gpu", "setup_torch_elastic_env", "setup_torch_elastic_env_async"]
@@ -105,20 +105,18 @@ class SPMDActor(Actor):
         return True
 
     def _set_up(self, master_addr: str, master_port: int) -> None:
-        values = {
-            "MASTER_ADDR": master_addr,
-            "MASTER_PORT": master_port,
-            "RANK": self.rank,
-            "WORLD_SIZE": self.world_size,
-            "LOCAL_RANK": self.local_rank,
-            "LOCAL_WORLD_SIZE": self.local_world_size,
-            "GROUP_RANK": self.group_rank,
-            "GROUP_WORLD_SIZE": self.group_world_size,
-            "ROLE_NAME": "rank",
-            "ROLE_RANK": self.rank,
-            "ROLE_WORLD_SIZE": self.world_size,
-        }
-        os.environ.update({name: str(value) for name, value in values.items()})
+        seat = TorchRank(
+            rank=self.rank,
+            world_size=self.world_size,
+            local_rank=self.local_rank,
+            local_world_size=self.local_world_size,
+            group_rank=self.group_rank,
+            group_world_size=self.group_world_size,
+            role_name="rank",
+            master_addr=master_addr,
+            master_port=master_port,
+        )
+        os.environ.update(seat.variables())
         see_own_gpu(context().proc.gpus, self.local_rank)
 
 
@@ -168,17 +166,16 @@ def _begin(
 
 def see_own_gpu(gpus: Sequence[str], local_rank: int) -> None:
     """Make the proc's own GPU the device of its local rank, as scripts expect; in procs it is device 0 otherwise."""
-    for variable in GPU_VARIABLES:
-        if gpus and os.environ.get(variable) == ",".join(gpus):
-            torch = sys.modules.get("torch")
-            if local_rank and torch is not None and torch.cuda.is_initialized():
-                raise RuntimeError(
-                    f"CUDA has started in this proc, where its own GPU is device 0, and not {local_rank}: set up "
-                    "torchrun's variables first, or use config key 'procs.gpu_visible': all"
-                )
-            others = list(gpus[1:])
-            others.insert(local_rank, gpus[0])
-            os.environ[variable] = ",".join(others)
+    others = list(gpus[1:])
+    seen = [*others[:local_rank], *gpus[:1], *others[local_rank:]]
+    changes = retold_gpus(os.environ, gpus, seen)
+    torch = sys.modules.get("torch")
+    if changes and local_rank and torch is not None and torch.cuda.is_initialized():
+        raise RuntimeError(
+            f"CUDA has started in this proc, where its own GPU is device 0, and not {local_rank}: set up "
+            "torchrun's variables first, or use config key 'procs.gpu_visible': all"
+        )
+    os.environ.update(changes)
 
 
 def _own_address() -> str:
