@@ -11,11 +11,11 @@ from collections.abc import Callable
 from functools import partial
 
 from monarch_hpc.agent.link import Link
-from monarch_hpc.agent.runs import Mesh, Run, report
+from monarch_hpc.agent.runs import Mesh, OpenWitness, Run, report
 from monarch_hpc.agent.seats import Seats
 from monarch_hpc.agent.survey import Surveys
 from monarch_hpc.supervision.lease import Life
-from monarch_hpc.wire.calls import Calls, CallsReport
+from monarch_hpc.wire.calls import Calls, CallsReport, Recording
 from monarch_hpc.wire.logs import LogsSet, SetLogs
 from monarch_hpc.wire.messages import (
     CloseRun,
@@ -68,6 +68,7 @@ class Head:
         stop_s: between SIGTERM and SIGKILL of procs whose controller is gone.
         changed: told, with all hosts, whenever a host joined or the wait for them is over.
         ended: called once everything was shut down and those who asked were told.
+        open_witness: see `witness`.
     """
 
     def __init__(
@@ -78,12 +79,14 @@ class Head:
         stop_s: float,
         changed: Callable[[list[HostEntry], dict[int, str]], None],
         ended: Callable[[], None],
+        open_witness: OpenWitness,
     ) -> None:
         self._clock = clock
         self._later = later
         self._stop_s = stop_s
         self._changed = changed
         self._ended = ended
+        self._open_witness = open_witness
         self._seats = Seats(num_hosts)
         self._runs: dict[str, Run] = {}
         self._numbers = itertools.count(1)
@@ -180,10 +183,10 @@ class Head:
                     if link not in run.members:
                         run.members.append(link)
                     self._close(message.run, message.exit_code)
-            case RunLinks():
+            case RunLinks() | Recording():
                 run = self._runs.get(message.run)
                 if run is not None and link in run.members:
-                    run.links[link] = message.links
+                    run.note(link, message)
             case Calls():
                 self._survey(link, message)
             case CallsReport():
@@ -203,8 +206,7 @@ class Head:
         for name, run in list(self._runs.items()):
             if link not in run.members:
                 continue
-            run.members.remove(link)
-            run.links.pop(link, None)
+            run.forget(link)
             if link is run.owner:
                 _log.info("run %s: its controller is gone: %s", name, cause)
                 self._close(name, -1)
@@ -233,8 +235,10 @@ class Head:
     def _survey(self, asker: Link, question: Calls) -> None:
         seats = self._seats.all()
         asked = {seat.link: f"host {seat.entry.name}" for seat in seats if seat.link is not None}
-        asked.update({link: f"the program of run {name}" for name, run in self._runs.items() for link in run.members})
-        self._surveys.begin(asker, question, asked, [f"host {seat.entry.name}" for seat in seats if seat.link is None])
+        asked.update({link: f"the program of run {name}" for name, run in self._runs.items() for link in run.unseen()})
+        known = [told for run in self._runs.values() for told in run.seen()]
+        missing = [f"host {seat.entry.name}" for seat in seats if seat.link is None]
+        self._surveys.begin(asker, question, asked, known, missing)
 
     # ---- runs ----
 
@@ -248,14 +252,14 @@ class Head:
             return
         number = next(self._numbers)
         if run is None:
-            run = self._runs[message.run] = Run(message, self._clock(), number)
+            run = self._runs[message.run] = Run(message, self._clock(), number, self._open_witness)
         if message.owner:
             if run.owner is not None and run.owner is not link:
                 # It may be cut off from us, and would else go on to rule when it is back. Whoever came later wins.
                 run.epoch = number
                 for member in run.members:
                     member.close(f"another controller has taken over run {message.run}")
-            run.owner = link
+            run.take_over(link)
             run.opened = message
         if link not in run.members:
             run.members.append(link)
@@ -315,7 +319,7 @@ class Head:
             return
         run.closing.discard(rank)
         if not run.closing:
-            del self._runs[name]
+            self._runs.pop(name).close()
             for member in run.members:
                 member.send(RunClosed(name))
 

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from monarch_hpc.agent.proc import Proc, State
+from monarch_hpc.agent.witness import is_stopped
 from monarch_hpc.telemetry.layout import Kind
-from monarch_hpc.telemetry.reading import memory_of, read_scene
+from monarch_hpc.telemetry.reading import memory_of, read_scene, tell
 from monarch_hpc.telemetry.recorder import Recorder
 from monarch_hpc.wire.calls import ProcCalls
 
 __all__ = ["Ledger"]
-
-_STOPPED = frozenset("Tt")
-"""Letters of /proc/PID/stat: stopped by a signal, or by a debugger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,31 +76,21 @@ class Ledger:
 def _look(proc: Proc, state: str, cause: str) -> ProcCalls:
     start = proc.start
     scene = read_scene(memory_of(proc.record_fd))
-    return ProcCalls(
+    return tell(
+        scene,
         run=start.run,
         mesh=start.mesh,
         rank=start.rank,
         host=start.host_name,
         pid=proc.pid,
-        incarnation=scene.incarnation,
         state=state,
         cause=cause,
-        problem=scene.problem,
-        actors=scene.actors,
-        running=scene.running,
-        waits=scene.waits,
-        sent=scene.sent,
-        num_sent=scene.num_sent,
-        endpoints=scene.endpoints,
     )
 
 
 def _state(proc: Proc) -> str:
-    if proc.pid:
-        with contextlib.suppress(OSError, IndexError):
-            stat = Path(f"/proc/{proc.pid}/stat").read_bytes()
-            if stat.rpartition(b")")[2].split(maxsplit=1)[0].decode() in _STOPPED:
-                return "stopped"
+    if proc.pid and is_stopped(proc.pid):
+        return "stopped"
     if proc.stopping:
         return "stopping"
     return "ready" if proc.state is State.READY else "starting"

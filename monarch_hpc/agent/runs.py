@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from monarch_hpc.agent.link import Link
 from monarch_hpc.agent.rations import Allowance, cost_bytes
 from monarch_hpc.agent.seats import Seats
-from monarch_hpc.wire.messages import OpenRun, Output, ProcEnded, SpawnFailed, StatusReport
+from monarch_hpc.agent.witness import Witness
+from monarch_hpc.wire.calls import ProcCalls, Recording
+from monarch_hpc.wire.messages import OpenRun, Output, ProcEnded, RunLinks, SpawnFailed, StatusReport
 
-__all__ = ["Mesh", "Run", "report"]
+__all__ = ["Mesh", "OpenWitness", "Run", "report"]
+
+OpenWitness = Callable[[Recording], Witness | None]
 
 _OUTPUT_BYTES = 4 << 20
 """In a second, output of all procs of a run for its program, which reads it beside its own work: so much costs it a
@@ -45,21 +49,72 @@ class Run:
         closing: hosts that have not said that nothing is left; None while the run goes on.
         dropped: lines left out, by mesh, rank, host and stream.
         links: what each member said of the fabrics to its procs, see `RunLinks`.
+        recordings: what each member said of its records; *witnesses* reads those that are on this machine.
+        spoken_for: members for which the run's owner answers what they do.
     """
 
     opened: OpenRun
     opened_s: float
     epoch: int
+    open_witness: OpenWitness
     owner: Link | None = None
     members: list[Link] = field(default_factory=list)
     meshes: dict[int, Mesh] = field(default_factory=dict)
     closing: set[int] | None = None
     dropped: dict[tuple[int, int, int, str], int] = field(default_factory=dict)
     links: dict[Link, list[dict[str, object]]] = field(default_factory=dict)
+    recordings: dict[Link, Recording] = field(default_factory=dict)
+    witnesses: dict[Link, Witness] = field(default_factory=dict)
+    spoken_for: set[Link] = field(default_factory=set)
     _allowance: Allowance = field(init=False)
 
     def __post_init__(self) -> None:
         self._allowance = Allowance(_OUTPUT_BYTES, self.opened_s)
+
+    def note(self, link: Link, news: RunLinks | Recording) -> None:
+        """Take note of what a member says of itself, or the owner of another member."""
+        if isinstance(news, RunLinks):
+            self.links[link] = news.links
+            return
+        for other, known in self.recordings.items():
+            if other is not link and known == news:
+                self.spoken_for.add(other)
+                return
+        self.recordings[link] = news
+        if (witness := self.open_witness(news)) is not None:
+            self.witnesses[link] = witness
+        elif self.owner is not None and self.owner is not link:
+            self.owner.send(news)
+
+    def take_over(self, owner: Link) -> None:
+        """Somebody owns the run from now on, and may be on the machine of a member that nobody here can look at."""
+        self.owner = owner
+        self.spoken_for.clear()
+        for link, recording in self.recordings.items():
+            if link is not owner and link not in self.witnesses:
+                owner.send(recording)
+
+    def forget(self, link: Link) -> None:
+        """A member is gone."""
+        self.members.remove(link)
+        self.links.pop(link, None)
+        self.recordings.pop(link, None)
+        self.spoken_for.discard(link)
+        if (witness := self.witnesses.pop(link, None)) is not None:
+            witness.close()
+
+    def close(self) -> None:
+        """The run is over."""
+        for witness in self.witnesses.values():
+            witness.close()
+
+    def unseen(self) -> list[Link]:
+        """Members that only they themselves can tell what they do."""
+        return [link for link in self.members if link not in self.witnesses and link not in self.spoken_for]
+
+    def seen(self) -> list[ProcCalls]:
+        """What those members do whose memory can be read here."""
+        return [told for witness in self.witnesses.values() for told in witness.report()]
 
     def pass_on(self, output: Output, now_s: float, *, crowded: bool) -> Output | None:
         """Return what goes to the program, with the number of lines left out before it; None if it is left out too."""

@@ -26,6 +26,7 @@ from monarch_hpc.agent.segments import make_segments
 from monarch_hpc.agent.steps import Steps, StepSettings
 from monarch_hpc.agent.switchboard import Switchboard
 from monarch_hpc.agent.whereabouts import Whereabouts
+from monarch_hpc.agent.witness import open_witness
 from monarch_hpc.agent.zygotes import Zygotes
 from monarch_hpc.config import Config
 from monarch_hpc.core.clock import Deadline
@@ -195,6 +196,7 @@ class Service:
             self._config.agent.grace_s,
             self._write_ready,
             self._everybody_left,
+            open_witness,
         )
         down = LocalLink(lambda message: self._engine.call_soon(partial(self._on_order, message)), self._refused)
         self._up = LocalLink(

@@ -36,14 +36,17 @@ class Surveys:
         self._surveys: dict[int, _Survey] = {}
         self._tickets = itertools.count(1)
 
-    def begin(self, asker: Link, question: Calls, asked: Mapping[Link, str], missing: list[str]) -> None:
+    def begin(
+        self, asker: Link, question: Calls, asked: Mapping[Link, str], known: list[ProcCalls], missing: list[str]
+    ) -> None:
         """Ask all of *asked*, whose names in words are given.
 
         Args:
+            known: what need not be asked.
             missing: who cannot even be asked.
         """
         ticket = next(self._tickets)
-        survey = self._surveys[ticket] = _Survey(asker, [], dict(asked), missing)
+        survey = self._surveys[ticket] = _Survey(asker, known, dict(asked), missing)
         self._later(min(max(question.timeout_s, 0.0), MAX_WAIT_S), partial(self._finish, ticket))
         for link in asked:
             link.send(Calls(ticket, question.timeout_s))

@@ -12,13 +12,14 @@ from pathlib import Path
 
 from monarch_hpc.agent.attach import attach
 from monarch_hpc.agent.pulse import Pulse
+from monarch_hpc.agent.witness import Witness, open_witness
 from monarch_hpc.config import Config
 from monarch_hpc.core.errors import ChannelClosed, TransportError
 from monarch_hpc.core.ids import Role
 from monarch_hpc.supervision.lease import Lease
 from monarch_hpc.transport.api import Channel
 from monarch_hpc.transport.engine import Engine
-from monarch_hpc.wire.calls import Calls, CallsReport
+from monarch_hpc.wire.calls import Calls, CallsReport, Recording
 from monarch_hpc.wire.frames import Frame
 from monarch_hpc.wire.messages import CloseRun, OpenRun, Refused, RunClosed, decode
 
@@ -45,6 +46,7 @@ class RunOwner:
         self.refusal = ""
         self.closed = False
         self._run = run
+        self._witnesses: list[Witness] = []  # of the programs of this run, as far as they are on this machine
         self._changed = changed
         self._engine = Engine()
         self._engine.start()
@@ -69,6 +71,8 @@ class RunOwner:
         """Close the channel; a run that is not closed ends with it."""
         self._attachment.node.close("the run is over")
         self._engine.close()
+        for witness in self._witnesses:
+            witness.close()
 
     def on_channel(self, channel: Channel) -> None:
         """Nobody dials a run's owner."""
@@ -78,13 +82,22 @@ class RunOwner:
         match decode(frame.body):
             case RunClosed():
                 self.closed = True
-            case Calls(ticket=ticket):  # the program answers for itself
-                self._attachment.send(CallsReport(ticket, [], []))
+            case Calls(ticket=ticket):
+                told = [told for witness in self._witnesses for told in witness.report()]
+                self._attachment.send(CallsReport(ticket, told, []))
+            case Recording() as recording:
+                self._look_at(recording)
             case Refused(problem=problem):
                 self.refusal = problem
             case _:
                 return  # RunOpened; HostLost is the program's own business
         self._changed()
+
+    def _look_at(self, recording: Recording) -> None:
+        witness = open_witness(recording)
+        if witness is not None:
+            self._witnesses.append(witness)
+            self._attachment.send(recording)
 
     def on_lost(self, channel: Channel, error: TransportError) -> None:
         """The head is gone, unless we left it."""

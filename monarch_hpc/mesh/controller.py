@@ -35,11 +35,14 @@ from monarch_hpc.mesh.opening import TAKEN, Opener, open_allocation
 from monarch_hpc.mesh.printer import Printer
 from monarch_hpc.mesh.testimony import testify
 from monarch_hpc.supervision.lease import Lease, Life
+from monarch_hpc.telemetry.memory import make_memory
+from monarch_hpc.telemetry.recorder import Recorder
 from monarch_hpc.transport.api import Channel
 from monarch_hpc.transport.engine import Engine
+from monarch_hpc.transport.offer import read_place
 from monarch_hpc.transport.signal import Signal
 from monarch_hpc.wire import messages
-from monarch_hpc.wire.calls import Calls, CallsReport
+from monarch_hpc.wire.calls import Calls, CallsReport, Recording
 from monarch_hpc.wire.frames import Frame, Kind
 from monarch_hpc.wire.logs import LogsSet
 from monarch_hpc.wire.messages import HostEntry, Message
@@ -103,7 +106,9 @@ class Controller(Runtime):
     ) -> None:
         engine = Engine()
         host = platform.node()
-        super().__init__(engine, replace(own_info(), run=run))
+        record_fd = make_memory("program")
+        resources.callback(os.close, record_fd)
+        super().__init__(engine, replace(own_info(), run=run), Recorder(os.dup(record_fd)))
         self._run = run
         self._config = config
         self._resources = resources
@@ -135,6 +140,8 @@ class Controller(Runtime):
         if not self._opened.wait(config.transport.connect_s) or self._refusal:
             raise AllocationError(directory.name, self._refusal or "its head agent does not answer")
 
+        incarnation = f"{node.identity.incarnation:x}"
+        self._tell(Recording(run, read_place(), host, os.getpid(), record_fd, incarnation))
         self.info = replace(self.info, allocation=self._attachment.ready.allocation, host_rank=self._host_rank())
         outside(self.info)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 from monarch_hpc.actor.runtime import Runtime
-from monarch_hpc.telemetry.reading import read_scene
-from monarch_hpc.wire.calls import ProcCalls
+from monarch_hpc.telemetry.reading import read_scene, tell
+from monarch_hpc.wire.calls import PROGRAM_MESH, ProcCalls
 
 __all__ = ["testify"]
 
@@ -15,20 +15,5 @@ def testify(runtime: Runtime, run: str) -> ProcCalls:
     """What this process does."""
     memory = runtime.recorder.memory
     scene = read_scene(lambda at, size: memory[at : at + size])
-    return ProcCalls(
-        run=run,
-        mesh=-1,
-        rank=0,
-        host=runtime.info.host,
-        pid=os.getpid(),
-        incarnation=scene.incarnation,
-        state="ready",
-        cause="",
-        problem=scene.problem,
-        actors=scene.actors,
-        running=scene.running,
-        waits=scene.waits,
-        sent=scene.sent,
-        num_sent=scene.num_sent,
-        endpoints=scene.endpoints,
-    )
+    host, pid = runtime.info.host, os.getpid()
+    return tell(scene, run=run, mesh=PROGRAM_MESH, rank=0, host=host, pid=pid, state="ready")

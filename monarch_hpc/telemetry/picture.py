@@ -6,11 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from monarch_hpc.wire.calls import ActorSeen, ProcCalls, RunningCall, SentCall, Wait
+from monarch_hpc.wire.calls import PROGRAM_MESH, ActorSeen, ProcCalls, RunningCall, SentCall, Wait
 
 __all__ = ["Picture", "Row", "draw"]
-
-PROGRAM_MESH = -1
 
 SETTLED_S = 0.5
 """Younger waits are in no deadlock: what hosts tell is not of one moment, and a call may have been on its way."""

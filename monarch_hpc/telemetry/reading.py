@@ -16,9 +16,9 @@ from typing import NamedTuple
 from monarch_hpc.telemetry import layout
 from monarch_hpc.telemetry.layout import COUNTER, HEADER, OPEN, RECORD, RECORD_BYTES, Kind
 from monarch_hpc.telemetry.names import Name, parse_names
-from monarch_hpc.wire.calls import ActorSeen, EndpointCount, RunningCall, SentCall, Wait
+from monarch_hpc.wire.calls import ActorSeen, EndpointCount, ProcCalls, RunningCall, SentCall, Wait
 
-__all__ = ["Memory", "Record", "Scene", "memory_of", "read_events", "read_scene"]
+__all__ = ["Memory", "Record", "Scene", "memory_of", "read_events", "read_scene", "tell"]
 
 Memory = Callable[[int, int], bytes]
 """Returns so many bytes from an offset on, always all of them."""
@@ -83,11 +83,34 @@ class Scene:
 
 
 def memory_of(fd: int) -> Memory:
-    """The memory behind a descriptor of `recorder.make_memory`; it is read, not mapped.
+    """The memory behind a descriptor of `memory.make_memory`; it is read, not mapped.
 
     To look at a page that nobody has written to would take memory, and what the process cuts off would kill who looks.
     """
     return lambda at, size: os.pread(fd, size, at).ljust(size, b"\0")
+
+
+def tell(
+    scene: Scene, *, run: str, mesh: int, rank: int, host: str, pid: int, state: str, cause: str = ""
+) -> ProcCalls:
+    """What a process does, in the words of a report."""
+    return ProcCalls(
+        run=run,
+        mesh=mesh,
+        rank=rank,
+        host=host,
+        pid=pid,
+        incarnation=scene.incarnation,
+        state=state,
+        cause=cause,
+        problem=scene.problem,
+        actors=scene.actors,
+        running=scene.running,
+        waits=scene.waits,
+        sent=scene.sent,
+        num_sent=scene.num_sent,
+        endpoints=scene.endpoints,
+    )
 
 
 def read_scene(memory: Memory, now_ns: int | None = None) -> Scene:

@@ -6,7 +6,21 @@ from dataclasses import dataclass
 
 from monarch_hpc.wire.messages import Message
 
-__all__ = ["ActorSeen", "Calls", "CallsReport", "EndpointCount", "ProcCalls", "RunningCall", "SentCall", "Wait"]
+__all__ = [
+    "PROGRAM_MESH",
+    "ActorSeen",
+    "Calls",
+    "CallsReport",
+    "EndpointCount",
+    "ProcCalls",
+    "Recording",
+    "RunningCall",
+    "SentCall",
+    "Wait",
+]
+
+PROGRAM_MESH = -1
+"""In the place of a mesh's number: this is a program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +123,7 @@ class ProcCalls:
     """What one process does.
 
     Args:
-        mesh: number of its mesh; -1 for a program.
+        mesh: number of its mesh, or `PROGRAM_MESH`.
         host: name of its host.
         incarnation: hexadecimal; empty where it has not recorded anything.
         state: ``starting``, ``ready``, ``stopped`` by a signal, ``stopping``, or ``ended``.
@@ -159,3 +173,23 @@ class CallsReport(Message):
     ticket: int
     procs: list[ProcCalls]
     missing: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Recording(Message):
+    """Program to head, and head to the run's owner: where the program's records are, for who is on its machine.
+
+    The owner sends it back if it can read them, and from then on answers for the program.
+
+    Args:
+        place: what processes have in common that can read each other's, see `transport.offer.read_place`.
+        fd: descriptor of the memory, in the process *pid*.
+        incarnation: of the program, hexadecimal.
+    """
+
+    run: str
+    place: str
+    host: str
+    pid: int
+    fd: int
+    incarnation: str

@@ -106,6 +106,34 @@ def test_two_runs_at_once_and_ctrl_c_ends_one_of_them_only(held: Alice) -> None:
     assert (shown["state"], shown["runs"]) == ("ready", [])
 
 
+def test_a_stopped_program_on_the_login_host_is_seen_by_who_started_it(held: Alice) -> None:
+    running = held.start("run", "-a", "dev", write(held, "sleeper.py", SLEEPER + "sleepers.sleep.call().get()"))
+    until_said(running, "ready")
+    programs = [
+        pid
+        for pid, command in held.lab.processes("alice", "login")
+        if "sleeper.py" in command and "monarch_hpc.cli" not in command
+    ]
+    assert len(programs) == 1
+    os.kill(programs[0], signal.SIGSTOP)
+
+    def program() -> list[dict[str, object]]:
+        done = held.run("status", "--calls", "dev", "--json")
+        (allocation,) = json.loads(done.stdout)["allocations"]
+        assert allocation["missing"] == []
+        return [row for row in allocation["rows"] if row["actor"] == "program"]
+
+    def waits(rows: list[dict[str, object]]) -> bool:
+        return [row["state"] for row in rows] == ["stopped by a signal"] and "sleeper[0].sleep" in str(
+            rows[0]["waits_for"]
+        )
+
+    wait_until("the program", program, accept=waits)
+    os.kill(programs[0], signal.SIGCONT)
+    running.signal_group(signal.SIGINT)
+    running.communicate(timeout=30)
+
+
 def test_a_host_without_power_fails_its_calls_and_the_next_run_goes_on_without_it(held: Alice) -> None:
     text = SLEEPER + (
         "try:\n    sleepers.sleep.call().get()\n"

@@ -28,6 +28,9 @@ from monarch_hpc.telemetry.picture import Picture, Row, draw
 from monarch_hpc.telemetry.reading import Memory, Record, memory_of, read_events, read_scene
 from monarch_hpc.testing import wait_until
 from tests.system.controlling import controlled, settle
+from tests.system.programs import Programs, programs
+
+__all__ = ["programs"]
 
 _LONG_S = 600.0
 _ASK_S = 20.0
@@ -189,6 +192,42 @@ def test_the_command(stage: Stage) -> None:
     assert {row["actor"] for row in allocation["rows"]} >= {"left[0]", "right[0]", "program"}
     by_name = json.loads(status(Path(directory).name, "--json").stdout)
     assert [found["name"] for found in by_name["allocations"]] == [Path(directory).name]
+
+
+PROGRAM = """
+import ctypes, os, sys, threading
+from monarch_hpc import Actor, endpoint, this_host
+
+class Sleeper(Actor):
+    @endpoint
+    def sleep(self): threading.Event().wait()
+
+sleeper = this_host().spawn_procs().spawn("sleeper", Sleeper)
+call = sleeper.sleep.call_one()
+print("asleep", flush=True)
+if sys.argv[1] == "bound":
+    ctypes.PyDLL(None).usleep(int(600e6))  # with the interpreter's lock
+call.get()
+"""
+
+
+@pytest.mark.parametrize(("how", "state"), [("stopped", "stopped by a signal"), ("bound", "idle")])
+def test_a_program_that_cannot_answer_is_seen_all_the_same(programs: Programs, how: str, state: str) -> None:
+    place = {"TMPDIR": str(programs.folder), DIRECTORY_VARIABLE: ""}
+    program = programs.start(PROGRAM, how, env=place)
+    programs.until(program, "asleep")
+    (directory,) = (path.parent for path in programs.folder.glob("monarch-hpc-*/ready.json"))
+    if how == "stopped":
+        os.kill(program.pid, signal.SIGSTOP)
+
+    def seen() -> dict[str, tuple[str, str]]:
+        report = query_calls(directory, _ASK_S)
+        assert report is not None and report.missing == []
+        return {row.actor: (row.state, row.caller.partition(" on ")[0]) for row in draw(report.procs).rows}
+
+    wanted = {"program": (state, ""), "sleeper[0]": ("running", "program")}
+    wait_until("both", seen, accept=lambda rows: rows == wanted)
+    os.kill(program.pid, signal.SIGKILL)
 
 
 def status(*arguments: str) -> subprocess.CompletedProcess[str]:

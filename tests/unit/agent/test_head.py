@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from monarch_hpc.agent.head import Head
+from monarch_hpc.agent.runs import OpenWitness
 from monarch_hpc.supervision import Life
 from monarch_hpc.wire.messages import (
     CloseRun,
@@ -62,7 +63,10 @@ class World:
         self.timers: list[tuple[float, Callable[[], None]]] = []
         self.written: list[tuple[list[int], dict[int, str]]] = []
         self.ended = 0
-        self.head = Head(num_hosts, lambda: self.now_s, self._later, 5.0, self._changed, self._ended)
+        self.witness: OpenWitness = lambda _recording: None
+        self.head = Head(
+            num_hosts, lambda: self.now_s, self._later, 5.0, self._changed, self._ended, lambda told: self.witness(told)
+        )
         self.agents = [Party() for _ in range(num_hosts)]
 
     def _later(self, delay_s: float, callback: Callable[[], None]) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from monarch_hpc.wire.calls import Calls, CallsReport, ProcCalls
+from monarch_hpc.wire.calls import Calls, CallsReport, ProcCalls, Recording
+from monarch_hpc.wire.messages import OpenRun
 from tests.unit.agent.test_head import Party, World
 
 
@@ -67,3 +70,55 @@ def test_a_tool_that_is_gone_gets_no_answer(world: World) -> None:
         world.head.on_agent(agent, CallsReport(1, [], []))
     world.sleep(10.0)
     assert tool.got == []
+
+
+class Memory:
+    """Stands in for the memory of a program on the head's machine."""
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    def report(self) -> list[ProcCalls]:
+        return [] if self.closed else [told("program")]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+HERE, THERE = (Recording("1", place, "n0", 7, 3, "feed") for place in ("here", "there"))
+
+
+def test_a_program_whose_memory_is_here_is_not_asked(world: World) -> None:
+    memory = Memory()
+    world.witness = lambda recording: memory if recording == HERE else None  # type: ignore[assignment, return-value]
+    program, tool = world.open("1"), Party()
+    world.take_all(), program.take()
+    world.head.on_client(program, HERE)
+    world.head.on_client(tool, Calls(0, 2.0))
+    assert world.take_all() == [[Calls(1, 2.0)]] * 2 and program.take() == []
+    for agent in world.agents:
+        world.head.on_agent(agent, CallsReport(1, [], []))
+    assert tool.take() == [CallsReport(0, [told("program")], [])]
+    world.head.on_client_lost(program, "killed")
+    assert memory.closed
+
+
+def test_the_owner_of_a_run_answers_for_a_program_on_its_machine(world: World) -> None:
+    program, owner, tool = world.open("1", owner=False), Party(), Party()
+    world.head.on_client(program, THERE)
+    world.head.on_client(owner, OpenRun("1", "run", "login", 1, owner=True))  # it comes later than a fast program
+    assert THERE in owner.take()
+    world.head.on_client(owner, THERE)  # it can read it
+    world.take_all(), program.take()
+    world.head.on_client(tool, Calls(0, 2.0))
+    assert program.take() == [] and owner.take() == [Calls(1, 2.0)]
+    world.head.on_client(owner, CallsReport(1, [told("program")], []))
+    for agent in world.agents:
+        world.head.on_agent(agent, CallsReport(1, [], []))
+    assert tool.take() == [CallsReport(0, [told("program")], [])]
+    second = world.open("1", owner=False)
+    world.head.on_client(second, replace(THERE, incarnation="beef"))
+    assert owner.take() == [replace(THERE, incarnation="beef")]
+    second.take()
+    world.head.on_client(tool, Calls(0, 2.0))
+    assert second.take() == [Calls(2, 2.0)] and program.take() == []  # nobody can read that one

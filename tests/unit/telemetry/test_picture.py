@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from monarch_hpc.telemetry.picture import PROGRAM_MESH, draw
-from monarch_hpc.wire.calls import ActorSeen, ProcCalls, RunningCall, SentCall, Wait
+from monarch_hpc.telemetry.picture import draw
+from monarch_hpc.wire.calls import PROGRAM_MESH, ActorSeen, ProcCalls, RunningCall, SentCall, Wait
 
 
 class Tale:

@@ -1,0 +1,63 @@
+"""The memory of a program is read by who is on its machine, and what only looks like it is left alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from monarch_hpc.agent.witness import open_witness
+from monarch_hpc.telemetry.memory import make_memory
+from monarch_hpc.telemetry.recorder import Recorder
+from monarch_hpc.transport.offer import read_place
+from monarch_hpc.wire.calls import PROGRAM_MESH, Recording
+
+HERE = 0xFEED
+
+
+@pytest.fixture
+def recording() -> Iterator[Recording]:
+    """What this process would tell of its own records."""
+    fd = make_memory("test")
+    recorder = Recorder(os.dup(fd), HERE)
+    recorder.actor(0xABC, "trainer", 3)
+    yield Recording("run", read_place(), "n0", os.getpid(), fd, f"{HERE:x}")
+    os.close(fd)
+
+
+def test_a_program_of_this_machine_is_read_until_it_ends(recording: Recording) -> None:
+    witness = open_witness(recording)
+    assert witness is not None
+    (told,) = witness.report()
+    assert (told.run, told.mesh, told.host, told.pid) == ("run", PROGRAM_MESH, "n0", os.getpid())
+    assert (told.incarnation, told.state, [actor.name for actor in told.actors]) == ("feed", "ready", ["trainer"])
+    witness.close()
+    assert witness.report() == []
+
+
+def test_who_has_ended_tells_nothing_any_more(recording: Recording) -> None:
+    command = [sys.executable, "-c", "input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[recording.fd]) as program:
+        witness = open_witness(replace(recording, pid=program.pid))
+        assert witness is not None and len(witness.report()) == 1
+        program.kill()
+    assert witness.report() == []
+    witness.close()
+    assert open_witness(replace(recording, pid=program.pid)) is None
+
+
+def test_nothing_else_is_taken_for_the_memory_of_a_program(recording: Recording) -> None:
+    assert open_witness(replace(recording, place="another machine")) is None
+    assert open_witness(replace(recording, place="")) is None
+    assert open_witness(replace(recording, incarnation="beef")) is None
+    assert open_witness(replace(recording, fd=9999)) is None
+    ends = os.pipe()  # to open one end would wait for the other
+    with open("/proc/self/exe", "rb") as file:
+        for fd in (*ends, file.fileno()):
+            assert open_witness(replace(recording, fd=fd)) is None
+    for fd in ends:
+        os.close(fd)
