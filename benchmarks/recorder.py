@@ -36,19 +36,20 @@ def rows(written: Recorder) -> dict[str, float]:
     mark = written.actor(1 << 63, "actor", 0).mark
     handling = written.handling(mark)
     sent, answered, wait, waited = written.sent, written.answered, written.wait, written.waited
+    clock = time.monotonic_ns
 
     def call(number: int) -> None:
         sent(number, mark, name, peer, 100, 1 << 63)
         answered(number)
 
     def handle(number: int) -> None:
-        handling.begin(name, peer, number, 100)
-        handling.end()
+        handling.begin(name, peer, number, 100, clock())
+        handling.end(100)
 
     empty = measure(lambda number: None)
     return {
         "caller: sent, answered": measure(call) - empty,
-        "called side: begin, end": measure(handle) - empty,
+        "called side: came, begin, end": measure(handle) - empty,
         "a thread that waits": measure(lambda number: waited(wait(number, number))) - empty,
     }
 
@@ -56,9 +57,9 @@ def rows(written: Recorder) -> dict[str, float]:
 def main() -> None:
     """Print a table."""
     compiled, plain = rows(Recorder()), rows(Recorder(plain=True))
-    print(f"{'ns':26}{'compiled':>9}{'plain':>7}")
+    print(f"{'ns':32}{'compiled':>9}{'plain':>7}")
     for what, taken in compiled.items():
-        print(f"{what:26}{taken:9.0f}{plain[what]:7.0f}")
+        print(f"{what:32}{taken:9.0f}{plain[what]:7.0f}")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable
@@ -18,11 +19,13 @@ from monarch_hpc.actor.local import Line
 from monarch_hpc.actor.loop import Running
 from monarch_hpc.actor.payload import region_of, unpack_call
 from monarch_hpc.actor.recall import LIMITED, Mail, Recalls
+from monarch_hpc.actor.replies import Ending
+from monarch_hpc.actor.rest import rest
 from monarch_hpc.actor.surroundings import CellProcess
 from monarch_hpc.actor.turn import Turn
 from monarch_hpc.core.errors import ActorDied, CallTimeout
+from monarch_hpc.telemetry.pen import Handling
 from monarch_hpc.transport.credit import cost_of
-from monarch_hpc.transport.sleeper import Sleeper
 from monarch_hpc.wire.frames import Frame, Kind
 from monarch_hpc.wire.serializer import loads
 
@@ -36,6 +39,8 @@ _STOP = 0  # the actor ends here, after what came before
 _FAULT = -1  # the next of `_faults` is to be handled
 _END = -2  # the actor ends now
 _NOTHING = Frame(Kind.STOP)
+
+_now = time.monotonic_ns
 
 _Begun = Callable[[], object]
 """Gives the coroutine of a function that was called already."""
@@ -71,8 +76,7 @@ class Cell:
         self._over = ""  # why no message is handled any more; empty while they are
         self._context: Context | None = None  # of its thread
         self._rank = 0  # in the mesh that was spawned
-        self._bed: Sleeper | None = None if process.cells_drive else Sleeper()
-        self._wake = process.engine.wake_waiters if self._bed is None else self._bed.wake
+        self._wait, self._wake = rest(process.engine, drives=process.cells_drive)
         self._thread = threading.Thread(target=self._run, name="monarch-actor", daemon=True)
         self._thread.start()
 
@@ -84,7 +88,7 @@ class Cell:
         slot = frame.reply
         if slot >= LIMITED:
             self._recalls.arrive(channel, frame)
-        self._put((slot, channel, frame, cost))
+        self._put((slot, channel, frame, cost, _now()))
 
     def cancel(self, channel: Line, slot: int) -> None:
         """Forget a call if it has not begun; else interrupt it, if it can be."""
@@ -92,7 +96,7 @@ class Cell:
 
     def stop(self, channel: Line, frame: Frame) -> None:
         """Let the actor end after what is queued, and answer then."""
-        self._put((frame.reply, channel, frame, _STOP))
+        self._put((frame.reply, channel, frame, _STOP, 0))
 
     def supervise(self, failure: MeshFailure, *, told: bool) -> None:
         """Hand on the failure of something that this actor spawned, before all that is queued.
@@ -133,7 +137,7 @@ class Cell:
             self._wake()
 
     def _put_first(self, mark: int) -> None:
-        self._mailbox.appendleft((0, None, _NOTHING, mark))
+        self._mailbox.appendleft((0, None, _NOTHING, mark, 0))
         self._wake()
 
     # ---- the actor's thread ----
@@ -141,28 +145,16 @@ class Cell:
     def _has_mail(self) -> bool:
         return bool(self._mailbox)
 
-    def _wait(self, ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        engine = self.engine
-        if self._bed is None:
-            return engine.wait(ready, timeout_s)
-        end_s = None if timeout_s is None else engine.clock() + timeout_s
-        while not ready():
-            left_s = None if end_s is None else end_s - engine.clock()
-            if engine.closed or (left_s is not None and left_s <= 0):
-                return False
-            self._bed.sleep(left_s)
-        return True
-
     def _run(self) -> None:
         self._construct()
         mailbox = self._mailbox
         while not self._over:
-            if not mailbox and not self._wait(self._has_mail):
+            if not mailbox and not self._wait(self._has_mail, None):
                 return  # the process ends
-            _, channel, frame, cost = mailbox.popleft()
+            _, channel, frame, cost, came_ns = mailbox.popleft()
             if cost > 0:
                 assert channel is not None
-                over = self._handle(channel, frame, cost)
+                over = self._handle(channel, frame, cost, came_ns)
                 frame = _NOTHING  # what the actor does not keep is freed before its sender may send more
                 if over:
                     channel.consumed(self._actor, cost)
@@ -206,7 +198,7 @@ class Cell:
         self._context = context
         entered(context)
 
-    def _handle(self, channel: Line, frame: Frame, cost: int) -> bool:
+    def _handle(self, channel: Line, frame: Frame, cost: int, came_ns: int) -> bool:
         """Run one call; False if it goes on, and whoever ends it answers and gives credit back."""
         method = ""
         recalls, slot = self._recalls, frame.reply
@@ -214,6 +206,7 @@ class Cell:
         recalls.slot = slot
         if (recalls.keys or slot >= LIMITED) and recalls.refuses(channel, slot):
             return True
+        handling = self._journal.handling
         try:
             head, args, kwargs = unpack_call(frame)
             entry = self._entries[head]
@@ -221,23 +214,24 @@ class Cell:
             if entry.context is not self._context:
                 self._enter(entry.context)
             if entry.plain is None:
-                return self._start(channel, frame, cost, entry, args, kwargs)
-            self._journal.begin(entry.name, channel.mark or self._journal.peer(channel), slot, len(frame.body))
+                handling = self._journal.turn(channel, entry.name, slot, len(frame.body), came_ns)
+                return self._start(channel, frame, cost, entry, args, kwargs, handling)
+            handling.begin(entry.name, channel.mark or self._journal.peer(channel), slot, len(frame.body), came_ns)
             self._busy = True
             value = entry.plain(*args, **kwargs)
             if type(value) is CoroutineType:  # of a `def` that wraps an `async def`
                 self._busy = False
-                self._journal.end()  # the function did; its coroutine begins
-                return self._start(channel, frame, cost, entry, (), {}, lambda: value)
+                self._journal.detach()
+                return self._start(channel, frame, cost, entry, (), {}, handling, lambda: value)
         except SystemExit as leaving:
             self.leave(leaving)
         except BaseException as error:  # noqa: BLE001 user code; the caller is told
-            self._journal.fail()
-            self.fail(channel, slot, method, error)
+            self.fail(channel, slot, method, error, handling)
         else:
-            self._journal.end()
             if slot:
-                self._process.reply(channel, slot, value, self.where, method)
+                self._process.reply(channel, slot, value, self.where, method, handling)
+            else:
+                handling.end(0)
         self._busy = False
         if slot >= LIMITED:
             recalls.over(channel, slot)
@@ -246,13 +240,20 @@ class Cell:
     # ---- endpoints that are not simply called ----
 
     def _start(
-        self, channel: Line, frame: Frame, cost: int, entry: Entry, args: Any, kwargs: Any, begun: _Begun | None = None
+        self,
+        channel: Line,
+        frame: Frame,
+        cost: int,
+        entry: Entry,
+        args: Any,
+        kwargs: Any,
+        handling: Handling,
+        begun: _Begun | None = None,
     ) -> bool:
         marked, slot = entry.marked, frame.reply
         function = begun or marked.__get__(self._entries.target, type(self._entries.target))
         recalls = self._recalls
-        turn = Turn(self, channel, slot, marked, recalls.due(channel, slot))
-        handling = self._journal.turn(channel, entry.name, slot, len(frame.body))
+        turn = Turn(self, channel, slot, marked, recalls.due(channel, slot), handling)
         if begun is None and not marked.is_async:
             self._busy = True
             turn.call(function, args, kwargs)
@@ -276,7 +277,7 @@ class Cell:
             self._running.discard(running)
             recalls.over(channel, slot)
         if not marked.concurrent:
-            self._wait(lambda: running.over or self.ending)
+            self._wait(lambda: running.over or self.ending, None)
         return False
 
     def _refuse(self, channel: Line, slot: int, cost: int, limit_s: float) -> None:
@@ -284,15 +285,17 @@ class Cell:
             channel.consumed(self._actor, cost)
         self._process.reply_failure(channel, slot, self.where, CallTimeout(self.where, (), limit_s))
 
-    def succeed(self, channel: Line, slot: int, method: str, value: object) -> None:
+    def succeed(self, channel: Line, slot: int, method: str, value: object, ending: Ending) -> None:
         """Give a caller the result."""
-        self._process.reply(channel, slot, value, self.where, method)
+        self._process.reply(channel, slot, value, self.where, method, ending)
 
-    def fail(self, channel: Line, slot: int, method: str, error: BaseException) -> None:
+    def fail(self, channel: Line, slot: int, method: str, error: BaseException, ending: Ending) -> None:
         """Give a caller the exception; where nobody waits, the actor dies of it."""
         if slot:
-            self._process.reply_failure(channel, slot, f"{self.where}, endpoint {method}", error)
-        elif self._verdict is None:
+            self._process.reply_failure(channel, slot, f"{self.where}, endpoint {method}", error, ending)
+            return
+        ending.fail(0)
+        if self._verdict is None:
             self._verdict = f"endpoint {method} raised {type(error).__name__}: {error}", error
             if threading.current_thread() is not self._thread:
                 self._put_first(_END)
@@ -305,27 +308,8 @@ class Cell:
     def _call(self, function: Callable[..., object], *args: Any, **kwargs: Any) -> object:
         """Call the constructor or a hook where this actor runs."""
         if self._on_loop or inspect.iscoroutinefunction(function):
-            return self._on_the_loop(lambda: function(*args, **kwargs))
+            return self._process.loop.call(lambda: function(*args, **kwargs), self._wait, self._wake)
         return function(*args, **kwargs)
-
-    def _on_the_loop(self, function: Callable[[], object]) -> object:
-        outcome: list[object] = []
-        raised: list[BaseException] = []
-
-        async def perform() -> None:
-            try:
-                value = function()
-                outcome.append(await value if inspect.isawaitable(value) else value)
-            except BaseException as error:  # noqa: BLE001 raised again in the actor's thread
-                raised.append(error)
-
-        running = self._process.loop.start(perform(), lambda _running: self._wake())
-        self._wait(lambda: running.over)
-        if raised:
-            raise raised[0]
-        if not outcome:
-            raise RuntimeError("the process ends")
-        return outcome[0]
 
     # ---- failures and the end ----
 
@@ -385,7 +369,7 @@ class Cell:
     def _refuse_all(self) -> None:
         while True:
             try:
-                slot, channel, _, cost = self._mailbox.popleft()
+                slot, channel, _, cost, _ = self._mailbox.popleft()
             except IndexError:
                 return
             if channel is None:

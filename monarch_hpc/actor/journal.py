@@ -16,9 +16,7 @@ class Journal:
 
     Attributes:
         mark: stands for the actor; 0 before it is `born`.
-        begin: a call begins; see `telemetry.pen.Handling`, as for the other two.
-        end: it has ended.
-        fail: it has ended with an exception.
+        handling: writes down the calls that the actor handles one after the other.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -29,14 +27,13 @@ class Journal:
 
     def _use(self, mark: int) -> None:
         self.mark = mark
-        self._handling = self._recorder.handling(mark)
-        self.begin, self.end, self.fail = self._handling.begin, self._handling.end, self._handling.fail
+        self.handling = self._recorder.handling(mark)
 
     def born(self, number: int, name: str, rank: int) -> None:
         """The constructor is about to run."""
         self._name = name
         self._record = self._recorder.actor(number, name, rank)
-        self._recorder.release(self._handling)
+        self._recorder.release(self.handling)
         self._use(self._record.mark)
 
     def ready(self) -> None:
@@ -52,11 +49,15 @@ class Journal:
         """What stands for an endpoint of the actor."""
         return self._recorder.names.endpoint(self._name, method)
 
-    def turn(self, line: Line, name: int, slot: int, num_bytes: int) -> Handling:
+    def turn(self, line: Line, name: int, slot: int, num_bytes: int, came_ns: int) -> Handling:
         """A call begins, and may go on beside others; `finish` it."""
         handling = self._recorder.handling(self.mark)
-        handling.begin(name, line.mark or self.peer(line), slot, num_bytes)
+        handling.begin(name, line.mark or self.peer(line), slot, num_bytes, came_ns)
         return handling
+
+    def detach(self) -> None:
+        """The call that goes on now may go on beside others; `finish` it."""
+        self._use(self.mark)
 
     def finish(self, handling: Handling) -> None:
         """It has ended."""
@@ -64,7 +65,7 @@ class Journal:
 
     def ended(self, cause: str, *, failed: bool) -> None:
         """The actor handles nothing any more."""
-        self._recorder.release(self._handling)
+        self._recorder.release(self.handling)
         if self._record is not None:
             self._record.change(Kind.ACTOR_FAILED if failed else Kind.ACTOR_STOPPED, cause)
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import inspect
 import threading
 from collections.abc import Callable, Coroutine
+
+from monarch_hpc.actor.rest import Wait
 
 __all__ = ["EventLoop", "Running"]
 
@@ -57,6 +60,34 @@ class EventLoop:
         running = Running(loop, done)
         loop.call_soon_threadsafe(running.begin, coroutine, contextvars.copy_context())
         return running
+
+    def call(self, function: Callable[[], object], wait: Wait, wake: Callable[[], None]) -> object:
+        """Call *function* on the loop; return what it returns, or what that gives if it is awaitable.
+
+        Args:
+            wait, wake: of the calling thread, see `actor.rest`.
+
+        Raises:
+            RuntimeError: the process ends.
+            BaseException: what *function* raises.
+        """
+        outcome: list[object] = []
+        raised: list[BaseException] = []
+
+        async def perform() -> None:
+            try:
+                value = function()
+                outcome.append(await value if inspect.isawaitable(value) else value)
+            except BaseException as error:  # noqa: BLE001 raised again in the calling thread
+                raised.append(error)
+
+        running = self.start(perform(), lambda _running: wake())
+        wait(lambda: running.over, None)
+        if raised:
+            raise raised[0]
+        if not outcome:
+            raise RuntimeError("the process ends")
+        return outcome[0]
 
     def _open(self) -> asyncio.AbstractEventLoop:
         with self._lock:

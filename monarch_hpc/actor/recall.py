@@ -26,8 +26,8 @@ LIMITED = 1 << 63
 
 _LIMIT = struct.Struct("<d")
 
-Mail = tuple[int, Line | None, Frame, int]
-"""Reply slot, where it came from, the frame, and what it costs.
+Mail = tuple[int, Line | None, Frame, int, int]
+"""Reply slot, where it came from, the frame, what it costs, and when it came, in nanoseconds of CLOCK_MONOTONIC.
 
 The slot is first: so mails are told apart without a look at their frames, which would run Python code and let
 other threads in.

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from typing import Protocol
 
 from monarch_hpc.actor.context import ProcInfo
 from monarch_hpc.actor.fault import MeshFailure
 from monarch_hpc.actor.local import Line
 from monarch_hpc.actor.payload import pack_failure, pack_fault, pack_result
 from monarch_hpc.core.errors import FrameError, TransportError
-from monarch_hpc.wire.frames import Frame, Kind
+from monarch_hpc.wire.frames import Buffer, Frame, Kind
 
-__all__ = ["Replier"]
+__all__ = ["Ending", "Replier"]
 
 _log = logging.getLogger(__name__)
+
+
+class Ending(Protocol):
+    """Writes down how a call ends, before its caller can know."""
+
+    def end(self, num_bytes: int, /) -> None:
+        """With an answer of so many bytes; 0 where nobody waits for one."""
+        ...
+
+    def fail(self, num_bytes: int, /) -> None:
+        """With an exception of so many bytes. No-op for a call that has ended."""
+        ...
 
 
 class Replier:
@@ -30,21 +44,36 @@ class Replier:
         body, buffers = pack_fault(actor, failure)
         self.answer(channel, Frame(Kind.FAILURE, 0, owner, body, buffers))
 
-    def reply(self, channel: Line, slot: int, value: object, where: str = "", method: str = "") -> None:
+    def reply(
+        self,
+        channel: Line,
+        slot: int,
+        value: object,
+        where: str = "",
+        method: str = "",
+        ending: Ending | None = None,
+    ) -> None:
         """Answer a call.
 
         Args:
             where, method: the actor in words and its endpoint, for a result that cannot travel.
+            ending: of a call whose end is to be written down.
         """
         try:
             body, buffers = pack_result(value)
+            if ending is not None:
+                ending.end(_size(body, buffers) if buffers else len(body))
             self.answer(channel, Frame(Kind.RESULT, slot, 0, body, buffers))
         except (TypeError, FrameError) as error:
-            self.reply_failure(channel, slot, f"{where or self.info.host}, endpoint {method}", error)
+            self.reply_failure(channel, slot, f"{where or self.info.host}, endpoint {method}", error, ending)
 
-    def reply_failure(self, channel: Line, slot: int, where: str, error: BaseException) -> None:
-        """Answer a call with an exception."""
+    def reply_failure(
+        self, channel: Line, slot: int, where: str, error: BaseException, ending: Ending | None = None
+    ) -> None:
+        """Answer a call with an exception; otherwise as `reply`."""
         body, buffers = pack_failure(where, error)
+        if ending is not None:
+            ending.fail(_size(body, buffers))
         self.answer(channel, Frame(Kind.FAILURE, slot, 0, body, buffers))
 
     def answer(self, channel: Line, frame: Frame) -> None:
@@ -60,3 +89,7 @@ class Replier:
         except TransportError as error:
             # The caller is told by its own side of the channel.
             _log.info("an answer found no caller: %s", error)
+
+
+def _size(body: Buffer, buffers: Sequence[Buffer]) -> int:
+    return len(body) + sum(memoryview(buffer).nbytes for buffer in buffers)

@@ -8,6 +8,7 @@ from monarch_hpc.actor.context import ProcInfo
 from monarch_hpc.actor.fault import MeshFailure
 from monarch_hpc.actor.local import Line
 from monarch_hpc.actor.loop import EventLoop
+from monarch_hpc.actor.replies import Ending
 from monarch_hpc.telemetry.recorder import Recorder
 from monarch_hpc.transport.engine import Engine
 
@@ -23,11 +24,21 @@ class CellProcess(Protocol):
     cells_drive: bool
     recorder: Recorder
 
-    def reply(self, channel: Line, slot: int, value: object, where: str = "", method: str = "") -> None:
+    def reply(
+        self,
+        channel: Line,
+        slot: int,
+        value: object,
+        where: str = "",
+        method: str = "",
+        ending: Ending | None = None,
+    ) -> None:
         """Answer a call."""
         ...
 
-    def reply_failure(self, channel: Line, slot: int, where: str, error: BaseException) -> None:
+    def reply_failure(
+        self, channel: Line, slot: int, where: str, error: BaseException, ending: Ending | None = None
+    ) -> None:
         """Answer a call with an exception."""
         ...
 

@@ -11,6 +11,7 @@ from monarch_hpc.actor.endpoint import EndpointMethod
 from monarch_hpc.actor.local import Line
 from monarch_hpc.actor.loop import Running
 from monarch_hpc.actor.recall import Due
+from monarch_hpc.actor.replies import Ending
 from monarch_hpc.core.errors import ActorDied, CallTimeout, PortClosed
 from monarch_hpc.transport.engine import Engine
 
@@ -29,11 +30,11 @@ class TurnTaker(Protocol):
     where: str
     ending: bool
 
-    def succeed(self, channel: Line, slot: int, method: str, value: object) -> None:
+    def succeed(self, channel: Line, slot: int, method: str, value: object, ending: Ending) -> None:
         """Give a caller the result."""
         ...
 
-    def fail(self, channel: Line, slot: int, method: str, error: BaseException) -> None:
+    def fail(self, channel: Line, slot: int, method: str, error: BaseException, ending: Ending) -> None:
         """Give a caller the exception; where nobody waits, the actor dies of it."""
         ...
 
@@ -43,9 +44,27 @@ class TurnTaker(Protocol):
 
 
 class Turn:
-    """Answers once, whatever comes first: the result, the exception, or the end of the time."""
+    """Answers once, whatever comes first: the result, the exception, or the end of the time.
 
-    __slots__ = ("_channel", "_due", "_marked", "_open", "_slot", "_taker", "cancelled", "deadline_s", "running")
+    Args:
+        handling: its end is written down before the answer is sent; but while the function goes on, it does.
+    """
+
+    __slots__ = (
+        "_answer_bytes",
+        "_channel",
+        "_due",
+        "_failed",
+        "_handling",
+        "_marked",
+        "_open",
+        "_returned",
+        "_slot",
+        "_taker",
+        "cancelled",
+        "deadline_s",
+        "running",
+    )
 
     def __init__(
         self,
@@ -54,6 +73,7 @@ class Turn:
         slot: int,
         marked: EndpointMethod[..., Any],
         due: Due | None,
+        handling: Ending,
     ) -> None:
         self.cancelled = False
         self.deadline_s = None if due is None else due[0]
@@ -66,6 +86,10 @@ class Turn:
         self._slot = slot
         self._marked = marked
         self._open = [slot]  # pop() is atomic
+        self._handling = handling
+        self._returned = False
+        self._failed = False
+        self._answer_bytes = 0
 
     async def perform(self, function: Callable[..., Any], args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Run the coroutine; raises nothing."""
@@ -76,8 +100,11 @@ class Turn:
             left_s = max(self.deadline_s - taker.engine.clock(), 0.0) + _BEHIND_S
             limit_s = left_s if limit_s is None else min(left_s, limit_s)
         try:
-            async with asyncio.timeout(limit_s) as limit:
-                value = await function(*self._with_port(args), **kwargs)
+            try:
+                async with asyncio.timeout(limit_s) as limit:
+                    value = await function(*self._with_port(args), **kwargs)
+            finally:
+                self._returned = True
         except SystemExit as leaving:
             taker.leave(leaving)
         except asyncio.CancelledError:
@@ -87,6 +114,8 @@ class Turn:
             self._fail(self._too_slow() if limit.expired() and isinstance(error, TimeoutError) else error)
         else:
             self._return(value)
+        finally:
+            self._record()
 
     def cancel(self) -> None:
         """Cancel the coroutine: its caller waits no longer; from any thread."""
@@ -100,7 +129,10 @@ class Turn:
         if self._marked.timeout_s is not None:
             timer = self._taker.engine.call_later(self._marked.timeout_s, lambda: self._fail(self._too_slow()))
         try:
-            value = function(*self._with_port(args), **kwargs)
+            try:
+                value = function(*self._with_port(args), **kwargs)
+            finally:
+                self._returned = True
         except SystemExit as leaving:
             self._taker.leave(leaving)
         except BaseException as error:  # noqa: BLE001 user code; the caller is told
@@ -110,6 +142,7 @@ class Turn:
         finally:
             if timer is not None:
                 timer.cancel()
+            self._record()
 
     def _with_port(self, args: tuple[object, ...]) -> tuple[object, ...]:
         return (ResponsePort(self), *args) if self._marked.explicit else args
@@ -128,18 +161,37 @@ class Turn:
     def succeed(self, value: object) -> None:
         """Answer with *value*, if there was no answer yet."""
         if self._claim() and self._slot:
-            self._taker.succeed(self._channel, self._slot, self._marked.__name__, value)
+            self._taker.succeed(self._channel, self._slot, self._marked.__name__, value, self)
 
     def refuse(self, error: BaseException) -> None:
         """Answer with *error*, if there was no answer yet; that nobody waits for it is no failure."""
         if self._claim() and self._slot:
-            self._taker.fail(self._channel, self._slot, self._marked.__name__, error)
+            self._taker.fail(self._channel, self._slot, self._marked.__name__, error, self)
 
     def _fail(self, error: BaseException) -> None:
         if self._claim():
-            self._taker.fail(self._channel, self._slot, self._marked.__name__, error)
+            self._taker.fail(self._channel, self._slot, self._marked.__name__, error, self)
         elif self._marked.explicit:  # the answer was given, and nobody else reports what came after
-            self._taker.fail(self._channel, 0, self._marked.__name__, error)
+            self._taker.fail(self._channel, 0, self._marked.__name__, error, self)
+
+    # ---- what is written down ----
+
+    def end(self, num_bytes: int, /) -> None:
+        """A result of so many bytes is about to be sent."""
+        self._answer_bytes = num_bytes
+        if self._returned:
+            self._record()
+
+    def fail(self, num_bytes: int, /) -> None:
+        """An exception of so many bytes is; or none, where nobody waits."""
+        self._answer_bytes = num_bytes or self._answer_bytes
+        self._failed = True
+        if self._returned:
+            self._record()
+
+    def _record(self) -> None:
+        # Once, when the function is over: what it has not answered it may answer later.
+        (self._handling.fail if self._failed else self._handling.end)(self._answer_bytes)
 
     def drop(self) -> None:
         """Whoever was to answer is gone: no call waits for ever."""

@@ -11,14 +11,22 @@ from monarch_hpc.config import Config
 from monarch_hpc.core.errors import AllocationError
 from monarch_hpc.telemetry.picture import Picture, Row, draw
 
-__all__ = ["show_calls"]
+__all__ = ["NO_ALLOCATION", "Answer", "ask", "document_of", "find_targets", "format_age", "show_calls"]
 
 _WAIT_S = 2.0
 """Longer than a host that lives takes to answer, short enough for a person to wait for one that does not."""
 
+NO_ALLOCATION = "there is no allocation; take one: monarch-hpc alloc NAME -N HOSTS -t MINUTES"
+
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class Answer:
+    """What one allocation answers.
+
+    Attributes:
+        missing: who did not answer in time, in words.
+    """
+
     name: str
     picture: Picture
     missing: list[str]
@@ -26,21 +34,8 @@ class _Answer:
 
 def show_calls(name: str | None, config: Config, output: Output) -> int:
     """Show the allocation called *name*, or that in the directory *name*, or all that live."""
-    from monarch_hpc.agent.attach import query_calls
-
-    targets = _targets(name, config)
-    answers = []
-    for target, directory in targets:
-        report = query_calls(directory, _WAIT_S)
-        if report is None:
-            output.warn(f"{target}: its head does not answer")
-            continue
-        answers.append(_Answer(target, draw(report.procs), report.missing))
-    for answer in answers:
-        for missing in answer.missing:
-            output.warn(f"{answer.name}: no answer from {missing} within {_WAIT_S:g} s: what it does is not shown")
-        for problem in answer.picture.problems:
-            output.warn(f"{answer.name}: {problem}")
+    targets = find_targets(name, config)
+    answers = ask(targets, output)
     rows = [(answer, row) for answer in answers for row in answer.picture.rows]
     text: str | Table = "no actor, and no program: nothing runs"
     if rows:
@@ -49,7 +44,7 @@ def show_calls(name: str | None, config: Config, output: Output) -> int:
         columns = [*first, "ACTOR", "PROC", "STATE", "RUNS", "SINCE", "FOR", "WAITS FOR", "SINCE", "QUEUED"]
         text = Table(columns, [[*([row.run] if several else []), *_cells(row)] for _, row in rows])
     elif not targets:
-        text = "there is no allocation; take one: monarch-hpc alloc NAME -N HOSTS -t MINUTES"
+        text = NO_ALLOCATION
     document = {"allocations": [_document(answer) for answer in answers]}
     output.show(document, text, [row.actor for _, row in rows if row.actor])
     for answer in answers:
@@ -58,8 +53,27 @@ def show_calls(name: str | None, config: Config, output: Output) -> int:
     return 0
 
 
-def _targets(name: str | None, config: Config) -> Sequence[tuple[str, Path]]:
-    """Return names and directories."""
+def ask(targets: Sequence[tuple[str, Path]], output: Output) -> list[Answer]:
+    """Return what allocations answer, and warn of those who do not."""
+    from monarch_hpc.agent.attach import query_calls
+
+    answers = []
+    for target, directory in targets:
+        report = query_calls(directory, _WAIT_S)
+        if report is None:
+            output.warn(f"{target}: its head does not answer")
+            continue
+        answers.append(Answer(target, draw(report.procs), report.missing))
+    for answer in answers:
+        for missing in answer.missing:
+            output.warn(f"{answer.name}: no answer from {missing} within {_WAIT_S:g} s: what it does is not shown")
+        for problem in answer.picture.problems:
+            output.warn(f"{answer.name}: {problem}")
+    return answers
+
+
+def find_targets(name: str | None, config: Config) -> Sequence[tuple[str, Path]]:
+    """Return names and directories of the allocation called *name*, or in that directory, or of all that live."""
     from monarch_hpc.agent.local import find_local
     from monarch_hpc.slurm import Allocations
 
@@ -84,15 +98,16 @@ def _cells(row: Row) -> list[str]:
         row.proc,
         row.state,
         runs or "-",
-        _age(row.runs_s) if row.endpoint else "-",
+        format_age(row.runs_s) if row.endpoint else "-",
         row.caller or "-",
         row.waits_for or "-",
-        _age(row.waits_s) if row.waits_s else "-",
+        format_age(row.waits_s) if row.waits_s else "-",
         str(row.num_queued or "-"),
     ]
 
 
-def _age(seconds: float) -> str:
+def format_age(seconds: float) -> str:
+    """Write since when something goes on."""
     if seconds < 1:
         return f"{seconds * 1e3:.0f} ms"
     if seconds < 60:
@@ -101,11 +116,19 @@ def _age(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02d}:{left:02d}"
 
 
-def _document(answer: _Answer) -> dict[str, object]:
+def _document(answer: Answer) -> dict[str, object]:
+    return {
+        **document_of(answer),
+        "deadlocks": answer.picture.deadlocks,
+        "rows": [asdict(row) for row in answer.picture.rows],
+    }
+
+
+def document_of(answer: Answer) -> dict[str, object]:
+    """What both ways to look at the calls of an allocation tell."""
     return {
         "name": answer.name,
         "missing": answer.missing,
         "problems": answer.picture.problems,
-        "deadlocks": answer.picture.deadlocks,
-        "rows": [asdict(row) for row in answer.picture.rows],
+        "endpoints": [asdict(one) for one in answer.picture.endpoints],
     }

@@ -44,15 +44,22 @@ class _View:
 @click.command()
 @click.argument("name", required=False)
 @click.option("--calls", is_flag=True, help="Which actor runs what for whom, and who waits for whom.")
+@click.option("--endpoints", is_flag=True, help="How often and how long endpoints ran, and how long calls waited.")
 @output_options
-def command(name: str | None, calls: bool) -> int:
+def command(name: str | None, calls: bool, endpoints: bool) -> int:
     """Show allocations and what they do."""
     config = load_for_command({}).config
     output = current_output()
+    if calls and endpoints:
+        raise click.UsageError("--calls and --endpoints exclude each other")
     if calls:
         from monarch_hpc.cli.calls import show_calls
 
         return show_calls(name, config, output)
+    if endpoints:
+        from monarch_hpc.cli.endpoints import show_endpoints
+
+        return show_endpoints(name, config, output)
     allocations = Allocations.open(config, _PATIENCE_S)
     census = allocations.reconcile(config.slurm.poll_min_s)
     for change in census.changes:

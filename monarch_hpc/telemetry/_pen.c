@@ -16,7 +16,7 @@
 #error "records are little-endian; telemetry/pen.py writes them on other machines"
 #endif
 
-enum { SENT = 1, HANDLED = 2, FAILED = 1, OPEN = -1 };
+enum { SENT = 1, HANDLED = 2, FAILED = 1, OPEN = -1, NUM_BUCKETS = 32, BUCKET_BITS = 8 };
 
 static const uint64_t NUMBER = UINT64_MAX >> 1;
 
@@ -32,8 +32,11 @@ typedef struct {
 _Static_assert(sizeof(Record) == 64, "as in telemetry/layout.py");
 
 typedef struct {
-    uint64_t num, failed, total, longest;
+    uint64_t num, failed, total, longest, queued_total, queued_longest;
+    uint64_t ran[NUM_BUCKETS], queued[NUM_BUCKETS];
 } Counter;
+
+_Static_assert(sizeof(Counter) == 560, "as in telemetry/layout.py");
 
 typedef struct {
     PyObject_HEAD
@@ -50,6 +53,7 @@ typedef struct {
     Record *slot; /* one that others may use too, where there are too many: so it is never read */
     unsigned long long place;
     Record call;
+    uint64_t queued; /* nanoseconds */
 } Handling;
 
 static PyTypeObject *pen_type;
@@ -59,6 +63,18 @@ static uint64_t now(void)
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static uint64_t half(uint64_t number)
+{
+    return number < UINT32_MAX ? number : UINT32_MAX;
+}
+
+static unsigned bucket_of(uint64_t ns)
+{
+    uint64_t rest = ns >> BUCKET_BITS;
+    unsigned bits = rest == 0 ? 0 : 64 - (unsigned)__builtin_clzll(rest);
+    return bits < NUM_BUCKETS ? bits : NUM_BUCKETS - 1;
 }
 
 /* The compiler may not move the stores past each other: we may be killed between any two. */
@@ -282,8 +298,8 @@ static void handling_dealloc(PyObject *object)
 static PyObject *handling_begin(PyObject *object, PyObject *const *args, Py_ssize_t num)
 {
     Handling *handling = (Handling *)object;
-    uint64_t a[4];
-    if (numbers(args, num, 4, a) < 0)
+    uint64_t a[5];
+    if (numbers(args, num, 5, a) < 0)
         return NULL;
     if (handling->pen == NULL)
         Py_RETURN_NONE;
@@ -293,20 +309,26 @@ static PyObject *handling_begin(PyObject *object, PyObject *const *args, Py_ssiz
     call->peer = (uint32_t)a[1];
     call->msg = a[2] & NUMBER;
     call->bytes = a[3];
+    handling->queued = call->t > a[4] ? call->t - a[4] : 0;
+    call->value = half(handling->queued / 1000);
     call->seq = 1;
     put(handling->slot, call);
     Py_RETURN_NONE;
 }
 
-static void finish(Handling *handling, uint16_t flags)
+static PyObject *finish(Handling *handling, uint16_t flags, PyObject *answer_bytes)
 {
     Pen *pen = handling->pen;
+    uint64_t size = PyLong_AsUnsignedLongLong(answer_bytes);
+    if (size == (uint64_t)-1 && PyErr_Occurred())
+        return NULL;
     if (pen == NULL || handling->call.seq == 0)
-        return;
+        Py_RETURN_NONE;
     Record record = handling->call;
     handling->call.seq = 0;
     record.flags = flags;
     record.dur = (int64_t)(now() - record.t);
+    record.value |= half(size) << 32;
     put_event(pen, &record);
     __atomic_store_n(&handling->slot->seq, 0, __ATOMIC_RELEASE);
     if (record.name < pen->num_counters) {
@@ -316,27 +338,29 @@ static void finish(Handling *handling, uint16_t flags)
         counter->total += (uint64_t)record.dur;
         if ((uint64_t)record.dur > counter->longest)
             counter->longest = (uint64_t)record.dur;
+        counter->queued_total += handling->queued;
+        if (handling->queued > counter->queued_longest)
+            counter->queued_longest = handling->queued;
+        counter->ran[bucket_of((uint64_t)record.dur)]++;
+        counter->queued[bucket_of(handling->queued)]++;
     }
-}
-
-static PyObject *handling_end(PyObject *object, PyObject *unused)
-{
-    (void)unused;
-    finish((Handling *)object, 0);
     Py_RETURN_NONE;
 }
 
-static PyObject *handling_fail(PyObject *object, PyObject *unused)
+static PyObject *handling_end(PyObject *object, PyObject *answer_bytes)
 {
-    (void)unused;
-    finish((Handling *)object, FAILED);
-    Py_RETURN_NONE;
+    return finish((Handling *)object, 0, answer_bytes);
+}
+
+static PyObject *handling_fail(PyObject *object, PyObject *answer_bytes)
+{
+    return finish((Handling *)object, FAILED, answer_bytes);
 }
 
 static PyMethodDef handling_methods[] = {
     {"begin", (PyCFunction)(void (*)(void))handling_begin, METH_FASTCALL, NULL},
-    {"end", handling_end, METH_NOARGS, NULL},
-    {"fail", handling_fail, METH_NOARGS, NULL},
+    {"end", handling_end, METH_O, NULL},
+    {"fail", handling_fail, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };
 

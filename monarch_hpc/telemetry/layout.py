@@ -1,4 +1,4 @@
-"""Where things are in the memory that a process records into: version 1, described in docs/telemetry.md.
+"""Where things are in the memory that a process records into: version 2, described in docs/telemetry.md.
 
 A record is 64 bytes, little-endian:
 
@@ -11,7 +11,8 @@ A record is 64 bytes, little-endian:
     u64 msg     number of the call among those of its caller, 0 for one without an answer; of an actor its number
     u64 bytes   size of the arguments; of an actor its rank
     i64 dur     nanoseconds; `OPEN` while it goes on
-    u64 value   of a call that was sent: number of the called actor
+    u64 value   of a call that was sent: number of the called actor; of one that was handled, in the low half: for how
+                many microseconds it had waited here, in the high half: size of the answer; both end at 2**32 - 1
     u64 seq     not 0 in a record that is whole
 
 `seq` is last because it is written last: `struct.pack_into` clears the record and then fills in its fields in order,
@@ -25,16 +26,19 @@ import struct
 
 __all__ = [
     "ACTORS_AT",
+    "BUCKET_BITS",
     "COUNTER",
     "COUNTERS_AT",
     "EVENTS_AT",
     "FAILED",
+    "HALF",
     "HEADER",
     "MAGIC",
     "NAMES_AT",
     "NAMES_BYTES",
     "NUMBER",
     "NUM_ACTORS",
+    "NUM_BUCKETS",
     "NUM_COUNTERS",
     "NUM_EVENTS",
     "NUM_OLD",
@@ -55,7 +59,7 @@ __all__ = [
 ]
 
 MAGIC = b"MHPCTELE"
-VERSION = 1
+VERSION = 2
 
 HEADER = struct.Struct("<8sIIQQQQ")
 """Magic, version, bytes of it all, process id, incarnation, CLOCK_MONOTONIC and CLOCK_REALTIME at the start, in ns."""
@@ -65,6 +69,9 @@ RECORD_BYTES = RECORD.size
 
 NUMBER = (1 << 63) - 1
 """The bits of a call's number that count; who numbers calls may use the last one for a mark of its own."""
+
+HALF = (1 << 32) - 1
+"""The low half of a value."""
 
 OPEN = -1
 FAILED = 1
@@ -98,8 +105,13 @@ NUM_WAITS = 1024
 WAIT_BYTES = 16
 # By number of the name. Endpoints get theirs first; of later names nothing is counted.
 NUM_COUNTERS = 1024
-COUNTER = struct.Struct("<QQQQ")
-"""Calls handled, those that raised, nanoseconds of all, nanoseconds of the longest."""
+# Times are counted by powers of two from 256 ns, shorter than any endpoint takes, to 275 s. The first bucket holds
+# what is shorter, the last what is longer.
+NUM_BUCKETS = 32
+BUCKET_BITS = 8
+COUNTER = struct.Struct(f"<6Q{NUM_BUCKETS}Q{NUM_BUCKETS}Q")
+"""Calls handled, those that raised; nanoseconds that all ran, and the longest; nanoseconds that all had waited, and the
+longest; how many ran for how long; how many had waited for how long."""
 NAMES_BYTES = 1 << 20
 
 SENT_AT = 4096

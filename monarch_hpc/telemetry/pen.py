@@ -7,7 +7,18 @@ import mmap
 import time
 from collections.abc import Callable
 
-from monarch_hpc.telemetry.layout import COUNTER, FAILED, NUMBER, OPEN, RECORD, RECORD_BYTES, Kind
+from monarch_hpc.telemetry.histogram import bucket_of
+from monarch_hpc.telemetry.layout import (
+    COUNTER,
+    FAILED,
+    HALF,
+    NUM_BUCKETS,
+    NUMBER,
+    OPEN,
+    RECORD,
+    RECORD_BYTES,
+    Kind,
+)
 
 __all__ = ["Handling", "Pen"]
 
@@ -17,6 +28,8 @@ _HANDLED = int(Kind.HANDLED)
 # In words of 8 bytes from the start of a record.
 _WORDS = RECORD_BYTES // 8
 _DUR, _SEQ = 5, 7
+
+_MAX_QUEUED = HALF * 1000
 
 _pack = RECORD.pack_into
 _now = time.monotonic_ns
@@ -98,36 +111,45 @@ class Handling:
         self._pen = pen
         self._at = pen.running_at + place * RECORD_BYTES
         self._mark = mark
-        self._call: tuple[int, int, int, int, int] | None = None
+        self._call: tuple[int, int, int, int, int, int] | None = None
 
-    def begin(self, name: int, peer: int, msg: int, num_bytes: int, /) -> None:
-        """The call with number *msg* of the process *peer* runs the endpoint *name* from now on."""
+    def begin(self, name: int, peer: int, msg: int, num_bytes: int, came_ns: int, /) -> None:
+        """The call with number *msg* of the process *peer*, which came then, runs the endpoint *name* from now on."""
         t = _now()
         msg &= NUMBER
-        self._call = t, name, peer, msg, num_bytes
-        _pack(self._pen.memory, self._at, t, _HANDLED, 0, self._mark, name, peer, msg, num_bytes, OPEN, 0, 1)
+        queued = t - came_ns if t > came_ns else 0  # max() and min() take as long as the rest
+        self._call = t, name, peer, msg, num_bytes, queued
+        value = queued // 1000 if queued < _MAX_QUEUED else HALF
+        _pack(self._pen.memory, self._at, t, _HANDLED, 0, self._mark, name, peer, msg, num_bytes, OPEN, value, 1)
 
-    def end(self) -> None:
-        """It has ended."""
-        self._finish(0)
+    def end(self, num_bytes: int, /) -> None:
+        """It has ended, and its answer has so many bytes; 0 where there is none. No-op if none goes on."""
+        self._finish(0, num_bytes)
 
-    def fail(self) -> None:
-        """It has ended with an exception."""
-        self._finish(FAILED)
+    def fail(self, num_bytes: int, /) -> None:
+        """Likewise, with an exception."""
+        self._finish(FAILED, num_bytes)
 
-    def _finish(self, flags: int) -> None:
+    def _finish(self, flags: int, answer_bytes: int) -> None:
         call, self._call = self._call, None
         if call is None:
             return
         pen = self._pen
-        t, name, peer, msg, num_bytes = call
+        t, name, peer, msg, num_bytes, queued = call
         dur = _now() - t
-        pen.put(t, _HANDLED, flags, self._mark, name, peer, msg, num_bytes, dur, 0)
+        value = (answer_bytes if answer_bytes < HALF else HALF) << 32
+        value |= queued // 1000 if queued < _MAX_QUEUED else HALF
+        pen.put(t, _HANDLED, flags, self._mark, name, peer, msg, num_bytes, dur, value)
         pen.words[(self._at >> 3) + _SEQ] = 0
         if name < pen.num_counters:
-            word = (pen.counters_at + name * COUNTER.size) >> 3
-            pen.words[word] += 1
-            pen.words[word + 1] += flags & FAILED
-            pen.words[word + 2] += dur
-            if dur > pen.words[word + 3]:
-                pen.words[word + 3] = dur
+            words, word = pen.words, (pen.counters_at + name * COUNTER.size) >> 3
+            words[word] += 1
+            words[word + 1] += flags & FAILED
+            words[word + 2] += dur
+            if dur > words[word + 3]:
+                words[word + 3] = dur
+            words[word + 4] += queued
+            if queued > words[word + 5]:
+                words[word + 5] = queued
+            words[word + 6 + bucket_of(dur)] += 1
+            words[word + 6 + NUM_BUCKETS + bucket_of(queued)] += 1

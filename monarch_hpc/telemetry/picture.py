@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from monarch_hpc.telemetry.tally import Tally, tally
 from monarch_hpc.wire.calls import PROGRAM_MESH, ActorSeen, ProcCalls, RunningCall, SentCall, Wait
 
 __all__ = ["Picture", "Row", "draw"]
@@ -39,6 +40,7 @@ class Row:
         num_running: how many calls it runs.
         caller: for whom; empty where that is not known.
         runs_s: since when it runs that.
+        queued_s: how long that call had waited in the process before.
         waits_for: what it waits for, in words; empty if it does not wait.
         waits_s: since when.
         num_queued: calls that were sent to it, want an answer, and do not run.
@@ -56,6 +58,7 @@ class Row:
     waits_for: str
     waits_s: float
     num_queued: int
+    queued_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +68,13 @@ class Picture:
     Attributes:
         deadlocks: each a ring of actors; the first waits for the second, the last for the first.
         problems: processes that could not be read, in words.
+        endpoints: how often and how long they ran.
     """
 
     rows: list[Row]
     deadlocks: list[list[str]]
     problems: list[str]
+    endpoints: list[Tally]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +116,7 @@ class _Drawing:
         problems = [
             f"{_where(proc)}: {proc.problem}" for proc in self._procs if proc.problem and proc.state in _RECORDS
         ]
-        return Picture(rows, rings, problems)
+        return Picture(rows, rings, problems, tally(self._procs))
 
     # ---- rows ----
 
@@ -145,6 +150,7 @@ class _Drawing:
             waits_for=self._targets(proc, waits),
             waits_s=max((wait.age_s for wait in waits), default=0.0),
             num_queued=max(self._num_sent[key] - self._num_running[key], 0) if actor is not None else 0,
+            queued_s=running[0].queued_s if running else 0.0,
         )
 
     def _caller(self, call: RunningCall) -> str:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from monarch_hpc.telemetry import layout
-from monarch_hpc.telemetry.layout import COUNTER, HEADER, OPEN, RECORD, RECORD_BYTES, Kind
+from monarch_hpc.telemetry.layout import COUNTER, HALF, HEADER, NUM_BUCKETS, OPEN, RECORD, RECORD_BYTES, Kind
 from monarch_hpc.telemetry.names import Name, parse_names
 from monarch_hpc.wire.calls import ActorSeen, EndpointCount, ProcCalls, RunningCall, SentCall, Wait
 
@@ -59,6 +59,16 @@ class Record(NamedTuple):
     dur: int
     value: int
     seq: int
+
+    @property
+    def queued_us(self) -> int:
+        """Of a handled call: how long it had waited in its process; `HALF` stands for that and all that is longer."""
+        return self.value & HALF
+
+    @property
+    def answer_bytes(self) -> int:
+        """Of a handled call: size of its answer; 0 where there is none, or none yet. `HALF` as above."""
+        return self.value >> 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,19 +268,32 @@ def _range(by_number: dict[int, Record], order: list[int], first: int, last: int
 
 def _endpoints(memory: Memory, look: Callable[[int], Name]) -> list[EndpointCount]:
     table = memory(layout.COUNTERS_AT, layout.NUM_COUNTERS * COUNTER.size)
-    found = [
-        EndpointCount(
-            _part(look(number), "endpoint", 1),
-            _part(look(number), "endpoint", 2),
-            num,
-            failed,
-            round(total * _NS, 6),
-            round(longest * _NS, 6),
-        )
-        for number, (num, failed, total, longest) in enumerate(COUNTER.iter_unpack(table))
-        if num
-    ]
-    return sorted(found, key=lambda count: -count.total_s)[:MAX_ENDPOINTS]
+    used = enumerate(memoryview(table).cast("Q")[:: COUNTER.size >> 3].tolist())
+    counts = [(look(number), COUNTER.unpack_from(table, number * COUNTER.size)) for number, num in used if num]
+    counts.sort(key=lambda named: -named[1][2])
+    return [_endpoint(name, *counted) for name, counted in counts[:MAX_ENDPOINTS]]
+
+
+def _endpoint(
+    name: Name, num: int, failed: int, total: int, longest: int, queued_total: int, queued_longest: int, *buckets: int
+) -> EndpointCount:
+    return EndpointCount(
+        _part(name, "endpoint", 1),
+        _part(name, "endpoint", 2),
+        num,
+        failed,
+        round(total * _NS, 9),
+        round(longest * _NS, 9),
+        _without_end(buckets[:NUM_BUCKETS]),
+        round(queued_total * _NS, 9),
+        round(queued_longest * _NS, 9),
+        _without_end(buckets[NUM_BUCKETS:]),
+    )
+
+
+def _without_end(counts: Sequence[int]) -> list[int]:
+    num = max((index for index, count in enumerate(counts, 1) if count), default=0)
+    return list(counts[:num])
 
 
 # ---- in words ----
@@ -307,6 +330,7 @@ def _running_call(
         _part(caller, "proc", 1),
         _part(caller, "proc", 2),
         age_s(record.t),
+        record.queued_us * 1e-6,
     )
 
 

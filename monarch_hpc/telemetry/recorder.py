@@ -123,7 +123,7 @@ class Recorder:
 
     def release(self, handling: Handling) -> None:
         """No more calls come there."""
-        handling.end()
+        handling.end(0)
         if handling.place < layout.NUM_RUNNING:
             self._running.append(handling.place)
 

@@ -52,6 +52,7 @@ class RunningCall:
         call: number of the call among those of the caller; 0 where it waits for no answer.
         caller: incarnation of the process that called, hexadecimal.
         caller_host: where that was.
+        queued_s: how long it had waited in the process that handles it.
     """
 
     actor: str
@@ -60,6 +61,7 @@ class RunningCall:
     caller: str
     caller_host: str
     age_s: float
+    queued_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,8 @@ class EndpointCount:
     Args:
         name: of the actors' mesh.
         total_s: how long all calls took together; *longest_s* the longest of them.
+        ran: how many took how long, see `telemetry.histogram`; without zeros at the end.
+        queued_total_s: likewise of the time that they had waited in the process before, as the other two.
     """
 
     name: str
@@ -116,6 +120,10 @@ class EndpointCount:
     num_failed: int
     total_s: float
     longest_s: float
+    ran: list[int]
+    queued_total_s: float
+    queued_longest_s: float
+    queued: list[int]
 
 
 @dataclass(frozen=True, slots=True)

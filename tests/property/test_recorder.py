@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -23,7 +24,7 @@ _TABLES = (
     (layout.SENT_AT, 64),
     (layout.OLD_AT, 64),
     (layout.EVENTS_AT, 64),
-    (layout.COUNTERS_AT, 32),
+    (layout.COUNTERS_AT, layout.COUNTER.size),
     (layout.RUNNING_AT, 64),
     (layout.ACTORS_AT, 64),
     (layout.WAITS_AT, 16),
@@ -80,6 +81,7 @@ def test_what_is_left_of_a_history(fd: int, steps: list[tuple[str, int]], plain:
     sent: dict[int, str] = {}
     running: dict[int, int] = {}
     num_ended = 0
+    came_ns = time.monotonic_ns()
     for number, (step, which) in enumerate(steps, 1):
         if step == "send":
             recorder.sent(number, 0, endpoints[which], 0, 0, which)
@@ -88,14 +90,20 @@ def test_what_is_left_of_a_history(fd: int, steps: list[tuple[str, int]], plain:
             recorder.answered(list(sent)[which])
             del sent[list(sent)[which]]
         elif step == "begin" and which not in running:
-            handlings[which].begin(endpoints[which], 0, number, 0)
+            handlings[which].begin(endpoints[which], 0, number, 0, came_ns)
             running[which] = number
         elif step == "end" and which in running:
-            handlings[which].end()
+            handlings[which].end(running[which])
             del running[which]
             num_ended += 1
     scene = read_scene(memory_of(fd))
     assert {call.call: call.endpoint for call in scene.sent} == sent
     assert {call.endpoint: call.call for call in scene.running} == {f"e{key}": call for key, call in running.items()}
-    assert len(read_events(memory_of(fd))) == num_ended
+    events = read_events(memory_of(fd))
+    assert len(events) == num_ended
+    assert all(event.answer_bytes == event.msg for event in events)
+    for count in scene.endpoints:
+        assert sum(count.ran) == sum(count.queued) == count.num_calls
+        assert count.longest_s <= count.total_s
+        assert count.queued_longest_s <= count.queued_total_s
     assert sum(count.num_calls for count in scene.endpoints) == num_ended

@@ -190,6 +190,7 @@ def test_the_command(stage: Stage) -> None:
     (allocation,) = document["allocations"]
     assert len(allocation["deadlocks"]) == 1
     assert {row["actor"] for row in allocation["rows"]} >= {"left[0]", "right[0]", "program"}
+    assert {"left.meet", "right.meet"} <= {f"{one['name']}.{one['endpoint']}" for one in allocation["endpoints"]}
     by_name = json.loads(status(Path(directory).name, "--json").stdout)
     assert [found["name"] for found in by_name["allocations"]] == [Path(directory).name]
 
@@ -230,6 +231,15 @@ def test_a_program_that_cannot_answer_is_seen_all_the_same(programs: Programs, h
     os.kill(program.pid, signal.SIGKILL)
 
 
+def test_how_long_endpoints_ran(stage: Stage) -> None:
+    command = [sys.executable, "-m", "monarch_hpc.cli", "status", "--endpoints", os.environ[DIRECTORY_VARIABLE]]
+    header, *lines = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
+    assert header.split()[:4] == ["ENDPOINT", "PROCS", "CALLS", "FAILED"]
+    (line,) = [line.split() for line in lines if line.startswith("left.meet ")]
+    assert line[3] == "-"  # none failed
+    assert len(line) == 4 + 2 * 6  # each time with its unit
+
+
 def status(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "monarch_hpc.cli", "status", "--calls", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -251,8 +261,8 @@ recorder = Recorder(int(sys.argv[1]), 1, plain=sys.argv[2] == "plain")
 def write(thread):
     handling = recorder.handling(thread)
     for number in itertools.count(1):
-        handling.begin(thread, number & 0xFFFF, number, number + 1)
-        handling.end()
+        handling.begin(thread, number & 0xFFFF, number, number + 1, 0)
+        handling.end(number)
         recorder.sent(2 * number + thread, thread, thread, number & 0xFFFF, 0, number)
 
 for thread in (0, 1):
@@ -293,5 +303,6 @@ def check(events: list[Record], memory: Memory) -> None:
         assert (event.peer, event.num_bytes) == (event.msg & 0xFFFF, event.msg + 1)
         assert event.actor == event.name
         assert event.dur >= 0
+        assert event.answer_bytes == event.msg
     for call in read_scene(memory).sent:
         assert int(call.target_actor, 16) == call.call // 2

@@ -48,11 +48,11 @@ class Bench:
         if slot >= LIMITED:
             self.recalls.arrive(line, frame)
             assert frame.body == b"body"
-        self.mailbox.append((slot, line, frame, cost))
+        self.mailbox.append((slot, line, frame, cost, 0))
 
     def begin(self) -> bool:
         """What the actor's thread does before it runs the next call; False if it is refused."""
-        slot, line, _, _ = self.mailbox.popleft()
+        slot, line, *_ = self.mailbox.popleft()
         assert line is not None
         self.recalls.channel = line
         self.recalls.slot = slot
@@ -66,14 +66,14 @@ def bench() -> Bench:
 
 def test_what_waits_is_taken_out_and_refused_once(bench: Bench) -> None:
     one, other = Wire(), Wire()
-    bench.mailbox.append((0, None, Frame(Kind.STOP), -1))
+    bench.mailbox.append((0, None, Frame(Kind.STOP), -1, 0))
     for line in (one, other):
         for slot in (0, 1, 2):
             bench.put(line, slot, cost=10 * slot)
     bench.recalls.cancel(other, 1)
     bench.recalls.cancel(one, 2)
     assert bench.refused == [(other, 1, 10, 0.0), (one, 2, 20, 0.0)]
-    left = [(line, slot) for slot, line, _, _ in bench.mailbox]
+    left = [(line, slot) for slot, line, *_ in bench.mailbox]
     assert left == [(None, 0), (one, 0), (one, 1), (other, 0), (other, 2)]
     assert not bench.recalls.keys
 

@@ -35,7 +35,7 @@ class Tale:
         number = self._number
         self.procs[caller].sent.append(SentCall(number, actor, target, "host", callee, callee, "do", age_s))
         if runs:
-            self.procs[target].running.append(RunningCall(callee, "do", number, caller, "host", age_s))
+            self.procs[target].running.append(RunningCall(callee, "do", number, caller, "host", age_s, 0.0))
         if waits:
             self.procs[caller].waits.append(Wait(actor, [number], 1, "", age_s))
 

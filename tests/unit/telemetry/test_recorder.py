@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from monarch_hpc.telemetry import layout
+from monarch_hpc.telemetry.histogram import bucket_of
 from monarch_hpc.telemetry.layout import FAILED, HEADER, OPEN, RECORD, Kind
 from monarch_hpc.telemetry.memory import make_memory
 from monarch_hpc.telemetry.reading import MAX_SENT, Memory, memory_of, read_events, read_scene
@@ -19,6 +20,9 @@ from monarch_hpc.telemetry.recorder import Recorder
 pytestmark = pytest.mark.pen
 
 HERE = 0xFEED
+
+_LATER = 2**64 - 1
+"""A call that comes then has not waited, whatever the clock says."""
 
 
 @pytest.fixture(params=[False, True], ids=["compiled", "plain"])
@@ -85,7 +89,7 @@ def test_a_call_that_runs_and_one_that_waits_for_it(make: Make) -> None:
     actor = recorder.actor(0xABC, "trainer", 3)
     actor.change(Kind.ACTOR_READY)
     handling = recorder.handling(actor.mark)
-    handling.begin(names.endpoint("trainer", "step"), names.proc(7, "gpu01"), 41, 100)
+    handling.begin(names.endpoint("trainer", "step"), names.proc(7, "gpu01"), 41, 100, time.monotonic_ns() - 3 * 10**9)
     recorder.sent(5, actor.mark, names.endpoint("store", "get"), names.proc(8, "gpu02"), 10, 2**64 - 1)
     place = recorder.wait(5, 5)
 
@@ -97,6 +101,7 @@ def test_a_call_that_runs_and_one_that_waits_for_it(make: Make) -> None:
     assert (running.actor, running.endpoint, running.call) == ("abc", "step", 41)
     assert (running.caller, running.caller_host) == ("7", "gpu01")
     assert 2.0 <= running.age_s < 60.0
+    assert 3.0 <= running.queued_s < 60.0
     (sent,) = scene.sent
     assert (sent.call, sent.actor, sent.target, sent.target_host) == (5, "abc", "8", "gpu02")
     assert (sent.target_actor, sent.target_name, sent.endpoint) == ("f" * 16, "store", "get")
@@ -105,14 +110,19 @@ def test_a_call_that_runs_and_one_that_waits_for_it(make: Make) -> None:
 
     recorder.answered(5)
     recorder.waited(place)
-    handling.fail()
+    handling.fail(77)
     scene = read_scene(memory)
     assert not (scene.running or scene.waits or scene.sent)
     (count,) = scene.endpoints
     assert (count.name, count.endpoint, count.num_calls, count.num_failed) == ("trainer", "step", 1, 1)
+    assert sum(count.ran) == 1
+    assert count.queued[-1] == sum(count.queued) == 1
+    assert 3.0 <= count.queued_longest_s == count.queued_total_s < 60.0
     handled = read_events(memory)[-1]
     assert (handled.kind, handled.flags, handled.msg, handled.num_bytes) == (Kind.HANDLED, FAILED, 41, 100)
     assert handled.dur >= 0
+    assert 3e6 <= handled.queued_us < 60e6
+    assert handled.answer_bytes == 77
 
 
 def test_both_pens_write_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,10 +133,13 @@ def test_both_pens_write_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None
         recorder.sent(2, 2, 3, 4, 5, 6)
         recorder.answered(2)
         first, second = recorder.handling(9), recorder.handling(10)
-        first.begin(3, 4, 5, 6)
-        second.begin(4, 5, 6, 7)
-        second.fail()
-        second.end()  # nothing has begun
+        first.begin(3, 4, 5, 6, _LATER)
+        second.begin(4, 5, 6, 7, _LATER)
+        second.fail(8)
+        second.end(9)  # nothing has begun
+        for num_bytes in (0, 1, layout.HALF, layout.HALF + 1):
+            second.begin(4, 5, 6, 7, _LATER)
+            second.end(num_bytes)
         at = (layout.SENT_AT, layout.NAMES_AT)
         written = bytearray(recorder.memory[at[0] : at[1]])
         # Times differ, and so does what is made of them.
@@ -134,8 +147,10 @@ def test_both_pens_write_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None
             written[offset : offset + 8] = bytes(8)
             if written[offset + 40 : offset + 48] != OPEN.to_bytes(8, "little", signed=True):
                 written[offset + 40 : offset + 48] = bytes(8)
-        for offset in range(layout.COUNTERS_AT - at[0], layout.RUNNING_AT - at[0], 32):
+        for offset in range(layout.COUNTERS_AT - at[0], layout.RUNNING_AT - at[0], layout.COUNTER.size):
             written[offset + 16 : offset + 32] = bytes(16)
+            ran = sum(written[offset + 48 : offset + 48 + 8 * layout.NUM_BUCKETS : 8])
+            written[offset + 48 : offset + 48 + 8 * layout.NUM_BUCKETS] = bytes([ran]).ljust(8 * layout.NUM_BUCKETS)
         for offset in range(layout.RUNNING_AT - at[0], layout.WAITS_AT - at[0], 64):
             written[offset : offset + 8] = bytes(8)
         return bytes(written)
@@ -143,6 +158,27 @@ def test_both_pens_write_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None
     compiled, plain = tables(plain=False), tables(plain=True)
     assert any(compiled)
     assert compiled == plain
+
+
+def test_waiting_times_are_counted_as_they_are_recorded(make: Make) -> None:
+    recorder, memory = make()
+    handling = recorder.handling(0)
+    waited_ns = [0, 10**3, 10**6, 10**9, 10**11, 10**12, 10**13]
+    for number, waited in enumerate(waited_ns, 1):
+        name = recorder.names.endpoint("a", str(number))
+        handling.begin(name, 0, number, 0, max(time.monotonic_ns() - waited, 0))  # this machine may have just started
+        handling.end(0)
+    counts = {int(count.endpoint): count for count in read_scene(memory).endpoints}
+    records = read_events(memory)
+    assert [record.msg for record in records] == list(range(1, len(waited_ns) + 1))
+    for record, waited in zip(records, waited_ns, strict=True):
+        count = counts[record.msg]
+        assert sum(count.queued) == 1
+        least_ns = int(count.queued_total_s * 1e9) - 1
+        assert least_ns >= min(waited, record.t // 2) - 1
+        assert record.queued_us in {min(least_ns // 1000, layout.HALF), min((least_ns + 2) // 1000, layout.HALF)}
+        assert len(count.queued) - 1 in {bucket_of(max(least_ns, 0)), bucket_of(least_ns + 2)}
+    assert counts[1].ran[-1] == 1
 
 
 def test_a_call_of_a_mesh_waits_for_the_ranks_that_have_not_answered(make: Make) -> None:
@@ -212,7 +248,7 @@ def test_more_actors_calls_and_waits_than_there_is_room_for(make: Make) -> None:
     actors = [recorder.actor(number + 1, "a", number) for number in range(layout.NUM_ACTORS + 5)]
     handlings = [recorder.handling(actor.mark) for actor in actors]
     for handling in handlings:
-        handling.begin(0, 0, 1, 0)
+        handling.begin(0, 0, 1, 0, 0)
     places = [recorder.wait(1, 1) for _ in range(layout.NUM_WAITS + 5)]
     assert len(read_scene(memory).actors) == layout.NUM_ACTORS
     for handling in handlings:
@@ -254,8 +290,8 @@ def test_threads_lose_nothing(make: Make) -> None:
     def work(thread: int) -> None:
         handling = recorder.handling(thread)
         for number in range(num_calls):
-            handling.begin(0, 0, thread * num_calls + number + 1, 0)
-            handling.end()
+            handling.begin(0, 0, thread * num_calls + number + 1, 0, 0)
+            handling.end(0)
         recorder.release(handling)
 
     with ThreadPoolExecutor(num_threads) as pool:
@@ -268,7 +304,7 @@ def test_what_cannot_be_read_says_why(make: Make) -> None:
     try:
         assert read_scene(memory_of(fd)).problem == "it has not recorded anything yet"
         os.pwrite(fd, HEADER.pack(layout.MAGIC, 9, layout.TOTAL_BYTES, 1, 2, 3, 4), 0)
-        assert read_scene(memory_of(fd)).problem == "it records in version 9, this is 1"
+        assert read_scene(memory_of(fd)).problem == "it records in version 9, this is 2"
         os.pwrite(fd, b"x" * 64, 0)
         assert read_scene(memory_of(fd)).problem == "something has overwritten its records"
         assert read_events(memory_of(fd)) == []
