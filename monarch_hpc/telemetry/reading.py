@@ -195,10 +195,10 @@ def _header(memory: Memory) -> tuple[str, int, str]:
     magic, version, total, pid, incarnation, _, _ = HEADER.unpack(memory(0, HEADER.size))
     if not any(magic):
         return "it has not recorded anything yet", 0, ""
+    if magic == layout.MAGIC and version != layout.VERSION:
+        return f"it records in version {version}, this is {layout.VERSION}", pid, ""
     if magic != layout.MAGIC or total != layout.TOTAL_BYTES:
         return "something has overwritten its records", 0, ""
-    if version != layout.VERSION:
-        return f"it records in version {version}, this is {layout.VERSION}", pid, ""
     return "", pid, f"{incarnation:x}"
 
 

@@ -303,7 +303,7 @@ def test_what_cannot_be_read_says_why(make: Make) -> None:
     fd = make_memory("test")
     try:
         assert read_scene(memory_of(fd)).problem == "it has not recorded anything yet"
-        os.pwrite(fd, HEADER.pack(layout.MAGIC, 9, layout.TOTAL_BYTES, 1, 2, 3, 4), 0)
+        os.pwrite(fd, HEADER.pack(layout.MAGIC, 9, layout.TOTAL_BYTES + 64, 1, 2, 3, 4), 0)
         assert read_scene(memory_of(fd)).problem == "it records in version 9, this is 2"
         os.pwrite(fd, b"x" * 64, 0)
         assert read_scene(memory_of(fd)).problem == "something has overwritten its records"
