@@ -151,7 +151,10 @@ class Cell:
         while not self._over:
             if not mailbox and not self._wait(self._has_mail, None):
                 return  # the process ends
-            _, channel, frame, cost, came_ns = mailbox.popleft()
+            try:
+                _, channel, frame, cost, came_ns = mailbox.popleft()
+            except IndexError:  # it was cancelled between the look and the grip
+                continue
             if cost > 0:
                 assert channel is not None
                 over = self._handle(channel, frame, cost, came_ns)
