@@ -67,7 +67,7 @@ class Caster:
         self._addresses = addresses
         self._line: Channel | None = None
         self._lock = _thread.allocate_lock()  # of the order of casts
-        self._credit = Credit(process.node.limits.mailbox_bytes)
+        self._credit = Credit(process.node.limits.mailbox_bytes, process.engine.wake_waiters)
         self._number = 0
         self._num_waiting = 0
         self._num_received = 0
@@ -363,7 +363,6 @@ class Caster:
             cast.aim.num_open -= 1
             if cast.cost:
                 self._credit.give(cast.actor, cast.cost)
-                self._process.engine.wake_waiters()
         self._settle(cast)
 
     def _settle(self, cast: OpenCast) -> None:

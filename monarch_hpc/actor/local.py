@@ -57,7 +57,7 @@ class LocalLine:
     def __init__(self, engine: Engine, deliver: Callable[[Line, Frame], None], window_bytes: int) -> None:
         self._engine = engine
         self._deliver = deliver
-        self._credit = Credit(window_bytes)
+        self._credit = Credit(window_bytes, engine.wake_waiters)
         self.mark = 0
 
     @property
@@ -103,4 +103,3 @@ class LocalLine:
         grant = self._credit.consumed(dest, cost)
         if grant:
             self._credit.give(dest, grant)
-            self._engine.wake_waiters()

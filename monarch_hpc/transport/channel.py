@@ -89,7 +89,7 @@ class PeerChannel:
         self._error: TransportError | None = None
         self._over = False  # on_lost was called
         self._operations = Operations(engine, self.send, str(peer), limits.max_frame_bytes)
-        self._credit = Credit(limits.mailbox_bytes)
+        self._credit = Credit(limits.mailbox_bytes, engine.wake_waiters)
         self._held: dict[Ticket, float] = {}  # who is held back, and since when
         self._complained: set[int] = set()  # actors of which it was said that they do not keep up
         self._blocked_s = 0.0
@@ -282,7 +282,6 @@ class PeerChannel:
             self._listener.on_frame(self, frame)
         elif frame.kind is _CREDIT:
             self._credit.give(frame.dest, frame.reply)
-            self._engine.wake_waiters()
         elif frame.kind is Kind.CANCEL:
             self._listener.on_frame(self, frame)
         elif frame.kind is Kind.DATA:

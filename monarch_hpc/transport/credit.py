@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import _thread
 from collections import deque
+from collections.abc import Callable
 
 from monarch_hpc.wire.frames import Frame
 
@@ -57,12 +58,14 @@ class Credit:
 
     Args:
         window_bytes: for each actor, how much may be under way. Both sides must be given the same.
+        granted: called when some that waited need not any more, for whatever reason; wakes them.
     """
 
-    __slots__ = ("_lock", "_owed", "_quarter", "_rows", "_used", "_window")
+    __slots__ = ("_granted", "_lock", "_owed", "_quarter", "_rows", "_used", "_window")
 
-    def __init__(self, window_bytes: int) -> None:
+    def __init__(self, window_bytes: int, granted: Callable[[], None]) -> None:
         self._window = window_bytes
+        self._granted = granted
         self._quarter = max(window_bytes // 4, 1)
         self._lock = _thread.allocate_lock()
         self._used: dict[int, int] = {}  # actor there -> what it has not given back
@@ -95,30 +98,40 @@ class Credit:
 
     def leave(self, ticket: Ticket) -> None:
         """Leave the row without credit; a ticket that was granted meanwhile keeps it."""
+        served = False
         with self._lock:
             row = self._rows.get(ticket.dest)
             if row is not None and not ticket.granted:
                 row.remove(ticket)
-                self._serve(ticket.dest)  # it may have stood before smaller ones
+                served = self._serve(ticket.dest)  # it may have stood before smaller ones
+        if served:
+            self._granted()
 
     def give(self, dest: int, cost: int) -> None:
         """Take note of what the other side has given back."""
+        served = False
         with self._lock:
             left = self._used.pop(dest, 0) - cost
             if left > 0:
                 self._used[dest] = left
             if self._rows and dest in self._rows:
-                self._serve(dest)
+                served = self._serve(dest)
+        if served:
+            self._granted()
 
-    def _serve(self, dest: int) -> None:
+    def _serve(self, dest: int) -> bool:
+        """Grant what there is credit for; return whether there was some."""
         row = self._rows[dest]
+        waiting = len(row)
         used = self._used.get(dest, 0)
         while row and (used + row[0].cost <= self._window or used < self._quarter):
             ticket = row.popleft()
             used = self._used[dest] = used + ticket.cost
             ticket.granted = True
+        served = len(row) < waiting
         if not row:
             del self._rows[dest]
+        return served
 
     # ---- the receiver's side ----
 

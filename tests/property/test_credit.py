@@ -22,7 +22,8 @@ class Flow(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.window = 0
-        self.sender = self.receiver = Credit(0)
+        self.num_told = 0  # how often those who wait were told that some need not any more
+        self.sender = self.receiver = Credit(0, self.tell)
         self.waiting: dict[int, deque[Ticket]] = {}
         self.mailbox: dict[int, deque[int]] = {}
         self.grants: deque[tuple[int, int]] = deque()
@@ -30,13 +31,19 @@ class Flow(RuleBasedStateMachine):
     @initialize(window=st.integers(0, 100))
     def open(self, window: int) -> None:
         self.window = window
-        self.sender, self.receiver = Credit(window), Credit(window)
+        self.sender, self.receiver = Credit(window, self.tell), Credit(window, self.tell)
 
-    def _arrive(self) -> None:
+    def tell(self) -> None:
+        self.num_told += 1
+
+    def _arrive(self) -> bool:
+        """What was granted is sent; whether anything was."""
+        num_waiting = sum(map(len, self.waiting.values()))
         for dest, row in self.waiting.items():
             while row and row[0].granted:
                 self._put(dest, row.popleft().cost)
             assert not any(ticket.granted for ticket in row), "somebody overtook"
+        return sum(map(len, self.waiting.values())) < num_waiting
 
     def _put(self, dest: int, cost: int, *, forced: bool = False) -> None:
         box = self.mailbox.setdefault(dest, deque())
@@ -64,9 +71,10 @@ class Flow(RuleBasedStateMachine):
         row = self.waiting.get(dest)
         if row:
             ticket = row[data.draw(st.integers(0, len(row) - 1))]
+            num_told = self.num_told
             self.sender.leave(ticket)
             row.remove(ticket)
-            self._arrive()
+            assert self._arrive() is (self.num_told > num_told), "somebody sleeps on"
 
     @rule(dest=_ACTORS)
     def handle(self, dest: int) -> None:
@@ -79,8 +87,9 @@ class Flow(RuleBasedStateMachine):
     @rule()
     def give(self) -> None:
         if self.grants:
+            num_told = self.num_told
             self.sender.give(*self.grants.popleft())
-            self._arrive()
+            assert self._arrive() is (self.num_told > num_told), "somebody sleeps on"
 
     def teardown(self) -> None:
         """Everybody gets through and no credit is lost, whatever was done before."""
@@ -100,12 +109,15 @@ TestFlow.settings = settings(max_examples=100, stateful_step_count=50, deadline=
 
 
 def test_who_leaves_the_row_lets_those_behind_pass() -> None:
-    credit = Credit(100)
+    told: list[None] = []
+    credit = Credit(100, lambda: told.append(None))
     assert credit.try_take(1, 60)
     large, small = credit.queue(1, 80), credit.queue(1, 40)
     assert not (large.granted or small.granted)
+    assert not told
     credit.leave(large)
     assert small.granted and not large.granted
+    assert told == [None], "its thread would sleep on"
 
 
 @given(body=st.binary(max_size=50), buffers=st.lists(st.binary(max_size=50), max_size=5))
