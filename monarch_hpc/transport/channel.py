@@ -17,7 +17,7 @@ from monarch_hpc.core.errors import ChannelClosed, FrameError, PeerLost, Transpo
 from monarch_hpc.transport.api import Listener, Peer
 from monarch_hpc.transport.credit import Credit, Ticket, cost_of
 from monarch_hpc.transport.engine import Engine
-from monarch_hpc.transport.introduce import Introduction
+from monarch_hpc.transport.introduce import FIRST_S, Introduction
 from monarch_hpc.transport.memory import Memories
 from monarch_hpc.transport.noise import Cipher
 from monarch_hpc.transport.tcp import LINGER_S, TcpChannel, read_reason
@@ -94,6 +94,7 @@ class PeerChannel:
         self._complained: set[int] = set()  # actors of which it was said that they do not keep up
         self._blocked_s = 0.0
         self._linger: Timer | None = None
+        self._introducing: Timer | None = None
         self.fabric = "relay" if peer.relayed else f"tcp via {peer.via}" if peer.via else "tcp"
         self.why = ""
         self.mark = 0
@@ -101,7 +102,10 @@ class PeerChannel:
     def start(self) -> None:
         """Begin to read; called once, on the driver."""
         self._wire.start()
-        self._introduction.begin()
+        if self._introduction.asks:
+            self._introducing = self._engine.call_later(FIRST_S, self._introduction.begin)
+        else:
+            self._introduction.begin()
 
     @property
     def peer(self) -> Peer:
@@ -331,6 +335,8 @@ class PeerChannel:
     def on_lost(self, error: TransportError) -> None:
         """The socket is over, and the channel with it once what came before is handed on."""
         self._introduction.cancel()
+        if self._introducing is not None:
+            self._introducing.cancel()
         if self._incoming is None:
             self._finish(error)
         else:

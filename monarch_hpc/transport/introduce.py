@@ -13,7 +13,11 @@ from monarch_hpc.transport.ucx.fabric import UcxFabric
 from monarch_hpc.transport.ucx.lane import UcxLane
 from monarch_hpc.wire.frames import Buffer, Frame, Kind
 
-__all__ = ["Introduction"]
+__all__ = ["FIRST_S", "Introduction"]
+
+FIRST_S = 0.05
+"""How long a channel is left to its first frames. UCX takes 30 ms of CPU in each process that starts it: where eight
+start at once on two cores, the answers that their program waits for come first."""
 
 _ROLES = (Role.PROC, Role.CONTROLLER)
 """Who has something to send fast. Agents and commands do not, and are spared UCX's threads and memory."""
@@ -58,11 +62,18 @@ class Introduction:
         self._lane: UcxLane | None = None
         self._over = False
 
+    @property
+    def asks(self) -> bool:
+        """Whether this side speaks first, and has something to ask."""
+        return self._fabric is not None and self._dialed and self._channel.peer.role in _ROLES
+
     def begin(self) -> None:
         """Ask, if it is our turn and worth it."""
+        if self._over:
+            return
         if self._fabric is None:
             self._end("ucx is not in fabric.order, or this is no proc")
-        elif self._dialed and self._channel.peer.role in _ROLES:
+        elif self.asks:
             self._tell(Offer(self._own_ask(self._fabric)))
         elif self._dialed:
             self._end(f"{self._channel.peer.role.name.lower()}s use sockets")
