@@ -184,6 +184,8 @@ cdef extern from "core.h" nogil:
     mc_lane *mc_lane_open(mc_worker *, const unsigned char *random)
     void mc_lane_closed(mc_lane *)
     void mc_lane_closing(mc_lane *)
+    void mc_lane_wire(mc_lane *)
+    int mc_lane_wired(mc_lane *)
     size_t mc_lane_pending_bytes(mc_lane *)
     int mc_lane_has_room(mc_lane *, size_t)
     int mc_send_small(mc_lane *, const void *, size_t, const void *, size_t, int)
@@ -704,6 +706,8 @@ cdef class Lane:
         with nogil:
             status = mh_ucp.ep_create(self.worker.worker.ucp, &params, &self.lane.endpoint)
         _check(status, "connecting")
+        with nogil:
+            mc_lane_wire(self.lane)
 
     @property
     def transports(self):
@@ -862,7 +866,7 @@ cdef class Lane:
             return
         memset(&param, 0, sizeof(param))
         param.op_attr_mask = MH_OP_ATTR_FIELD_CALLBACK | MH_OP_ATTR_FIELD_USER_DATA | MH_OP_ATTR_FIELD_FLAGS
-        param.flags = MH_EP_CLOSE_FLAG_FORCE
+        param.flags = MH_EP_CLOSE_FLAG_FORCE if mc_lane_wired(lane) else 0
         param.cb.send = mc_callback_closed()
         param.user_data = lane
         with nogil:

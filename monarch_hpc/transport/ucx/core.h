@@ -83,6 +83,7 @@ typedef struct mc_lane {
     _Atomic size_t room_below;                  /* a ROOM event is due when fewer are pending; 0 when nobody waits */
     _Atomic int pending;                        /* sends in flight */
     _Atomic int batches;                        /* of these, batches */
+    _Atomic int wired;                          /* UCX has said all to the peer that it says to connect */
 } mc_lane;
 
 typedef struct mc_worker {
@@ -277,6 +278,13 @@ static void mc_on_sent(void *request, mh_status_t status, void *arg) {
 static void mc_on_received(void *request, mh_status_t status, size_t num_bytes, void *arg) {
     (void)num_bytes;
     mc_finish(arg, status);
+    mh_ucp.request_free(request);
+}
+
+static void mc_on_wired(void *request, mh_status_t status, void *arg) {
+    mc_lane *lane = arg;
+    atomic_store(&lane->wired, status == MH_OK);
+    atomic_fetch_sub(&lane->pending, 1);
     mh_ucp.request_free(request);
 }
 
@@ -783,6 +791,7 @@ static mc_lane *mc_lane_open(mc_worker *worker, const unsigned char *random) {
     atomic_store(&lane->pending_bytes, 0);
     atomic_store(&lane->batches, 0);
     atomic_store(&lane->room_below, 0);
+    atomic_store(&lane->wired, 0);
     if (lane->batch)
         lane->batch->used = 0;
     atomic_store(&lane->state, MC_LANE_OPEN);
@@ -798,6 +807,23 @@ static void mc_lane_closed(mc_lane *lane) {
     if (lane->index < lane->worker->first_free)
         lane->worker->first_free = lane->index;
 }
+
+/* Find out when UCX has connected *lane*: until then it must not be torn down. 1.13 aborts the process where an
+ * endpoint over tcp is closed by force while it still answers the other side's request to connect. */
+static void mc_lane_wire(mc_lane *lane) {
+    mh_request_param_t param;
+    param.op_attr_mask = MH_OP_ATTR_FIELD_CALLBACK | MH_OP_ATTR_FIELD_USER_DATA;
+    param.cb.send = mc_on_wired;
+    param.user_data = lane;
+    atomic_fetch_add(&lane->pending, 1); /* nobody else gets the slot before the answer */
+    void *request = mh_ucp.ep_flush_nbx(lane->endpoint, &param);
+    if (request == NULL || MH_PTR_IS_ERR(request)) {
+        atomic_store(&lane->wired, request == NULL);
+        atomic_fetch_sub(&lane->pending, 1);
+    }
+}
+
+static inline int mc_lane_wired(mc_lane *lane) { return atomic_load(&lane->wired); }
 
 /* From here on its messages are refused and nothing is sent. */
 static void mc_lane_closing(mc_lane *lane) {
