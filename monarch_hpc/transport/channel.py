@@ -152,7 +152,7 @@ class PeerChannel:
                 raise self._error
             else:
                 lane.send(frame)
-        except FrameError:
+        except BaseException:  # a frame over a limit, or Ctrl-C
             if frame.kind is _CALL:
                 self._credit.give(frame.dest, cost_of(frame))
             raise
@@ -176,6 +176,9 @@ class PeerChannel:
             if not self._engine.wait(ready, min(first_s, left_s)) and not in_coroutine and left_s > first_s:
                 self._complain(frame.dest)
                 self._engine.wait(ready, None if end_s is None else max(end_s - self._engine.clock(), 0.0))
+        except BaseException:  # Ctrl-C: nothing will be sent
+            self._credit.abandon(ticket)
+            raise
         finally:
             self._blocked_s += self._engine.clock() - self._held.pop(ticket)
             self._credit.leave(ticket)
@@ -271,13 +274,18 @@ class PeerChannel:
 
     def on_lane_frame(self, frame: Frame) -> None:
         """A frame came through the lane, after all those of the socket."""
-        if frame.kind <= _LAST_PASSED_ON:
-            if not self._over:
-                self._listener.on_frame(self, frame)
-        elif frame.kind is _BYE:
-            self._end(PeerLost(str(self.peer), f"it left: {read_reason(frame)}"))
-        else:
-            self._take(frame)
+        try:
+            if frame.kind <= _LAST_PASSED_ON:
+                if not self._over:
+                    self._listener.on_frame(self, frame)
+            elif frame.kind is _BYE:
+                self._end(PeerLost(str(self.peer), f"it left: {read_reason(frame)}"))
+            else:
+                self._take(frame)
+        except TransportError as error:
+            self._end(error)
+        except Exception:  # noqa: BLE001 the frames behind this one must still arrive
+            _log.exception("a frame from %s could not be handled", self.peer)
 
     def _take(self, frame: Frame) -> None:
         if self._over:

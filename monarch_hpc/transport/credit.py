@@ -107,6 +107,13 @@ class Credit:
         if served:
             self._granted()
 
+    def abandon(self, ticket: Ticket) -> None:
+        """Leave the row, and take no credit: there will be no call."""
+        self.leave(ticket)
+        if ticket.granted:
+            self.give(ticket.dest, ticket.cost)
+        ticket.granted, ticket.cost = True, 0  # to leave or abandon again changes nothing
+
     def give(self, dest: int, cost: int) -> None:
         """Take note of what the other side has given back."""
         served = False

@@ -120,6 +120,22 @@ def test_who_leaves_the_row_lets_those_behind_pass() -> None:
     assert told == [None], "its thread would sleep on"
 
 
+def test_who_gives_up_takes_nothing_along() -> None:
+    told: list[None] = []
+    credit = Credit(100, lambda: told.append(None))
+    assert credit.try_take(1, 60)
+    granted, waiting = credit.queue(1, 80), credit.queue(1, 40)
+    credit.give(1, 60)
+    assert granted.granted and not waiting.granted
+    for ticket in (granted, granted):  # once counts
+        credit.abandon(ticket)
+        credit.leave(ticket)
+    assert waiting.granted
+    assert not credit.try_take(1, 61)
+    credit.abandon(waiting)
+    assert credit.try_take(1, 100), "all of it is there again"
+
+
 @given(body=st.binary(max_size=50), buffers=st.lists(st.binary(max_size=50), max_size=5))
 def test_a_frame_costs_its_bytes_and_something_for_each_piece(body: bytes, buffers: list[bytes]) -> None:
     cost = cost_of(Frame(Kind.CALL, 1, 0, body, buffers))

@@ -102,6 +102,20 @@ def test_a_sender_to_a_killed_peer_is_told(joined: Joined, size: int) -> None:
     client.until(lambda: bool(client.lost))
 
 
+def test_frames_behind_one_that_cannot_be_handled_arrive(
+    joined: Joined, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    client, channel, _ = joined
+
+    def refuse(_channel: Channel, frame: Frame) -> None:
+        if frame.dest == 1:
+            raise ValueError("not this one")
+
+    monkeypatch.setattr(client, "on_frame_hook", refuse)
+    echo(client, channel, 4)
+    assert any("could not be handled" in record.message for record in caplog.records)
+
+
 def test_a_stopped_peer_that_goes_on_has_missed_nothing(joined: Joined) -> None:
     client, channel, there = joined
     echo(client, channel, 3)
