@@ -453,7 +453,8 @@ static int mc_send_small(mc_lane *lane, const void *head, size_t head_bytes, con
         lane->sent_at_poll = polls;
     } else if (first) {
         mc_mark_dirty(lane);
-        kick = !driving && !(atomic_load(&worker->driven) && !atomic_load(&worker->sleeping));
+        /* A driver that has just left comes back in a loop of calls, or the alarm rings: no thread is woken for that. */
+        kick = !driving && (atomic_load(&worker->driven) ? atomic_load(&worker->sleeping) : !atomic_load(&worker->alarm_set));
     }
     pthread_mutex_unlock(&lane->lock);
     if (kick)
