@@ -88,6 +88,7 @@ class PeerChannel:
         self._introduction = Introduction(self, fabric, dialed=dialed)
         self._error: TransportError | None = None
         self._over = False  # on_lost was called
+        self._left = False  # the other side has said goodbye
         self._operations = Operations(engine, self.send, str(peer), limits.max_frame_bytes)
         self._credit = Credit(limits.mailbox_bytes, engine.wake_waiters)
         self._held: dict[Ticket, float] = {}  # who is held back, and since when
@@ -269,6 +270,8 @@ class PeerChannel:
                 self._end(FrameError("SWITCH without a lane"))
             else:
                 self._incoming.open()
+        elif frame.kind is Kind.PROBE:
+            self._on_probe(frame)
         else:
             self._take(frame)
 
@@ -279,6 +282,7 @@ class PeerChannel:
                 if not self._over:
                     self._listener.on_frame(self, frame)
             elif frame.kind is _BYE:
+                self._left = True
                 self._end(PeerLost(str(self.peer), f"it left: {read_reason(frame)}"))
             else:
                 self._take(frame)
@@ -306,6 +310,19 @@ class PeerChannel:
 
     # ---- the lane ----
 
+    def ask_for_word(self) -> None:
+        """Have the peer speak on the lane, and then on the socket; see `transport.ucx.probe`."""
+        self.send_on_wire(Frame(Kind.PROBE))
+
+    def _on_probe(self, frame: Frame) -> None:
+        if frame.dest:
+            if self._ucx is not None:
+                self._ucx.probe.answered()
+        elif self._lane is not None:
+            with contextlib.suppress(TransportError):
+                self._lane.send(Frame(Kind.PROBE, 1))
+            self.send_on_wire(Frame(Kind.PROBE, 1))
+
     def send_on_wire(self, frame: Frame) -> None:
         """Send on the socket, also when there is a lane."""
         with contextlib.suppress(TransportError):  # whoever uses the channel is told
@@ -320,6 +337,7 @@ class PeerChannel:
     def switch(self, lane: UcxLane, fabric: str, why: str) -> None:
         """Send all further frames on *lane*."""
         with contextlib.suppress(TransportError):
+            lane.shared = fabric == "ucx/shm"
             self._wire.divert(Frame(Kind.SWITCH), lane.send)
             self._lane = lane
         self.fabric = fabric
@@ -362,6 +380,12 @@ class PeerChannel:
             self._error = error
         if self._incoming is not None:
             self._incoming.close(self._error)
+            if (
+                self._incoming.shared
+                and self._ucx is not None
+                and not (self._left or isinstance(self._error, ChannelClosed))
+            ):
+                self._ucx.probe.suspect()
         self._operations.fail_all(self._error)
         self._memories.forget(self)
         self._engine.wake_waiters()

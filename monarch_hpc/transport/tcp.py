@@ -29,7 +29,7 @@ LINGER_S = 2.0
 _PING = Kind.PING
 _BYE = Kind.BYE
 _ROOM = select.EPOLLOUT | select.EPOLLERR | select.EPOLLHUP
-_STAYING = frozenset({Kind.PING, Kind.OFFER, Kind.SWITCH})
+_STAYING = frozenset({Kind.PING, Kind.OFFER, Kind.SWITCH, Kind.PROBE})
 """Frames that go through the socket also when others take a faster lane."""
 
 _URGENT = frozenset({Kind.PING, Kind.CREDIT})

@@ -214,6 +214,9 @@ class _Taken:
         """Keep the end."""
         self.errors.append(error)
 
+    def ask_for_word(self) -> None:
+        """There is nobody to ask."""
+
 
 def run_lane(data: bytes) -> str:
     """Hand messages to a UCX lane: pieces of ``u8 how, u64 sequence, u32 size``, and so many bytes.

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING
 
 from monarch_hpc.config.schema import FabricConfig, UcxConfig
 from monarch_hpc.config.tls import opens
+from monarch_hpc.core.errors import PeerLost
 from monarch_hpc.transport.engine import Engine
 from monarch_hpc.transport.memory import Memory
 from monarch_hpc.transport.offer import Ask, read_place
 from monarch_hpc.transport.ucx.library import load_library
 from monarch_hpc.transport.ucx.machine import Machine, read_machine
+from monarch_hpc.transport.ucx.probe import STUCK, Probe
 from monarch_hpc.transport.ucx.settings import choose_transports, named_library, ucx_variables
 
 if TYPE_CHECKING:
@@ -77,12 +79,15 @@ class UcxFabric:
         self._lanes: weakref.WeakSet[UcxLane] = weakref.WeakSet()
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._shares = True
+        self.probe = Probe(engine, self._shared_lanes, self._give_up_sharing)
+        """Whether shared memory still carries something."""
 
     @property
     def ask(self) -> Ask:
         """What a peer must know to choose; costs no start."""
         return Ask(
-            place=read_place() if opens(self._tls, "posix") or opens(self._tls, "sysv") else "",
+            place=read_place() if self._shares and (opens(self._tls, "posix") or opens(self._tls, "sysv")) else "",
             rdma=bool(self._machine.rdma) and opens(self._tls, "rc_verbs"),
             tcp=opens(self._tls, "tcp"),
             problem=self._problem,
@@ -106,6 +111,14 @@ class UcxFabric:
     def add(self, lane: UcxLane) -> None:
         """Tell *lane* when UCX goes."""
         self._lanes.add(lane)
+
+    def _shared_lanes(self) -> list[UcxLane]:
+        return [lane for lane in list(self._lanes) if lane.open_and_sound and lane.shared]
+
+    def _give_up_sharing(self) -> None:
+        self._shares = False
+        for lane in self._shared_lanes():
+            lane.fail(PeerLost(lane.peer, STUCK))
 
     def start(self, started: Started) -> None:
         """Start UCX unless it has; *started* is told."""

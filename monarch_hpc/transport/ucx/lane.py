@@ -44,6 +44,10 @@ class Taker(Protocol):
         """The lane is of no more use."""
         ...
 
+    def ask_for_word(self) -> None:
+        """Have the peer speak on the lane, and then on the socket."""
+        ...
+
 
 class _Front:
     """A frame with buffers, some of which may still be arriving.
@@ -79,6 +83,9 @@ class UcxLane:
 
     Args:
         peer: for errors.
+
+    Attributes:
+        shared: it goes through shared memory.
     """
 
     def __init__(self, fabric: UcxFabric, taker: Taker, peer: str, send_queue_bytes: int) -> None:
@@ -89,7 +96,7 @@ class UcxLane:
         self._engine: Engine = fabric.engine
         self._max_frame_bytes = fabric.max_frame_bytes
         self._taker = taker
-        self._peer = peer
+        self.peer = peer
         self._send_queue_bytes = send_queue_bytes
         self._record_bytes = _ucx.RECORD_BYTES
         self._small_bytes = _ucx.RECORD_BYTES - HEAD_BYTES
@@ -101,6 +108,7 @@ class UcxLane:
         self._remotes: dict[bytes, _ucx.RemoteKey] = {}
         self._moving: set[Transfer] = set()
         self._error: TransportError | None = None
+        self.shared = False
         self.heard_s = 0.0
         """When frames last arrived, on the engine's clock."""
         # in
@@ -124,6 +132,19 @@ class UcxLane:
         """Names of UCX's transports in use, as far as UCX tells."""
         return self._lane.transports
 
+    @property
+    def open_and_sound(self) -> bool:
+        """Whether the peer's frames come on it."""
+        return self._opened and self._error is None
+
+    def ask(self) -> None:
+        """Have the peer speak, see `transport.ucx.probe`."""
+        self._taker.ask_for_word()
+
+    def fail(self, error: TransportError) -> None:
+        """End the lane."""
+        self._fail(error)
+
     def connect(self, address: bytes, token: bytes) -> None:
         """Join the lane to the peer's.
 
@@ -133,7 +154,7 @@ class UcxLane:
         try:
             self._lane.connect(address, token)
         except self._failed as error:
-            raise PeerLost(self._peer, f"UCX: {error}") from error
+            raise PeerLost(self.peer, f"UCX: {error}") from error
 
     # ---- sending ----
 
@@ -189,10 +210,10 @@ class UcxLane:
         if not parts.rkey:
             return None
         span = self._span(buffer, not write)
-        what = f"{'put' if write else 'get'} of {span.num_bytes} bytes at {offset}, {self._peer}"
+        what = f"{'put' if write else 'get'} of {span.num_bytes} bytes at {offset}, {self.peer}"
         transfer = Transfer(self._engine, what)
         try:
-            parts.check(self._peer, offset, span.num_bytes, write=write)
+            parts.check(self.peer, offset, span.num_bytes, write=write)
             if not span.num_bytes:
                 transfer.finish()
                 return transfer
@@ -214,7 +235,7 @@ class UcxLane:
                 return
             self._moving.discard(transfer)
             failed = next((operation.status for operation in operations if operation.status < 0), 0)
-            transfer.finish(self._error or PeerLost(self._peer, f"UCX: {self._text(failed)}") if failed else None)
+            transfer.finish(self._error or PeerLost(self.peer, f"UCX: {self._text(failed)}") if failed else None)
 
         for operation in operations:
             operation.on_done = ended
@@ -254,9 +275,10 @@ class UcxLane:
 
     def on_error(self, status: int) -> None:
         """UCX gives the peer up."""
-        self._fail(PeerLost(self._peer, f"UCX: {self._text(status)}"))
+        self._fail(PeerLost(self.peer, f"UCX: {self._text(status)}"))
 
     def _keep(self, sequence: int, item: bytes | tuple[_ucx.Landing, _ucx.Operation | None]) -> None:
+        self.heard_s = self._engine.clock()  # also of what has to wait for its turn
         if sequence < self._next or sequence in self._early or len(self._early) >= _MAX_EARLY:
             self._fail(FrameError(f"UCX message {sequence} where {self._next} is due, with {len(self._early)} waiting"))
             return
@@ -323,7 +345,7 @@ class UcxLane:
     # ---- the end ----
 
     def _lost(self, error: Exception) -> TransportError:
-        return self._error or PeerLost(self._peer, str(error))
+        return self._error or PeerLost(self.peer, str(error))
 
     def _fail(self, error: TransportError) -> None:
         if self._error is None:
