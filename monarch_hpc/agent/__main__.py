@@ -46,7 +46,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     # Whatever procs leave behind becomes our child, and can be found and ended.
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    libc.prctl(_PR_SET_NAME, b"monarch agent", 0, 0, 0)
+    libc.prctl(_PR_SET_NAME, b"monarch-agent", 0, 0, 0)  # without a space, see zygote.py
     raise_file_limit()
     try:
         code = _serve(options, name, _read_key(), environment)

@@ -66,7 +66,7 @@ def main() -> int:
     """Serve one agent until its socket ends."""
     # The agent takes its signals from a queue; what it blocks must not stay blocked in procs.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    _libc().prctl(_PR_SET_NAME, b"monarch zygote", 0, 0, 0)
+    _libc().prctl(_PR_SET_NAME, b"monarch-zygote", 0, 0, 0)
     with contextlib.suppress(Exception):  # it fails again when the agent hears of it
         for entry_of_agent in sys.argv[2:]:
             resolve(entry_of_agent)
@@ -220,7 +220,8 @@ def _settle(order: ProcOrder, start: ProcStart, agent_pid: int) -> None:
             raise SystemExit(f"process {agent_pid}, the agent, is not the parent of this proc: it has ended")
         time.sleep(0.0002)
     _libc().prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    _libc().prctl(_PR_SET_NAME, f"monarch r{start.rank:02d}".encode(), 0, 0, 0)  # as top shows it
+    # As top shows it. Without a space: Slurm's proctrack/linuxproc would misread /proc/PID/stat, and kill none of these.
+    _libc().prctl(_PR_SET_NAME, f"monarch-r{start.rank:02d}".encode(), 0, 0, 0)
     if os.getppid() != agent_pid:
         os._exit(1)  # it died before the kernel knew of our wish
     binding.apply(start.cpus, start.memory_nodes)

@@ -47,7 +47,7 @@ def listening(lab: SlurmLab) -> list[str]:
         table = lab.run(["ss", "-Hltnp"], host=host).stdout
         for line in table.splitlines():
             address = line.split()[3]
-            if "python" not in line:  # srun's own, or the lab's daemons
+            if "python" not in line and "monarch" not in line:  # srun's own, or the lab's daemons
                 continue
             assert not address.startswith(("0.0.0.0", "*", "[::]")), f"{host} listens everywhere: {line}"
             found.append(f"tcp://{address}")

@@ -115,7 +115,7 @@ def test_procs_are_shown_as_a_table(procs: ProcMesh) -> None:
 
 def test_processes_are_known_by_name_to_who_looks_at_the_host(procs: ProcMesh) -> None:
     pids = [proc.pid for proc in procs.procs]
-    assert [Path(f"/proc/{pid}/comm").read_text() for pid in pids] == ["monarch r00\n", "monarch r01\n"]
+    assert [Path(f"/proc/{pid}/comm").read_text() for pid in pids] == ["monarch-r00\n", "monarch-r01\n"]
 
 
 def test_this_host_is_where_the_code_runs(procs: ProcMesh) -> None:
