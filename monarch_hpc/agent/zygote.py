@@ -220,7 +220,7 @@ def _settle(order: ProcOrder, start: ProcStart, agent_pid: int) -> None:
             raise SystemExit(f"process {agent_pid}, the agent, is not the parent of this proc: it has ended")
         time.sleep(0.0002)
     _libc().prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    # As top shows it. Without a space: Slurm's proctrack/linuxproc would misread /proc/PID/stat, and kill none of these.
+    # As top shows it. Without a space: Slurm's proctrack/linuxproc would misread /proc/PID/stat, and kill nobody.
     _libc().prctl(_PR_SET_NAME, f"monarch-r{start.rank:02d}".encode(), 0, 0, 0)
     if os.getppid() != agent_pid:
         os._exit(1)  # it died before the kernel knew of our wish
