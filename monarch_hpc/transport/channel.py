@@ -310,18 +310,18 @@ class PeerChannel:
 
     # ---- the lane ----
 
-    def ask_for_word(self) -> None:
-        """Have the peer speak on the lane, and then on the socket; see `transport.ucx.probe`."""
-        self.send_on_wire(Frame(Kind.PROBE))
+    def ask_for_word(self, word: int) -> None:
+        """Have the peer speak on the lane, and then say *word* on the socket; see `transport.ucx.probe`."""
+        self.send_on_wire(Frame(Kind.PROBE, 0, word))
 
     def _on_probe(self, frame: Frame) -> None:
         if frame.dest:
             if self._ucx is not None:
-                self._ucx.probe.answered()
+                self._ucx.probe.answered(frame.reply)
         elif self._lane is not None:
             with contextlib.suppress(TransportError):
                 self._lane.send(Frame(Kind.PROBE, 1))
-            self.send_on_wire(Frame(Kind.PROBE, 1))
+            self.send_on_wire(Frame(Kind.PROBE, 1, frame.reply))
 
     def send_on_wire(self, frame: Frame) -> None:
         """Send on the socket, also when there is a lane."""

@@ -71,7 +71,7 @@ class Kind(enum.IntEnum):
     PUT = 12  # write registered memory: reply = the operation, buffers = the data
     DATA = 13  # answers GET and PUT: dest = the operation
     CREDIT = 14  # so much of what was sent to an actor is handled: dest = actor id, reply = bytes
-    PROBE = 16  # dest = 0: say PROBE with dest = 1 on the lane, and then here, see transport.ucx.probe; never passed on
+    PROBE = 16  # dest = 0: say it with dest = 1 on the lane, then here with this reply, see transport.ucx.probe
     CANCEL = 15  # nobody waits for a call any more: dest = actor id, reply = its reply slot
     CAST = 20  # one message to many procs: dest = actor id, reply = its number, see wire.casts
     NOTES = 21  # answers to casts, and other news of them

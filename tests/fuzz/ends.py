@@ -214,7 +214,7 @@ class _Taken:
         """Keep the end."""
         self.errors.append(error)
 
-    def ask_for_word(self) -> None:
+    def ask_for_word(self, word: int) -> None:
         """There is nobody to ask."""
 
 

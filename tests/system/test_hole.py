@@ -8,11 +8,12 @@ import pytest
 
 from monarch_hpc.core.errors import PeerLost
 from monarch_hpc.core.ids import Role
+from monarch_hpc.transport.engine import Engine
 from monarch_hpc.transport.ucx import probe
 from monarch_hpc.transport.ucx.lane import UcxLane
 from monarch_hpc.wire.frames import Frame, Kind
 from tests.system.far import ECHO, LEAVE, far
-from tests.system.parties import UCX, Party, parties
+from tests.system.parties import PATIENCE_S, UCX, Party, parties
 
 __all__ = ["parties"]
 
@@ -69,6 +70,33 @@ def test_of_a_death_that_left_no_hole_nobody_else_hears(parties: Parties, judged
         assert channels[1].error is None
         channels[1].send(Frame(Kind.RESULT, 2, ECHO))
         client.until(lambda: [frame.dest for frame in client.frames] == [2])
+
+
+def test_a_late_answer_tells_nothing_of_what_was_asked_after_it(judged: list[None]) -> None:
+    class Lane:
+        heard_s = 0.0
+
+        def __init__(self) -> None:
+            self.words: list[int] = []
+
+        def ask(self, word: int) -> None:
+            self.words.append(word)
+
+    engine, lane = Engine(), Lane()
+    stuck: list[None] = []
+    asked = probe.Probe(engine, lambda: [lane], lambda: stuck.append(None))
+    engine.call_soon(asked.suspect)
+    assert engine.wait(lambda: len(lane.words) == 1, PATIENCE_S)
+    lane.heard_s = engine.clock()  # and then the peer stands still before it answers on its socket
+    engine.call_soon(asked.suspect)
+    assert engine.wait(lambda: len(lane.words) == 2, PATIENCE_S)
+    asked.answered(lane.words[0])
+    assert engine.wait(lambda: len(judged) == 1, PATIENCE_S)
+    assert not stuck
+    asked.answered(lane.words[1])
+    assert engine.wait(lambda: len(judged) == 2, PATIENCE_S)
+    assert stuck
+    engine.close()
 
 
 def test_who_says_goodbye_leaves_no_doubt(parties: Parties, monkeypatch: pytest.MonkeyPatch) -> None:

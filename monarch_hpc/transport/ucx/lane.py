@@ -44,8 +44,8 @@ class Taker(Protocol):
         """The lane is of no more use."""
         ...
 
-    def ask_for_word(self) -> None:
-        """Have the peer speak on the lane, and then on the socket."""
+    def ask_for_word(self, word: int) -> None:
+        """Have the peer speak on the lane, and then say *word* on the socket."""
         ...
 
 
@@ -137,9 +137,9 @@ class UcxLane:
         """Whether the peer's frames come on it."""
         return self._opened and self._error is None
 
-    def ask(self) -> None:
+    def ask(self, word: int) -> None:
         """Have the peer speak, see `transport.ucx.probe`."""
-        self._taker.ask_for_word()
+        self._taker.ask_for_word(word)
 
     def fail(self, error: TransportError) -> None:
         """End the lane."""

@@ -40,8 +40,8 @@ class Asked(Protocol):
 
     heard_s: float
 
-    def ask(self) -> None:
-        """Have the peer speak."""
+    def ask(self, word: int) -> None:
+        """Have the peer speak, and say *word* on its socket."""
         ...
 
 
@@ -59,7 +59,6 @@ class Probe:
         self._stuck = stuck
         self._due = False
         self._over = False
-        self._asked_s = 0.0
 
     def suspect(self) -> None:
         """A peer has died that may have been writing."""
@@ -69,13 +68,14 @@ class Probe:
 
     def _ask(self) -> None:
         self._due = False
-        self._asked_s = self._engine.clock()
+        # The word is when it was asked: a late answer says nothing of what was asked after it.
+        word = int(self._engine.clock() * 1e6)
         for lane in list(self._lanes()):
-            lane.ask()
+            lane.ask(word)
 
-    def answered(self) -> None:
+    def answered(self, word: int) -> None:
         """A peer says on its socket that it has spoken on its lane."""
-        self._engine.call_later(_PATIENCE_S, partial(self._judge, self._asked_s))
+        self._engine.call_later(_PATIENCE_S, partial(self._judge, word * 1e-6))
 
     def _judge(self, asked_s: float) -> None:
         if self._over or any(lane.heard_s >= asked_s for lane in self._lanes()):
