@@ -6,10 +6,14 @@ functions, since UCX must not come into the process of pytest.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import select
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -131,22 +135,26 @@ def echo(libucp: str) -> None:
     while not over and not end.error:
         end.step(0.1)
     # What was sent last leaves before the lane is cut.
-    flushed = end.lane.flush()
-    while flushed.status == 1 and not end.error:
+    flushed = None if end.error else end.lane.flush()
+    while flushed is not None and flushed.status == 1 and not end.error:
         end.step(0.1)
     registered.close()
     end.close()
 
 
-@contextmanager
-def joined(libucp: str) -> Iterator[tuple[End, bytes, int]]:
-    """Open a lane to an echo; yield our end, and the key and address of the other's memory."""
-    with subprocess.Popen(
+def start_echo(libucp: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
         [sys.executable, "-m", "tests.ucx.pair", libucp, "echo"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-    ) as process:
+    )
+
+
+@contextmanager
+def joined(libucp: str) -> Iterator[tuple[End, bytes, int]]:
+    """Open a lane to an echo; yield our end, and the key and address of the other's memory."""
+    with start_echo(libucp) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         end = End(libucp)
@@ -263,6 +271,57 @@ def idle(libucp: str) -> None:
         print(end.worker.num_thread_wakes - before)
 
 
+def frozen(libucp: str) -> None:
+    """Print how long ends with a frozen peer took; then the peer is killed, and nothing is left of them."""
+    with start_echo(libucp) as process:
+        assert process.stdout is not None
+        address, token, _key, _place = process.stdout.readline().split()
+        process.send_signal(signal.SIGSTOP)
+        longest_s, ends = 0.0, [End(libucp)]
+        ucx = ends[0].ucx
+        try:
+            for number in range(ucx.ABANDONED_MAX):
+                end = ends[number]
+                end.connect(f"{address} {token}")
+                end.lane.send(HEAD, bytes(RECORD_BYTES), True)
+                end.step(0.0)
+                began_s = time.monotonic()
+                end.worker.close()
+                longest_s = max(longest_s, time.monotonic() - began_s)
+                if number + 1 < ucx.ABANDONED_MAX:
+                    ends.append(End(libucp))
+            full = ucx.num_abandoned()
+            refused = ""
+            try:
+                ends.append(End(libucp))
+            except RuntimeError as error:
+                refused = str(error)
+        finally:
+            process.kill()
+            process.wait()
+        end_s = time.monotonic() + PATIENCE_S
+        while ucx.num_abandoned() and time.monotonic() < end_s:
+            with contextlib.suppress(RuntimeError):
+                End(libucp).close()
+    print(json.dumps({"longest_s": longest_s, "full": full, "refused": refused, "left": ucx.num_abandoned()}))
+
+
+def leave(libucp: str) -> None:
+    """End the program in the middle of traffic, with all open, a thread in UCX and nothing said to the peer."""
+    process = start_echo(libucp)
+    end = End(libucp)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    address, token, _key, _place = process.stdout.readline().split()
+    end.connect(f"{address} {token}")
+    print(end.offer, file=process.stdin, flush=True)
+    exchange(end, 100)
+    for _ in range(10):
+        end.send_bulk(bytes(1_000_000))
+    threading.Thread(target=end.until, args=(lambda: False,), daemon=True).start()
+    print("left")
+
+
 def is_refused(attempt: Callable[[], object]) -> bool:
     try:
         attempt()
@@ -271,7 +330,15 @@ def is_refused(attempt: Callable[[], object]) -> bool:
     return False
 
 
-DRILLS: dict[str, Callable[..., None]] = {"away": away, "echo": echo, "fork": fork, "grow": grow, "idle": idle}
+DRILLS: dict[str, Callable[..., None]] = {
+    "away": away,
+    "echo": echo,
+    "fork": fork,
+    "frozen": frozen,
+    "grow": grow,
+    "idle": idle,
+    "leave": leave,
+}
 
 if __name__ == "__main__":
     DRILLS[sys.argv[2]](sys.argv[1], *map(int, sys.argv[3:]))

@@ -22,6 +22,9 @@ from cpython.ref cimport Py_DECREF, Py_INCREF
 import math
 import os
 
+cdef extern from "unistd.h" nogil:
+    int usleep(unsigned)
+
 cdef extern from "sys/epoll.h" nogil:
     ctypedef union epoll_data:
         int fd
@@ -142,7 +145,7 @@ cdef extern from "core.h" nogil:
     enum:
         MC_HEADER_BYTES, MC_TOKEN_BYTES, MC_BATCH_BYTES, MC_LANES_MAX, MC_AM_SMALL, MC_AM_BULK
         MC_EVENT_SMALL, MC_EVENT_BULK, MC_EVENT_DONE, MC_EVENT_ERROR, MC_EVENT_ROOM
-        MC_LANE_FREE, MC_LANE_OPEN, MC_LANE_CLOSING
+        MC_CLOSE_NS, MC_REAP_NS, MC_ABANDONED_MAX
     ctypedef struct mc_event:
         mc_event *next
         int kind
@@ -178,14 +181,15 @@ cdef extern from "core.h" nogil:
     mc_worker *mc_worker_new()
     int mc_thread_start(mc_worker *)
     void mc_thread_stop(mc_worker *)
-    void mc_worker_stop(mc_worker *)
+    int mc_worker_drain(mc_worker *, uint64_t)
+    int mc_worker_busy(mc_worker *)
     void mc_worker_free(mc_worker *)
     mc_event *mc_take(mc_worker *)
     mc_lane *mc_lane_open(mc_worker *, const unsigned char *random)
-    void mc_lane_closed(mc_lane *)
-    void mc_lane_closing(mc_lane *)
+    void mc_lane_close(mc_lane *)
     void mc_lane_wire(mc_lane *)
-    int mc_lane_wired(mc_lane *)
+    void mc_begin(mc_operation *)
+    void mc_refused(mc_operation *)
     size_t mc_lane_pending_bytes(mc_lane *)
     int mc_lane_has_room(mc_lane *, size_t)
     int mc_send_small(mc_lane *, const void *, size_t, const void *, size_t, int)
@@ -204,7 +208,6 @@ cdef extern from "core.h" nogil:
     void *mc_callback_error()
     void *mc_callback_sent()
     void *mc_callback_received()
-    void *mc_callback_closed()
 
 SMALL = MC_EVENT_SMALL
 BULK = MC_EVENT_BULK
@@ -213,6 +216,7 @@ ERROR = MC_EVENT_ERROR
 ROOM = MC_EVENT_ROOM
 RECORD_BYTES = MC_BATCH_BYTES
 TOKEN_BYTES = MC_TOKEN_BYTES
+ABANDONED_MAX = MC_ABANDONED_MAX
 
 cdef enum:
     EVENTS_MAX = 256
@@ -365,6 +369,7 @@ cdef Operation _begin(Worker worker, kept):
     operation.operation.worker = worker.worker
     operation.operation.owner = <void *>operation
     operation.kept = kept
+    mc_begin(&operation.operation)
     Py_INCREF(operation)  # UCX's, until its DONE event
     return operation
 
@@ -372,6 +377,7 @@ cdef Operation _begin(Worker worker, kept):
 cdef int _started(int status, Operation operation, what) except -1:
     """The operation is under way, unless UCX refused it."""
     if status != MH_OK:
+        mc_refused(&operation.operation)
         Py_DECREF(operation)
         operation.kept = None
         operation.status = status
@@ -392,6 +398,8 @@ cdef class Worker:
     """
 
     cdef mc_worker *worker
+    cdef mc_worker *ending  # the same, once it is closed, and until it is destroyed
+    cdef int num_inside  # threads that are in UCX with a lane of it, without the GIL
     cdef list owners
     cdef set memories  # UCX aborts when it goes before them
     cdef size_t max_bytes
@@ -409,6 +417,8 @@ cdef class Worker:
         if not mh_library_version()[0]:
             raise RuntimeError("load() comes first")
         _alive(<mc_worker *>1)
+        if _reap() >= MC_ABANDONED_MAX:
+            raise RuntimeError(f"{MC_ABANDONED_MAX} closed UCX workers of this process wait for peers that do not answer")
         self.owners = []
         self.memories = set()
         self.max_bytes = max_bytes
@@ -524,19 +534,22 @@ cdef class Worker:
         Only the driver may call it, so that the order stays.
         """
         _alive(self.worker)
-        cdef mc_event *event = mc_take(self.worker)
+        return self._take(self.worker)
+
+    cdef list _take(self, mc_worker *worker):
+        cdef mc_event *event = mc_take(worker)
         cdef mc_event *following
         cdef list taken = []
         while event != NULL:
             following = event.next
             try:
-                self._translate(event, taken)
+                self._translate(worker, event, taken)
             finally:
                 free(event)
                 event = following
         return taken
 
-    cdef int _translate(self, mc_event *event, list taken) except -1:
+    cdef int _translate(self, mc_worker *worker, mc_event *event, list taken) except -1:
         cdef Operation operation
         if event.kind == MC_EVENT_DONE:
             operation = <Operation>event.data
@@ -547,8 +560,8 @@ cdef class Worker:
             return 0
         owner = self.owners[event.lane]
         if owner is None or (<Lane>owner[0]).life != event.life:
-            if event.data != NULL and self.worker.ucp != NULL:
-                mh_ucp.am_data_release(self.worker.ucp, event.data)
+            if event.data != NULL:
+                mh_ucp.am_data_release(worker.ucp, event.data)
             return 0
         owner = owner[1]
         if event.kind == MC_EVENT_ERROR:
@@ -559,7 +572,7 @@ cdef class Worker:
             taken.append((SMALL, owner, event.sequence, PyBytes_FromStringAndSize(event.bytes, event.num_bytes)))
         elif event.num_bytes > self.max_bytes:
             if event.data != NULL:
-                mh_ucp.am_data_release(self.worker.ucp, event.data)
+                mh_ucp.am_data_release(worker.ucp, event.data)
             taken.append((SMALL, owner, event.sequence, None))
         else:
             taken.append(self._land(event, owner))
@@ -614,29 +627,75 @@ cdef class Worker:
         return memory
 
     def close(self):
-        """End the thread and UCX; lanes and memory are of no more use."""
-        cdef mc_worker *worker
-        if self.worker != NULL and not mc_poisoned:
+        """End the thread and UCX; lanes and memory are of no more use.
+
+        UCX cannot be ended while a peer that was being connected does not answer: the worker is then left as it is, and
+        ended by a later start or end in this process, once the peer has answered or died.
+
+        Returns:
+            whether all of UCX has ended.
+        """
+        cdef mc_worker *worker = self.worker
+        if worker == NULL or mc_poisoned:
+            self.worker = NULL
+            return True
+        with nogil:
+            mc_thread_stop(worker)
+        self.worker = NULL  # nobody enters any more
+        self.ending = worker
+        self.owners = [None] * len(self.owners)  # nobody is told any more
+        while self.num_inside:
             with nogil:
-                mc_thread_stop(self.worker)
-            self.owners = [None] * len(self.owners)  # nobody is told any more
-            self.take()  # gives UCX its memory back, while it is there
-            for memory in list(self.memories):
-                memory.close()
-            with nogil:
-                mc_worker_stop(self.worker)
-            self.take()
-            worker = self.worker
-            self.worker = NULL  # nobody enters `wait_away` any more
+                usleep(50)
+        ended = self._end(MC_CLOSE_NS)
+        if not ended:
+            _abandoned.append(self)
+        _reap()
+        return ended
+
+    cdef bint _end(self, uint64_t patience_ns) except -1:
+        """Destroy what `close` has left, if that can be done in time."""
+        cdef mc_worker *worker = self.ending
+        cdef bint drained
+        self._take(worker)  # gives UCX its memory back
+        with nogil:
+            drained = mc_worker_drain(worker, patience_ns)
+        self._take(worker)
+        for memory in list(self.memories):
+            (<Memory>memory)._unmap(worker)
+        if drained:
+            self.ending = NULL
             with nogil:
                 mc_worker_free(worker)
-        self.worker = NULL
-        self.owners = []
+        return drained
 
     def __dealloc__(self):
+        # Of one that nobody has closed: a constructor that failed, or the end of the interpreter.
         if self.worker != NULL and not mc_poisoned:
-            mc_worker_stop(self.worker)
-            mc_worker_free(self.worker)
+            mc_thread_stop(self.worker)
+            if mc_worker_drain(self.worker, 0):
+                mc_worker_free(self.worker)
+
+
+cdef list _abandoned = []
+"""Workers that are closed, and could not be ended."""
+
+
+def num_abandoned():
+    """How many closed workers of this process could not be ended; see `Worker.close`."""
+    return len(_abandoned)
+
+
+cdef int _reap() except -1:
+    """End the abandoned workers that can be ended by now; return how many are left."""
+    cdef Worker worker
+    for _ in range(len(_abandoned)):
+        if not _abandoned:  # another thread looks at them
+            break
+        worker = _abandoned.pop(0)
+        if not worker._end(MC_REAP_NS):
+            _abandoned.append(worker)
+    return len(_abandoned)
 
 
 cdef class Memory:
@@ -649,8 +708,12 @@ cdef class Memory:
 
     def close(self):
         """Take the permission back; the caller knows that nobody is at it."""
-        if self.handle != NULL and self.worker.worker != NULL and not mc_poisoned:
-            mh_ucp.mem_unmap(self.worker.worker.context, self.handle)
+        if self.worker.worker != NULL and not mc_poisoned:
+            self._unmap(self.worker.worker)
+
+    cdef _unmap(self, mc_worker *worker):
+        if self.handle != NULL:
+            mh_ucp.mem_unmap(worker.context, self.handle)
             self.worker.memories.discard(self)
         self.handle = NULL
 
@@ -692,6 +755,8 @@ cdef class Lane:
         """
         cdef mh_ep_params_t params
         cdef mh_status_t status
+        cdef mc_lane *lane = self.lane
+        cdef mc_worker *worker = self.worker.worker
         self._open()
         if len(token) != MC_TOKEN_BYTES or not address:
             raise UcxError("a peer's offer", -5)
@@ -703,11 +768,13 @@ cdef class Lane:
         params.err_mode = MH_ERR_HANDLING_MODE_PEER
         params.err_handler.cb = mc_callback_error()
         params.err_handler.arg = self.lane
+        self.worker.num_inside += 1
         with nogil:
-            status = mh_ucp.ep_create(self.worker.worker.ucp, &params, &self.lane.endpoint)
+            status = mh_ucp.ep_create(worker.ucp, &params, &lane.endpoint)
+            if status == MH_OK:
+                mc_lane_wire(lane)
+        self.worker.num_inside -= 1
         _check(status, "connecting")
-        with nogil:
-            mc_lane_wire(self.lane)
 
     @property
     def transports(self):
@@ -732,11 +799,11 @@ cdef class Lane:
     @property
     def pending_bytes(self):
         """Bytes that were sent and are not yet with a transport."""
-        return 0 if self.lane == NULL else mc_lane_pending_bytes(self.lane)
+        return 0 if self.lane == NULL or self.worker.worker == NULL else mc_lane_pending_bytes(self.lane)
 
     def has_room(self, size_t limit):
         """Tell whether fewer than *limit* bytes are pending; if not, a ROOM event will say so once they are."""
-        return self.lane == NULL or bool(mc_lane_has_room(self.lane, limit))
+        return self.lane == NULL or self.worker.worker == NULL or bool(mc_lane_has_room(self.lane, limit))
 
     def send(self, bytes head, body, bint driving):
         """Send *head* and *body* as one record of at most `RECORD_BYTES`.
@@ -781,6 +848,7 @@ cdef class Lane:
         cdef mc_lane *lane = self.lane  # another thread may close it where this one is without the GIL
         status = MH_ERR_NOT_CONNECTED
         if lane != NULL:
+            self.worker.num_inside += 1
             with nogil:
                 status = mc_send_bulk(
                     lane,
@@ -791,6 +859,7 @@ cdef class Lane:
                     sequence,
                     &operation.operation,
                 )
+            self.worker.num_inside -= 1
         _started(status, operation, "sending")
         return operation
 
@@ -828,10 +897,12 @@ cdef class Lane:
             param.memory_type = MH_MEMORY_TYPE_CUDA
         lane = self.lane  # as in `send_bulk`
         if lane != NULL:
+            self.worker.num_inside += 1
             with nogil:
                 status = mc_move(
                     lane, self.life, put, local, count, address, key.handle, &param, &operation.operation
                 )
+            self.worker.num_inside -= 1
         _started(status, operation, "a put" if put else "a get")
         return operation
 
@@ -846,31 +917,21 @@ cdef class Lane:
         _parameters(&param, operation, mc_callback_sent())
         lane = self.lane  # as in `send_bulk`
         if lane != NULL:
+            self.worker.num_inside += 1
             with nogil:
                 status = mc_flush(lane, self.life, &param, &operation.operation)
+            self.worker.num_inside -= 1
         _started(status, operation, "a flush")
         return operation
 
     def close(self):
         """Drop the peer: operations under way fail, no event of the lane follows."""
-        cdef mh_request_param_t param
-        cdef void *request
         cdef mc_lane *lane = self.lane
         self.lane = NULL
         if lane == NULL or mc_poisoned or self.worker.worker == NULL:
             return
         self.worker.owners[lane.index] = None
-        mc_lane_closing(lane)
-        if lane.endpoint == NULL:
-            mc_lane_closed(lane)
-            return
-        memset(&param, 0, sizeof(param))
-        param.op_attr_mask = MH_OP_ATTR_FIELD_CALLBACK | MH_OP_ATTR_FIELD_USER_DATA | MH_OP_ATTR_FIELD_FLAGS
-        param.flags = MH_EP_CLOSE_FLAG_FORCE if mc_lane_wired(lane) else 0
-        param.cb.send = mc_callback_closed()
-        param.user_data = lane
+        self.worker.num_inside += 1
         with nogil:
-            request = mh_ucp.ep_close_nbx(lane.endpoint, &param)
-        lane.endpoint = NULL
-        if request == NULL or MH_PTR_IS_ERR(request):
-            mc_lane_closed(lane)
+            mc_lane_close(lane)
+        self.worker.num_inside -= 1

@@ -40,6 +40,11 @@
 #define MC_LANES_MAX 65536
 #define MC_BATCHES 4           /* in flight to one peer; from then on a batch fills up before it goes */
 #define MC_SOCKETS_EVERY 8     /* an epoll_wait costs as much as several empty progress calls */
+/* How long the end of a worker waits for peers that were being connected: a living one answers within a millisecond,
+ * or within a turn of a busy core; a frozen one never does. */
+#define MC_CLOSE_NS 250000000
+#define MC_REAP_NS 1000000     /* the same, when an abandoned worker is looked at again */
+#define MC_ABANDONED_MAX 16    /* such workers, which nobody has been able to end: each holds some MiB */
 
 enum mc_event_kind { MC_EVENT_SMALL = 1, MC_EVENT_BULK, MC_EVENT_DONE, MC_EVENT_ERROR, MC_EVENT_ROOM };
 
@@ -115,6 +120,7 @@ typedef struct mc_worker {
     uint64_t away_at;                           /* `polls` when the thread last found that nobody drives */
     _Atomic int num_watching;                   /* threads in `mc_wait_away` */
     _Atomic uint64_t thread_wakes;
+    _Atomic int operations;                     /* of Python's, which UCX has */
 } mc_worker;
 
 /* An operation of Python's: `owner` is its object, given back in a DONE event. */
@@ -262,12 +268,17 @@ static void mc_on_batch_sent(void *request, mh_status_t status, void *arg) {
     mh_ucp.request_free(request);
 }
 
+/* UCX is about to get *operation*, which `mc_finish` or `mc_refused` takes back. */
+static inline void mc_begin(mc_operation *operation) { atomic_fetch_add(&operation->worker->operations, 1); }
+static inline void mc_refused(mc_operation *operation) { atomic_fetch_sub(&operation->worker->operations, 1); }
+
 static void mc_finish(mc_operation *operation, int status) {
     if (operation->lane) {
         mc_sent(operation->lane, operation->num_bytes);
         atomic_fetch_sub(&operation->lane->pending, 1);
     }
     mc_push_status(operation->worker, MC_EVENT_DONE, NULL, operation->owner, status);
+    atomic_fetch_sub(&operation->worker->operations, 1);
 }
 
 static void mc_on_sent(void *request, mh_status_t status, void *arg) {
@@ -499,7 +510,7 @@ static int mc_send_bulk(mc_lane *lane, uint32_t life, unsigned char *header, con
     operation->num_bytes = num_bytes;
     atomic_fetch_add(&lane->pending, 1);
     atomic_fetch_add(&lane->pending_bytes, operation->num_bytes);
-    pthread_mutex_lock(&lane->lock); /* against `mc_lane_closing` */
+    pthread_mutex_lock(&lane->lock); /* against `mc_lane_close` */
     atomic_fetch_add(&lane->worker->sending, 1);
     if (mc_lives(lane, life))
         status = mc_started(mh_ucp.am_send_nbx(lane->endpoint, MC_AM_BULK, header, MC_HEADER_BYTES, data, num_bytes,
@@ -518,7 +529,7 @@ static int mc_send_bulk(mc_lane *lane, uint32_t life, unsigned char *header, con
 static int mc_move(mc_lane *lane, uint32_t life, int put, void *local, size_t num_bytes, uint64_t address,
                    mh_rkey_h key, const mh_request_param_t *param, mc_operation *operation) {
     int status = MH_ERR_NOT_CONNECTED;
-    pthread_mutex_lock(&lane->lock); /* against `mc_lane_closing` */
+    pthread_mutex_lock(&lane->lock); /* against `mc_lane_close` */
     if (mc_lives(lane, life))
         status = mc_started(put ? mh_ucp.put_nbx(lane->endpoint, local, num_bytes, address, key, param)
                                 : mh_ucp.get_nbx(lane->endpoint, local, num_bytes, address, key, param),
@@ -732,39 +743,6 @@ static void mc_thread_stop(mc_worker *worker) {
     }
 }
 
-/* Drop all peers; what is under way ends as canceled, in events that are still to be taken. */
-static void mc_worker_stop(mc_worker *worker) {
-    mc_thread_stop(worker);
-    if (worker->ucp)
-        mh_ucp.worker_destroy(worker->ucp);
-    worker->ucp = NULL;
-}
-
-static void mc_worker_free(mc_worker *worker) {
-    pthread_mutex_lock(&worker->away_lock);
-    while (atomic_load(&worker->num_watching))
-        pthread_cond_wait(&worker->away_changed, &worker->away_lock);
-    pthread_mutex_unlock(&worker->away_lock);
-    for (mc_event *event = mc_take(worker), *next; event; event = next) {
-        next = event->next;
-        free(event);
-    }
-    for (uint32_t i = 0; i < worker->num_lanes; i++) {
-        pthread_mutex_destroy(&worker->lanes[i]->lock);
-        free(worker->lanes[i]->batch);
-        free(worker->lanes[i]);
-    }
-    if (worker->context)
-        mh_ucp.cleanup(worker->context);
-    close(worker->kick_fd);
-    close(worker->alarm_fd);
-    pthread_mutex_destroy(&worker->events_lock);
-    pthread_mutex_destroy(&worker->dirty_lock);
-    pthread_mutex_destroy(&worker->away_lock);
-    pthread_cond_destroy(&worker->away_changed);
-    free(worker);
-}
-
 /* A free slot, or a new one; NULL when all are taken. */
 static mc_lane *mc_lane_open(mc_worker *worker, const unsigned char *random) {
     mc_lane *lane = NULL;
@@ -826,13 +804,6 @@ static void mc_lane_wire(mc_lane *lane) {
 
 static inline int mc_lane_wired(mc_lane *lane) { return atomic_load(&lane->wired); }
 
-/* From here on its messages are refused and nothing is sent. */
-static void mc_lane_closing(mc_lane *lane) {
-    pthread_mutex_lock(&lane->lock);
-    atomic_store(&lane->state, MC_LANE_CLOSING);
-    pthread_mutex_unlock(&lane->lock);
-}
-
 static inline size_t mc_lane_pending_bytes(mc_lane *lane) { return atomic_load(&lane->pending_bytes); }
 /* Ask for a ROOM event when fewer than *limit* bytes are pending; whether they are already. */
 static int mc_lane_has_room(mc_lane *lane, size_t limit) {
@@ -843,12 +814,95 @@ static int mc_lane_has_room(mc_lane *lane, size_t limit) {
 static inline uint64_t mc_num_refused(mc_worker *worker) { return atomic_load(&worker->num_refused); }
 static inline uint64_t mc_num_thread_wakes(mc_worker *worker) { return atomic_load(&worker->thread_wakes); }
 
+/* Drop the peer of *lane*: what is under way to it fails. */
+static void mc_lane_close(mc_lane *lane) {
+    pthread_mutex_lock(&lane->lock); /* from here on its messages are refused and nothing is sent */
+    atomic_store(&lane->state, MC_LANE_CLOSING);
+    pthread_mutex_unlock(&lane->lock);
+    void *request = NULL;
+    if (lane->endpoint) {
+        mh_request_param_t param;
+        param.op_attr_mask = MH_OP_ATTR_FIELD_CALLBACK | MH_OP_ATTR_FIELD_USER_DATA | MH_OP_ATTR_FIELD_FLAGS;
+        param.flags = atomic_load(&lane->wired) ? MH_EP_CLOSE_FLAG_FORCE : 0;
+        param.cb.send = mc_on_closed;
+        param.user_data = lane;
+        request = mh_ucp.ep_close_nbx(lane->endpoint, &param);
+        lane->endpoint = NULL;
+    }
+    if (request == NULL || MH_PTR_IS_ERR(request))
+        mc_lane_closed(lane);
+}
+
+/* ---- the end of a worker ----
+ *
+ * ucp_worker_destroy may only be called once UCX has given every request back: with the closing of an endpoint still
+ * in its queue, 1.13 aborts the process. A peer that froze while it was being connected keeps such a request for as
+ * long as it likes, so the end is not waited for without limit: see `Worker.close`. */
+
+/* Whether UCX still has a request of ours. */
+static int mc_worker_busy(mc_worker *worker) {
+    if (atomic_load(&worker->operations))
+        return 1;
+    for (uint32_t i = 0; i < worker->num_lanes; i++)
+        if (atomic_load(&worker->lanes[i]->state) == MC_LANE_CLOSING || atomic_load(&worker->lanes[i]->pending))
+            return 1;
+    return 0;
+}
+
+/* Close all lanes of *worker*, whose thread has ended, and progress until UCX has no request of ours, at most for
+ * *patience_ns*; whether it has none. */
+static int mc_worker_drain(mc_worker *worker, uint64_t patience_ns) {
+    uint64_t end_ns = mc_now_ns() + patience_ns;
+    if (!worker->ucp)
+        return 1;
+    for (uint32_t i = 0; i < worker->num_lanes; i++)
+        if (atomic_load(&worker->lanes[i]->state) == MC_LANE_OPEN)
+            mc_lane_close(worker->lanes[i]);
+    while (mc_worker_busy(worker)) {
+        int moved = mh_ucp.worker_progress(worker->ucp) != 0;
+        if (mc_now_ns() >= end_ns)
+            return !mc_worker_busy(worker);
+        /* A millisecond at most: not all that is scheduled within UCX makes its descriptor readable. */
+        struct pollfd fd = {worker->event_fd, POLLIN, 0};
+        if (!moved && mh_ucp.worker_arm(worker->ucp) == MH_OK)
+            poll(&fd, 1, 1);
+    }
+    return 1;
+}
+
+/* Destroy *worker*, which is not busy and whose thread has ended. */
+static void mc_worker_free(mc_worker *worker) {
+    if (worker->ucp)
+        mh_ucp.worker_destroy(worker->ucp);
+    pthread_mutex_lock(&worker->away_lock);
+    while (atomic_load(&worker->num_watching))
+        pthread_cond_wait(&worker->away_changed, &worker->away_lock);
+    pthread_mutex_unlock(&worker->away_lock);
+    for (mc_event *event = mc_take(worker), *next; event; event = next) {
+        next = event->next;
+        free(event);
+    }
+    for (uint32_t i = 0; i < worker->num_lanes; i++) {
+        pthread_mutex_destroy(&worker->lanes[i]->lock);
+        free(worker->lanes[i]->batch);
+        free(worker->lanes[i]);
+    }
+    if (worker->context)
+        mh_ucp.cleanup(worker->context);
+    close(worker->kick_fd);
+    close(worker->alarm_fd);
+    pthread_mutex_destroy(&worker->events_lock);
+    pthread_mutex_destroy(&worker->dirty_lock);
+    pthread_mutex_destroy(&worker->away_lock);
+    pthread_cond_destroy(&worker->away_changed);
+    free(worker);
+}
+
 /* Cython sees callbacks as plain pointers. */
 static inline void *mc_callback_small(void) { return (void *)mc_on_small; }
 static inline void *mc_callback_bulk(void) { return (void *)mc_on_bulk; }
 static inline void *mc_callback_error(void) { return (void *)mc_on_error; }
 static inline void *mc_callback_sent(void) { return (void *)mc_on_sent; }
 static inline void *mc_callback_received(void) { return (void *)mc_on_received; }
-static inline void *mc_callback_closed(void) { return (void *)mc_on_closed; }
 
 #endif

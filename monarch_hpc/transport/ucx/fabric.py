@@ -152,7 +152,7 @@ class UcxFabric:
         waiting, self._waiting = self._waiting or [], None
         if self._closed:
             if worker is not None:
-                worker.close()
+                worker.close()  # it has no peers yet
             problem = "this process is closing"
         elif worker is not None:
             self._worker = worker
@@ -197,7 +197,8 @@ class UcxFabric:
         self._closed = True
         if self._worker is not None:
             self._engine.detach()
-            self._worker.close()
+            if not self._worker.close():
+                _log.info("UCX stays as it is, since a peer that it was connecting to does not answer")
             self._worker = None
             for lane in list(self._lanes):
                 lane.abandon()
