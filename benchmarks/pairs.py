@@ -169,11 +169,10 @@ class Perftest:
         self._cpus = cpus
         self._environment = {
             **os.environ,
-            "UCX_TLS": "tcp,self" if transport == "tcp" else "posix,sysv,cma,self",
+            "UCX_TLS": "tcp,self" if transport == "tcp" else "posix,cma,self",
             "UCX_NET_DEVICES": "lo",
             "UCX_TCP_TX_SEG_SIZE": "64K",
             "UCX_POSIX_ERROR_HANDLING": "y",
-            "UCX_SYSV_ERROR_HANDLING": "y",
             "UCX_WARN_UNUSED_ENV_VARS": "n",
         }
 

@@ -34,7 +34,7 @@ _NOBODY = "192.0.2.1"
 _ECHO, _TAKE, _COUNT = range(3)  # what the far end does with a frame
 _BUFFER_BYTES = 4096  # from here on a payload is a buffer, as the serializer would make it
 
-_TRANSPORTS = {"ucx-shm": "posix,sysv,cma,self", "ucx-tcp": "tcp,self"}
+_TRANSPORTS = {"ucx-shm": "posix,cma,self", "ucx-tcp": "tcp,self"}
 
 
 class _PipeRelay:

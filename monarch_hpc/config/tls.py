@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 
-__all__ = ["ALIASES", "TCP_REFUSED", "opens"]
+__all__ = ["ALIASES", "TCP_REFUSED", "keep_private", "opens"]
 
 TCP_REFUSED = (
     "opens UCX over tcp, which trusts its network, while fabric.trusted is false; name transports without tcp, "
@@ -33,6 +33,34 @@ ALIASES = {
     "dc_x": ("dc_mlx5",),
 }
 """Names that stand for several transports."""
+
+_SHARED_WITH_OTHERS = ("sysv", "knem")
+"""Transports whose memory other users can open. UCX creates the segments of sysv with mode 0660, and /proc/sysvipc/shm
+lists them to everybody, so all users of the same primary group can write to them. knem serves any process that names
+the number of a region."""
+
+_KNOWN = tuple(
+    sorted({"self", "tcp", "cma", "posix", "xpmem"}.union(*ALIASES.values()).difference(_SHARED_WITH_OTHERS))
+)
+
+
+def keep_private(tls: str) -> str:
+    """Return what *tls* opens, without the transports whose memory other users can open.
+
+    Aliases and wildcards that stand for one of these are replaced by the names of the rest.
+    """
+    text = tls.strip()
+    if text.startswith("^"):
+        return ",".join([text, *(name for name in _SHARED_WITH_OTHERS if opens(text, name))]).replace("^,", "^")
+    names: list[str] = []
+    for entry in text.split(","):
+        if not any(_may_name(entry, name) for name in _SHARED_WITH_OTHERS):
+            names.append(entry)
+        elif _may_name(entry, "all"):
+            return "^" + ",".join(_SHARED_WITH_OTHERS)
+        else:
+            names += [name for name in _KNOWN if _may_name(entry, name)]
+    return ",".join(dict.fromkeys(names)) or "self"
 
 
 def opens(tls: str, transport: str) -> bool:

@@ -35,6 +35,13 @@ def map_memory(fd: int) -> mmap.mmap:
     Raises:
         OSError: there is no memory left, or *fd* is none.
     """
+    try:
+        return _map(fd)
+    except OSError as error:
+        raise OSError(error.errno, f"cannot map descriptor {fd}: {error.strerror}") from error
+
+
+def _map(fd: int) -> mmap.mmap:
     if sys.version_info >= (3, 13):
         return mmap.mmap(fd, layout.TOTAL_BYTES, trackfd=False)
     # Before that Python keeps a descriptor of its own for each mapping: so the place of one without any is used.
@@ -46,5 +53,5 @@ def map_memory(fd: int) -> mmap.mmap:
     flags = mmap.MAP_SHARED | _MAP_FIXED
     if place(address, layout.TOTAL_BYTES, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0) != address:
         error = ctypes.get_errno()
-        raise OSError(error, f"cannot map descriptor {fd}: {os.strerror(error)}")
+        raise OSError(error, os.strerror(error))
     return mapped

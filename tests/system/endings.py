@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -17,7 +19,7 @@ from monarch_hpc.transport.api import Channel
 from monarch_hpc.wire.frames import Frame, Kind
 from tests.system.parties import BLOCKED, UCX, Party
 
-__all__: list[str] = []
+__all__ = ["run_endings"]
 
 
 def give_up(client: Party, server: Party, channel: Channel) -> None:
@@ -80,6 +82,20 @@ def end(fabric: str, way: Way) -> None:
     if fabric in UCX:
         client.until(lambda: channel.fabric == fabric.replace("-", "/"))
     way(client, server, channel)
+
+
+def run_endings(libucp: str, fabric: str, count: int) -> list[str]:
+    """Run *count* endings in a process, and return the lines that it printed, both streams."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.system.endings", fabric, str(count)],
+        env={**os.environ, "MONARCH_LIBUCP": libucp},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return done.stdout.splitlines() if not done.returncode else [f"exit status {done.returncode}", done.stdout]
 
 
 if __name__ == "__main__":

@@ -40,6 +40,11 @@ class Far:
         with open(f"/proc/{self.process.pid}/statm") as statm:
             return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
+    @property
+    def num_fds(self) -> int:
+        """Descriptors that it has."""
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
     def go_on(self) -> None:
         """End a HOLD."""
         assert self.process.stdin is not None

@@ -75,7 +75,7 @@ class Around:
         assert all(over.wait(PATIENCE_S) for over in self._over)
 
 
-UCX = {"ucx-shm": "posix,sysv,cma,self", "ucx-tcp": "tcp,self"}
+UCX = {"ucx-shm": "posix,cma,self", "ucx-tcp": "tcp,self"}
 """UCX's transports for the fabrics of the tests."""
 
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
-from tests.ucx.installed import LIBRARIES, SHARED_MEMORY, TCP, run_drill
+from tests.system.endings import run_endings
+from tests.system.parties import UCX
+from tests.ucx.device import MISSING
+from tests.ucx.installed import CUDA, LIBRARIES, SHARED_MEMORY, TCP, run_drill
 
 KINDS = ["records", "bulk", "rendezvous", "moves"]
 
@@ -39,6 +45,36 @@ def test_it_goes_on_where_no_thread_of_python_drives(libucp: str, tls: str) -> N
 @pytest.mark.parametrize("libucp", LIBRARIES)
 def test_a_driver_that_sleeps_lets_the_thread_sleep(libucp: str, tls: str) -> None:
     assert int(run_drill(tls, libucp, "idle")) < 10
+
+
+@pytest.mark.parametrize("fabric", [*UCX])
+@pytest.mark.parametrize("libucp", LIBRARIES)
+def test_an_end_in_any_state_is_an_end_in_good_order(libucp: str, fabric: str) -> None:
+    assert run_endings(libucp, fabric, 12) == ["0 abandoned", "ended in good order"]
+
+
+@TRANSPORTS
+@pytest.mark.parametrize("libucp", LIBRARIES)
+def test_a_program_may_end_with_everything_open(libucp: str, tls: str) -> None:
+    assert run_drill(tls, libucp, "leave") == "left\n"
+
+
+# Four seconds: each of sixteen ends waits for the frozen peer. Over shared memory none does.
+@pytest.mark.parametrize("libucp", LIBRARIES)
+def test_a_frozen_peer_does_not_hold_an_end_up_and_costs_a_bounded_number_of_workers(libucp: str) -> None:
+    seen = json.loads(run_drill(TCP, libucp, "frozen").splitlines()[-1])
+    assert seen["full"] == 16 and "16 closed UCX workers" in seen["refused"]
+    assert 0.2 < seen["longest_s"] < 5.0
+    assert seen["left"] == 0, "the peer has died, and they could be ended"
+
+
+@pytest.mark.skipif(bool(MISSING), reason=MISSING)
+@pytest.mark.parametrize("device", [0, 1], ids=["to host memory", "to GPU memory"])
+@pytest.mark.parametrize("libucp", LIBRARIES)
+def test_memory_of_a_gpu_goes_to_another_process(libucp: str, device: int) -> None:
+    if not any(Path(libucp).parent.glob("ucx/libuct_cuda.so*")):
+        pytest.skip("needs a libucp with CUDA")
+    assert "the same" in run_drill(CUDA, libucp, "gpu", device)
 
 
 # One completes most sends at once, the other in callbacks; all four together would take two minutes.

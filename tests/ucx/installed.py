@@ -13,6 +13,7 @@ import pytest
 from tests.guards.tree import ROOT
 
 __all__ = [
+    "CUDA",
     "LIBRARIES",
     "NEEDS_BINDING",
     "SHARED_MEMORY",
@@ -57,16 +58,16 @@ LIBRARIES = [
 """Each libucp of this machine, as the parameter of a test; one that is missing skips it."""
 
 
-SHARED_MEMORY, TCP = "self,posix,sysv,cma", "self,tcp"
+SHARED_MEMORY, TCP, CUDA = "self,posix,cma", "self,tcp", "self,posix,cma,cuda_copy,cuda_ipc"
 """Values of UCX_TLS."""
 
 
-def run_python(code: str, *arguments: str) -> str:
+def run_python(code: str, *arguments: str, cwd: Path = ROOT) -> str:
     """Run *code* in an interpreter of its own, and return what it printed, both streams.
 
     Tests never load UCX into their own process: it stays there for all tests that follow.
     """
-    return _run(["-c", code, *arguments], 60, {})
+    return _run(["-c", code, *arguments], 60, {}, cwd)
 
 
 def run_drill(tls: str, libucp: str, drill: str, count: int | None = None, timeout_s: float = 60) -> str:
@@ -75,7 +76,6 @@ def run_drill(tls: str, libucp: str, drill: str, count: int | None = None, timeo
         "UCX_TLS": tls,
         "UCX_NET_DEVICES": "lo",
         "UCX_POSIX_ERROR_HANDLING": "y",
-        "UCX_SYSV_ERROR_HANDLING": "y",
         "UCX_LOG_LEVEL": "error",
         "UCX_WARN_UNUSED_ENV_VARS": "n",
     }
@@ -84,10 +84,10 @@ def run_drill(tls: str, libucp: str, drill: str, count: int | None = None, timeo
     )
 
 
-def _run(arguments: list[str], timeout_s: float, environment: dict[str, str]) -> str:
+def _run(arguments: list[str], timeout_s: float, environment: dict[str, str], cwd: Path = ROOT) -> str:
     done = subprocess.run(
         [sys.executable, *arguments],
-        cwd=ROOT,
+        cwd=cwd,
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

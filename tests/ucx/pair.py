@@ -21,6 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from monarch_hpc.transport.ucx.library import load_library
+from tests.ucx.device import DeviceMemory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,6 +37,8 @@ RECORD_BYTES = 64
 STOP = HEAD + b"stop".ljust(RECORD_BYTES - len(HEAD))
 AWAY = HEAD + b"away".ljust(RECORD_BYTES - len(HEAD))
 """The echo says that it read this, and drives no more until it gets a line on its standard input."""
+LENT_BYTES = 1 << 20
+"""Of the echo's memory."""
 WINDOW = 128
 """Records under way at most; the rest waits for answers, as with credit."""
 
@@ -112,10 +115,10 @@ class End:
         self.epoll.close()
 
 
-def echo(libucp: str) -> None:
-    """Send back all records and bulk messages until the word STOP."""
+def echo(libucp: str, device: int = 0) -> None:
+    """Send back all records and bulk messages until the word STOP; lend memory, of the GPU where *device* is 1."""
     end = End(libucp)
-    memory = bytearray(1 << 20)
+    memory = DeviceMemory(bytes(LENT_BYTES)) if device else bytearray(LENT_BYTES)
     registered = end.worker.register(end.ucx.Span(memory, True), True)
     print(end.offer, registered.key.hex(), registered.span.address, flush=True)
     end.connect(sys.stdin.readline())
@@ -142,9 +145,9 @@ def echo(libucp: str) -> None:
     end.close()
 
 
-def start_echo(libucp: str) -> subprocess.Popen[str]:
+def start_echo(libucp: str, device: int = 0) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.ucx.pair", libucp, "echo"],
+        [sys.executable, "-m", "tests.ucx.pair", libucp, "echo", str(device)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -152,9 +155,9 @@ def start_echo(libucp: str) -> subprocess.Popen[str]:
 
 
 @contextmanager
-def joined(libucp: str) -> Iterator[tuple[End, bytes, int]]:
+def joined(libucp: str, device: int = 0) -> Iterator[tuple[End, bytes, int]]:
     """Open a lane to an echo; yield our end, and the key and address of the other's memory."""
-    with start_echo(libucp) as process:
+    with start_echo(libucp, device) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         end = End(libucp)
@@ -199,6 +202,20 @@ def move(end: End, count: int, key: bytes, address: int) -> None:
         operations = [end.lane.put(local, address, remote), end.lane.get(local, address, remote), end.lane.flush()]
         end.until(lambda operations=operations: all(operation.status != 1 for operation in operations))  # type: ignore[misc]
         assert [operation.status for operation in operations] == [0, 0, 0]
+
+
+def gpu(libucp: str, device: int) -> None:
+    """Put from memory of the GPU to the other's, on the GPU too where *device* is 1, and get it back."""
+    content = os.urandom(LENT_BYTES)
+    ours, back = DeviceMemory(content), DeviceMemory(bytes(LENT_BYTES))
+    with joined(libucp, device) as (end, key, address):
+        remote = end.lane.unpack(key)
+        put = [end.lane.put(end.ucx.Span(ours, False), address, remote), end.lane.flush()]
+        end.until(lambda: all(operation.status != 1 for operation in put))
+        got = end.lane.get(end.ucx.Span(back, True), address, remote)
+        end.until(lambda: got.status != 1)
+        assert [operation.status for operation in (*put, got)] == [0, 0, 0]
+        print(*end.lane.transports, "the same" if back.read() == content else "something else")
 
 
 def rss_bytes() -> int:
@@ -335,6 +352,7 @@ DRILLS: dict[str, Callable[..., None]] = {
     "echo": echo,
     "fork": fork,
     "frozen": frozen,
+    "gpu": gpu,
     "grow": grow,
     "idle": idle,
     "leave": leave,

@@ -48,6 +48,42 @@ def test_what_another_brought_is_taken(path: str) -> None:
     assert library["origin"] == "already in this process"
 
 
+# In the working folder, UCX would take this configuration: it then has no transport, and logs to a file.
+START = """
+import os, sys
+from monarch_hpc.transport.ucx.library import load_library
+folder = os.getcwd()
+os.environ.pop("UCX_TLS", None)
+assert load_library(sys.argv[1]).path
+from monarch_hpc.transport.ucx import _ucx
+_ucx.Worker(1 << 20).close()
+assert os.getcwd() == folder
+print("started", *sorted(os.listdir()))
+"""
+
+
+@pytest.mark.parametrize("path", LIBRARIES)
+def test_a_configuration_in_the_working_folder_is_not_read(path: str, tmp_path: Path) -> None:
+    (tmp_path / "ucx.conf").write_text(f"UCX_TLS=nonsense\nUCX_LOG_FILE={tmp_path}/written\n")
+    assert run_python(START, path, cwd=tmp_path) == "started ucx.conf\n"
+
+
+# Containers may filter the call; a flag that is not one makes it fail, too.
+@pytest.mark.parametrize("path", LIBRARIES)
+def test_where_it_cannot_be_kept_from_reading_it_there_is_no_ucx(path: str, tmp_path: Path) -> None:
+    forbid = "import monarch_hpc.transport.ucx.library as library\nlibrary._CLONE_FS = 1\n"
+    assert json.loads(run_python(forbid + LOAD, path, cwd=tmp_path))["reason"] == ""
+    (tmp_path / "ucx.conf").touch()
+    reason = json.loads(run_python(forbid + LOAD, path, cwd=tmp_path))["reason"]
+    assert reason.startswith(f"it would read {tmp_path}/ucx.conf, and cannot be kept from it (unshare: ")
+
+
+@pytest.mark.parametrize("path", LIBRARIES)
+def test_a_library_may_be_named_from_the_working_folder(path: str, tmp_path: Path) -> None:
+    (tmp_path / "lib").symlink_to(Path(path).parent)
+    assert json.loads(run_python(LOAD, "./lib/libucp.so.0", cwd=tmp_path))["path"] == str(Path(path).resolve())
+
+
 @pytest.mark.ucx
 @NEEDS_BINDING
 def test_a_broken_library_is_told_and_not_replaced(tmp_path: Path) -> None:

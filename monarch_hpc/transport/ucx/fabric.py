@@ -87,7 +87,7 @@ class UcxFabric:
     def ask(self) -> Ask:
         """What a peer must know to choose; costs no start."""
         return Ask(
-            place=read_place() if self._shares and (opens(self._tls, "posix") or opens(self._tls, "sysv")) else "",
+            place=read_place() if self._shares and opens(self._tls, "posix") else "",
             rdma=bool(self._machine.rdma) and opens(self._tls, "rc_verbs"),
             tcp=opens(self._tls, "tcp"),
             problem=self._problem,

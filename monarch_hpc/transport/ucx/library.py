@@ -6,14 +6,20 @@ looked for when the first fast lane is wanted, in an order that puts the user's 
 
 A process can hold one UCX only: the parts of two get bound to each other. Where something else (an MPI) brought one,
 that one is taken or none.
+
+UCX reads ucx.conf in the working folder, which names plug-ins to load and files to write, and a loader with an empty
+entry in LD_LIBRARY_PATH takes libraries from there. That folder may be anybody's, so UCX is loaded by a thread whose
+working folder is the root directory.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib.util
 import os
 import re
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +27,8 @@ from pathlib import Path
 __all__ = ["Candidate", "Library", "Refusal", "find_warnings", "load_library", "name_transports", "plan_candidates"]
 
 _SONAME = "libucp.so.0"
+_CONFIGURATION = "ucx.conf"
+_CLONE_FS = 0x200
 
 # UCX's parts by the names that loaders know them by. A renamed copy inside somebody's wheel (libucp-1a2b3c.so.0) is
 # bound to nobody else and does not matter here.
@@ -146,6 +154,39 @@ def load_library(named: str = "") -> Library:
     Args:
         named: the file to take and no other, from the configuration; empty to look for one.
     """
+    name = os.path.abspath(named) if "/" in named else named
+    found: list[Library | Exception] = []
+
+    def load() -> None:
+        try:
+            obstacle = _leave_folder()
+            found.append(Library(reason=obstacle) if obstacle else _load_library(name))
+        except Exception as error:  # noqa: BLE001 a thread's edge: raised where it was asked for
+            found.append(error)
+
+    thread = threading.Thread(target=load, name="monarch-ucx-load")
+    thread.start()
+    thread.join()
+    if isinstance(found[0], Exception):
+        raise found[0]
+    return found[0]
+
+
+def _leave_folder() -> str:
+    """Move this thread alone to the root directory; return why UCX must not be loaded, where that is forbidden."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_CLONE_FS):
+        # Containers may forbid it, whatever it is for.
+        if not os.path.lexists(_CONFIGURATION):
+            return ""
+        why = os.strerror(ctypes.get_errno())
+        found = os.path.join(os.getcwd(), _CONFIGURATION)
+        return f"it would read {found}, and cannot be kept from it (unshare: {why}); remove the file"
+    os.chdir("/")
+    return ""
+
+
+def _load_library(named: str) -> Library:
     try:
         from monarch_hpc.transport.ucx import _ucx
     except ImportError as error:

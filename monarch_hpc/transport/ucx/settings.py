@@ -9,24 +9,28 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from monarch_hpc.config.schema import FabricConfig, UcxConfig
-from monarch_hpc.config.tls import ALIASES, TCP_REFUSED, opens
+from monarch_hpc.config.tls import ALIASES, TCP_REFUSED, keep_private, opens
 from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.transport.ucx.machine import Machine
 
 __all__ = ["check_transports", "choose_transports", "named_library", "ucx_variables", "wants_ucx"]
 
 # `self` is the process itself, which UCX needs; cma copies between two processes of one user in one step.
-_SHARED_MEMORY = ("self", "posix", "sysv", "cma")
+_SHARED_MEMORY = ("self", "posix", "cma")
 # Aliases. `ib` is rc, dc and ud, and what they need for the first contact, whatever the device has.
 _NVIDIA, _AMD, _RDMA = "cuda", "rocm", "ib"
 
 _FIXED = {
-    # Without these two, UCX gives shared memory up for tcp, or never notices that a peer was killed.
+    # Without this, UCX gives shared memory up for tcp, or never notices that a peer was killed.
     "UCX_POSIX_ERROR_HANDLING": "y",
-    "UCX_SYSV_ERROR_HANDLING": "y",
     # UCX would handle SIGSEGV and the like, and SIGHUP, in place of Python and of the user's program.
     "UCX_ERROR_SIGNALS": "",
     "UCX_DEBUG_SIGNO": "0",
+    # A failed assertion ends the process. Debug builds of UCX freeze it instead, which only a heartbeat would notice,
+    # and 1.13 collects a backtrace, for which a broken process may wait for ever.
+    "UCX_HANDLE_ERRORS": "none",
+    # A thread that offers UCX's objects to whatever listens at a well-known address, in 1.13 in /tmp.
+    "UCX_VFS_ENABLE": "n",
     # Standard output is the user's, and so is standard error: warnings are about devices that nobody asked for, errors
     # also about peers that end while we connect. What fails is told to us too, and is an error of ours.
     "UCX_LOG_FILE": "stderr",
@@ -81,11 +85,14 @@ def ucx_variables(
 def choose_transports(
     fabric: FabricConfig, ucx: UcxConfig, environ: Mapping[str, str], machine: Machine, *, login: bool
 ) -> str:
-    """Return the transports that UCX may open, in the form of UCX_TLS; arguments and errors as `ucx_variables`."""
+    """Return the transports that UCX may open, in the form of UCX_TLS; arguments and errors as `ucx_variables`.
+
+    None of them shares memory with other users, whatever was asked for.
+    """
     check_transports(fabric, ucx, environ)
     asked = environ.get("UCX_TLS", "").strip() or ucx.transports
     if asked and not login:
-        return asked
+        return keep_private(asked)
     ours = [*_SHARED_MEMORY]
     if machine.nvidia:
         ours += ALIASES[_NVIDIA]

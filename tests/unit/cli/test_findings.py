@@ -64,7 +64,7 @@ def test_a_machine_with_nothing_in_the_way() -> None:
             "libucp",
             "1.18.1, /apps/ucx/lib/libucp.so.0 (the system's or a module's); has cma, ib, posix, self, sysv, tcp",
         ),
-        ("transports", "self,posix,sysv,cma"),
+        ("transports", "self,posix,cma"),
         ("ucx/shm", "used between the processes of a host"),
         ("ucx/rdma", "not used: this machine has no InfiniBand and no RoCE device"),
         ("ucx/tcp", "not used: it trusts its network, and fabric.trusted is false"),
@@ -133,13 +133,13 @@ def test_libucp(changes: dict[str, object], state: State, found: str, advice: st
         (
             {"config": configured({"fabric.trusted": True})},
             {
-                "transports": "self,posix,sysv,cma,tcp",
+                "transports": "self,posix,cma,tcp",
                 "ucx/tcp": "used between hosts, ports any: fabric.trusted says that only you reach them",
             },
         ),
         (
             {"config": configured({"fabric.trusted": True, "ucx.transports": "sm,self"}), "on_host": True},
-            {"transports": "sm,self", "ucx/tcp": "not used: the transports leave it out"},
+            {"transports": "cma,posix,xpmem,self", "ucx/tcp": "not used: the transports leave it out"},
         ),
         (
             {"machine": RDMA},

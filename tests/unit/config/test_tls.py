@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from monarch_hpc.config.tls import opens
+from monarch_hpc.config.tls import keep_private, opens
 
 
 @pytest.mark.parametrize(
@@ -56,3 +56,32 @@ def test_tcp(tls: str, expected: bool) -> None:
 )
 def test_aliases(tls: str, transport: str, expected: bool) -> None:
     assert opens(tls, transport) is expected
+
+
+@pytest.mark.parametrize(
+    ("tls", "private"),
+    [
+        ("self,posix,cma", "self,posix,cma"),
+        ("rc_x, tcp", "rc_x, tcp"),
+        ("self,posix,sysv,cma", "self,posix,cma"),
+        ("sysv", "self"),
+        ("SYSV:aux,knem", "self"),
+        ("sm,ib", "cma,posix,xpmem,ib"),
+        ("mm", "posix,xpmem"),
+        ("shm,posix", "cma,posix,xpmem"),
+        ("\\sm", "cma,posix,xpmem"),
+        ("s*,rc", "self,srd,rc"),
+        ("all", "^sysv,knem"),
+        ("tcp,all", "^sysv,knem"),
+        (" ^tcp", "^tcp,sysv,knem"),
+        ("^", "^sysv,knem"),
+        ("^sysv", "^sysv,knem"),
+        ("^sm,tcp", "^sm,tcp"),
+        # UCX 1.13 takes names that are excluded letter by letter.
+        ("^SYSV", "^SYSV,sysv,knem"),
+        ("^s*", "^s*,sysv,knem"),
+    ],
+)
+def test_memory_is_not_shared_with_others_whatever_is_asked_for(tls: str, private: str) -> None:
+    assert keep_private(tls) == private
+    assert not opens(private, "sysv") and not opens(private, "knem")

@@ -79,7 +79,7 @@ def _target(fd: str) -> str:
 
 
 def test_memory_that_is_none_is_refused() -> None:
-    with open(os.devnull) as file, pytest.raises(OSError, match=r"cannot map descriptor|No such device"):
+    with open(os.devnull) as file, pytest.raises(OSError, match="cannot map descriptor"):
         Recorder(os.dup(file.fileno()))
 
 

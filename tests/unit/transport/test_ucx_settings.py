@@ -14,14 +14,15 @@ from monarch_hpc.transport.ucx.settings import check_transports, named_library, 
 
 BARE = Machine()
 CLUSTER = Machine(rdma=("mlx5_0:1", "mlx5_1:1"), nvidia=True)
-SHARED_MEMORY = "self,posix,sysv,cma"
+SHARED_MEMORY = "self,posix,cma"
 CUDA = "cuda_copy,cuda_ipc,gdr_copy"
 
 ALWAYS = {
     "UCX_POSIX_ERROR_HANDLING": "y",
-    "UCX_SYSV_ERROR_HANDLING": "y",
     "UCX_ERROR_SIGNALS": "",
     "UCX_DEBUG_SIGNO": "0",
+    "UCX_HANDLE_ERRORS": "none",
+    "UCX_VFS_ENABLE": "n",
     "UCX_LOG_FILE": "stderr",
     "UCX_LOG_LEVEL": "fatal",
     "UCX_WARN_UNUSED_ENV_VARS": "n",
@@ -90,7 +91,7 @@ def test_what_the_user_has_set_stays() -> None:
     environ = {"UCX_TLS": "sm,rc,self", "UCX_LOG_LEVEL": "debug", "UCX_ERROR_SIGNALS": "SEGV", "PATH": "/bin"}
     found = variables(configured(transports="ib,self"), environ, CLUSTER)
     left = {name: value for name, value in ALWAYS.items() if name not in environ}
-    assert found == {"UCX_TLS": "sm,rc,self", **left}
+    assert found == {"UCX_TLS": "cma,posix,xpmem,rc,self", **left}
 
 
 def test_a_text_without_transports_says_nothing() -> None:
@@ -104,7 +105,8 @@ def test_a_text_without_transports_says_nothing() -> None:
         ("sm,rc,self", SHARED_MEMORY),
         ("posix,ib", "self,posix"),
         ("^ib,tcp", SHARED_MEMORY),
-        ("^sysv,tcp", "self,posix,cma"),
+        ("^posix,tcp", "self,cma"),
+        ("sysv", "self"),
     ],
 )
 @pytest.mark.parametrize("where", ["environment", "configuration"])
@@ -129,7 +131,7 @@ def test_tcp_is_refused_where_strangers_are(asked: str, login: bool) -> None:
 
 def test_tcp_is_not_refused_where_it_is_trusted_or_ucx_is_not_used() -> None:
     config = configured(trusted=True)
-    assert variables(config, {"UCX_TLS": "all"})["UCX_TLS"] == "all"
+    assert variables(config, {"UCX_TLS": "all"})["UCX_TLS"] == "^sysv,knem"
     unused = dataclasses.replace(config.fabric, trusted=False, order=("tcp", "relay"))
     check_transports(unused, config.ucx, {"UCX_TLS": "all"})
 
