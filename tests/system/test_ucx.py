@@ -56,7 +56,7 @@ def test_an_end_in_any_state_is_an_end_in_good_order(libucp: str, fabric: str) -
 @TRANSPORTS
 @pytest.mark.parametrize("libucp", LIBRARIES)
 def test_a_program_may_end_with_everything_open(libucp: str, tls: str) -> None:
-    assert run_drill(tls, libucp, "leave") == "left\n"
+    assert run_drill(tls, libucp, "leave").startswith("left\n")
 
 
 # Four seconds: each of sixteen ends waits for the frozen peer. Over shared memory none does.

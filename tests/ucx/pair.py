@@ -7,6 +7,7 @@ functions, since UCX must not come into the process of pytest.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import select
@@ -35,6 +36,7 @@ HEAD = b"head"
 RECORD_BYTES = 64
 """Of every record here: UCX may bring several at once, and they must know their own length."""
 STOP = HEAD + b"stop".ljust(RECORD_BYTES - len(HEAD))
+_PR_SET_PDEATHSIG = 1
 AWAY = HEAD + b"away".ljust(RECORD_BYTES - len(HEAD))
 """The echo says that it read this, and drives no more until it gets a line on its standard input."""
 LENT_BYTES = 1 << 20
@@ -117,6 +119,7 @@ class End:
 
 def echo(libucp: str, device: int = 0) -> None:
     """Send back all records and bulk messages until the word STOP; lend memory, of the GPU where *device* is 1."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)  # over shared memory nothing tells soon
     end = End(libucp)
     memory = DeviceMemory(bytes(LENT_BYTES)) if device else bytearray(LENT_BYTES)
     registered = end.worker.register(end.ucx.Span(memory, True), True)

@@ -401,7 +401,8 @@ cdef class Worker:
     cdef mc_worker *ending  # the same, once it is closed, and until it is destroyed
     cdef int num_inside  # threads that are in UCX with a lane of it, without the GIL
     cdef list owners
-    cdef set memories  # UCX aborts when it goes before them
+    cdef set memories
+    cdef int num_mapped  # of these; UCX aborts when it goes before them
     cdef size_t max_bytes
     cdef readonly bytes address
     cdef readonly int fd
@@ -620,10 +621,11 @@ cdef class Worker:
         params.length = span.num_bytes
         params.memory_type = MH_MEMORY_TYPE_CUDA if span.device else MH_MEMORY_TYPE_HOST
         _check(mh_ucp.mem_map(self.worker.context, &params, &memory.handle), "registering memory")
+        self.memories.add(memory)  # from here on it is unmapped before UCX goes
+        self.num_mapped += 1
         _check(mh_ucp.rkey_pack(self.worker.context, memory.handle, &packed, &length), "packing a memory key")
         memory.key = PyBytes_FromStringAndSize(<char *>packed, length)
         mh_ucp.rkey_buffer_release(packed)
-        self.memories.add(memory)
         return memory
 
     def close(self):
@@ -673,7 +675,7 @@ cdef class Worker:
         # Of one that nobody has closed: a constructor that failed, or the end of the interpreter.
         if self.worker != NULL and not mc_poisoned:
             mc_thread_stop(self.worker)
-            if mc_worker_drain(self.worker, 0):
+            if mc_worker_drain(self.worker, 0) and not self.num_mapped:
                 mc_worker_free(self.worker)
 
 
@@ -715,6 +717,7 @@ cdef class Memory:
         if self.handle != NULL:
             mh_ucp.mem_unmap(worker.context, self.handle)
             self.worker.memories.discard(self)
+            self.worker.num_mapped -= 1
         self.handle = NULL
 
 
