@@ -282,7 +282,7 @@ def test_connecting_and_closing_again_and_again_leaves_nothing(
     parties: Parties, fabric: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(channel_module, "FIRST_S", 0.0)  # or none would live long enough to move to UCX
-    # Ten thousand in all; CYCLES=10000 makes them on each fabric, which takes ten minutes.
+    # Ten thousand in all; CYCLES=10000 makes them on each fabric, in two to ten minutes each.
     cycles = int(os.environ.get("CYCLES") or {"tcp": 5000, "relay": 3000, "ucx-shm": 1500, "ucx-tcp": 500}[fabric])
     with far(fabric) as there:
         client = make_client(parties, fabric)

@@ -182,7 +182,6 @@ cdef extern from "core.h" nogil:
     int mc_thread_start(mc_worker *)
     void mc_thread_stop(mc_worker *)
     int mc_worker_drain(mc_worker *, uint64_t)
-    int mc_worker_busy(mc_worker *)
     void mc_worker_free(mc_worker *)
     mc_event *mc_take(mc_worker *)
     mc_lane *mc_lane_open(mc_worker *, const unsigned char *random)
