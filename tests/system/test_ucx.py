@@ -50,7 +50,7 @@ def test_a_driver_that_sleeps_lets_the_thread_sleep(libucp: str, tls: str) -> No
 @pytest.mark.parametrize("fabric", [*UCX])
 @pytest.mark.parametrize("libucp", LIBRARIES)
 def test_an_end_in_any_state_is_an_end_in_good_order(libucp: str, fabric: str) -> None:
-    assert run_endings(libucp, fabric, 12) == ["0 abandoned", "ended in good order"]
+    assert run_endings(libucp, fabric, 6) == ["0 abandoned", "ended in good order"]
 
 
 @TRANSPORTS
