@@ -30,11 +30,8 @@ def unsafe_uses(tree: ast.Module) -> list[int]:
             for word, follower in zip(node.elts, node.elts[1:], strict=False):
                 if isinstance(follower, ast.Constant) and follower.value == "-P":
                     fine.update(ast.walk(word))
-    return [node.lineno for node in ast.walk(tree) if node not in fine and is_interpreter(node)]
-
-
-def is_interpreter(node: ast.AST) -> bool:
-    return isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.executable"
+    attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node not in fine]
+    return [node.lineno for node in attributes if ast.unparse(node) == "sys.executable"]
 
 
 @pytest.mark.parametrize("module", modules(), ids=lambda module: module.name)
