@@ -19,7 +19,7 @@ from monarch_hpc.config.site import Profile, choose_profile, find_cluster_name, 
 from monarch_hpc.config.tls import TCP_REFUSED, opens
 from monarch_hpc.core.assets import asset
 from monarch_hpc.core.errors import ConfigError
-from monarch_hpc.core.ownership import others_may_write, trusted_owner, unsafe_folder
+from monarch_hpc.core.ownership import others_may_write, unsafe_folder
 
 __all__ = ["Loaded", "load", "load_config"]
 
@@ -120,7 +120,7 @@ def _read_own(path: Path) -> list[Setting]:
         raise ConfigError("", "", str(path), f"cannot be read: {error.strerror}") from error
     if not stat.S_ISREG(found.st_mode):
         raise ConfigError("", "", str(path), "is not a regular file")
-    if not trusted_owner(found.st_uid) or others_may_write(found):
+    if found.st_uid not in (0, os.geteuid()) or others_may_write(found):
         whose = f"owner {found.st_uid}, mode {stat.S_IMODE(found.st_mode):04o}, group id {found.st_gid}"
         cure = f"look at what is in it, then make it yours and run 'chmod go-w {path}', or move it away"
         problem = f"was or may have been written by another user ({whose}); {cure}"

@@ -22,6 +22,10 @@ __all__ = ["PREFIX", "hold_scratch", "make_scratch", "remove_unheld", "sweep_scr
 PREFIX = "monarch-hpc-"
 """Begins the names of all of them."""
 
+_ADVICE = (
+    "let TMPDIR, and XDG_RUNTIME_DIR where it is set, name one that only you can write, such as ~/tmp after "
+    "'mkdir -m 700 ~/tmp'"
+)
 _LOCK = "held"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -54,10 +58,8 @@ def _settle(place: Path) -> Path:
     for folder in (place, *place.parents):
         if problem := unsafe_folder(os.lstat(folder)):
             what = "" if folder == place else f" is in {folder}, which"
-            advice = (
-                "let the variable TMPDIR name one that only you can write, such as ~/tmp after 'mkdir -m 700 ~/tmp'"
-            )
-            raise ConfigError("", "", str(place), f"is not safe for temporary files: it{what} {problem}; {advice}")
+            problem = f"is not safe for temporary files: it{what} {problem}"
+            raise ConfigError("", "", str(place), f"{problem}; {_ADVICE}")
     return place
 
 

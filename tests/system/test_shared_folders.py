@@ -121,7 +121,10 @@ def test_a_program_in_an_unsafe_temporary_folder_says_what_to_do(programs: Progr
     program = HEAD + "LocalJob().state().hosts.spawn_procs()"
     said = programs.run(program, code=1, env={"TMPDIR": str(shared)})
     assert f"{shared}: is not safe for temporary files: it may be written by other users (mode 2775" in said
-    assert "let the variable TMPDIR name one that only you can write" in said and programs.procs() == []
+    assert (
+        "let TMPDIR, and XDG_RUNTIME_DIR where it is set, name one that only you can write" in said
+        and programs.procs() == []
+    )
 
 
 def test_a_file_in_a_folder_above_ends_no_command(shared: Path, caplog: pytest.LogCaptureFixture) -> None:
