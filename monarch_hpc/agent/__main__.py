@@ -18,6 +18,7 @@ from monarch_hpc.agent.bootstrap import KEY_BYTES
 from monarch_hpc.agent.grant import host_name, raise_file_limit
 from monarch_hpc.agent.newborn import ZygoteSettings, bear
 from monarch_hpc.agent.start import DEFAULT_ENTRY
+from monarch_hpc.core.dumps import forbid_core_dumps
 from monarch_hpc.core.errors import ConfigError, MonarchError
 from monarch_hpc.core.hostlist import expand
 from monarch_hpc.core.scratch import remove_unheld
@@ -48,6 +49,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     libc.prctl(_PR_SET_NAME, b"monarch-agent", 0, 0, 0)  # without a space, see zygote.py
     raise_file_limit()
+    forbid_core_dumps()
     try:
         code = _serve(options, name, _read_key(), environment)
     except (MonarchError, OSError) as error:

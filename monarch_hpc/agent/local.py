@@ -22,7 +22,7 @@ from monarch_hpc.agent.sweep import cookies, sweep
 from monarch_hpc.config import Config
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.errors import AgentsMissing, AllocationError, ConfigError
-from monarch_hpc.core.files import private_dir, write_private
+from monarch_hpc.core.files import open_output, private_dir, write_private
 from monarch_hpc.core.ids import new_allocation_id
 from monarch_hpc.core.scratch import PREFIX, hold_scratch, make_scratch
 
@@ -129,7 +129,7 @@ class _Agents:
 
     def start(self, name: str, argv: Sequence[str], key: bytes) -> None:
         """Start one process; what it writes to stderr goes to ``NAME.err``."""
-        descriptor = os.open(self._err(name), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        descriptor = open_output(self._err(name))
         try:
             process = launch(
                 argv,

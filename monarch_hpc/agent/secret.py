@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 from pathlib import Path
 
 from monarch_hpc.core.errors import ConfigError
-from monarch_hpc.core.files import private_dir, read_private, write_private
+from monarch_hpc.core.files import private_dir, read_private, write_once
 
 __all__ = ["Secret", "read_secret"]
 
@@ -51,11 +50,5 @@ def read_secret(secret: Secret, state: Path) -> bytes:
 def _own(state: Path) -> Path:
     path = private_dir(state) / _FILE
     if not path.exists():
-        scratch = path.with_name(f".{_FILE}.{os.urandom(6).hex()}")
-        write_private(scratch, os.urandom(_OWN_BYTES).hex().encode())
-        try:
-            with contextlib.suppress(FileExistsError):  # another process was faster: its key is the key
-                os.link(scratch, path)
-        finally:
-            os.unlink(scratch)
+        write_once(path, os.urandom(_OWN_BYTES).hex().encode())
     return path

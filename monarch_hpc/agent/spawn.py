@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 
+from monarch_hpc.core.dumps import usual_core_dumps
+
 __all__ = ["launch"]
 
 
@@ -30,13 +32,14 @@ def launch(
     Raises:
         OSError: it cannot be started.
     """
-    return subprocess.Popen(
-        argv,
-        env=environment,
-        stdin=stdin,
-        stdout=stdout,
-        stderr=stderr,
-        pass_fds=tuple(pass_fds),
-        preexec_fn=before_exec,
-        start_new_session=new_session,
-    )
+    with usual_core_dumps():
+        return subprocess.Popen(
+            argv,
+            env=environment,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            pass_fds=tuple(pass_fds),
+            preexec_fn=before_exec,
+            start_new_session=new_session,
+        )

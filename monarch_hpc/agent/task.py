@@ -21,6 +21,7 @@ from dataclasses import replace
 
 from monarch_hpc.agent.start import parse_order
 from monarch_hpc.agent.zygote import receive, render, resolve, run, versions
+from monarch_hpc.core.dumps import forbid_core_dumps
 
 __all__ = ["main", "peer_uid"]
 
@@ -40,6 +41,7 @@ def peer_uid(sock: socket.socket) -> int:
 def main() -> int:
     """Run one proc; return its exit status, 128 and more for a signal."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    forbid_core_dumps()
     with _connect(sys.argv[1]) as sock:
         sock.sendall(render({"local_rank": int(os.environ["SLURM_LOCALID"]), "versions": versions()}))
         request = receive(sock)

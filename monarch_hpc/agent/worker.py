@@ -31,7 +31,7 @@ from monarch_hpc.agent.worker_address import WorkerAddress, listening_addresses,
 from monarch_hpc.config import Config
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.errors import FrameError, PeerLost, TransportError
-from monarch_hpc.core.files import private_dir, read_json, write_json
+from monarch_hpc.core.files import open_output, private_dir, read_json, write_json
 from monarch_hpc.core.ids import Identity, Role, new_incarnation
 from monarch_hpc.core.scratch import make_scratch
 from monarch_hpc.transport.api import Channel
@@ -189,16 +189,19 @@ class _Engagement:
             *("--rank", str(self._rank), "--num-hosts", str(int(fields["num_hosts"]))),
             *(("--local",) if fields["local"] else ()),
         ]
-        with open(self.directory / "agent.err", "ab") as err:
+        err = open_output(self.directory / "agent.err")
+        try:
             self._process = launch(
                 argv,
                 _environment(),
                 stdin=subprocess.PIPE,
-                stdout=err.fileno(),
-                stderr=err.fileno(),
+                stdout=err,
+                stderr=err,
                 pass_fds=[self._held],
                 new_session=True,
             )
+        finally:
+            os.close(err)
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended; `look` says why
             self._process.stdin.write(bytes.fromhex(fields["key"]))

@@ -31,6 +31,7 @@ from monarch_hpc.agent import binding
 from monarch_hpc.agent.segments import remove_segments
 from monarch_hpc.agent.start import ProcOrder, ProcStart, parse_order, proc_environment
 from monarch_hpc.agent.sweep import NO_RUN, RUN_COOKIE, cookies, sweep
+from monarch_hpc.core.dumps import allow_core_dumps, forbid_core_dumps
 from monarch_hpc.core.version import __version__
 
 __all__ = ["FDS_PER_PROC", "LENGTH", "MAX_FDS", "main", "receive", "render", "resolve", "run", "versions"]
@@ -67,6 +68,7 @@ def main() -> int:
     # The agent takes its signals from a queue; what it blocks must not stay blocked in procs.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     _libc().prctl(_PR_SET_NAME, b"monarch-zygote", 0, 0, 0)
+    forbid_core_dumps()  # the keys of procs pass through here
     with contextlib.suppress(Exception):  # it fails again when the agent hears of it
         for entry_of_agent in sys.argv[2:]:
             resolve(entry_of_agent)
@@ -232,6 +234,7 @@ def _settle(order: ProcOrder, start: ProcStart, agent_pid: int) -> None:
     with contextlib.suppress(OSError):  # it is the controller's; a host may not have it
         os.chdir(order.cwd)
     os.umask(order.umask)
+    allow_core_dumps()
     sys.path[:0] = [path or order.cwd for path in order.sys_path if path not in sys.path]
     sys.argv = [f"proc {start.rank}"]
     # Fresh objects: those of the zygote remember that they were made on a file, and seek.

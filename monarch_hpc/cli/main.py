@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import click
 
 from monarch_hpc.cli.output import Format, Output, plain
+from monarch_hpc.core.dumps import forbid_core_dumps
 from monarch_hpc.core.errors import InternalError, MonarchError
 from monarch_hpc.core.version import __version__
 
@@ -80,6 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # A name that the locale cannot show must not end a command in the middle of its answer.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    forbid_core_dumps()
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     output = Output(sys.stdout, sys.stderr, colour=colour)
     try:

@@ -22,6 +22,7 @@ __all__ = ["Setting", "parse_document", "parse_value", "unknown_key"]
 # The C parser is ten times as fast; PyYAML is built without it where libyaml was missing.
 _Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _NULL = "tag:yaml.org,2002:null"
+_ALIAS_REFUSED = "an alias (*name) is not read here; write the value itself, in quotes where it begins with *"
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ def parse_document(text: str, name: str) -> list[Setting]:
         ConfigError: with file and line, of what is no YAML, no known key, or of another type.
     """
     try:
+        if line := _find_alias(text):
+            raise ConfigError("", "", f"{name}:{line}", _ALIAS_REFUSED)
         loader = _Loader(text)
         root = loader.get_single_node()
         return [] if root is None else list(_settings(loader, root, name))
@@ -71,12 +74,24 @@ def parse_value(key: str, text: str, source: str) -> object:
     if _is_text(kind):
         return convert(key, text or (None if isinstance(kind, types.UnionType) else text), kind, source)
     try:
+        if _find_alias(text):
+            raise ConfigError(key, repr(text), source, _ALIAS_REFUSED)
         loader = _Loader(text)
         root = loader.get_single_node()
         value = None if root is None else _leaf(loader, root, kind)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(key, repr(text), source, "is not a YAML value") from error
     return convert(key, value, kind, source)
+
+
+def _find_alias(text: str) -> int:
+    """Return the first line with an alias, 0 without one: a few dozen, nested, stand for a value of any size."""
+    if "*" not in text:
+        return 0
+    for event in yaml.parse(text, Loader=_Loader):
+        if isinstance(event, yaml.AliasEvent) and event.start_mark is not None:
+            return event.start_mark.line + 1
+    return 0
 
 
 def unknown_key(key: str, source: str) -> ConfigError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 import pwd
 import re
@@ -17,6 +19,7 @@ from monarch_hpc.config.site import Profile, choose_profile, find_cluster_name, 
 from monarch_hpc.config.tls import TCP_REFUSED, opens
 from monarch_hpc.core.assets import asset
 from monarch_hpc.core.errors import ConfigError
+from monarch_hpc.core.ownership import others_may_write, unsafe_folder
 
 __all__ = ["Loaded", "load", "load_config"]
 
@@ -25,6 +28,7 @@ _PROJECT_FILE = "monarch-hpc.yaml"
 # People write a hundred lines at most; more is a mistake, such as a link to a log.
 _MAX_FILE_BYTES = 64 << 10
 _SLURM_KEYS = ("account", "partition", "qos", "reservation", "constraint")
+_log = logging.getLogger(__name__)
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::-([^}]*))?\})", re.ASCII)
 
 
@@ -116,8 +120,10 @@ def _read_own(path: Path) -> list[Setting]:
         raise ConfigError("", "", str(path), f"cannot be read: {error.strerror}") from error
     if not stat.S_ISREG(found.st_mode):
         raise ConfigError("", "", str(path), "is not a regular file")
-    if found.st_uid not in (0, os.geteuid()) or found.st_mode & stat.S_IWOTH:
-        problem = f"was or may have been written by another user (owner {found.st_uid}); make it yours, or move it away"
+    if found.st_uid not in (0, os.geteuid()) or others_may_write(found):
+        whose = f"owner {found.st_uid}, mode {stat.S_IMODE(found.st_mode):04o}, group id {found.st_gid}"
+        cure = f"look at what is in it, then make it yours and run 'chmod go-w {path}', or move it away"
+        problem = f"was or may have been written by another user ({whose}); {cure}"
         raise ConfigError("", "", str(path), problem)
     if len(data) > _MAX_FILE_BYTES:
         raise ConfigError("", "", str(path), f"is larger than {_MAX_FILE_BYTES} bytes")
@@ -132,7 +138,13 @@ def _read_own(path: Path) -> list[Setting]:
 
 
 def _read_project(cwd: Path, home: Path) -> list[Setting]:
-    for folder in [cwd, *cwd.parents]:
+    for folder in _up_to(home, cwd):
+        if problem := _unsafe(folder):
+            # Who can write here may also choose where the folder below hangs, and so what is above it.
+            for above in _up_to(home, folder):
+                if os.path.lexists(above / _PROJECT_FILE):
+                    _warn_ignored(above / _PROJECT_FILE, folder, problem)
+            return []
         settings = _read_own(folder / _PROJECT_FILE)
         for setting in settings:
             for key in OWNER_ONLY:
@@ -142,9 +154,32 @@ def _read_project(cwd: Path, home: Path) -> list[Setting]:
                         f"set it in your own file or by ${_variable(key)}"
                     )
                     raise ConfigError(setting.key, repr(setting.value), setting.origin, problem)
-        if settings or folder == home:
+        if settings:
             return settings
     return []
+
+
+def _up_to(home: Path, folder: Path) -> Iterator[Path]:
+    """The folder and those above it, where they are below home up to that."""
+    for above in [folder, *folder.parents]:
+        yield above
+        if above == home:
+            return
+
+
+def _unsafe(folder: Path) -> str:
+    try:
+        found = os.stat(folder)
+    except OSError as error:
+        return f"cannot be looked at: {error.strerror}"
+    # The sticky bit helps nobody here: others can add a file in a folder such as /tmp.
+    return "may be written by other users" if others_may_write(found) else unsafe_folder(found)
+
+
+@functools.cache
+def _warn_ignored(path: Path, folder: Path, problem: str) -> None:
+    advice = "write what you want of it into your own file, or work in a folder that only you can write"
+    _log.warning("%s is not read, because %s %s; %s", path, folder, problem, advice)
 
 
 def _from_slurm_variables(environ: Mapping[str, str]) -> Iterator[Setting]:

@@ -7,60 +7,165 @@ a record, a key that others can read, or a record that others wrote.
 from __future__ import annotations
 
 import contextlib
+import errno
+import functools
 import json
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 from monarch_hpc.core.errors import ConfigError
+from monarch_hpc.core.ownership import trusted_owner, unsafe_folder
 
-__all__ = ["private_dir", "read_json", "read_private", "write_json", "write_private"]
+__all__ = [
+    "open_folder",
+    "open_output",
+    "private_dir",
+    "read_json",
+    "read_private",
+    "write_json",
+    "write_once",
+    "write_private",
+]
 
 # The largest record is an allocation's ready file: about 400 bytes for each of 10 000 hosts.
 _MAX_JSON_BYTES = 16 << 20
+
+_MAX_LINKS = 40
+"""On the way to a folder: as many as the kernel follows."""
+
+_STEP = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def private_dir(path: Path) -> Path:
     """Return *path* as a directory that only we can enter, made where it is missing (0700).
 
     Raises:
-        ConfigError: it exists and is a link, not a directory, another user's, or open to others.
-            It is not repaired: while it was open, others may have put anything into it.
+        ConfigError: it exists and is a link, not a directory, another user's, or open to others; or the way to it leads
+            through another user's link. It is not repaired: while it was open, others may have put anything into it.
     """
-    if not path.parent.exists():
-        private_dir(path.parent)
-    # Two processes may make it at once; whoever made it, it is checked below.
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(path, 0o700)
-    found = os.lstat(path)
-    if stat.S_ISLNK(found.st_mode):
-        raise _refused(path, "is a symbolic link; name the directory that it points to")
-    if not stat.S_ISDIR(found.st_mode):
-        raise _refused(path, "is not a directory; move it away or configure another place")
-    _check_owner(path, found, "chmod 700")
+    try:
+        folder = open_folder(path, make=True)
+    except NotADirectoryError as error:
+        raise _refused(path, "is not a directory; move it away or configure another place") from error
+    try:
+        _check_owner(path, os.fstat(folder), "chmod 700")
+    finally:
+        os.close(folder)
     return path
+
+
+def open_folder(path: Path, *, make: bool = False) -> int:
+    """Open a folder, for use as ``dir_fd`` only; the caller closes it.
+
+    Each step of the way is opened by itself, so that nothing can be exchanged between a look at it and its use.
+
+    Args:
+        make: make what is missing (0700).
+
+    Raises:
+        FileNotFoundError: it is missing.
+        ConfigError: it is a link, or the way to it leads through a link that is neither ours nor root's.
+        OSError: the system refused.
+    """
+    left = [*reversed(path.parts)]
+    num_links = 0
+    at = os.open(".", _FOLDER)
+    try:
+        while left:
+            part = left.pop()
+            step = _open_step(part, at, make=make)
+            try:
+                found = os.fstat(step)
+                if stat.S_ISLNK(found.st_mode):
+                    num_links += 1
+                    if not left:
+                        raise _refused(path, "is a symbolic link; name the directory that it points to")
+                    if not trusted_owner(found.st_uid):
+                        raise _refused(path, f"the link {part} on the way to it belongs to user id {found.st_uid}")
+                    if num_links > _MAX_LINKS:
+                        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+                    left += reversed(Path(os.readlink("", dir_fd=step)).parts)
+                elif not stat.S_ISDIR(found.st_mode):
+                    raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+                else:
+                    at, step = step, at
+            finally:
+                os.close(step)
+    except BaseException:
+        os.close(at)
+        raise
+    return at
 
 
 def write_private(path: Path, data: bytes) -> None:
     """Write *data* to *path*, mode 0600, so that readers see the old content or all of the new.
 
     Raises:
+        ConfigError: others may exchange files in the folder, see `open_folder` and `unsafe_folder`.
         OSError: the system refused; the old content is still there.
     """
-    # Not tempfile: its import costs more than all of this, and os.urandom is all it would add.
+    with _safe_folder(path) as folder:
+        # Not tempfile: its import costs more than all of this, and os.urandom is all it would add.
+        scratch = f".{path.name}.{os.urandom(6).hex()}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(scratch, flags, 0o600, dir_fd=folder)
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(scratch, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(scratch, dir_fd=folder)
+            raise
+        _sync_directory(folder)
+
+
+def write_once(path: Path, data: bytes) -> None:
+    """Write *data* to *path* as `write_private` does, unless the file exists: of several writers the first wins."""
     scratch = path.with_name(f".{path.name}.{os.urandom(6).hex()}")
-    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    write_private(scratch, data)
     try:
-        with open(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(scratch, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(scratch)
-        raise
-    _sync_directory(path.parent)
+        with contextlib.suppress(FileExistsError):
+            os.link(scratch, path)
+    finally:
+        os.unlink(scratch)
+
+
+def open_output(path: Path) -> int:
+    """Open a file of our own for what a process prints, empty and 0600; the caller closes it.
+
+    Raises:
+        ConfigError: others may exchange files in the folder, or the file is a link, not a regular file, another user's,
+            or has a second name.
+        OSError: the system refused.
+    """
+    with _safe_folder(path, make=True) as folder:
+        # O_TRUNC would empty the file before its owner and names are known. O_NONBLOCK: not to hang at a FIFO.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        try:
+            descriptor = os.open(path.name, flags, 0o600, dir_fd=folder)
+        except OSError as error:
+            problem = "is a symbolic link" if error.errno == errno.ELOOP else f"cannot be written: {error.strerror}"
+            raise _refused(path, problem) from error
+        try:
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode):
+                raise _refused(path, "is not a regular file")
+            if found.st_uid != os.geteuid() or found.st_nlink != 1:
+                whose = f"belongs to user id {found.st_uid} and has {found.st_nlink} names"
+                raise _refused(path, f"{whose}; it is not overwritten: remove it")
+            os.fchmod(descriptor, 0o600)
+            os.ftruncate(descriptor, 0)
+            os.set_blocking(descriptor, True)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
 
 
 def write_json(path: Path, obj: object) -> None:
@@ -73,15 +178,17 @@ def read_private(path: Path, max_bytes: int) -> bytes:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ConfigError: it is a link, no regular file, another user's, open to others, or larger than *max_bytes*.
+        ConfigError: it is a link, no regular file, another user's, open to others, or larger than *max_bytes*; or
+            others may exchange files in its folder.
     """
     try:
         # An opener, not os.open: `open` closes its descriptor where it then refuses a directory.
-        file = open(path, "rb", opener=_open_strictly)
+        with _safe_folder(path) as folder:
+            file = open(path.name, "rb", opener=functools.partial(_open_strictly, folder))
     except FileNotFoundError:
         raise
     except OSError as error:
-        problem = "is a symbolic link" if path.is_symlink() else f"cannot be read: {error.strerror}"
+        problem = "is a symbolic link" if error.errno == errno.ELOOP else f"cannot be read: {error.strerror}"
         raise _refused(path, problem) from error
     with file:
         found = os.fstat(file.fileno())
@@ -108,9 +215,32 @@ def read_json(path: Path) -> object:
     return parsed
 
 
-def _open_strictly(path: str, flags: int) -> int:
+@contextlib.contextmanager
+def _safe_folder(path: Path, *, make: bool = False) -> Iterator[int]:
+    """Open the folder of a file, in which nobody else can exchange files."""
+    folder = open_folder(path.parent, make=make)
+    try:
+        if problem := unsafe_folder(os.fstat(folder)):
+            cure = f"look at what is in it, then run 'chmod go-w {path.parent}', or use a folder of your own"
+            raise _refused(path.parent, f"{problem}; {cure}")
+        yield folder
+    finally:
+        os.close(folder)
+
+
+def _open_step(part: str, at: int, *, make: bool) -> int:
+    if make:
+        with contextlib.suppress(FileNotFoundError):
+            return os.open(part, _STEP, dir_fd=at)
+        # Two processes may make it at once; whoever made it, it is checked by who uses it.
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(part, 0o700, dir_fd=at)
+    return os.open(part, _STEP, dir_fd=at)
+
+
+def _open_strictly(folder: int, name: str, flags: int) -> int:
     # O_NONBLOCK: opening a FIFO that somebody put there must not hang.
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+    return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
 
 
 def _check_owner(path: Path, found: os.stat_result, cure: str) -> None:
@@ -124,8 +254,8 @@ def _check_owner(path: Path, found: os.stat_result, cure: str) -> None:
         )
 
 
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _sync_directory(folder: int) -> None:
+    descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
     try:
         os.fsync(descriptor)
     finally:

@@ -14,11 +14,18 @@ import shutil
 import stat
 from pathlib import Path
 
+from monarch_hpc.core.errors import ConfigError
+from monarch_hpc.core.ownership import unsafe_folder
+
 __all__ = ["PREFIX", "hold_scratch", "make_scratch", "remove_unheld", "sweep_scratch"]
 
 PREFIX = "monarch-hpc-"
 """Begins the names of all of them."""
 
+_ADVICE = (
+    "let TMPDIR, and XDG_RUNTIME_DIR where it is set, name one that only you can write, such as ~/tmp after "
+    "'mkdir -m 700 ~/tmp'"
+)
 _LOCK = "held"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -31,13 +38,29 @@ def make_scratch(place: Path, kind: str = "") -> tuple[Path, int]:
 
     Returns:
         The folder, and the descriptor that holds it, see `hold_scratch`.
+
+    Raises:
+        ConfigError: other users could put a folder of theirs in its place, there or further up.
+        OSError: it cannot be made.
     """
+    place = _settle(place)
     sweep_scratch(place)
     while True:
         folder = place / f"{PREFIX}{kind}{os.urandom(4).hex()}"
         with contextlib.suppress(FileExistsError):
             os.mkdir(folder, 0o700)
             return folder, hold_scratch(folder)
+
+
+def _settle(place: Path) -> Path:
+    """Return *place* without links, once it is known that nobody else can change what this path leads to."""
+    place = Path(os.path.realpath(place, strict=True))
+    for folder in (place, *place.parents):
+        if problem := unsafe_folder(os.lstat(folder)):
+            what = "" if folder == place else f" is in {folder}, which"
+            problem = f"is not safe for temporary files: it{what} {problem}"
+            raise ConfigError("", "", str(place), f"{problem}; {_ADVICE}")
+    return place
 
 
 def hold_scratch(folder: Path) -> int:

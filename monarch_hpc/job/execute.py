@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from monarch_hpc.actor.endpoint import Actor, endpoint
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.lazily import pending
 from monarch_hpc.agent.spawn import launch
+from monarch_hpc.core.files import open_output
 from monarch_hpc.core.shape import Point
 from monarch_hpc.mesh.host import HostMesh
 
@@ -31,28 +33,32 @@ class _Command(Actor):
     ) -> int:
         """Run it to its end; return its exit code, 128 + number for a signal."""
         rank = context().spawn_rank
-        out: int | None = None
-        err: int | None = None
-        if output_dir is not None:
-            place = "_".join(f"{label}_{at}" for label, at in rank.items())
-            folder = Path(output_dir.replace(_SUBDIR, place))
-            folder.mkdir(parents=True, exist_ok=True)
-            out, err = (os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644) for name in _FILES)
         where = workdir or (client_cwd if Path(client_cwd).is_dir() else None)
         words = ["/bin/sh", "-c", 'cd "$0" && exec "$@"', where, *argv] if where else argv
-        try:
-            process = launch(words, command_environment(rank, env), stdin=subprocess.DEVNULL, stdout=out, stderr=err)
-        except FileNotFoundError as error:
-            raise FileNotFoundError(f"command {argv[0]!r} is not found on {context().proc.host}") from error
-        finally:
-            for descriptor in (out, err):
-                if descriptor is not None:
-                    os.close(descriptor)
+        with contextlib.ExitStack() as opened:
+            out: int | None = None
+            err: int | None = None
+            if output_dir is not None:
+                place = "_".join(f"{label}_{at}" for label, at in rank.items())
+                folder = Path(output_dir.replace(_SUBDIR, place))
+                out, err = (_open_until(opened, folder / name) for name in _FILES)
+            try:
+                process = launch(
+                    words, command_environment(rank, env), stdin=subprocess.DEVNULL, stdout=out, stderr=err
+                )
+            except FileNotFoundError as error:
+                raise FileNotFoundError(f"command {argv[0]!r} is not found on {context().proc.host}") from error
         code = process.wait()
         return code if code >= 0 else 128 - code
 
 
 _FILES = ("stdout.txt", "stderr.txt")
+
+
+def _open_until(end: contextlib.ExitStack, path: Path) -> int:
+    descriptor = open_output(path)
+    end.callback(os.close, descriptor)
+    return descriptor
 
 
 def command_environment(rank: Point, env: Mapping[str, str]) -> dict[str, str]:
@@ -79,8 +85,9 @@ def exec_command(
         cmd: command and arguments. A Python file, or ``-m`` and a module, is run by the interpreter of the procs.
         env: more variables; the command's place in the mesh is in ``MONARCH_RANK_<dim>`` and ``MONARCH_SIZE_<dim>``.
         workdir: where it starts; None for this program's directory on hosts that have it.
-        output_dir: folder on each host for its ``stdout.txt`` and ``stderr.txt``, in which ``$SUBDIR`` stands for its
-            place. None shows its lines here, as those of procs.
+        output_dir: folder on each host for its ``stdout.txt`` and ``stderr.txt`` (0600), in which ``$SUBDIR`` stands
+            for its place. None shows its lines here, as those of procs. A folder that other users may write is refused,
+            as are files of theirs and links.
         rank: only on the host of that rank.
         point: only on the hosts at these coordinates.
         per_host: dimensions of several on each host.

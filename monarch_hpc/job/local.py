@@ -20,11 +20,11 @@ class LocalJob(JobTrait):
 
     def __init__(self, hosts: Sequence[str] = ("hosts",)) -> None:
         super().__init__()
-        self._names = tuple(hosts)
+        self._names = list(hosts)
 
     def spec(self) -> Mapping[str, object]:
         """The names of the meshes."""
-        return {"hosts": self._names}
+        return {"hosts": tuple(self._names)}
 
     def alive(self) -> bool:
         """No: it is the program's own, and a saved one is nothing."""

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
+import select
 import socket
+import stat
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +17,7 @@ from monarch_hpc.actor.endpoint import Actor, endpoint
 from monarch_hpc.actor.port import Channel, Port, PortReceiver
 from monarch_hpc.core.errors import PortClosed
 from monarch_hpc.core.shape import Point
+from monarch_hpc.job.peer import Owners, peers_owner, read_owners
 from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.mesh.proc import ProcMesh
 
@@ -23,6 +28,16 @@ _READ_BYTES = 64 << 10
 _CAPACITY = 64
 """Chunks under way in each direction, 4 MiB: more than a round trip of any network that we know takes."""
 _BACKLOG = 128
+_MAX_CONNECTIONS = 64
+"""At once, on each listening proc: a browser opens six to a service, a pool of clients some dozen, and each takes two
+threads here and two there. More of this user's wait."""
+
+_PAUSE_S = 0.1
+"""Before the next try to accept where the process, or the machine, has no descriptor or memory left."""
+
+_UNIX = "unix:"
+_MAX_PATH_BYTES = 107
+"""Of a Unix socket's name."""
 
 _WhichPort = int | Callable[[Point], int]
 _WhichAddress = str | Callable[[Point], str]
@@ -44,11 +59,12 @@ class PortForwarder(Actor):
             dst_proc_mesh: procs on the hosts of the service.
             dst_port: of the service on 127.0.0.1 there; or a function of the proc's coordinates.
             src_proc_mesh: procs that listen, `this_proc()` for one.
-            src_address: where they listen, ``127.0.0.1:8080`` for one; or a function of the proc's coordinates. Whoever
-                can connect there reaches the service: there is no other check.
+            src_address: where they listen, ``127.0.0.1:8080`` or ``unix:/path/of/a/socket``; or a function of the
+                proc's coordinates. From the machine that listens, only this user's processes are let in: the kernel
+                says whose they are. Other machines that can reach the address reach the service.
 
         Raises:
-            ValueError: the meshes differ in shape, or an address or port is none.
+            ValueError: the meshes differ in shape, or an address or port cannot be one.
             OSError: an address is taken.
         """
         if dst_proc_mesh.extent != src_proc_mesh.extent:
@@ -71,6 +87,9 @@ class _Relays:
 
     def __init__(self) -> None:
         self._sockets: set[socket.socket] = set()
+        self._ending = threading.Lock()
+        self.room = threading.Semaphore(_MAX_CONNECTIONS)
+        """Taken by who accepts, and given back with each connection that ends."""
 
     def carry(self, sock: socket.socket, out: Port[bytes], back: PortReceiver[bytes]) -> None:
         """Send what comes from *sock* out, and what comes back to it, until both have ended."""
@@ -110,11 +129,14 @@ class _Relays:
             sock.shutdown(socket.SHUT_RDWR)
 
     def _half(self, sock: socket.socket, halves: list[threading.Event], which: int, back: PortReceiver[bytes]) -> None:
-        halves[which].set()
-        if all(half.is_set() for half in halves):
+        with self._ending:
+            halves[which].set()
+            ended = all(half.is_set() for half in halves)
+        if ended:  # for one of the two only
             self._sockets.discard(sock)
             sock.close()
             back.close()
+            self.room.release()
 
     def close(self) -> None:
         """Break all of them off."""
@@ -154,22 +176,37 @@ class _Near(Actor):
         self._far = far.slice(**dict(context().spawn_rank))
         self._relays = _Relays()
         self._listening: socket.socket | None = None
+        self._path = ""
+        self._over = threading.Event()
 
     @endpoint
     def listen(self, address: _WhichAddress) -> None:
         """Begin."""
-        host, port = _parse_address(address(context().spawn_rank) if callable(address) else address)
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listening = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        place = _parse_address(address(context().spawn_rank) if callable(address) else address)
+        if isinstance(place, str):
+            self._listening = _listen_at(place)
+            self._path = place
+        else:
+            family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
+            self._listening = socket.create_server(place, family=family, backlog=_BACKLOG)
         threading.Thread(target=self._accept, args=(self._listening,), name="monarch-forward", daemon=True).start()
 
     def _accept(self, listening: socket.socket) -> None:
-        while True:
-            try:
-                sock, _ = listening.accept()
-            except OSError:
-                return  # it was closed
-            threading.Thread(target=self._join, args=(sock,), name="monarch-forward", daemon=True).start()
+        listening.setblocking(False)
+        poll = select.poll()
+        poll.register(listening, select.POLLIN)
+        while not self._over.is_set():
+            poll.poll()
+            arrived, is_scarce = _accept_waiting(listening)
+            owners = read_owners() if arrived else {}
+            for sock in arrived:
+                if not _is_welcome(sock, owners):
+                    sock.close()
+                    continue
+                self._relays.room.acquire()
+                threading.Thread(target=self._join, args=(sock,), name="monarch-forward", daemon=True).start()
+            if is_scarce:
+                self._over.wait(_PAUSE_S)
 
     def _join(self, sock: socket.socket) -> None:
         back, receiver = Channel.open(capacity=_CAPACITY)
@@ -178,25 +215,79 @@ class _Near(Actor):
         except Exception:  # noqa: BLE001 no service there, or no proc: whoever connected sees that it is closed
             sock.close()
             receiver.close()
+            self._relays.room.release()
             return
         self._relays.carry(sock, out, receiver)
 
     def __cleanup__(self, error: BaseException | None) -> None:
+        self._over.set()
+        self._relays.room.release()  # wakes who waits for it
         if self._listening is not None:
             with contextlib.suppress(OSError):
                 self._listening.shutdown(socket.SHUT_RDWR)  # wakes who accepts
             self._listening.close()
+        if self._path:
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)
         self._relays.close()
+
+
+_SCARCE = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+
+
+def _accept_waiting(listening: socket.socket) -> tuple[list[socket.socket], bool]:
+    """Accept who waits; tell, too, whether there are no descriptors or no memory for more."""
+    arrived: list[socket.socket] = []
+    while len(arrived) < _BACKLOG:
+        try:
+            arrived.append(listening.accept()[0])
+        except OSError as error:  # nobody is left, one has gone again, or it was closed
+            return arrived, error.errno in _SCARCE
+    return arrived, False
+
+
+def _is_welcome(sock: socket.socket, owners: Owners) -> bool:
+    try:
+        return peers_owner(sock, owners) in (None, os.geteuid())
+    except OSError:  # it has gone
+        return False
+
+
+def _listen_at(path: str) -> socket.socket:
+    """Listen on a Unix socket; one that a killed process of ours left there is removed."""
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        os.fchmod(listening.fileno(), 0o600)
+        with contextlib.suppress(FileNotFoundError, ConnectionRefusedError), socket.socket(socket.AF_UNIX) as probe:
+            probe.connect(path)
+            raise OSError(errno.EADDRINUSE, "a process listens there", path)
+        with contextlib.suppress(FileNotFoundError):
+            if stat.S_ISSOCK(os.lstat(path).st_mode):
+                os.unlink(path)
+        listening.bind(path)
+        listening.listen(_BACKLOG)
+    except BaseException:
+        listening.close()
+        raise
+    return listening
 
 
 def _check_port(port: object) -> int:
     if not isinstance(port, int) or isinstance(port, bool) or not 1 <= port <= 65535:
-        raise ValueError(f"port {port!r} is none: a number from 1 to 65535")
+        raise ValueError(f"port {port!r} is out of range: a number from 1 to 65535")
     return port
 
 
-def _parse_address(address: object) -> tuple[str, int]:
+def _parse_address(address: object) -> tuple[str, int] | str:
+    """Return host and port, or the path of a Unix socket."""
+    if isinstance(address, str) and address.startswith(_UNIX):
+        path = address.removeprefix(_UNIX)
+        if not path.startswith("/") or len(os.fsencode(path)) > _MAX_PATH_BYTES:
+            raise ValueError(f"address {address!r} needs an absolute path of at most {_MAX_PATH_BYTES} bytes")
+        return path
     host, colon, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
     if not colon or not host or not port.isdecimal():
-        raise ValueError(f"address {address!r} is none: write address:port, 127.0.0.1:8080 for one")
+        raise ValueError(
+            f"address {address!r} cannot be one: write address:port, such as 127.0.0.1:8080, or unix:/path"
+        )
     return host.strip("[]"), _check_port(int(port))

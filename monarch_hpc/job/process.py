@@ -17,7 +17,7 @@ from pathlib import Path
 from monarch_hpc.agent.spawn import launch
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.errors import AllocationError
-from monarch_hpc.core.files import write_private
+from monarch_hpc.core.files import open_output, write_private
 from monarch_hpc.core.scratch import make_scratch
 from monarch_hpc.job.current import load_current_job
 from monarch_hpc.job.state import JobState, cut
@@ -97,18 +97,21 @@ class ProcessJob(JobTrait):
         try:
             write_private(directory / "key", os.urandom(32))
             for index in range(sum(self._meshes.values())):
-                with open(directory / f"worker{index}.err", "ab") as err:
+                err = open_output(directory / f"worker{index}.err")
+                try:
                     self._children.append(
                         launch(
-                            [sys.executable, "-m", _WORKER, self._address(index), str(directory), str(held)],
+                            [sys.executable, "-P", "-m", _WORKER, self._address(index), str(directory), str(held)],
                             {**os.environ, **self._env},
                             stdin=subprocess.PIPE,
-                            stdout=err.fileno(),
-                            stderr=err.fileno(),
+                            stdout=err,
+                            stderr=err,
                             pass_fds=[held],
                             new_session=True,
                         )
                     )
+                finally:
+                    os.close(err)
                 self._pids.append(self._children[-1].pid)
         except BaseException:
             self._kill()

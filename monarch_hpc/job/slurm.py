@@ -81,7 +81,7 @@ class SlurmJob(JobTrait):
         self._job_name = job_name
         self._options = {
             "python_exe": python_exe,
-            "slurm_args": tuple(slurm_args),
+            "slurm_args": list(slurm_args),
             "time_limit": time_limit,
             "partition": partition,
             "exclusive": exclusive,
@@ -162,7 +162,7 @@ class SlurmJob(JobTrait):
             if options[key]
         ]
         extra = options["slurm_args"]
-        assert isinstance(extra, tuple)
+        assert isinstance(extra, list)
         return [*(["--exclusive"] if options["exclusive"] else []), *given, *extra]
 
     def _state(self) -> JobState:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import pickle
+import os
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -12,15 +12,19 @@ from pathlib import Path
 from typing import Any, Self
 
 from monarch_hpc.core.errors import AllocationError
-from monarch_hpc.core.files import read_private, write_private
+from monarch_hpc.core.files import open_folder, read_private, write_private
+from monarch_hpc.job.seal import break_seal, seal
 from monarch_hpc.job.state import JobState
 
 __all__ = ["DEFAULT_JOB_PATH", "JobTrait", "TelemetryConfig", "job_load", "job_loads"]
 
 DEFAULT_JOB_PATH = ".monarch/job_state.pkl"
+"""By its name in Monarch; it holds no pickle but JSON, see `seal`."""
 
 _MAX_BYTES = 1 << 20
 """Of a saved job: a few names and numbers."""
+
+_SCHEMA = 1
 
 _log = logging.getLogger(__name__)
 
@@ -112,16 +116,29 @@ class JobTrait(ABC):
     # ---- saving ----
 
     def dump(self, filename: str) -> None:
-        """Save the job, readable by its owner only."""
-        path = Path(filename).resolve()
-        path.parent.mkdir(parents=True, exist_ok=True)
+        """Save the job, readable by its owner only.
+
+        Raises:
+            ConfigError: the folder is a link, or other users may write there.
+            TypeError: as `dumps`.
+        """
+        path = Path(filename).absolute()
+        os.close(open_folder(path.parent, make=True))
         write_private(path, self.dumps())
 
     def dumps(self) -> bytes:
-        """The job as bytes. Where it would have ended with this program, it does not any more."""
+        """The job as bytes, for this user's programs. Where it would have ended with this one, it does not any more.
+
+        Raises:
+            TypeError: its `__getstate__` gives more than texts, numbers, lists and dicts.
+        """
         if self._apply_id is not None:
             self._outlive_program()
-        return pickle.dumps(self)
+        try:
+            return seal({"schema": _SCHEMA, "job": _name(type(self)), "state": self.__getstate__()})
+        except (TypeError, ValueError) as error:
+            advice = "let its __getstate__ give, and its __setstate__ take, texts, numbers, lists and dicts"
+            raise TypeError(f"a {type(self).__name__} cannot be saved as JSON: {error}; {advice}") from error
 
     def _find(self, path: Path) -> None:
         """Become the job saved at *path*, if it lives and is the same."""
@@ -199,19 +216,44 @@ def job_load(filename: str = DEFAULT_JOB_PATH) -> JobTrait:
 
     Raises:
         FileNotFoundError: there is none.
-        ConfigError: others may have written the file.
-        TypeError: it holds no job.
+        ConfigError: others may have written the file, or exchanged it.
+        TypeError: as `job_loads`.
     """
-    return job_loads(read_private(Path(filename).resolve(), _MAX_BYTES))
+    path = Path(filename).absolute()
+    return _unseal(read_private(path, _MAX_BYTES), str(path))
 
 
 def job_loads(data: bytes) -> JobTrait:
-    """The job that `JobTrait.dumps` gave; only of bytes that you trust.
+    """The job that `JobTrait.dumps` gave.
 
     Raises:
-        TypeError: they hold no job.
+        ConfigError: a program of another user gave these bytes, or they were changed.
+        TypeError: the job is of a class that this program has not imported.
     """
-    job = pickle.loads(data)
-    if not isinstance(job, JobTrait):
-        raise TypeError(f"these bytes hold a {type(job).__name__}, not a job")
+    return _unseal(data, "the bytes of a job")
+
+
+def _unseal(data: bytes, source: str) -> JobTrait:
+    document = break_seal(data, source)
+    # Never imported by a name that a file gives: what a program has not loaded does not run for it.
+    kind = _kinds().get(document["job"])
+    if kind is None:
+        raise TypeError(f"{source}: holds a {document['job']}, which this program has not imported: import it first")
+    job = kind.__new__(kind)
+    job.__setstate__(document["state"])
     return job
+
+
+def _kinds() -> dict[str, type[JobTrait]]:
+    """All classes of jobs that are loaded, by name."""
+    found: dict[str, type[JobTrait]] = {}
+    left = JobTrait.__subclasses__()
+    while left:
+        kind = left.pop()
+        found[_name(kind)] = kind
+        left += kind.__subclasses__()
+    return found
+
+
+def _name(kind: type[JobTrait]) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"

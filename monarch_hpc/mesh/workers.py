@@ -17,6 +17,7 @@ from monarch_hpc.agent.hire import Hired, open_workers
 from monarch_hpc.agent.secret import Secret
 from monarch_hpc.agent.worker import Worker
 from monarch_hpc.config.load import load
+from monarch_hpc.core.dumps import forbid_core_dumps
 from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.mesh.controller import Controller
 from monarch_hpc.mesh.host import HostMesh, hosts
@@ -53,6 +54,7 @@ def run_worker_loop_forever(*, private_key: Secret = None, ca: Ca = None, addres
         PeerLost: the address is taken.
     """
     _check(private_key, ca)
+    forbid_core_dumps()
     with _ending_on_sigterm():
         Worker(address, private_key, load().config).serve(announce=_announce)
 

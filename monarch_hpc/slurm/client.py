@@ -14,6 +14,7 @@ import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from monarch_hpc.core.dumps import allow_core_dumps
 from monarch_hpc.core.errors import SlurmBusy, SlurmCommandError, SlurmMissing, SlurmParseError
 from monarch_hpc.slurm.argv import (
     COMMANDS,
@@ -138,7 +139,8 @@ class SlurmClient:
             log: where its output is added.
         """
         bash = shutil.which("bash", path=self._given.get("PATH", os.defpath)) or "/bin/bash"
-        with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), "wb") as output:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(log, flags, 0o600), "wb") as output:
             return subprocess.Popen(
                 [bash, str(script)],
                 env=self._given,
@@ -202,6 +204,8 @@ def _die_with_parent() -> Callable[[], None]:
     parent = os.getpid()
 
     def arrange() -> None:
+        # Slurm gives a job the limits of whoever submits it.
+        allow_core_dumps()
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:
             os._exit(1)

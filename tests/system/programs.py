@@ -35,7 +35,9 @@ class Programs:
         }
         self._started: list[subprocess.Popen[str]] = []
 
-    def start(self, text: str, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+    def start(
+        self, text: str, *arguments: str, env: Mapping[str, str] | None = None, stdin: int = subprocess.DEVNULL
+    ) -> subprocess.Popen[str]:
         """Start a program; its two outputs are one."""
         path = self.folder / f"program{len(self._started)}.py"
         path.write_text(text)
@@ -43,7 +45,7 @@ class Programs:
             [sys.executable, str(path), *arguments],
             cwd=self.folder,
             env={**self.environment, **(env or {})},
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -74,8 +76,9 @@ class Programs:
             if process.poll() is None:
                 process.kill()
             process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
+            for stream in (process.stdin, process.stdout):
+                if stream is not None:
+                    stream.close()
 
     def procs(self) -> list[int]:
         """The processes of allocations that have this test's state directory."""

@@ -310,7 +310,7 @@ def test_a_file_that_another_user_may_have_written_is_refused(home: Path, monkey
     path.chmod(0o666)
     with pytest.raises(ConfigError, match="another user"):
         load(home, cwd=path.parent)
-    path.chmod(0o664)
+    path.chmod(0o644)
     load(home, cwd=path.parent)
     if os.getuid() == 0:
         os.chown(path, 12345, 12345)

@@ -65,7 +65,7 @@ def test_a_full_disk_keeps_the_old_state_and_leaves_nothing(
     path = tmp_path / "record.json"
     write_json(path, {"name": "old"})
 
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, refusing, full)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
+import pickle
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from monarch_hpc.core.errors import AllocationError, ConfigError
+from monarch_hpc.core.files import write_private
 from monarch_hpc.core.uid import ProcId
 from monarch_hpc.job import (
+    DEFAULT_JOB_PATH,
     JobState,
     JobTrait,
     LocalJob,
@@ -28,6 +33,7 @@ from monarch_hpc.job import (
     service_proc_addrs,
     set_current_job,
 )
+from monarch_hpc.job.seal import seal
 
 
 class PaperJob(JobTrait):
@@ -36,7 +42,11 @@ class PaperJob(JobTrait):
     def __init__(self, size: int, ledger: Path) -> None:
         super().__init__()
         self.size = size
-        self.ledger = ledger
+        self.path = str(ledger)
+
+    @property
+    def ledger(self) -> Path:
+        return Path(self.path)
 
     def spec(self) -> Mapping[str, object]:
         return {"size": self.size}
@@ -93,13 +103,85 @@ def test_a_saved_job_is_private_and_is_a_job(tmp_path: Path) -> None:
     assert saved.stat().st_mode & 0o777 == 0o600
     loaded = job_load(str(saved))
     assert isinstance(loaded, LocalJob) and loaded.spec() == {"hosts": ("a", "b")}
+    assert loaded.dumps() == job_loads(loaded.dumps()).dumps()
     saved.chmod(0o666)
     with pytest.raises(ConfigError, match="open to other users"):
         job_load(str(saved))
     with pytest.raises(FileNotFoundError):
         job_load(str(tmp_path / "none"))
-    with pytest.raises(TypeError, match="not a job"):
-        job_loads(b"\x80\x04N.")
+
+
+class Bomb:
+    """Writes a file where it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (self.path,)
+
+
+def test_a_saved_job_of_somebody_else_is_not_believed_and_runs_nothing(tmp_path: Path) -> None:
+    saved = tmp_path / "job.pkl"
+    write_private(saved, pickle.dumps(Bomb(tmp_path / "ran")))  # as out of an archive that was unpacked here
+    with pytest.raises(ConfigError, match="not a job that your programs saved"):
+        job_load(str(saved))
+    assert not (tmp_path / "ran").exists()
+    # A true one that names other processes to end and another folder to remove.
+    true = json.loads(ProcessJob({"a": 1}).dumps())
+    victim = tmp_path / "precious"
+    victim.mkdir()
+    true["state"] |= {"_apply_id": "x", "_directory": str(victim), "_pids": [os.getpid()]}
+    forged: list[object] = [true, {**true, "seal": "0" * 64}, {"seal": None}, [], {**true, "seal": "\udcff"}]
+    for document in forged:
+        write_private(saved, json.dumps(document).encode())
+        with pytest.raises(ConfigError, match="not a job that your programs saved"):
+            ProcessJob({"a": 1}).state(str(saved))
+        assert victim.exists()
+
+
+def test_a_class_that_a_program_has_not_imported_is_not_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "evil.py").write_text("raise SystemExit('ran')")
+    with pytest.raises(TypeError, match=r"holds a evil\.Job, which this program has not imported"):
+        job_loads(seal({"schema": 1, "job": "evil.Job", "state": {}}))
+
+
+def test_what_json_would_change_is_refused_before_it_is_saved(tmp_path: Path) -> None:
+    job = PaperJob(1, tmp_path / "ledger")
+    for value in ((1, 2), {1: 2}, tmp_path, float("nan")):
+        job.size = value  # type: ignore[assignment]
+        with pytest.raises(TypeError, match=r"a PaperJob cannot be saved as JSON.*__getstate__"):
+            job.dump(str(tmp_path / "job"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_link_in_the_place_of_the_folder_or_the_file_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "shared").mkdir()
+    precious = tmp_path / "home" / "spec"
+    precious.write_text("precious")
+    monkeypatch.chdir(tmp_path / "shared")
+    os.symlink(tmp_path / "home", ".monarch")
+    for act in (lambda: set_current_job("a.job"), load_current_job, LocalJob().state, job_load):
+        with pytest.raises(ConfigError, match="is a symbolic link"):
+            act()
+    os.unlink(".monarch")
+    os.mkdir(".monarch")
+    for name in ("spec", "job_state.pkl"):
+        os.symlink(precious, f".monarch/{name}")
+    with pytest.raises(ConfigError, match="is a symbolic link"):
+        load_current_job()
+    with pytest.raises(ConfigError, match="is a symbolic link"):
+        job_load()
+    set_current_job("a.job")
+    LocalJob().dump(DEFAULT_JOB_PATH)
+    assert precious.read_text() == "precious" and not os.path.islink(".monarch/spec")
+    os.chmod(".monarch", 0o777)
+    for act in (lambda: set_current_job("a.job"), load_current_job, LocalJob().state, job_load):
+        with pytest.raises(ConfigError, match=r"may be written by other users \(mode 0777"):
+            act()
 
 
 def test_no_client_is_started_and_the_error_says_what_to_do(tmp_path: Path) -> None:
@@ -116,11 +198,44 @@ def test_the_job_of_a_directory_has_a_name(tmp_path: Path, monkeypatch: pytest.M
     assert load_current_job() is job
     set_current_job(f"{__name__}.LocalJob")
     assert isinstance(load_current_job(), LocalJob)
-    set_current_job(f"{__name__}.os.getcwd")
-    with pytest.raises((TypeError, ModuleNotFoundError)):
-        load_current_job()
+    assert os.stat(".monarch/spec").st_mode & 0o777 == 0o600
     with pytest.raises(ValueError, match=r"package\.module\.name"):
         set_current_job("job")
+
+
+JOBS_OF_THE_FOLDER = """
+from shutil import rmtree as borrowed
+from monarch_hpc.job import LocalJob
+CALLS = []
+def make(): CALLS.append(1); return LocalJob(["made"])
+def other(): CALLS.append(1); return 3
+"""
+
+
+def test_only_jobs_and_functions_of_the_folder_are_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for folder in ("jobs_here", "env/lib/site-packages/jobs_installed"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "__init__.py").write_text(JOBS_OF_THE_FOLDER)
+    monkeypatch.syspath_prepend(tmp_path / "env/lib/site-packages")
+    set_current_job("jobs_here.make")
+    assert load_current_job().spec() == {"hosts": ("made",)}
+    set_current_job("jobs_here.other")
+    with pytest.raises(TypeError, match=r"jobs_here\.other is a int, not a job"):
+        load_current_job()
+    assert sys.modules["jobs_here"].CALLS == [1, 1]
+    for name in ("jobs_here.borrowed", "jobs_installed.make", "monarch_hpc.cli.main.main"):
+        set_current_job(name)
+        with pytest.raises(TypeError, match="is a function, not a job"):
+            load_current_job()
+    assert sys.modules.pop("jobs_installed").CALLS == []
+    del sys.modules["jobs_here"]
+    for name in ("pdb.set_trace", "antigravity.webbrowser", "os.path.abspath"):
+        set_current_job(name)
+        with pytest.raises(TypeError, match="Python's own"):
+            load_current_job()
+    assert "antigravity" not in sys.modules
 
 
 def test_what_slurm_would_drop_or_cannot_do_is_refused() -> None:

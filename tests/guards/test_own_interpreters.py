@@ -1,0 +1,55 @@
+"""Interpreters that we start for ourselves take no module from the working folder: -P, or a reason why not."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import pytest
+
+from tests.guards.tree import ROOT, Module, modules
+
+EXEMPT = {
+    "cli.run": "the user's program, which finds the files beside it as with `python program.py`",
+    "config.load": "the default of a key; who starts it adds -P",
+    "job.execute": "the user's command, which finds the files beside it, or those of its folder with -m",
+    "mesh.command": "compared with what a moved program gives, never started",
+    "agent.steps": "an argument of task.sh, and shown to the user",
+    "testing.slurmlab.lab": "as users would start it, in a machine of the tests",
+    "testing.slurmlab.openings": "looked at, not started",
+}
+
+
+def unsafe_uses(tree: ast.Module) -> list[int]:
+    """The lines with a `sys.executable` that is neither followed by "-P" in a list of arguments nor part of a text."""
+    fine: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            fine.update(ast.walk(node))
+        elif isinstance(node, ast.List | ast.Tuple):
+            for word, follower in zip(node.elts, node.elts[1:], strict=False):
+                if isinstance(follower, ast.Constant) and follower.value == "-P":
+                    fine.update(ast.walk(word))
+    attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node not in fine]
+    return [node.lineno for node in attributes if ast.unparse(node) == "sys.executable"]
+
+
+@pytest.mark.parametrize("module", modules(), ids=lambda module: module.name)
+def test_an_interpreter_of_ours_does_not_import_from_the_working_folder(module: Module) -> None:
+    lines = unsafe_uses(module.tree)
+    if module.name.removeprefix("monarch_hpc.") in EXEMPT:
+        assert lines, f"{module.path} needs no exemption"
+    else:
+        assert not lines, f"{module.path}:{lines}: an interpreter without -P"
+
+
+def test_the_guard_sees_one_without() -> None:
+    text = "a = [sys.executable, '-m', 'x']; b = (x or sys.executable, '-P'); c = f'{sys.executable}'; sys.executable"
+    assert len(unsafe_uses(ast.parse(text))) == 2
+
+
+def test_our_shell_scripts_start_interpreters_likewise() -> None:
+    scripts = [*(ROOT / "launchers").iterdir(), *(ROOT / "sbatch_templates").iterdir()]
+    lines = [line for path in scripts for line in path.read_text().splitlines() if re.search(r"\s-m monarch_hpc", line)]
+    started = [line for line in lines if not line.startswith("#")]
+    assert len(started) == 2 and all(" -P -m " in line for line in started)
