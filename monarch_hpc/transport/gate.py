@@ -21,9 +21,17 @@ from monarch_hpc.transport.crowd import GRACE_S, Crowd
 from monarch_hpc.transport.engine import Engine
 from monarch_hpc.transport.fence import Fence
 from monarch_hpc.transport.forward import Forward
-from monarch_hpc.transport.handshake import HELLO_BYTES, PROOF_BYTES, Accepting, check_proof, check_versions
+from monarch_hpc.transport.handshake import (
+    HELLO_BYTES,
+    PROOF_BYTES,
+    Accepting,
+    check_proof,
+    check_versions,
+    ephemeral_key,
+)
 from monarch_hpc.transport.noise import Cipher
 from monarch_hpc.transport.records import Outbox
+from monarch_hpc.transport.replay_cache import ReplayCache
 from monarch_hpc.transport.timer import Timer
 from monarch_hpc.transport.wires import Wires
 from monarch_hpc.wire.frames import Frame, Kind, pack_frame
@@ -77,6 +85,7 @@ class Gate:
         self._welcome = welcome
         self._listening: list[socket.socket] = []
         self._crowd: Crowd[_Inbound] = Crowd(limits.max_half_open, limits.handshake_s)
+        self._greetings = ReplayCache()
         self._paused = False
         self._tick: Timer | None = None
         self._num_refused = 0
@@ -195,8 +204,7 @@ class Gate:
         had_greeted = inbound.greeted
         inbound.on_ready()
         if inbound in self._crowd and inbound.greeted == had_greeted:
-            # A reset, which tells an honest one that it was not judged and may try again.
-            inbound.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            inbound.reset()
             self.refuse(inbound, why)
 
     def _leave(self, inbound: _Inbound) -> None:
@@ -217,8 +225,13 @@ class Gate:
             AuthenticationError, VersionMismatch: it is none of us, or cannot be spoken to.
             OSError: it left.
         """
+        key = ephemeral_key(hello)
+        if key in self._greetings:  # before any cryptography, which is what a flood of recordings would cost
+            inbound.reset()
+            raise AuthenticationError(inbound.address, "its greeting has been used before")
         accepting = Accepting(self._identity, self._key, inbound.address)
         peer, wanted = accepting.read(hello)
+        self._greetings.add(key)
         objection = self._fence.objection(peer)
         if wanted not in (0, self._identity.incarnation) and not objection:
             addresses = self._forwards(wanted)
@@ -313,6 +326,10 @@ class _Inbound:
     def greeted(self) -> bool:
         """Whether its greeting was made with the key."""
         return self._claim is not None or self.forward is not None
+
+    def reset(self) -> None:
+        """Let `close` be a reset, which tells an honest peer that it was not judged and may greet anew."""
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
 
     def close(self, why: str) -> None:
         """Close the connection, and what it is joined to."""
