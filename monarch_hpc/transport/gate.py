@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from monarch_hpc.config.schema import TransportConfig
 from monarch_hpc.core.errors import AuthenticationError, PeerLost, VersionMismatch
-from monarch_hpc.core.ids import Identity
+from monarch_hpc.core.ids import Identity, Role
 from monarch_hpc.transport.address import make_socket, render_address, tune
 from monarch_hpc.transport.api import Peer
 from monarch_hpc.transport.crowd import GRACE_S, Crowd
@@ -62,6 +62,7 @@ class Gate:
         forwards: for whom it passes things on.
         fence: who is refused, although it holds the key.
         wires: watches those of what it passes on.
+        refused: told how many connections were refused so far, each time that it is one more.
     """
 
     def __init__(
@@ -74,8 +75,12 @@ class Gate:
         forwards: Forwards,
         fence: Fence,
         wires: Wires,
+        refused: Callable[[int], object],
     ) -> None:
         self._engine = engine
+        self._refused = refused
+        # What others write to a proc or a program belongs on its user's terminal only if he asks for it.
+        self._level = logging.WARNING if identity.role is Role.AGENT else logging.INFO
         self._forwards = forwards
         self._fence = fence
         self._wires = wires
@@ -155,7 +160,7 @@ class Gate:
             except BlockingIOError:
                 return
             except OSError as error:  # no descriptor is left, as a rule: asking again at once would only spin
-                self._say("cannot accept a connection: %s", error)
+                self._say(logging.WARNING, "cannot accept a connection: %s", error)
                 self._pause()
                 return
             inbound = _Inbound(self, accepted, name, self._engine.clock())
@@ -288,12 +293,13 @@ class Gate:
         self._leave(inbound)
         inbound.close(why)
         self._num_refused += 1
-        self._say("refused %s (%d so far): %s", inbound.address, self._num_refused, why)
+        self._refused(self._num_refused)
+        self._say(self._level, "refused %s (%d so far): %s", inbound.address, self._num_refused, why)
 
-    def _say(self, words: str, *values: object) -> None:
-        if self._engine.clock() - self._said_s >= _SAY_AGAIN_S:
+    def _say(self, level: int, words: str, *values: object) -> None:
+        if _log.isEnabledFor(level) and self._engine.clock() - self._said_s >= _SAY_AGAIN_S:
             self._said_s = self._engine.clock()
-            _log.warning(words, *values)
+            _log.log(level, words, *values)
 
 
 class _Inbound:

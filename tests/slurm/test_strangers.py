@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import signal
 import subprocess
@@ -14,9 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from monarch_hpc.core.ids import Identity, Role, new_incarnation
 from monarch_hpc.testing.slurmlab import SlurmLab
+from monarch_hpc.transport.handshake import Dialing
 from tests.guards.tree import ROOT
 from tests.slurm.commands import HOSTS, SLEEPER, Alice, alice, argv, held, until_said, write
+from tests.system.attacker import Loot, Told
 
 __all__ = ["alice", "held"]
 
@@ -134,6 +138,33 @@ def test_a_scan_of_all_ports_opens_nothing_and_costs_nothing(running: Alice) -> 
     )
     assert opened == 0
     assert max(grown.values()) <= 2**20, grown
+
+
+def test_a_colleague_of_her_group_gets_nothing_on_a_host(running: Alice) -> None:
+    """As tests/system/test_second_user.py, with users of the machine, a real step, and bob in alice's primary group."""
+    lab = running.lab
+    uids = lab.settings.uids
+    ready = json.loads(ready_file(running).read_text())
+    key = (ready_file(running).parent / "key").read_bytes()
+    hello = Dialing(Identity(ready["allocation"], Role.TOOL, "login", new_incarnation()), key, 0, "there").hello
+    told = Told(
+        uid=uids["bob"],
+        gid=uids["alice"],
+        addresses=listening(lab),
+        allocation=ready["allocation"],
+        sessions=[],
+        greetings=[hello.hex()],
+        pids=[int(pid) for pid in lab.run(["pgrep", "-u", "alice"], user="root", host="n2", check=True).stdout.split()],
+        folders=[str(ready_file(running).parent), str(running.state), "/dev/shm"],
+        bombs="/tmp",
+    )
+    attacker = [sys.executable, "-m", "tests.system.attacker"]
+    done = lab.run(attacker, user="root", host="n2", folder=ROOT, stdin=json.dumps(dataclasses.asdict(told)))
+    assert done.returncode == 0, done.stderr
+    loot = Loot(**json.loads(done.stdout))
+    print(f"{sum(loot.sessions.values())} sessions, {loot.opened} opened; {loot.tried} attempts, {loot.got} not denied")
+    assert not loot.opened and not loot.got
+    assert loot.tried > 30 and sum(loot.sessions.values()) > 500
 
 
 # Takes every greeting, and answers with nonsense, an echo, or what it was told.
