@@ -1,8 +1,8 @@
 #!/bin/bash
 # Starts one proc of an MPI mesh, as a task of the mesh's own step; its agent tells it the rest.
-# Usage: task.sh PYTHON SOCKET ALLOCATION RUN RANK..., the ranks of the step's hosts in their order.
-export MONARCH_HPC_COOKIE=$3 MONARCH_HPC_RUN_COOKIE=$4
-python=$1 socket=$2
+# Usage: task.sh PYTHON ALLOCATION RUN MESH RANK..., the ranks of the step's hosts in their order.
+export MONARCH_HPC_COOKIE=$2 MONARCH_HPC_RUN_COOKIE=$3
+python=$1 mesh=("${@:2:3}")
 shift $((4 + SLURM_NODEID))
 export MONARCH_HPC_HOST=$1
-exec "$python" -P -m monarch_hpc.agent.task "$socket-$1"
+exec "$python" -P -m monarch_hpc.agent.task "${mesh[@]}" "$1"

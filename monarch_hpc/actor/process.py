@@ -68,7 +68,16 @@ def main(start: ProcStart) -> int:
             max_frame_bytes=start.limits.max_frame_bytes,
             segments=start.segments,
         )
-    node = Node(engine, identity, start.key, runtime, start.limits, forwarders=start.forwarders, fabric=fabric)
+    node = Node(
+        engine,
+        identity,
+        start.key,
+        runtime,
+        start.limits,
+        forwarders=start.forwarders,
+        fabric=fabric,
+        refused=recorder.refused,
+    )
     addresses = node.listen(start.listen_hosts)
     own = ProcRef(
         mesh=start.mesh,

@@ -15,6 +15,7 @@ from monarch_hpc.agent.output import Outlet
 from monarch_hpc.agent.place import Place
 from monarch_hpc.agent.proc import Proc, State
 from monarch_hpc.agent.reap import Exit, Reaper
+from monarch_hpc.agent.refusals import Refusals
 from monarch_hpc.agent.segments import remove_segments
 from monarch_hpc.agent.steps import Steps
 from monarch_hpc.agent.sweep import cookies, find, strangers, strike
@@ -72,6 +73,7 @@ class Agent:
         self._vigil = Vigil(engine, place.heartbeat_s, place.lease)
         self.procs: set[Proc] = set()
         self.ledger = Ledger(place.keep_dead)
+        self._refusals = Refusals(engine, self.procs)
         self._births = Births(engine, place, zygotes, steps, outlet, send, self)
         self._stopping_meshes: set[tuple[str, int]] = set()
         self._closing_runs: dict[str, Deadline | None] = {}  # None: procs are still ending
@@ -210,6 +212,7 @@ class Agent:
                 timer.cancel()
         self._births.close_hello(proc)
         proc.output.finish()
+        self._refusals.ended(proc)
         self.ledger.ended(proc, cause)
         start = proc.start
         words = last_lines or proc.output.last_lines
@@ -265,6 +268,7 @@ class Agent:
         if num_found and not deadline.passed():
             self._engine.call_later(_SWEEP_AGAIN_S, lambda: self._clear_host(deadline))
             return
+        self._refusals.say()
         remove_segments(self._place.allocation, self._place.rank)
         self._leaving(len(find(entries)))
 

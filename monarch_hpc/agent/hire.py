@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import platform
 import sys
@@ -21,7 +22,14 @@ from monarch_hpc.agent.worker import rendezvous_folder
 from monarch_hpc.agent.worker_address import WorkerAddress, dialling_addresses, parse_worker_address
 from monarch_hpc.config import Config, as_document
 from monarch_hpc.core.clock import Deadline
-from monarch_hpc.core.errors import AllocationError, ConfigError, FrameError, PeerLost, TransportError
+from monarch_hpc.core.errors import (
+    AllocationError,
+    AuthenticationError,
+    ConfigError,
+    FrameError,
+    PeerLost,
+    TransportError,
+)
 from monarch_hpc.core.files import read_json, write_json, write_private
 from monarch_hpc.core.ids import Identity, Role, new_allocation_id, new_incarnation
 from monarch_hpc.transport.address import parse_address
@@ -38,6 +46,9 @@ _END_S = 15.0
 """Beyond the procs' grace, how long workers may take to say that their agents have ended."""
 
 
+_log = logging.getLogger(__name__)
+
+
 @dataclass(slots=True)
 class _Post:
     """One of the workers, and how far it has come."""
@@ -47,6 +58,7 @@ class _Post:
     addresses: list[str] = field(default_factory=list)
     channel: Channel | None = None
     problem: str = "no answer"
+    refusal: AuthenticationError | None = None  # the last that answered in its place does not hold the key
     engaged: bool = False
     over: bool = False  # it said that it has ended, or is gone
 
@@ -96,6 +108,9 @@ class _Hire:
         if self._failure is not None:
             raise self._failure
         if self._ready is None:
+            for post in self._posts:
+                if post.refusal is not None:
+                    raise _noted(post.refusal, post)
             raise AllocationError("workers", self._who_is_missing())
         missing = self._ready.get("missing")
         if missing:
@@ -149,20 +164,25 @@ class _Hire:
                 return
         self._node.dial(post.addresses, 0, functools.partial(self._dialled, post))
 
-    def _not_yet(self, post: _Post, problem: str) -> None:
-        post.problem = problem
+    def _not_yet(self, post: _Post, problem: str, refusal: AuthenticationError | None = None) -> None:
+        if refusal is not None and post.refusal is None:
+            _log.warning(
+                "worker %s: %s; waiting %.0f s for one with the same private_key",
+                *(post.address.text, problem, self._deadline.left_s()),
+            )
+        post.problem, post.refusal = problem, refusal
         self._engine.call_later(_AGAIN_S, functools.partial(self._look_for, post))
 
     def _dialled(self, post: _Post, result: Channel | TransportError) -> None:
         if isinstance(result, PeerLost):
             self._not_yet(post, result.reason)
+        elif isinstance(result, AuthenticationError):
+            # Anybody may listen there before the worker does, and must not be able to end the program.
+            self._not_yet(post, str(result), result)
         elif isinstance(result, TransportError):
-            # Whoever is there speaks, and will say the same again.
-            self._fail(
-                result, f"worker {post.address.text}: both sides need the same private_key and the same versions"
-            )
+            self._fail(_noted(result, post))  # it holds the key, and will say the same again
         else:
-            post.channel = result
+            post.channel, post.refusal = result, None
             self._ask(post)
 
     def _ask(self, post: _Post) -> None:
@@ -188,10 +208,8 @@ class _Hire:
         with contextlib.suppress(TransportError):  # `on_lost` follows
             post.channel.send(frame)
 
-    def _fail(self, error: AllocationError | TransportError, note: str = "") -> None:
+    def _fail(self, error: AllocationError | TransportError) -> None:
         if self._failure is None and self._ready is None:
-            if note:
-                error.add_note(note)
             self._failure = error
             self._engine.wake_waiters()
 
@@ -269,7 +287,7 @@ def open_workers(
     Raises:
         ConfigError: an address or the key cannot be used.
         AllocationError: a worker is not there in time, is taken, or cannot start its agent.
-        AuthenticationError: a worker holds another key.
+        AuthenticationError: who listens in a worker's place still holds another key when the time is over.
         VersionMismatch: it runs another Python or package.
     """
     if not workers:
@@ -290,6 +308,11 @@ def open_workers(
             yield Hired(directory, dismiss)
         finally:
             hire.leave()
+
+
+def _noted(error: TransportError, post: _Post) -> TransportError:
+    error.add_note(f"worker {post.address.text}: both sides need the same private_key and the same versions")
+    return error
 
 
 def _is_loopback(post: _Post) -> bool:

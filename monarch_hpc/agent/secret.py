@@ -16,15 +16,24 @@ Secret = bytes | str | Path | None
 
 _MIN_BYTES = 16
 _MAX_BYTES = 64 << 10
-_OWN_BYTES = 32
+_RANDOM_BYTES = 32
 _FILE = "worker.key"
+_PURPOSE = b"monarch-hpc worker"
+_HEX = frozenset(b"0123456789abcdef")
+
+# A tenth of a second and 32 MiB for each guess: as much as a worker on a busy login node can spare for its one.
+_COST = 1 << 15
+_BLOCK = 8
+_MAX_DERIVATION_BYTES = 64 << 20
 
 
 def read_secret(secret: Secret, state: Path) -> bytes:
     """The 32 bytes that both sides prove to have.
 
     Args:
-        secret: bytes are the key, text and paths name a file of mode 0600 that holds it, a PEM file for one. None
+        secret: bytes are the key, text and paths name a file of mode 0600 that holds it, a PEM file for one. 32 random
+            bytes, also as hexadecimal digits, are best: what may be a human's text is stretched with scrypt, so that
+            a recorded greeting helps little to guess it, and that takes a tenth of a second. None
             takes ``worker.key`` of the state directory, which is made at the first use.
         state: the state directory, config key `paths.state`.
 
@@ -44,11 +53,25 @@ def read_secret(secret: Secret, state: Path) -> bytes:
             ) from error
     if len(secret) < _MIN_BYTES:
         raise ConfigError("", "", source, f"a key of {len(secret)} bytes can be guessed: take {_MIN_BYTES} or more")
-    return hashlib.sha256(b"monarch-hpc worker\0" + secret).digest()
+    if _is_random(secret):
+        return hashlib.sha256(_PURPOSE + b"\0" + secret).digest()
+    # One salt for all, because the two sides know nothing of each other yet but the secret.
+    return hashlib.scrypt(secret, salt=_PURPOSE, n=_COST, r=_BLOCK, p=1, maxmem=_MAX_DERIVATION_BYTES, dklen=32)
+
+
+def _is_random(secret: bytes) -> bool:
+    """Whether nobody can have thought of it: what is in `worker.key`, or 32 bytes that are no text."""
+    if len(secret) == 2 * _RANDOM_BYTES and _HEX.issuperset(secret):
+        return True
+    try:
+        secret.decode()
+    except UnicodeDecodeError:
+        return len(secret) >= _RANDOM_BYTES
+    return False
 
 
 def _own(state: Path) -> Path:
     path = private_dir(state) / _FILE
     if not path.exists():
-        write_once(path, os.urandom(_OWN_BYTES).hex().encode())
+        write_once(path, os.urandom(_RANDOM_BYTES).hex().encode())
     return path

@@ -114,6 +114,7 @@ class Service:
         self._reaper = Reaper(engine, cgroup.num_oom_kills)
         self._zygotes = Zygotes(engine, self._reaper, settings)
         self._newborn = newborn
+        segments, self._segments_held = make_segments(post.allocation, post.rank)
         steps = StepSettings(
             allocation=post.allocation,
             host_rank=post.rank,
@@ -121,6 +122,7 @@ class Service:
             num_cpus=len(grant.cpus),
             entry=settings.entry,
             directory=post.directory,
+            sockets=segments,
             job_id=post.job_id if (post.directory / "task.sh").exists() else None,
             host_names=post.host_names,
             flags=config.slurm.step_flags,
@@ -134,7 +136,6 @@ class Service:
         outlet = Outlet(self._files, config.logs, self._send_up, lambda: self._up.crowded)
         lease = Lease(config.liveness.suspect_s, config.liveness.dead_s)
         self._forwarders: list[str] = []
-        segments, self._segments_held = make_segments(post.allocation, post.rank)
         place = Place(
             allocation=post.allocation,
             rank=post.rank,

@@ -1,7 +1,7 @@
 """Procs as tasks of a step of Slurm's own, so that MPI finds its world: `spawn_procs(mpi=True)`.
 
-The agent of the mesh's first host starts the step. Each task calls the agent of its host on a local socket, is told
-what a zygote would be told, and stays as the parent of its proc: see `agent.task`.
+The agent of the mesh's first host starts the step. Each task calls the agent of its host on a socket in the folder
+that only this user can enter, gets what a zygote would get, and stays as the parent of its proc: see `agent.task`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from monarch_hpc.agent.reap import Exit, Reaper
 from monarch_hpc.agent.spawn import launch
 from monarch_hpc.agent.start import ProcOrder, render_order
-from monarch_hpc.agent.task import peer_uid
+from monarch_hpc.agent.task import peer_uid, socket_path
 from monarch_hpc.agent.zygote import FDS_PER_PROC, LENGTH, render, versions
 from monarch_hpc.agent.zygotes import Problem, Spawned
 from monarch_hpc.config import FlagValue
@@ -40,6 +40,7 @@ class StepSettings:
 
     Args:
         entry: ``module:function`` that procs run.
+        sockets: the host's folder for them, see `segments`; empty where there is none.
         job_id: of Slurm; None in an allocation that is none of Slurm's.
         host_names: by rank, as Slurm calls them.
         flags: of the agents' step; this one differs from it where it must.
@@ -52,6 +53,7 @@ class StepSettings:
     num_cpus: int
     entry: str
     directory: Path
+    sockets: str
     job_id: int | None
     host_names: Sequence[str]
     flags: Mapping[str, FlagValue]
@@ -77,11 +79,15 @@ class Steps:
         """Start the procs of *request*; otherwise as `Zygotes.spawn`.
 
         Raises:
-            ValueError: there is no Slurm to make a step.
+            ValueError: there is no Slurm to make a step, or no folder for the socket.
             OSError: no socket or no process can be made.
         """
         if self._settings.job_id is None:
             raise ValueError("mpi=True needs a job of Slurm, whose srun starts the procs; this allocation is none")
+        if not self._settings.sockets:
+            raise ValueError(
+                "mpi=True needs a folder in /dev/shm of the host, and it has none; the agent's log says why"
+            )
         muster = _Muster(self._engine, self._settings, order, request, fds, done, self._tasks)
         key = order.run, order.mesh
         self._musters[key] = muster
@@ -138,10 +144,10 @@ class _Muster:
         self._visitors: set[_Task] = set()
         self._step: subprocess.Popen[bytes] | None = None
         self._words = -1
-        self._name = f"monarch-hpc-{settings.allocation}-{order.run}-{order.mesh}"
+        self._path = socket_path(settings.sockets, order.run, order.mesh)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            self._listener.bind(f"\0{self._name}-{settings.host_rank}")
+            self._listener.bind(self._path)
             self._listener.listen(order.per_host)
         except OSError:
             self._listener.close()
@@ -160,7 +166,7 @@ class _Muster:
         assert settings.job_id is not None
         command = [
             *("bash", str(settings.directory / "task.sh"), order.python or sys.executable),
-            *(self._name, settings.allocation, order.run, *map(str, order.hosts)),
+            *(settings.allocation, order.run, str(order.mesh), *map(str, order.hosts)),
         ]
         argv = mpi_step_argv(
             settings.job_id,
@@ -269,6 +275,8 @@ class _Muster:
         if self._listener.fileno() >= 0:
             self.engine.unwatch(self._listener.fileno())
             self._listener.close()
+            with contextlib.suppress(FileNotFoundError):  # the folder may have gone before it
+                os.unlink(self._path)
         for fd in self._fds:
             os.close(fd)
         self._fds = []

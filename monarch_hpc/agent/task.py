@@ -19,11 +19,12 @@ import sys
 import time
 from dataclasses import replace
 
+from monarch_hpc.agent.segments import find_segments
 from monarch_hpc.agent.start import parse_order
 from monarch_hpc.agent.zygote import receive, render, resolve, run, versions
 from monarch_hpc.core.dumps import forbid_core_dumps
 
-__all__ = ["main", "peer_uid"]
+__all__ = ["main", "peer_uid", "socket_path"]
 
 _PATIENCE_S = 60.0
 """How long the agent may take to listen: it is told of the mesh when the step's first host is."""
@@ -38,11 +39,17 @@ def peer_uid(sock: socket.socket) -> int:
     return int(_CREDENTIALS.unpack(data)[1])
 
 
+def socket_path(folder: str, run: str, mesh: int) -> str:
+    """The socket in *folder* on which an agent waits for the tasks of a mesh; at most 108 bytes, as the kernel asks."""
+    return f"{folder}/mpi-{run}-{mesh:x}"
+
+
 def main() -> int:
     """Run one proc; return its exit status, 128 and more for a signal."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     forbid_core_dumps()
-    with _connect(sys.argv[1]) as sock:
+    allocation, run_id, mesh, host_rank = sys.argv[1:]
+    with _connect(allocation, int(host_rank), run_id, int(mesh)) as sock:
         sock.sendall(render({"local_rank": int(os.environ["SLURM_LOCALID"]), "versions": versions()}))
         request = receive(sock)
         if request is None:
@@ -67,20 +74,21 @@ def main() -> int:
         return _watch(sock, pid)
 
 
-def _connect(name: str) -> socket.socket:
+def _connect(allocation: str, host_rank: int, run_id: str, mesh: int) -> socket.socket:
     end_s = time.monotonic() + _PATIENCE_S
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     while True:
+        path = socket_path(find_segments(allocation, host_rank), run_id, mesh)
         try:
-            sock.connect("\0" + name)
-        except ConnectionRefusedError:
+            sock.connect(path)
+        except (ConnectionRefusedError, FileNotFoundError):
             if time.monotonic() > end_s:
-                raise SystemExit(f"no agent listens on @{name}") from None
+                raise SystemExit(f"no agent listens at {path}") from None
             time.sleep(_POLL_S)
         else:
             break
     if peer_uid(sock) != os.getuid():
-        raise SystemExit(f"user {peer_uid(sock)} listens on @{name}, in the place of our agent")
+        raise SystemExit(f"user {peer_uid(sock)} listens at {path}, in the place of our agent")
     return sock
 
 

@@ -105,7 +105,7 @@ def attach_to_workers(
         RuntimeError: this program has its hosts already: it was attached before, or has used `hosts()` or such.
         ConfigError: an address or the key cannot be used.
         AllocationError: a worker did not come in time; it is named, with what to do.
-        AuthenticationError: a worker holds another key.
+        AuthenticationError: when the time is over, who listens in a worker's place still holds another key.
     """
     _check(private_key, ca)
     addresses = [worker if isinstance(worker, str) else worker.get() for worker in workers]

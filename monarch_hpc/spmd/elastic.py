@@ -70,6 +70,7 @@ class SPMDActor(Actor):
         """
         host = _own_address() if use_ipaddr is None else _look_up(use_ipaddr)
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as sock:
+            # Of all addresses, since torch's store will listen on all of them; this socket never listens.
             sock.bind(("", 0))
             return host, int(sock.getsockname()[1])
 

@@ -49,6 +49,8 @@ __all__ = [
     "OPEN",
     "RECORD",
     "RECORD_BYTES",
+    "REFUSED",
+    "REFUSED_AT",
     "RUNNING_AT",
     "SENT_AT",
     "TOTAL_BYTES",
@@ -63,6 +65,10 @@ VERSION = 2
 
 HEADER = struct.Struct("<8sIIQQQQ")
 """Magic, version, bytes of it all, process id, incarnation, CLOCK_MONOTONIC and CLOCK_REALTIME at the start, in ns."""
+
+REFUSED = struct.Struct("<Q")
+REFUSED_AT = HEADER.size
+"""How many connections the process has refused because they had no proof."""
 
 RECORD = struct.Struct("<QHHIIIQQqQQ")
 RECORD_BYTES = RECORD.size

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from monarch_hpc.telemetry import layout, pen
-from monarch_hpc.telemetry.layout import HEADER, NUMBER, OPEN, RECORD, RECORD_BYTES, Kind
+from monarch_hpc.telemetry.layout import HEADER, NUMBER, OPEN, RECORD, RECORD_BYTES, REFUSED, REFUSED_AT, Kind
 from monarch_hpc.telemetry.memory import make_memory, map_memory
 from monarch_hpc.telemetry.names import Names
 from monarch_hpc.telemetry.pen import Handling
@@ -93,6 +93,10 @@ class Recorder:
     def close(self) -> None:
         """Give the memory back. What is still written is forgotten; the place for it goes with the recorder."""
         self.memory.madvise(mmap.MADV_REMOVE)
+
+    def refused(self, num_refused: int) -> None:
+        """So many connections have been refused by now."""
+        REFUSED.pack_into(self.memory, REFUSED_AT, num_refused)
 
     def wait_for(self, what: str, mark: int) -> int:
         """The actor with that mark now waits for something that is no call; otherwise as `wait`."""

@@ -12,7 +12,8 @@ MAX_PER_ADDRESS = 8
 """Of one address, so many may be slow. Fast ones may be as many as all: a host with 128 procs dials at once."""
 
 SLOW_S = 1.0
-"""From here on a connection counts as slow: a lost packet of an honest one is repeated within 200 ms."""
+"""From here on a connection counts as slow: a lost packet of an honest one is repeated within 200 ms. So long a full
+crowd also leaves to those that greeted with the key: they have an answer already, and do not try again."""
 
 GRACE_S = 0.01
 """What even a full crowd leaves to each: several round trips of a cluster's network. Short, because meanwhile others
@@ -83,12 +84,13 @@ class Crowd(Generic[A]):
         """Who goes first to make room; None while all deserve some more time.
 
         Whoever has the most connections loses the oldest of them, so that a flood from one address only
-        displaces itself. Those who greeted with the key go last.
+        displaces itself. Those who greeted with the key go last, and only when they are slow.
         """
-        candidates = [arrival for arrival in self._arrivals if not arrival.greeted] or list(self._arrivals)
+        strangers = [arrival for arrival in self._arrivals if not arrival.greeted]
+        candidates, grace_s = (strangers, GRACE_S) if strangers else (list(self._arrivals), SLOW_S)
         most = max((self._of[arrival.host] for arrival in candidates), default=0)
         first = next((arrival for arrival in candidates if self._of[arrival.host] == most), None)
-        return first if first is not None and now_s - first.at_s >= GRACE_S else None
+        return first if first is not None and now_s - first.at_s >= grace_s else None
 
     def due(self, now_s: float) -> list[A]:
         """Who has had all the time there is: for anybody, or for one of many slow ones of its address."""

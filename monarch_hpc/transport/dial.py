@@ -24,7 +24,8 @@ Done = Callable[[Channel | TransportError], None]
 """Called on the driver with the channel, or with why there is none."""
 
 _RESETS_S = (0.05, 0.1, 0.2, 0.4, 0.8)
-"""Whoever is besieged by strangers may reset us, too, before it has looked at our greeting: when to greet again."""
+"""When to greet again after a reset: by a process that strangers besiege, before it looked at our greeting, or by one
+that has answered a recording of it."""
 
 
 class Opener(Protocol):
@@ -193,7 +194,8 @@ class _Outbound:
         self._race = race
         self._target = address
         self._address = f"{way.value}{address}"
-        self._dialing = node.dialing(incarnation, self._address)
+        self._incarnation = incarnation
+        self._dialing: Dialing
         self._answer = b""
         self._sent = False
         self._resets = iter(_RESETS_S)
@@ -204,6 +206,7 @@ class _Outbound:
         """Begin to connect, unless it was given up."""
         if self._over:
             return
+        self._dialing = self._node.dialing(self._incarnation, self._address)  # no greeting is answered twice
         try:
             if self.way is Way.RELAY:
                 assert self._node.relay is not None, "or it would not be on the list"

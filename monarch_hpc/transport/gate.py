@@ -14,16 +14,24 @@ from collections.abc import Callable, Sequence
 
 from monarch_hpc.config.schema import TransportConfig
 from monarch_hpc.core.errors import AuthenticationError, PeerLost, VersionMismatch
-from monarch_hpc.core.ids import Identity
+from monarch_hpc.core.ids import Identity, Role
 from monarch_hpc.transport.address import make_socket, render_address, tune
 from monarch_hpc.transport.api import Peer
 from monarch_hpc.transport.crowd import GRACE_S, Crowd
 from monarch_hpc.transport.engine import Engine
 from monarch_hpc.transport.fence import Fence
 from monarch_hpc.transport.forward import Forward
-from monarch_hpc.transport.handshake import HELLO_BYTES, PROOF_BYTES, Accepting, check_proof, check_versions
+from monarch_hpc.transport.handshake import (
+    HELLO_BYTES,
+    PROOF_BYTES,
+    Accepting,
+    check_proof,
+    check_versions,
+    ephemeral_key,
+)
 from monarch_hpc.transport.noise import Cipher
 from monarch_hpc.transport.records import Outbox
+from monarch_hpc.transport.replay_cache import ReplayCache
 from monarch_hpc.transport.timer import Timer
 from monarch_hpc.transport.wires import Wires
 from monarch_hpc.wire.frames import Frame, Kind, pack_frame
@@ -54,6 +62,7 @@ class Gate:
         forwards: for whom it passes things on.
         fence: who is refused, although it holds the key.
         wires: watches those of what it passes on.
+        refused: told how many connections were refused so far, each time that it is one more.
     """
 
     def __init__(
@@ -66,8 +75,12 @@ class Gate:
         forwards: Forwards,
         fence: Fence,
         wires: Wires,
+        refused: Callable[[int], object],
     ) -> None:
         self._engine = engine
+        self._refused = refused
+        # What others write to a proc or a program belongs on its user's terminal only if he asks for it.
+        self._level = logging.WARNING if identity.role is Role.AGENT else logging.INFO
         self._forwards = forwards
         self._fence = fence
         self._wires = wires
@@ -77,6 +90,7 @@ class Gate:
         self._welcome = welcome
         self._listening: list[socket.socket] = []
         self._crowd: Crowd[_Inbound] = Crowd(limits.max_half_open, limits.handshake_s)
+        self._greetings = ReplayCache()
         self._paused = False
         self._tick: Timer | None = None
         self._num_refused = 0
@@ -146,7 +160,7 @@ class Gate:
             except BlockingIOError:
                 return
             except OSError as error:  # no descriptor is left, as a rule: asking again at once would only spin
-                self._say("cannot accept a connection: %s", error)
+                self._say(logging.WARNING, "cannot accept a connection: %s", error)
                 self._pause()
                 return
             inbound = _Inbound(self, accepted, name, self._engine.clock())
@@ -195,8 +209,7 @@ class Gate:
         had_greeted = inbound.greeted
         inbound.on_ready()
         if inbound in self._crowd and inbound.greeted == had_greeted:
-            # A reset, which tells an honest one that it was not judged and may try again.
-            inbound.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            inbound.reset()
             self.refuse(inbound, why)
 
     def _leave(self, inbound: _Inbound) -> None:
@@ -217,8 +230,13 @@ class Gate:
             AuthenticationError, VersionMismatch: it is none of us, or cannot be spoken to.
             OSError: it left.
         """
+        key = ephemeral_key(hello)
+        if key in self._greetings:  # before any cryptography, which is what a flood of recordings would cost
+            inbound.reset()
+            raise AuthenticationError(inbound.address, "its greeting has been used before")
         accepting = Accepting(self._identity, self._key, inbound.address)
         peer, wanted = accepting.read(hello)
+        self._greetings.add(key)
         objection = self._fence.objection(peer)
         if wanted not in (0, self._identity.incarnation) and not objection:
             addresses = self._forwards(wanted)
@@ -275,12 +293,13 @@ class Gate:
         self._leave(inbound)
         inbound.close(why)
         self._num_refused += 1
-        self._say("refused %s (%d so far): %s", inbound.address, self._num_refused, why)
+        self._refused(self._num_refused)
+        self._say(self._level, "refused %s (%d so far): %s", inbound.address, self._num_refused, why)
 
-    def _say(self, words: str, *values: object) -> None:
-        if self._engine.clock() - self._said_s >= _SAY_AGAIN_S:
+    def _say(self, level: int, words: str, *values: object) -> None:
+        if _log.isEnabledFor(level) and self._engine.clock() - self._said_s >= _SAY_AGAIN_S:
             self._said_s = self._engine.clock()
-            _log.warning(words, *values)
+            _log.log(level, words, *values)
 
 
 class _Inbound:
@@ -313,6 +332,10 @@ class _Inbound:
     def greeted(self) -> bool:
         """Whether its greeting was made with the key."""
         return self._claim is not None or self.forward is not None
+
+    def reset(self) -> None:
+        """Let `close` be a reset, which tells an honest peer that it was not judged and may greet anew."""
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
 
     def close(self, why: str) -> None:
         """Close the connection, and what it is joined to."""

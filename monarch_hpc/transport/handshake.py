@@ -29,6 +29,7 @@ __all__ = [
     "Dialing",
     "check_proof",
     "check_versions",
+    "ephemeral_key",
     "make_proof",
 ]
 
@@ -89,6 +90,11 @@ def check_versions(python: str, package: str, where: str) -> None:
         raise VersionMismatch("Python", f"{platform.python_version()} ({sys.executable})", f"{python} ({where})")
     if package != __version__:
         raise VersionMismatch("monarch_hpc", __version__, f"{package} ({where})")
+
+
+def ephemeral_key(hello: bytes) -> bytes:
+    """The key that was drawn for this greeting; only a recorded greeting has the key of an earlier one."""
+    return hello[_PROLOGUE.size : _PROLOGUE.size + PUBLIC_BYTES]
 
 
 def make_proof(send: Cipher) -> bytes:

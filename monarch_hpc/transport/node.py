@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from monarch_hpc.config.schema import TransportConfig
@@ -39,6 +39,7 @@ class Node:
         forwarders: addresses of agents that may pass on what is for a peer that cannot be dialled.
         forwards: for whom this process itself passes things on.
         fabric: UCX, where this process may use it; closed with the node.
+        refused: told how many connections were refused so far, each time that it is one more.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Node:
         forwarders: Sequence[str] = (),
         forwards: Forwards = lambda _incarnation: None,
         fabric: UcxFabric | None = None,
+        refused: Callable[[int], object] = lambda _num: None,
     ) -> None:
         self._engine = engine
         self._identity = identity
@@ -62,7 +64,7 @@ class Node:
         self._channels: dict[int, PeerChannel] = {}
         self._fence = Fence(identity.role)
         self._wires = Wires(engine, limits.cut_s)
-        self._gate = Gate(engine, identity, key, limits, self._welcome, forwards, self._fence, self._wires)
+        self._gate = Gate(engine, identity, key, limits, self._welcome, forwards, self._fence, self._wires, refused)
         self._open: set[PeerChannel] = set()  # all of them, also those that a later one replaced
         self._races: list[Race] = []
         self._relay = relay

@@ -5,17 +5,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from monarch_hpc.core.ids import Identity, Role, new_incarnation
 from monarch_hpc.testing.slurmlab import SlurmLab
+from monarch_hpc.transport.handshake import Dialing
 from tests.guards.tree import ROOT
 from tests.slurm.commands import HOSTS, SLEEPER, Alice, alice, argv, held, until_said, write
+from tests.system.attacker import Loot, Told
 
 __all__ = ["alice", "held"]
 
@@ -135,6 +140,33 @@ def test_a_scan_of_all_ports_opens_nothing_and_costs_nothing(running: Alice) -> 
     assert max(grown.values()) <= 2**20, grown
 
 
+def test_a_colleague_of_her_group_gets_nothing_on_a_host(running: Alice) -> None:
+    """As tests/system/test_second_user.py, with users of the machine, a real step, and bob in alice's primary group."""
+    lab = running.lab
+    uids = lab.settings.uids
+    ready = json.loads(ready_file(running).read_text())
+    key = (ready_file(running).parent / "key").read_bytes()
+    hello = Dialing(Identity(ready["allocation"], Role.TOOL, "login", new_incarnation()), key, 0, "there").hello
+    told = Told(
+        uid=uids["bob"],
+        gid=uids["alice"],
+        addresses=listening(lab),
+        allocation=ready["allocation"],
+        sessions=[],
+        greetings=[hello.hex()],
+        pids=[int(pid) for pid in lab.run(["pgrep", "-u", "alice"], user="root", host="n2", check=True).stdout.split()],
+        folders=[str(ready_file(running).parent), str(running.state), "/dev/shm"],
+        bombs="/tmp",
+    )
+    attacker = [sys.executable, "-m", "tests.system.attacker"]
+    done = lab.run(attacker, user="root", host="n2", folder=ROOT, stdin=json.dumps(dataclasses.asdict(told)))
+    assert done.returncode == 0, done.stderr
+    loot = Loot(**json.loads(done.stdout))
+    print(f"{sum(loot.sessions.values())} sessions, {loot.opened} opened; {loot.tried} attempts, {loot.got} not denied")
+    assert not loot.opened and not loot.got
+    assert loot.tried > 30 and sum(loot.sessions.values()) > 500
+
+
 # Takes every greeting, and answers with nonsense, an echo, or what it was told.
 _IMPOSTOR = """
 import itertools, os, socket, sys
@@ -173,3 +205,57 @@ def test_who_listens_where_her_agents_did_is_not_believed(held: Alice) -> None:
     print("refused", refused, "of 6;", greeted.count("greeted 192"), "greetings")
     assert refused == 6 and greeted.count("greeted 192") >= 6
     assert held.run("run", "-a", "dev", HELLO).returncode == 0
+
+
+# Takes names that later meshes of the run would have if its sockets were abstract, which any user may bind.
+_SQUATTER = """
+import os, re, socket, sys
+taken = []
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    try:
+        words = open(f"/proc/{pid}/cmdline").read().split(chr(0))
+    except OSError:
+        continue
+    if "monarch_hpc.agent.task" in words and not taken:
+        told = "-".join(words[words.index("monarch_hpc.agent.task") + 1:]).strip("-").removeprefix("monarch-hpc-")
+        base, mesh, host = re.fullmatch(r"(.*-)(\\d+)-(\\d+)", told).groups()
+        for later in range(1, 20):
+            taken.append(socket.socket(socket.AF_UNIX))
+            taken[-1].bind(f"{chr(0)}monarch-hpc-{base}{int(mesh) + later}-{host}")
+print(len(taken), "taken", flush=True)
+sys.stdin.read()
+"""
+
+_TWO_MESHES = """
+import sys
+import monarch_hpc
+from monarch_hpc import Actor, endpoint
+class Rank(Actor):
+    @endpoint
+    def rank(self): return monarch_hpc.context().proc.rank
+for number in range(2):
+    with monarch_hpc.hosts().spawn_procs({"x": 1}, mpi=True) as procs:
+        print(sorted(procs.spawn("rank", Rank).rank.call().get().values()), flush=True)
+        if number == 0:
+            sys.stdin.readline()
+"""
+
+
+def test_who_takes_names_in_advance_holds_up_no_mesh_of_mpi(held: Alice) -> None:
+    """Bob sees the tasks of the first mesh in the list of processes, and expects the names of the second."""
+    pytest.importorskip("mpi4py", reason="mpi4py is not installed")
+    lab = held.lab
+    program = argv("run", write(held, "two.py", _TWO_MESHES))
+    run = lab.popen(program, env=held.environment({}), stdin=subprocess.PIPE)
+    until_said(run, "[0, 1, 2, 3]")
+    told = [sys.executable, "-c", _SQUATTER]
+    squatter = lab.popen(told, user="bob", host="n2", folder=Path("/"), stdin=subprocess.PIPE)
+    taken = until_said(squatter, "taken")
+    names = lab.run(["cat", "/proc/net/unix"], user="bob", host="n2", check=True).stdout
+    out, err = run.communicate("go on\n", timeout=90)
+    squatter.communicate("", timeout=30)
+    assert run.returncode == 0 and "[0, 1, 2, 3]" in out, out + err
+    assert taken.split()[0] == "19"
+    ours = [line.split()[-1] for line in names.splitlines() if "monarch-hpc" in line]
+    his = [name for name in ours if name.startswith("@")]
+    assert len(his) == 19 and len(ours) > len(his), ours

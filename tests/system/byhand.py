@@ -26,11 +26,19 @@ class ByHand:
         answer: the listening side's, once `greet` has returned.
     """
 
-    def __init__(self, address: str, *, epoch: int = 0) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        role: Role = Role.CONTROLLER,
+        epoch: int = 0,
+        allocation: str = ALLOCATION,
+        key: bytes = KEY,
+    ) -> None:
         self.sock = socket.create_connection(parse_address(address), PATIENCE_S)
         tune(self.sock)
-        self.identity = Identity(ALLOCATION, Role.CONTROLLER, "here", new_incarnation(), epoch)
-        self._dialing = Dialing(self.identity, KEY, 0, address)
+        self.identity = Identity(allocation, role, "here", new_incarnation(), epoch)
+        self._dialing = Dialing(self.identity, key, 0, address)
         self.sent = b""
         self.answer = b""
         self.peer: Peer

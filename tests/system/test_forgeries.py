@@ -17,7 +17,9 @@ import pytest
 
 from monarch_hpc.core.errors import AuthenticationError, FrameError
 from monarch_hpc.core.ids import Identity, Role, new_allocation_id, new_incarnation
+from monarch_hpc.transport.address import parse_address
 from monarch_hpc.transport.handshake import (
+    ANSWER_BYTES,
     HELLO_BYTES,
     PROOF_BYTES,
     Accepting,
@@ -29,7 +31,7 @@ from monarch_hpc.transport.noise import Cipher
 from monarch_hpc.transport.records import Inbox
 from monarch_hpc.wire.frames import Frame, Kind, pack_head
 from tests.system.byhand import ByHand, bits, flipped, last_words, plain, seal
-from tests.system.parties import ALLOCATION, KEY, Party, parties
+from tests.system.parties import ALLOCATION, KEY, PATIENCE_S, Party, parties
 
 __all__ = ["parties"]
 
@@ -132,6 +134,29 @@ def test_recorded_sessions_are_not_accepted_whole_or_in_pieces(parties: Callable
     server.until(lambda: len(server.lost) == 2)
     print("accepted", len(server.opened) - 2, "sessions of", tried)
     assert len(server.opened) == 2 and len(server.frames) == 2 * len(MESSAGES)
+
+
+def test_a_recorded_greeting_is_answered_by_no_process_twice(parties: Callable[..., Party]) -> None:
+    """An answer costs two curve operations, so a flood of one recording would slow its process down."""
+    server, another = parties(), parties()
+    address, elsewhere = where(server), where(another)
+    with ByHand(address) as session:
+        session.prove()
+        server.until(lambda: len(server.opened) == 1)
+        answers = [replayed(address, session.sent) for _ in range(50)]
+        answers_elsewhere = [replayed(elsewhere, session.sent) for _ in range(50)]
+    assert answers == [0] * 50
+    assert answers_elsewhere == [ANSWER_BYTES] + [0] * 49, "what another process has not met may still be true"
+    another.until(lambda: another.node.num_refused == 50)
+    assert len(server.opened) == 1 and not another.opened
+
+
+def replayed(address: str, recorded: bytes) -> int:
+    """How many bytes the listening side sends in answer to a recorded session."""
+    with socket.create_connection(parse_address(address), PATIENCE_S) as sock, contextlib.suppress(ConnectionError):
+        sock.sendall(recorded)
+        return len(last_words(sock))
+    return 0
 
 
 def _all(session: ByHand) -> list[bytes]:

@@ -178,13 +178,15 @@ def test_who_stands_in_between_can_only_end_the_channel(
 
 
 def resetting(address: str, times: int) -> tuple[socket.socket, threading.Thread, str]:
-    """A door before *address* that resets so many connections before it passes one on."""
+    """A door before *address* that resets so many connections, and uses their greetings, before it passes one on."""
     door = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
         for _ in range(times):
             sock, _ = door.accept()
-            sock.recv(HELLO_BYTES, socket.MSG_WAITALL)
+            hello = sock.recv(HELLO_BYTES, socket.MSG_WAITALL)
+            if address:
+                assert ask(address, hello)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             sock.close()
         with contextlib.suppress(OSError):
@@ -203,7 +205,7 @@ def resetting(address: str, times: int) -> tuple[socket.socket, threading.Thread
 def test_who_is_reset_in_a_crowd_of_strangers_tries_again(parties: Callable[..., Party]) -> None:
     server, client = parties(), parties(role=Role.CONTROLLER)
     (address,) = server.node.listen(["127.0.0.1"])
-    door, thread, before = resetting(address, 3)
+    door, thread, before = resetting(address, 3)  # a process answers no greeting twice: each is a new one
     channel = client.node.connect([before])
     assert channel.peer.incarnation == server.identity.incarnation
     channel.close("done")

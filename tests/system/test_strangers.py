@@ -165,18 +165,20 @@ def test_a_silent_connection_is_dropped_at_the_deadline(parties: Callable[..., P
     server.until(lambda: server.node.num_refused == 1)
 
 
-def test_a_scan_is_a_line_in_the_log_not_a_thousand(
-    parties: Callable[..., Party], caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("role", "num_lines"), [(Role.AGENT, 1), (Role.PROC, 0)])
+def test_a_scan_is_a_line_in_an_agents_log_and_none_on_a_users_terminal(
+    parties: Callable[..., Party], caplog: pytest.LogCaptureFixture, role: Role, num_lines: int
 ) -> None:
-    server = parties()
+    server = parties(role=role)
     (address,) = server.node.listen(["127.0.0.1"])
     for _ in range(200):
         with ByHand(address) as session:
             session.send(os.urandom(HELLO_BYTES))
             last_words(session.sock)
     server.until(lambda: server.node.num_refused == 200)
-    (line,) = (record.getMessage() for record in caplog.records if "refused" in record.getMessage())
-    assert "127.0.0.1" in line and "1 so far" in line
+    lines = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
+    assert len(lines) == num_lines
+    assert all("127.0.0.1" in line and "1 so far" in line for line in lines)
 
 
 def test_a_crowd_of_those_who_belong_gets_in_whole(parties: Callable[..., Party]) -> None:

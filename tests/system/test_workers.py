@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from monarch_hpc.testing import wait_until
+from monarch_hpc.transport.handshake import ANSWER_BYTES, HELLO_BYTES
 from tests.system.programs import PATIENCE_S, Programs, programs
 
 __all__ = ["programs"]
@@ -110,8 +111,8 @@ def test_a_stranger_is_refused_and_disturbs_nobody(programs: Programs, tmp_path:
     with_key = with_key.replace('ca="trust_all_connections"', "private_key=key")
     # His own key, or no key, and words that are none.
     for said in (
-        programs.run(with_key, "plain", address, str(other), code=1),
-        programs.run(PROGRAM, "plain", address, code=1),
+        programs.run(with_key, "1", address, str(other), code=1),
+        programs.run(PROGRAM, "1", address, code=1),
     ):
         assert "AuthenticationError" in said and "both sides need the same private_key" in said
     host, _, port = address.removeprefix("tcp://").partition(":")
@@ -121,6 +122,21 @@ def test_a_stranger_is_refused_and_disturbs_nobody(programs: Programs, tmp_path:
             assert stranger.recv(1) == b""
     assert programs.procs() == []
     assert "{'hosts': 1}" in programs.run(with_key, "plain", address, str(key))
+
+
+def test_an_impostor_in_a_workers_place_does_not_end_the_program(programs: Programs) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as impostor:
+        address = f"tcp://127.0.0.1:{impostor.getsockname()[1]}"
+        program = programs.start(PROGRAM, "plain", address)
+        for answer in (b"", os.urandom(ANSWER_BYTES)):
+            sock, _ = impostor.accept()
+            with sock:
+                sock.recv(HELLO_BYTES, socket.MSG_WAITALL)
+                sock.sendall(answer)
+    start_worker(programs, address)
+    said = program.communicate(timeout=PATIENCE_S)[0]
+    assert program.returncode == 0 and "{'hosts': 1}" in said
+    assert said.count("for one with the same private_key") == 1, "it is said, and once"
 
 
 def test_a_worker_that_is_told_to_end_takes_its_work_with_it(programs: Programs) -> None:

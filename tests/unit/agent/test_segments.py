@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from monarch_hpc.agent.segments import find_segments, make_segments, remove_segments
 
 
@@ -35,8 +37,24 @@ def test_what_a_killed_agent_left_goes_when_the_next_one_starts(tmp_path: Path) 
 def test_a_folder_that_others_can_enter_is_not_used(tmp_path: Path) -> None:
     folder, held = make_segments("a1", 0, tmp_path)
     Path(folder).chmod(0o755)
-    assert make_segments("a1", 0, tmp_path) == ("", -1)
     assert find_segments("a1", 0, tmp_path) == ""
+    other, other_held = make_segments("a1", 0, tmp_path)
+    assert other != folder and find_segments("a1", 0, tmp_path) == other
+    remove_segments("a1", 0, tmp_path)
+    assert not list(tmp_path.iterdir())
+    os.close(held)
+    os.close(other_held)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a folder to another user")
+def test_a_folder_that_another_user_made_first_is_left_to_him(tmp_path: Path) -> None:
+    his, held = make_segments("a1", 0, tmp_path)
+    os.close(held)
+    os.chown(his, 47001, os.getegid())
+    folder, held = make_segments("a1", 0, tmp_path)
+    assert folder != his and find_segments("a1", 0, tmp_path) == folder
+    remove_segments("a1", 0, tmp_path)
+    assert [str(path) for path in tmp_path.iterdir()] == [his]
     os.close(held)
 
 
