@@ -12,7 +12,7 @@ from monarch_hpc.cli.main import load_for_command
 from monarch_hpc.cli.output import Table, current_output, output_options
 from monarch_hpc.core.errors import MonarchError, TransportError
 from monarch_hpc.core.units import format_duration
-from monarch_hpc.slurm import Allocations, Phase, QueueRow, Record, Seen, look, reason_in_words
+from monarch_hpc.slurm import Allocations, JobState, Phase, QueueRow, Record, Seen, look, reason_in_words
 
 if TYPE_CHECKING:
     from monarch_hpc.agent.attach import HeadStatus
@@ -94,6 +94,8 @@ def _view(allocations: Allocations, record: Record, row: QueueRow | None) -> _Vi
     if record.live and allocations.requeued(record, row):
         # What its directory shows is of an attempt that is over.
         seen = Seen(granted=None, attempt=seen.attempt)
+    elif record.live and _suspended(row):
+        pass  # no process of it can answer
     elif record.live and seen.ready is not None and seen.exit_status is None:
         from monarch_hpc.agent.attach import query_status
 
@@ -116,6 +118,8 @@ def _state(view: _View) -> str:
         return f"being submitted on {record.owner.host}"
     if seen.exit_status is not None or (row is not None and row.state.phase is Phase.ENDING):
         return "ending"
+    if _suspended(row):
+        return "suspended by Slurm: nothing of it goes on until 'scontrol resume'"
     if seen.ready is not None:
         missing = f", {len(seen.ready.missing)} missing" if seen.ready.missing else ""
         return (view.problem or "ready") + missing
@@ -133,6 +137,10 @@ def _state(view: _View) -> str:
 def _way(view: _View) -> str:
     """Say so where the hosts cannot be reached directly: it is slower."""
     return " over the relay" if view.head is not None and view.head["link"] == "relay" else ""
+
+
+def _suspended(row: QueueRow | None) -> bool:
+    return row is not None and row.state in (JobState.SUSPENDED, JobState.STOPPED)
 
 
 def _restarts(view: _View) -> str:

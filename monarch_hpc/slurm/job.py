@@ -1,7 +1,9 @@
 """The life of an allocation as pure decisions: what was seen goes in, what is so and what is due comes out.
 
 `Life` follows one allocation until it is ready; `decide` says what is due for a record that nobody may be
-looking after any more. Neither reads a clock, a file or Slurm.
+looking after any more. Neither reads a clock, a file or Slurm. Times of a `Life` are of a clock that never jumps.
+Records are read by other processes, after reboots and on other machines, so that their times are of the wall clock:
+one that is set changes how soon an intent without owner and job is given up, and touches no job that has a number.
 """
 
 from __future__ import annotations
