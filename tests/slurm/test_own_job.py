@@ -67,7 +67,9 @@ def test_so_does_one_in_a_shell_of_salloc(alice: Alice) -> None:
 
 def test_each_of_many_tasks_is_refused_and_told_what_to_do(alice: Alice) -> None:
     status, said = batch(
-        alice, f"srun -n6 {python(alice)}; srun -n2 {' '.join(argv('run', python(alice).split()[1]))}", "-N3"
+        alice,
+        f"srun -n6 {python(alice)}; srun -n2 {' '.join(argv('run', python(alice).split()[1]))}",
+        *("-N3", "--exclusive"),
     )
     assert status == 72, said
     assert said.count("this is one of 6 processes that srun started (SLURM_STEP_NUM_TASKS=6)") == 6
@@ -133,8 +135,8 @@ def test_a_killed_program_takes_its_agents_along_and_a_later_job_its_directory(a
 
 
 def test_a_program_that_holds_the_interpreters_lock_in_its_own_job_lives(alice: Alice) -> None:
-    hold = "import ctypes; ctypes.PyDLL(None).usleep(4_000_000); print('held', len(asked.where.call().get()))\n"
-    values = {"DEAD_S": 1.5, "SUSPECT_S": 0.5, "HEARTBEAT_S": 0.1}
+    hold = "import ctypes; ctypes.PyDLL(None).usleep(7_000_000); print('held', len(asked.where.call().get()))\n"
+    values = {"DEAD_S": 3, "SUSPECT_S": 1, "HEARTBEAT_S": 0.2}
     quick = " ".join(f"MONARCH_HPC_LIVENESS__{name}={value}" for name, value in values.items())
     status, said = batch(alice, f"{quick} {python(alice, PROGRAM + hold)}", "-N2")
     assert status == 0 and "held 2" in said, said

@@ -29,8 +29,8 @@ def requeued(alice: Alice) -> Iterator[Alice]:
     assert alice.jobs() == {} and alice.status() == []
 
 
-def requeue(alice: Alice) -> None:
-    alice.slurm("scontrol", "requeue", str(alice.status()[0]["job_id"]))
+def control(alice: Alice, verb: str) -> None:
+    alice.slurm("scontrol", verb, str(alice.status()[0]["job_id"]))
 
 
 def state(alice: Alice) -> str:
@@ -45,15 +45,16 @@ def test_a_requeued_allocation_is_used_again(requeued: Alice) -> None:
     program = write(requeued, "sleeper.py", SLEEPER + "sleepers.sleep.call().get()")
     running = requeued.start("run", "-a", "dev", program)
     until_said(running, "ready")
-    requeue(requeued)
+    control(requeued, "requeuehold")
     _, err = running.communicate(timeout=60)
     assert running.returncode == 72 and "Slurm has requeued its job" in err, err
 
     shown = wait_until("the queue", lambda: state(requeued), AGAIN_S, accept=lambda text: text.startswith("queued"))
-    assert shown.startswith("queued again after a requeue: ")
+    assert shown.startswith("queued again after a requeue: job requeued in held state: ")
     done = requeued.run("run", "-a", "dev", program)
     assert done.returncode == 72 and "Slurm has requeued its job" in done.stderr, done.stderr
 
+    control(requeued, "release")
     wait_until("the second attempt", lambda: state(requeued), AGAIN_S, accept=lambda text: text == "ready")
     (found,) = requeued.status("dev")
     assert (found["restarts"], found["missing"]) == (1, [])
@@ -86,7 +87,7 @@ def test_a_requeue_while_agents_are_awaited_is_waited_for(alice: Alice) -> None:
         said = ""
         while "granted" not in said:
             said += process.stderr.readline()
-        requeue(alice)
+        control(alice, "requeue")
         _, rest = process.communicate(timeout=AGAIN_S)
     assert process.returncode == 0, rest
     assert "goes back to the queue" in rest and "agents    2/2" in rest
