@@ -18,6 +18,7 @@ from monarch_hpc.agent.bootstrap import KEY_BYTES
 from monarch_hpc.agent.grant import host_name, raise_file_limit
 from monarch_hpc.agent.newborn import ZygoteSettings, bear
 from monarch_hpc.agent.start import DEFAULT_ENTRY
+from monarch_hpc.core.attempts import attempt_folder, attempt_identity
 from monarch_hpc.core.dumps import forbid_core_dumps
 from monarch_hpc.core.errors import ConfigError, MonarchError
 from monarch_hpc.core.hostlist import expand
@@ -64,7 +65,8 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
 
 def _serve(options: argparse.Namespace, name: str, key: bytes, environment: Mapping[str, str]) -> int:
     # First and while this process loads the rest of itself: whoever waits for the first proc waits for the zygote.
-    settings = ZygoteSettings(options.allocation, options.rank, options.entry, environment)
+    allocation = attempt_identity(options.allocation, options.attempt)
+    settings = ZygoteSettings(allocation, options.rank, options.entry, environment)
     newborn = bear(settings)
     from monarch_hpc.agent.grant import read_grant
     from monarch_hpc.agent.service import Post, Service
@@ -76,7 +78,8 @@ def _serve(options: argparse.Namespace, name: str, key: bytes, environment: Mapp
     )
     post = Post(
         directory=options.directory,
-        allocation=options.allocation,
+        folder=attempt_folder(options.directory, options.attempt),
+        allocation=allocation,
         rank=options.rank,
         num_hosts=options.num_hosts,
         name=name,
@@ -138,6 +141,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m monarch_hpc.agent", description=__doc__)
     parser.add_argument("--directory", type=Path, required=True, help="the allocation's directory")
     parser.add_argument("--allocation", required=True, help="the allocation's uuid, 32 hexadecimal digits")
+    parser.add_argument("--attempt", type=int, default=0, help="of the job, from 1; 0 where there is no job")
     parser.add_argument("--rank", type=int, required=True, help="place of this host, from 0")
     parser.add_argument("--num-hosts", type=int, required=True)
     parser.add_argument("--local", action="store_true", help="all hosts are this machine: listen on loopback only")

@@ -12,6 +12,7 @@ from monarch_hpc.agent.grant import choose_interfaces, raise_file_limit, read_in
 from monarch_hpc.agent.segments import find_segments
 from monarch_hpc.agent.settings import read_config
 from monarch_hpc.config.schema import Config
+from monarch_hpc.core.attempts import newest_attempt
 from monarch_hpc.core.errors import AllocationError, ConfigError, TransportError
 from monarch_hpc.core.ids import Identity, Role, new_incarnation
 from monarch_hpc.transport.api import Channel, Listener
@@ -73,7 +74,8 @@ def attach(
     if ready.job_id is not None and "relay" in config.fabric.order:
         from monarch_hpc.agent.relay import SlurmRelay  # it loads what speaks to Slurm
 
-        relay = SlurmRelay(engine, ready.job_id, ready.hosts[0], config.agent.python, directory / "ended.json")
+        ended = newest_attempt(directory)[1] / "ended.json"
+        relay = SlurmRelay(engine, ready.job_id, ready.hosts[0], config.agent.python, ended)
     identity = Identity(ready.allocation, role, platform.node(), new_incarnation())
     if role is Role.CONTROLLER:
         raise_file_limit()

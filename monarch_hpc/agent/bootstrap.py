@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from monarch_hpc.core.attempts import newest_attempt
 from monarch_hpc.core.errors import AllocationError, ConfigError, VersionMismatch
 from monarch_hpc.core.files import private_dir, read_json, read_private, write_json
 from monarch_hpc.core.version import __version__
@@ -151,14 +152,15 @@ def write_ready(directory: Path, document: Mapping[str, object]) -> None:
 
 
 def read_ready(directory: Path) -> Ready | None:
-    """Return what the head wrote; None while it has not.
+    """Return what the head wrote, in the newest attempt where there are several; None while it has not.
 
     Raises:
         ConfigError: it is not what a head writes.
     """
-    path = directory / "ready.json"
+    folder = newest_attempt(directory)[1]
+    path = folder / "ready.json"
     try:
-        if path.name not in os.listdir(directory):
+        if path.name not in os.listdir(folder):
             return None
         document = _object(read_json(path), path)
     except FileNotFoundError:
@@ -189,7 +191,7 @@ def check_allocation(directory: Path) -> Ready:
         VersionMismatch: the two sides would not understand each other.
     """
     ready = read_ready(directory)
-    if (directory / "ended.json").exists():
+    if (newest_attempt(directory)[1] / "ended.json").exists():
         raise AllocationError(directory.name, "its Slurm job has ended; see 'monarch-hpc status' for how")
     if ready is None:
         if not directory.is_dir():

@@ -55,11 +55,13 @@ class Post:
     """Where an agent sits: what its command line and its host say.
 
     Args:
+        folder: where agents and head find each other: the directory, or that of this attempt of the job.
         host_names: names of all hosts by rank, where Slurm tells them.
         environment: what procs inherit.
     """
 
     directory: Path
+    folder: Path
     allocation: str
     rank: int
     num_hosts: int
@@ -181,7 +183,7 @@ class Service:
             self._find_head(problem)
 
     def _prove_shared(self) -> str:
-        directory = self._post.directory
+        directory = self._post.folder
         try:
             bootstrap.write_host(directory, self._entry, secrets.token_hex(8))
         except (OSError, ConfigError) as error:
@@ -189,7 +191,7 @@ class Service:
         return ""
 
     def _start_head(self, problem: str) -> None:
-        bootstrap.claim(self._post.directory, f"process {os.getpid()} on {self._post.name}")
+        bootstrap.claim(self._post.folder, f"process {os.getpid()} on {self._post.name}")
         head = self._head = Head(
             self._post.num_hosts,
             self._engine.clock,
@@ -205,7 +207,7 @@ class Service:
         )
         self._engine.call_later(self._deadline.left_s(), head.on_bootstrap_deadline)
         self._forwarders[:] = self._entry.addresses
-        bootstrap.write_head(self._post.directory, self._entry.addresses)
+        bootstrap.write_head(self._post.folder, self._entry.addresses)
         head.on_join(down, Join(self._entry, problem))
 
     def _write_ready(self, hosts: list[HostEntry], missing: dict[int, str]) -> None:
@@ -214,9 +216,9 @@ class Service:
             _log.warning("%s is missing: %s", self._host_name(rank), why)
         document = bootstrap.render_ready(self._post.allocation, self._post.job_id, hosts, names)
         try:
-            bootstrap.write_ready(self._post.directory, document)
+            bootstrap.write_ready(self._post.folder, document)
         except OSError as error:
-            _log.error("cannot write ready.json in %s: %s", self._post.directory, error)
+            _log.error("cannot write ready.json in %s: %s", self._post.folder, error)
 
     def _host_name(self, rank: int) -> str:
         names = self._post.host_names
@@ -227,12 +229,12 @@ class Service:
     def _find_head(self, problem: str) -> None:
         if self._leaving:
             return
-        addresses = bootstrap.read_head(self._post.directory)
+        addresses = bootstrap.read_head(self._post.folder)
         if addresses is not None:
             self._forwarders[:] = addresses
             self._node.dial(addresses, 0, partial(self._dialled, problem))
         elif self._deadline.passed():
-            self._fail(f"no head after {self._deadline.timeout_s:.0f} s: {self._post.directory}/head.json is missing")
+            self._fail(f"no head after {self._deadline.timeout_s:.0f} s: {self._post.folder}/head.json is missing")
         else:
             self._engine.call_later(_POLL_S, partial(self._find_head, problem))
 

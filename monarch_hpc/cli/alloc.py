@@ -152,6 +152,10 @@ class _Progress:
 
     def tell(self, life: Life) -> None:
         now_s = time.monotonic()
+        if life.granted is None and self._granted:
+            self._output.progress(f"requeued  job {self._record.job_id} goes back to the queue: its agents are gone")
+            self._granted = False
+            self._counted = 0
         if life.stage is Stage.QUEUED and life.reason and life.reason != self._reason:
             self._reason = life.reason
             self._output.progress(f"queued    {_clock(now_s - self._start_s)}   {reason_in_words(life.reason)}")

@@ -133,7 +133,7 @@ def _choose(
         from monarch_hpc.agent.attach import shut_down
 
         end = partial(shut_down, timeout_s=config.procs.stop_s)
-        return _Target(resources.enter_context(open_inside(config, os.environ, end, lambda: False)))
+        return _Target(resources.enter_context(open_inside(config, os.environ, end)))
     allocations = Allocations.open(config)
     if name is None and not any(record.live for record in allocations.registry.records()):
         output.progress("no allocation: running on one embedded host of this machine")
@@ -160,6 +160,9 @@ def _why_lost(config: Config, name: str, problem: str, wait_s: float) -> Monarch
         record = allocations.find(name)
         if record.ended is not None:
             return JobFailed(record.job_id or 0, record.ended.state, record.ended.reason)
+        if allocations.requeued(record, census.rows.get(record.job_name)):
+            again = "Slurm has requeued its job, which ends all runs; 'monarch-hpc status' shows when it is ready again"
+            return AllocationError(name, again)
         if late or census.problem is not None:
             row = census.rows.get(record.job_name)
             state = f"Slurm says {row.word}" if row is not None else "Slurm was not to be asked"

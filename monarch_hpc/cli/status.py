@@ -12,7 +12,7 @@ from monarch_hpc.cli.main import load_for_command
 from monarch_hpc.cli.output import Table, current_output, output_options
 from monarch_hpc.core.errors import MonarchError, TransportError
 from monarch_hpc.core.units import format_duration
-from monarch_hpc.slurm import Allocations, Phase, QueueRow, Record, Seen, look, reason_in_words
+from monarch_hpc.slurm import Allocations, JobState, Phase, QueueRow, Record, Seen, look, reason_in_words
 
 if TYPE_CHECKING:
     from monarch_hpc.agent.attach import HeadStatus
@@ -70,9 +70,10 @@ def command(name: str | None, calls: bool, endpoints: bool) -> int:
         records = [record for record in census.records if record.live]
     else:
         records = [allocations.find(name)]
-    views = [_view(record, census.rows.get(record.job_name)) for record in records]
+    views = [_view(allocations, record, census.rows.get(record.job_name)) for record in records]
     rows = [
-        [v.record.name, str(v.record.job_id or "-"), _state(v) + _way(v), _hosts(v), _left(v), _runs(v)] for v in views
+        [v.record.name, str(v.record.job_id or "-"), _state(v) + _way(v) + _restarts(v), _hosts(v), _left(v), _runs(v)]
+        for v in views
     ]
     document = {
         "slurm": None if census.problem is None else str(census.problem),
@@ -86,11 +87,16 @@ def command(name: str | None, calls: bool, endpoints: bool) -> int:
     return 0
 
 
-def _view(record: Record, row: QueueRow | None) -> _View:
+def _view(allocations: Allocations, record: Record, row: QueueRow | None) -> _View:
     seen = look(record.directory)
     head: HeadStatus | None = None
     problem = ""
-    if record.live and seen.ready is not None and seen.exit_status is None:
+    if record.live and allocations.requeued(record, row):
+        # What its directory shows is of an attempt that is over.
+        seen = Seen(granted=None, attempt=seen.attempt)
+    elif record.live and _suspended(row):
+        pass  # no process of it can answer
+    elif record.live and seen.ready is not None and seen.exit_status is None:
         from monarch_hpc.agent.attach import query_status
 
         try:
@@ -112,6 +118,8 @@ def _state(view: _View) -> str:
         return f"being submitted on {record.owner.host}"
     if seen.exit_status is not None or (row is not None and row.state.phase is Phase.ENDING):
         return "ending"
+    if _suspended(row):
+        return "suspended by Slurm: nothing of it goes on until 'scontrol resume'"
     if seen.ready is not None:
         missing = f", {len(seen.ready.missing)} missing" if seen.ready.missing else ""
         return (view.problem or "ready") + missing
@@ -119,6 +127,8 @@ def _state(view: _View) -> str:
         return f"agents {len(seen.reported)}/{len(seen.granted.hosts)}"
     if row is None:
         return "submitted"
+    if seen.attempt and row.state.phase is not Phase.RUNNING:
+        return f"queued again after a requeue: {reason_in_words(row.reason)}" if row.reason else "queued again"
     if row.state.phase is Phase.QUEUED:
         return f"queued: {reason_in_words(row.reason)}" if row.reason else "queued"
     return "starting" if row.state.phase in (Phase.STARTING, Phase.RUNNING) else row.word.lower()
@@ -127,6 +137,16 @@ def _state(view: _View) -> str:
 def _way(view: _View) -> str:
     """Say so where the hosts cannot be reached directly: it is slower."""
     return " over the relay" if view.head is not None and view.head["link"] == "relay" else ""
+
+
+def _suspended(row: QueueRow | None) -> bool:
+    return row is not None and row.state in (JobState.SUSPENDED, JobState.STOPPED)
+
+
+def _restarts(view: _View) -> str:
+    """Say so where Slurm has requeued the job: what ran on the hosts before is gone."""
+    restarts = view.seen.granted.restarts if view.seen.granted is not None else 0
+    return f" (requeued {restarts}×)" if restarts and view.record.live else ""
 
 
 def _hosts(view: _View) -> str:
@@ -183,6 +203,7 @@ def _document(view: _View) -> dict[str, object]:
         "live": record.live,
         "slurm_state": view.row.word if view.row is not None else None,
         "reason": view.row.reason if view.row is not None else "",
+        "restarts": view.seen.granted.restarts if view.seen.granted is not None else 0,
         "nodelist": view.seen.granted.nodelist if view.seen.granted is not None else "",
         "left": view.row.left if view.row is not None else "",
         "end": view.row.end if view.row is not None else "",

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from monarch_hpc.actor.runtime import Runtime
+from monarch_hpc.config.program import read_program
 from monarch_hpc.job.state import JobState
 from monarch_hpc.job.trait import JobTrait
+from monarch_hpc.mesh.controller import Controller
 from monarch_hpc.mesh.host import this_host
+from monarch_hpc.mesh.opening import open_embedded
 
 __all__ = ["LocalJob"]
 
@@ -34,6 +38,8 @@ class LocalJob(JobTrait):
         """There is nothing to ask for."""
 
     def _state(self) -> JobState:
+        if Runtime.current is None and read_program().directory is None:
+            Controller.instance(open_embedded)  # and not the hosts of a Slurm job that the program may run in
         host = this_host()
         return JobState(dict.fromkeys(self._names, host))
 

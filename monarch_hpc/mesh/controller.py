@@ -22,7 +22,6 @@ from monarch_hpc.actor.reference import ProcRef
 from monarch_hpc.actor.runtime import Runtime
 from monarch_hpc.agent.attach import attach
 from monarch_hpc.agent.pulse import Pulse
-from monarch_hpc.config.schema import Config
 from monarch_hpc.core.errors import ActorDied, ActorError, AllocationError, SpawnError, TransportError
 from monarch_hpc.core.ids import Role
 from monarch_hpc.mesh.deaths import Deaths
@@ -31,7 +30,7 @@ from monarch_hpc.mesh.fleet import Fleet, Owner
 from monarch_hpc.mesh.here import open_registry
 from monarch_hpc.mesh.links import LinkReport, Links, summarize
 from monarch_hpc.mesh.logs import LogRequests
-from monarch_hpc.mesh.opening import TAKEN, Opener, open_allocation
+from monarch_hpc.mesh.opening import TAKEN, Opened, Opener, open_allocation
 from monarch_hpc.mesh.printer import Printer
 from monarch_hpc.mesh.testimony import testify
 from monarch_hpc.supervision.lease import Lease, Life
@@ -96,14 +95,14 @@ class Controller(Runtime):
     def _open(cls, opener: Opener | None) -> Controller:
         opened = open_allocation(opener)
         try:
-            return cls(opened.directory, opened.run, opened.config, opened.resources, owner=opened.owner)
+            return cls(opened)
         except BaseException:
             opened.resources.close()
             raise
 
-    def __init__(
-        self, directory: Path, run: str, config: Config, resources: contextlib.ExitStack, *, owner: bool
-    ) -> None:
+    def __init__(self, opened: Opened) -> None:
+        directory, run, config, resources = opened.directory, opened.run, opened.config, opened.resources
+        self._outlives = opened.outlives
         engine = Engine()
         host = platform.node()
         record_fd = make_memory("program")
@@ -136,7 +135,7 @@ class Controller(Runtime):
         self.recorder.open(node.identity.incarnation)
         ready = self._attachment.ready
         self.casts.through(ready.addresses, lambda line: engine.call_soon(lambda: self._pulse.watch(line)))
-        self._tell(messages.OpenRun(run, " ".join(sys.argv) or "python", host, os.getpid(), owner))
+        self._tell(messages.OpenRun(run, " ".join(sys.argv) or "python", host, os.getpid(), opened.owner))
         if not self._opened.wait(config.transport.connect_s) or self._refusal:
             raise AllocationError(directory.name, self._refusal or "its head agent does not answer")
 
@@ -157,8 +156,8 @@ class Controller(Runtime):
 
     @property
     def outlived(self) -> bool:
-        """Whether the allocation is Slurm's, and so may serve other programs after this one."""
-        return self._attachment.ready.job_id is not None
+        """Whether the allocation is Slurm's, and may serve other programs after this one."""
+        return self._outlives and self._attachment.ready.job_id is not None
 
     def stop_all(self, reason: str) -> Future[None]:
         """End all procs; the future fails with `TimeoutError` if a host does not report."""
@@ -220,7 +219,8 @@ class Controller(Runtime):
     def _adapt_spin(self) -> None:
         """Spin on a host of the allocation, while every proc there has a core too. Login nodes count CPU time."""
         here = self.info.host_rank
-        hosts = {here} if self.outlived else self.hosts.keys()  # of an embedded allocation all are this machine
+        # All hosts of an embedded allocation are this machine.
+        hosts = {here} if self._attachment.ready.job_id is not None else self.hosts.keys()
         channels = self.node.channels
         num = sum(proc.incarnation in channels for proc in self._procs.values() if proc.host_rank in hosts)
         room = here >= 0 and num < len(os.sched_getaffinity(0))

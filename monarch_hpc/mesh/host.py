@@ -213,11 +213,12 @@ class HostMesh(MeshView):
 def hosts() -> HostMesh:
     """The hosts of this program's allocation, also in its procs.
 
-    Under `monarch-hpc run` those of the chosen allocation; in a program started by itself one
-    embedded host on this machine, which ends with the program.
+    Under `monarch-hpc run` those of the chosen allocation; in a program started by itself those of the Slurm job that
+    it runs in, or else one embedded host on this machine: their agents end with the program.
 
     Raises:
-        AllocationError: the allocation cannot be reached, or has ended.
+        AllocationError: the allocation cannot be reached, or has ended; or the program runs in a job whose hosts it
+            cannot have, as one of many tasks of `srun`.
         VersionMismatch: it runs another Python or package.
     """
     runtime = _runtime()

@@ -1,20 +1,25 @@
-"""The allocation that a program runs on: the one it was started in, one that it makes, or an embedded one."""
+"""The allocation that a program runs on: one that it is given, one that it makes, its Slurm job, or an embedded one."""
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from monarch_hpc.agent.attach import shut_down
 from monarch_hpc.agent.local import open_local
 from monarch_hpc.agent.settings import read_config
+from monarch_hpc.agent.sweep import COOKIE
 from monarch_hpc.config.load import load
 from monarch_hpc.config.program import read_program
 from monarch_hpc.config.schema import Config
 from monarch_hpc.core.ids import new_run_id
 
-__all__ = ["TAKEN", "Opened", "Opener", "open_allocation"]
+__all__ = ["TAKEN", "Opened", "Opener", "open_allocation", "open_embedded"]
 
 Opener = Callable[[ExitStack], Path]
 """Makes an allocation that ends with the stack, and returns its directory."""
@@ -30,7 +35,9 @@ class Opened:
     """An allocation, and this program's run on it.
 
     Attributes:
-        owner: whether the program itself owns the run; else `monarch-hpc run` does.
+        owner: whether the run is to end when the head loses the program; else `monarch-hpc run` sees to that, or the
+            agents end with the program anyway.
+        outlives: whether the allocation may serve other programs after this one, as far as this one knows.
         resources: what ends with the run.
     """
 
@@ -38,6 +45,7 @@ class Opened:
     config: Config
     run: str
     owner: bool
+    outlives: bool
     resources: ExitStack
 
 
@@ -45,7 +53,11 @@ def open_allocation(opener: Opener | None) -> Opened:
     """Find or make the allocation.
 
     Args:
-        opener: makes it; None for the one that the program was started in, or an embedded one.
+        opener: makes it; None for the one that the program was started in, that of the Slurm job that it runs in,
+            or an embedded one.
+
+    Raises:
+        AllocationError: agents cannot be started on the hosts of the job; see `slurm.inside.open_inside`.
     """
     resources = ExitStack()
     program = read_program()
@@ -53,13 +65,34 @@ def open_allocation(opener: Opener | None) -> Opened:
         if opener is not None:
             return _own(opener(resources), resources)
         if program.directory is None:
-            return _own(resources.enter_context(open_local(1, load().config)), resources)
+            return _open_job(resources) or _own(open_embedded(resources), resources)
         run = program.run or new_run_id()
-        return Opened(program.directory, read_config(program.directory), run, not program.run, resources)
+        return Opened(program.directory, read_config(program.directory), run, not program.run, True, resources)
     except BaseException:
         resources.close()
         raise
 
 
+def open_embedded(resources: ExitStack) -> Path:
+    """Make an allocation of one host, which is this machine."""
+    return resources.enter_context(open_local(1, load().config))
+
+
 def _own(directory: Path, resources: ExitStack) -> Opened:
-    return Opened(directory, read_config(directory), new_run_id(), True, resources)
+    return Opened(directory, read_config(directory), new_run_id(), True, False, resources)
+
+
+def _open_job(resources: ExitStack) -> Opened | None:
+    """Take the hosts of the Slurm job that this program runs in; None outside of one."""
+    if "SLURM_JOB_ID" not in os.environ or COOKIE in os.environ:
+        return None  # of what a proc starts the hosts are its program's
+    from monarch_hpc.slurm import find_job_here, open_inside  # laptops do without
+
+    here = find_job_here(os.environ)
+    if here is None or (here.num_hosts == 1 and shutil.which("srun") is None):
+        return None  # as in a container: an embedded host is the host of that job
+    config = load().config
+    end = partial(shut_down, timeout_s=config.procs.stop_s)
+    directory = resources.enter_context(open_inside(config, os.environ, end))
+    # Not the owner: heartbeats stop while the program holds the interpreter's lock, and the agents end with it anyway.
+    return Opened(directory, config, new_run_id(), False, False, resources)

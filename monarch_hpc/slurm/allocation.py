@@ -14,7 +14,6 @@ from monarch_hpc.config import Config
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.errors import (
     AllocationError,
-    JobFailed,
     MonarchError,
     SlurmBusy,
     SlurmMissing,
@@ -24,22 +23,21 @@ from monarch_hpc.core.files import private_dir
 from monarch_hpc.slurm.argv import flag_words
 from monarch_hpc.slurm.client import SlurmClient
 from monarch_hpc.slurm.directory import look, prepare
-from monarch_hpc.slurm.failure import agents_missing, job_failed
 from monarch_hpc.slurm.job import (
     IN_FLIGHT_S,
     AskSlurm,
     CancelJob,
     CloseRecord,
     Life,
-    Stage,
     decide,
     decide_gone,
-    how_it_ended,
 )
 from monarch_hpc.slurm.owner import current_owner, owner_lives
 from monarch_hpc.slurm.parse import JobDetail, QueueRow
 from monarch_hpc.slurm.registry import Ended, Record, Registry, Snapshot
 from monarch_hpc.slurm.script import Request, plan_job_flags, render_script
+from monarch_hpc.slurm.startup import Startup
+from monarch_hpc.slurm.states import Phase
 
 __all__ = ["Allocations", "Census", "Released"]
 
@@ -138,6 +136,22 @@ class Allocations:
         self.registry.prune(time.time())
         return Census(tuple(settled), rows, tuple(changes), problem)
 
+    def requeued(self, record: Record, row: QueueRow | None) -> bool:
+        """Tell whether Slurm has put the job back into its queue since its directory's newest files were written.
+
+        Args:
+            record: one with a job.
+            row: what squeue said of it, maybe some seconds ago; None if it did not.
+        """
+        granted = look(record.directory).granted
+        if granted is None or row is None or row.state.phase in (Phase.RUNNING, Phase.ENDED):
+            return False
+        try:
+            detail = self._find_job(record)
+        except SlurmBusy:
+            return False
+        return detail is not None and detail.state.phase.alive and detail.restarts > granted.restarts
+
     def submit(self, request: Request) -> Record:
         """Ask Slurm for an allocation; the intent is on disk before sbatch runs.
 
@@ -178,29 +192,7 @@ class Allocations:
             AgentsMissing: agents did not report in time; the job is still there.
             AllocationError: the job runs, yet its directory shows no sign of it; the job is still there.
         """
-        slurm = self._config.slurm
-        life = Life(slurm.bootstrap_s)
-        interval_s = slurm.poll_min_s
-        poll = Deadline(0.0)
-        while not stop():
-            was_granted = life.granted is not None
-            life = life.see_files(look(record.directory), time.time())
-            just_granted = life.granted is not None and not was_granted
-            if poll.passed() or just_granted:
-                # Its end is known from now on, to a squeue that was not asked before.
-                life = self._see_slurm(record, life, 0.0 if just_granted else 0.9 * interval_s)
-                poll = Deadline(interval_s)
-                # Once it runs, its files tell; squeue is for the death of a job that could write none.
-                interval_s = min(interval_s * 1.5, slurm.poll_max_s) if life.granted is None else slurm.poll_max_s
-            if life.stage is Stage.ENDED:
-                raise self._job_failed(record, life)
-            tell(life)
-            if life.stage is Stage.READY:
-                return life
-            if life.overdue(time.time()):
-                raise agents_missing(record, life)
-            time.sleep(_LOOK_S)
-        return life
+        return Startup(self._config.slurm, self.registry, self.slurm, self._snapshot, record).follow(tell, stop)
 
     def release(self, record: Record, shut_down: Callable[[Path], Mapping[str, int] | None] | None = None) -> Released:
         """Give an allocation back, and return when Slurm's queue no longer shows its job.
@@ -304,38 +296,9 @@ class Allocations:
             error.add_note("should the job exist after all, the next monarch-hpc command finds and cancels it")
         raise error
 
-    def _see_slurm(self, record: Record, life: Life, max_age_s: float) -> Life:
-        try:
-            # All of the user's waiting commands share one squeue.
-            row = self._snapshot(self.registry.records(), max_age_s).rows().get(record.job_name)
-            if row is not None and row.state.phase.alive:
-                return life.see_queue(row, time.time())
-            return life.see_detail(self._find_job(record))
-        except SlurmBusy:
-            return life
-
     def _find_job(self, record: Record) -> JobDetail | None:
         assert record.job_id is not None
         return self.slurm.find_job(record.job_id, record.job_name)
-
-    def _job_failed(self, record: Record, life: Life) -> JobFailed:
-        """Close the record of a job that ended and return the error that says how."""
-        detail = life.detail
-        # The script's last word comes a moment before Slurm's.
-        deadline = Deadline(5.0)
-        while (detail is None or detail.state.phase.alive) and not deadline.passed():
-            try:
-                detail = self._find_job(record)
-            except SlurmBusy:
-                break
-            if detail is None:
-                break
-            time.sleep(_LOOK_S if detail.state.phase.alive else 0)
-        if detail is not None and detail.state.phase.alive:
-            detail = None
-        ended = how_it_ended(record, detail, life.exit_status, time.time())
-        self.registry.close(record, ended)
-        return job_failed(record, life, detail, ended)
 
     def _await_number(self, record: Record, deadline: Deadline) -> Record:
         """Wait for the end of a record whose job has no number yet, or for that number."""

@@ -63,6 +63,10 @@ class SlurmClient:
         if self._find(command) is None:
             raise SlurmMissing(command)
 
+    def has(self, command: str) -> bool:
+        """Tell whether *command* is on PATH."""
+        return self._find(command) is not None
+
     def missing(self) -> list[str]:
         """Return which of the commands that we need are not on PATH."""
         return [command for command in COMMANDS if self._find(command) is None]
@@ -106,14 +110,16 @@ class SlurmClient:
         """Return the jobs that `list_queue` lists."""
         return parse_queue(self.list_queue(names))
 
-    def find_job(self, job_id: int, name: str) -> JobDetail | None:
+    def find_job(self, job_id: int, name: str | None = None) -> JobDetail | None:
         """Return a job, also one that ended some minutes ago; None for one that Slurm does not know.
 
-        The name must be the same: a slurmctld that lost its newest state gives the same numbers again.
+        Args:
+            job_id: Slurm's number.
+            name: of the job that is meant; a slurmctld that lost its newest state gives the same numbers again.
         """
         try:
             detail = parse_show_job(self._run(show_job_argv(job_id)))
-            return detail if detail.name == name else None
+            return detail if name in (None, detail.name) else None
         except SlurmBusy:
             raise
         except SlurmCommandError as error:
@@ -134,6 +140,9 @@ class SlurmClient:
     def start_script(self, script: Path, log: Path) -> subprocess.Popen[bytes]:
         """Start a batch script as a process of ours, in the job that we are in.
 
+        It ends when its standard input does, so with us, however we end: not with the thread that started it, as with
+        the signal that children can have at their parent's death.
+
         Args:
             script: it needs the variables of the job, so that none is left out.
             log: where its output is added.
@@ -142,13 +151,12 @@ class SlurmClient:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(log, flags, 0o600), "wb") as output:
             return subprocess.Popen(
-                [bash, str(script)],
+                [bash, str(script), "--lifeline"],
                 env=self._given,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                preexec_fn=_die_with_parent(),
             )
 
     def _known_names(self, stderr: str) -> tuple[str, ...]:

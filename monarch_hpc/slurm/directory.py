@@ -5,8 +5,11 @@
     job.sh        the batch script        agent.sh      what it starts on each host
     task.sh       what starts procs for MPI
     slurm.out     what Slurm, the script and the agents wrote
-    granted.json  the job has begun       hosts/<n>.json  agent n has reported
-    ready.json    the agents are ready    ended.json    the batch script has ended
+    runs/         what procs wrote
+
+    attempts/<n>/ for each start of the batch script, of which a requeued job has several:
+        granted.json  the job has begun       hosts/<n>.json  agent n has reported
+        ready.json    the agents are ready    ended.json      the batch script has ended
 
 Whoever writes one of these files writes it whole.
 """
@@ -21,6 +24,7 @@ from pathlib import Path
 
 from monarch_hpc.config import Config, as_document
 from monarch_hpc.core.assets import asset
+from monarch_hpc.core.attempts import ATTEMPTS, newest_attempt
 from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.core.files import private_dir, read_json, write_json, write_private
 from monarch_hpc.core.hostlist import expand
@@ -40,12 +44,14 @@ class Granted:
         hosts: names of the hosts, in the order of the agents' ranks.
         nodelist: the same as Slurm writes it.
         at_s: when, on the first host's clock, in seconds since the epoch.
+        restarts: how often Slurm had requeued it before.
     """
 
     job_id: int
     hosts: tuple[str, ...]
     nodelist: str
     at_s: float
+    restarts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,25 +73,27 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What lies in the directory at one moment.
+    """What lies in the directory at one moment, of the newest attempt.
 
     Args:
         granted: None until the job has begun.
         reported: ranks of the agents that reported.
         ready: None until the head is done with waiting for agents.
         exit_status: of the batch script; None while it runs.
+        attempt: its number, 0 before the first.
     """
 
     granted: Granted | None = None
     reported: frozenset[int] = frozenset()
     ready: Ready | None = None
     exit_status: int | None = None
+    attempt: int = 0
 
 
 def prepare(directory: Path, config: Config, key: bytes, script: str) -> Path:
     """Make the directory with what the job needs and return the script's path."""
     private_dir(directory)
-    private_dir(directory / "hosts")
+    private_dir(directory / ATTEMPTS)
     private_dir(directory / "runs")
     # Copied: the hosts may not see the place that this package is installed in.
     for name in ("agent.sh", "task.sh"):
@@ -99,23 +107,24 @@ def prepare(directory: Path, config: Config, key: bytes, script: str) -> Path:
 def look(directory: Path) -> Seen:
     """Return what lies in *directory*.
 
-    Listed, not asked for by name: NFS remembers for up to a minute that a file was not there, but asks
-    the server when a directory is opened.
+    Listed, not asked for by name, see `newest_attempt`.
 
     Raises:
         ConfigError: a file is not one that the job or an agent writes.
     """
+    attempt, folder = newest_attempt(directory)
     try:
-        names = set(os.listdir(directory))
-        reported = os.listdir(directory / "hosts") if "hosts" in names else []
+        names = set(os.listdir(folder))
+        reported = os.listdir(folder / "hosts") if "hosts" in names else []
     except FileNotFoundError:
         return Seen()
-    ended = _read(directory / "ended.json") if "ended.json" in names else None
+    ended = _read(folder / "ended.json") if "ended.json" in names else None
     return Seen(
-        granted=_granted(directory / "granted.json") if "granted.json" in names else None,
+        granted=_granted(folder / "granted.json") if "granted.json" in names else None,
         reported=frozenset(int(name[:-5]) for name in reported if re.fullmatch(r"\d+\.json", name)),
-        ready=_ready(directory / "ready.json") if "ready.json" in names else None,
-        exit_status=_whole(ended, "exit_status", directory / "ended.json") if ended is not None else None,
+        ready=_ready(folder / "ready.json") if "ready.json" in names else None,
+        exit_status=_whole(ended, "exit_status", folder / "ended.json") if ended is not None else None,
+        attempt=attempt,
     )
 
 
@@ -175,6 +184,7 @@ def _granted(path: Path) -> Granted:
         hosts=tuple(expand(nodelist)),
         nodelist=nodelist,
         at_s=float(_whole(document, "time_s", path)),
+        restarts=_whole(document, "restarts", path),
     )
 
 

@@ -1,26 +1,29 @@
 """An allocation within a job that somebody else submitted: the same batch script, run as a process of ours.
 
-So a program finds agents on all hosts of an sbatch script that knows nothing of us; they end with the program.
+So a program finds agents on all hosts of an sbatch script that knows nothing of us; they end with the program, however
+it ends. Its directory goes too, and what a killed program left goes with a later one, once its job has ended.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from monarch_hpc.config import Config
 from monarch_hpc.core.clock import Deadline
-from monarch_hpc.core.errors import AgentsMissing, AllocationError
-from monarch_hpc.core.files import private_dir
+from monarch_hpc.core.errors import AgentsMissing, AllocationError, ConfigError, SlurmError
+from monarch_hpc.core.files import private_dir, read_json, write_json
 from monarch_hpc.core.ids import new_allocation_id
 from monarch_hpc.slurm.client import SlurmClient
 from monarch_hpc.slurm.directory import Ready, last_words, look, prepare, tail
+from monarch_hpc.slurm.owner import Owner, current_owner, owner_lives
 from monarch_hpc.slurm.script import Request, render_script
 
 __all__ = ["JobHere", "find_job_here", "open_inside"]
@@ -28,6 +31,15 @@ __all__ = ["JobHere", "find_job_here", "open_inside"]
 _LOOK_S = 0.05
 # srun gives its tasks the site's KillWait, 30 s by default, to end after SIGTERM.
 _STEP_END_S = 40.0
+# Agents that have said that nothing is left, and srun, are gone within this.
+_LEAVE_S = 5.0
+_TENANT = "tenant.json"
+# What a launcher tells each of its processes: how many they are.
+_CROWDS = {
+    "SLURM_STEP_NUM_TASKS": "srun",
+    "OMPI_COMM_WORLD_SIZE": "mpirun",
+    "PMI_SIZE": "mpiexec",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,72 +50,130 @@ class JobHere:
         job_id: Slurm's number.
         nodelist: its hosts, as Slurm writes them.
         num_hosts: how many they are.
+        cluster: Slurm's name of the cluster, which gives job numbers their meaning; empty where it is not told.
     """
 
     job_id: int
     nodelist: str
     num_hosts: int
+    cluster: str = ""
 
 
 def find_job_here(environ: Mapping[str, str]) -> JobHere | None:
     """Return the job that a process with this environment runs in; None outside of any."""
     try:
         num_hosts = environ.get("SLURM_JOB_NUM_NODES") or environ["SLURM_NNODES"]
-        return JobHere(int(environ["SLURM_JOB_ID"]), environ["SLURM_JOB_NODELIST"], int(num_hosts))
+        return JobHere(
+            int(environ["SLURM_JOB_ID"]),
+            environ["SLURM_JOB_NODELIST"],
+            int(num_hosts),
+            environ.get("SLURM_CLUSTER_NAME", ""),
+        )
     except (KeyError, ValueError):
         return None
 
 
 @contextlib.contextmanager
-def open_inside(
-    config: Config, environ: Mapping[str, str], shut_down: Callable[[Path], object], stop: Callable[[], bool]
-) -> Iterator[Path]:
-    """Start agents on all hosts of the job that we are in, and end them at the end.
+def open_inside(config: Config, environ: Mapping[str, str], shut_down: Callable[[Path], object]) -> Iterator[Path]:
+    """Start agents on all hosts of the job that we are in; they end with the context, or with this process.
 
     Args:
         config: the configuration.
         environ: the environment of this process, with the job's variables.
         shut_down: asks the head in this directory to end all of ours on all hosts.
-        stop: asked while agents are awaited; True gives up.
 
     Yields:
         The allocation's directory, its agents ready.
 
     Raises:
         AgentsMissing: agents did not report in time.
-        AllocationError: the agents' step ended, or *stop* said so.
+        AllocationError: the agents' step ended; srun is not to be found; or we are one of many processes that a
+            launcher started, each of which would start agents on all hosts.
     """
     here = find_job_here(environ)
     assert here is not None
-    allocation = new_allocation_id()
     name = f"job-{here.job_id}"
-    directory = private_dir(config.paths.shared) / allocation[:8]
-    script = render_script(config, Request(allocation, name, directory, str(here.num_hosts)))
-    path = prepare(directory, config, os.urandom(32), script)
-    step = SlurmClient(environ, config.slurm.command_timeout_s).start_script(path, directory / "slurm.out")
+    _refuse_crowd(environ, here, name)
+    slurm = SlurmClient(environ, config.slurm.command_timeout_s)
+    if not slurm.has("srun"):
+        raise AllocationError(
+            name,
+            f"no agent can be started on its {here.num_hosts} host(s) {here.nodelist}: srun is not on PATH here (a "
+            "container?); bring Slurm's commands in, or use this host alone: monarch-hpc run --local 1 SCRIPT",
+        )
+    allocation = new_allocation_id()
+    shared = private_dir(config.paths.shared)
+    directory = private_dir(shared / allocation[:8])
+    step: subprocess.Popen[bytes] | None = None
     try:
-        _await_ready(directory, name, config.slurm.bootstrap_s, step, stop)
+        write_json(directory / _TENANT, _tenant_document(here))
+        script = render_script(config, Request(allocation, name, directory, str(here.num_hosts)))
+        path = prepare(directory, config, os.urandom(32), script)
+        step = slurm.start_script(path, directory / "slurm.out")
+        _sweep(shared, slurm, here)  # while the agents start
+        _await_ready(directory, name, config.slurm.bootstrap_s, step)
         yield directory
     finally:
         try:
-            if look(directory).ready is not None and step.poll() is None:
-                shut_down(directory)
+            if step is not None:
+                _close(directory, step, shut_down)
         finally:
-            _end(step)
-            (directory / "key").unlink(missing_ok=True)
+            shutil.rmtree(directory, ignore_errors=True)
 
 
-def _await_ready(
-    directory: Path, name: str, bootstrap_s: float, step: subprocess.Popen[bytes], stop: Callable[[], bool]
-) -> Ready:
+def _refuse_crowd(environ: Mapping[str, str], here: JobHere, name: str) -> None:
+    for variable, launcher in _CROWDS.items():
+        size = environ.get(variable, "1")
+        if size.isdecimal() and int(size) > 1:
+            raise AllocationError(
+                name,
+                f"this is one of {size} processes that {launcher} started ({variable}={size}), and each would start "
+                f"agents on all {here.num_hosts} hosts; start the program once, in the batch script itself or with "
+                "'srun --nodes=1 --ntasks=1'; where each is to have an embedded host to itself, start each with "
+                "'monarch-hpc run --local 1 SCRIPT'",
+            )
+
+
+def _tenant_document(here: JobHere) -> dict[str, object]:
+    return {"schema": 1, "owner": asdict(current_owner()), **asdict(here)}
+
+
+def _sweep(shared: Path, slurm: SlurmClient, here: JobHere) -> None:
+    """Remove the directories of programs that were killed, where their jobs have ended.
+
+    Only Slurm knows that of a job, and only that of its own cluster: several may share this file system.
+    """
+    with contextlib.suppress(SlurmError, OSError):
+        for path in sorted(shared.glob(f"*/{_TENANT}")):
+            tenant, owner = _read_tenant(path)
+            if tenant is None or owner is None or not here.cluster or tenant.cluster != here.cluster:
+                continue
+            if tenant.job_id == here.job_id or owner_lives(owner):
+                continue
+            detail = slurm.find_job(tenant.job_id)
+            if detail is None or not detail.state.phase.alive:
+                shutil.rmtree(path.parent, ignore_errors=True)
+
+
+def _read_tenant(path: Path) -> tuple[JobHere | None, Owner | None]:
+    """Return whose directory it is; nothing where the file is not ours, or was written by another version."""
+    try:
+        document = read_json(path)
+        if not isinstance(document, dict) or document.pop("schema", None) != 1:
+            return None, None
+        owner = Owner(**document.pop("owner"))
+        return JobHere(**document), owner
+    except (ConfigError, OSError, TypeError, KeyError):
+        return None, None
+
+
+def _await_ready(directory: Path, name: str, bootstrap_s: float, step: subprocess.Popen[bytes]) -> Ready:
     deadline = Deadline(bootstrap_s)
     while True:
         late = deadline.passed()
         seen = look(directory)
         if seen.ready is not None and not seen.ready.missing:
             return seen.ready
-        if stop():
-            raise AllocationError(name, "interrupted before its agents were ready")
         if step.poll() is not None:
             lines = "".join(f"\n    {line}" for line in tail(directory / "slurm.out", 5))
             raise AllocationError(
@@ -117,12 +187,18 @@ def _await_ready(
         time.sleep(_LOOK_S)
 
 
-def _end(step: subprocess.Popen[bytes]) -> None:
-    """Wait for the step, which ends with its agents; help where it does not."""
-    # The first wait is for agents that were told to end; then their srun is.
-    for number, wait_s in ((None, 5.0), (signal.SIGTERM, _STEP_END_S), (signal.SIGKILL, 5.0)):
-        if number is not None and step.poll() is None:
-            os.killpg(step.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            step.wait(wait_s)
-            return
+def _close(directory: Path, step: subprocess.Popen[bytes], shut_down: Callable[[Path], object]) -> None:
+    """End the agents, and wait for their step, which ends with them; help where it does not."""
+    assert step.stdin is not None
+    try:
+        if look(directory).ready is not None and step.poll() is None:
+            shut_down(directory)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                step.wait(_LEAVE_S)
+    finally:
+        step.stdin.close()  # the script's lifeline: it ends srun
+        try:
+            step.wait(_STEP_END_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(step.pid, signal.SIGKILL)
+            step.wait()

@@ -1,7 +1,9 @@
 """The life of an allocation as pure decisions: what was seen goes in, what is so and what is due comes out.
 
 `Life` follows one allocation until it is ready; `decide` says what is due for a record that nobody may be
-looking after any more. Neither reads a clock, a file or Slurm.
+looking after any more. Neither reads a clock, a file or Slurm. Times of a `Life` are of a clock that never jumps.
+Records are read by other processes, after reboots and on other machines, so that their times are of the wall clock:
+one that is set changes how soon an intent without owner and job is given up, and touches no job that has a number.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ ELSEWHERE_S = 900.0
 
 
 class Stage(enum.IntEnum):
-    """How far an allocation has come; it never goes back."""
+    """How far an allocation has come; within an attempt of its job it never goes back."""
 
     QUEUED = 1
     GRANTED = 2
@@ -46,7 +48,7 @@ class Stage(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """One allocation on its way to ready.
+    """One allocation on its way to ready; times are in seconds of one clock that never jumps, as `time.monotonic`.
 
     Args:
         bootstrap_s: how long agents have from the job's begin, in seconds.
@@ -60,6 +62,8 @@ class Life:
         ready: the head's word.
         exit_status: of the batch script, once it ended.
         detail: how Slurm says that it ended.
+        attempt: which attempt of the job the files are of, see `Seen`.
+        restarts: how often Slurm has requeued the job, as far as is known.
     """
 
     bootstrap_s: float
@@ -73,9 +77,18 @@ class Life:
     ready: Ready | None = None
     exit_status: int | None = None
     detail: JobDetail | None = None
+    attempt: int = 0
+    restarts: int = 0
 
     def see_files(self, seen: Seen, now_s: float) -> Life:
         """Return this life after a look into the directory."""
+        restarts = seen.granted.restarts if seen.granted is not None else self.restarts
+        if seen.attempt < self.attempt or restarts < self.restarts:
+            return self  # of an attempt that is over
+        life = self if seen.attempt == self.attempt or not self.attempt else Life(self.bootstrap_s)
+        return replace(life, attempt=seen.attempt, restarts=restarts)._take_files(seen, now_s)
+
+    def _take_files(self, seen: Seen, now_s: float) -> Life:
         life = replace(
             self,
             granted=seen.granted or self.granted,
@@ -107,8 +120,14 @@ class Life:
         )
 
     def see_detail(self, detail: JobDetail | None) -> Life:
-        """Return this life after squeue did not list its job and scontrol was asked; None: Slurm does not know it."""
+        """Return this life after scontrol was asked: squeue did not list the job, or as if its attempt were over.
+
+        Args:
+            detail: what it said; None if Slurm does not know the job.
+        """
         if detail is not None and detail.state.phase.alive:
+            if detail.restarts > self.restarts:
+                return Life(self.bootstrap_s, attempt=self.attempt, restarts=detail.restarts, reason=detail.reason)
             return self
         return replace(self, detail=detail)._reach(Stage.ENDED)
 

@@ -167,6 +167,7 @@ _REASONS = (
     ("BadConstraints", "no hosts can ever give what was asked; release it and ask for something else"),
     ("JobHeldUser", "you hold it; let it go with: scontrol release"),
     ("JobHeldAdmin", "the administrators hold it; ask them"),
+    ("job requeued in held state", "it was requeued and is held; let it go with: scontrol release"),
     ("launch failed requeued held", "hosts failed to start it, and Slurm holds it; ask the administrators"),
     ("JobHoldMaxRequeue", "hosts failed to start it too often, and Slurm holds it; ask the administrators"),
     ("DependencyNeverSatisfied", "what it depends on can no longer happen; release it"),

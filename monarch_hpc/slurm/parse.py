@@ -64,7 +64,10 @@ class QueueRow:
 
 @dataclass(frozen=True, slots=True)
 class JobDetail:
-    """One job as scontrol shows it, also for some minutes after its end."""
+    """One job as scontrol shows it, also for some minutes after its end.
+
+    *restarts* counts how often it was requeued, *requeues* tells whether that may happen.
+    """
 
     job_id: int
     name: str
@@ -75,6 +78,8 @@ class JobDetail:
     hosts: str
     batch_host: str
     end: str
+    restarts: int = 0
+    requeues: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +128,8 @@ def parse_show_job(text: str) -> JobDetail:
             hosts=_something(fields.get("NodeList", "")),
             batch_host=_something(fields.get("BatchHost", "")),
             end=_something(fields.get("EndTime", "")),
+            restarts=int(fields.get("Restarts", "0")),
+            requeues=fields.get("Requeue", "0") != "0",
         )
     except (KeyError, ValueError) as error:
         raise SlurmParseError("scontrol -o show job", text) from error

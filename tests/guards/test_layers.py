@@ -61,6 +61,8 @@ ENVIRON_DOORS = {
     "config.program",
     # Commands and workers get all of ours, and more.
     "job",
+    # The agents that a program starts in its Slurm job inherit it.
+    "mesh.opening",
     # A script's process gets the environment of its proc.
     "mesh.script",
     # torch.distributed takes its network interface and local rank from the environment.

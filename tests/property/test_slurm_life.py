@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,12 +17,13 @@ STATES = st.sampled_from(list(JobState))
 GRANTED = Granted(7, ("n1", "n2"), "n[1-2]", 1000.0)
 SEEN = st.builds(
     Seen,
-    st.sampled_from([None, GRANTED]),
+    st.sampled_from([None, GRANTED, replace(GRANTED, restarts=1)]),
     st.frozensets(st.integers(0, 1)),
     st.sampled_from([None, Ready((ReadyHost("n1", 1, 0),), ("n2",)), Ready((ReadyHost("n1", 1, 0),), ())]),
     st.sampled_from([None, 0, 1]),
+    st.integers(0, 3),
 )
-EVENTS = st.lists(st.one_of(SEEN, STATES, st.tuples(STATES)), max_size=20)
+EVENTS = st.lists(st.one_of(SEEN, STATES, st.tuples(STATES, st.integers(0, 2))), max_size=20)
 RECORDS = st.builds(
     record,
     job_id=st.sampled_from([None, 7]),
@@ -30,7 +33,7 @@ RECORDS = st.builds(
 
 
 @given(EVENTS)
-def test_an_allocation_never_moves_back(events: list[Seen | JobState | tuple[JobState]]) -> None:
+def test_within_an_attempt_an_allocation_never_moves_back(events: list[Seen | JobState | tuple[JobState, int]]) -> None:
     life = Life(30.0)
     for now_s, event in enumerate(events):
         before = life
@@ -39,7 +42,10 @@ def test_an_allocation_never_moves_back(events: list[Seen | JobState | tuple[Job
         elif isinstance(event, JobState):
             life = life.see_queue(row(event), now_s)
         else:
-            life = life.see_detail(detail(event[0]))
+            life = life.see_detail(detail(event[0], restarts=event[1]))
+        assert (life.attempt, life.restarts) >= (before.attempt, before.restarts)
+        if life.restarts > before.restarts or 0 < before.attempt < life.attempt:
+            continue  # it began anew
         assert life.stage >= before.stage
         assert life.num_reported >= before.num_reported
         assert before.granted is None or life.granted == before.granted

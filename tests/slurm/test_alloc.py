@@ -316,7 +316,7 @@ def end(directory):
     print(sorted(shut_down(directory, 2.0).items()))
 
 config = load({{"paths.shared": {str(alice.shared)!r}}}).config
-with open_inside(config, os.environ, end, lambda: False) as directory:
+with open_inside(config, os.environ, end) as directory:
     print([(host["name"], len(host["gpus"])) for host in query_status(directory, 5.0)["hosts"]])
 """
     alice.lab.run(["sh", "-c", f"mkdir -p {alice.folder}; cat > {program}"], stdin=text)

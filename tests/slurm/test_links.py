@@ -226,7 +226,7 @@ def crossed(alice: Alice) -> Iterator[Alice]:
 
 
 def test_of_several_interfaces_the_one_that_routes_is_found(crossed: Alice, held: Alice) -> None:
-    (path,) = held.shared.glob("*/ready.json")
+    (path,) = held.shared.glob("*/attempts/1/ready.json")
     ready = json.loads(path.read_text())
     assert [len(host["addresses"]) for host in ready["hosts"]] == [3, 3, 3]
     done = held.run("run", "-a", "dev", program(held, "say(*second.ask.call_one(third).get(30))\n"))

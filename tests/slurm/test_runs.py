@@ -208,7 +208,7 @@ def test_an_allocation_that_ends_under_a_run_says_how(alice: Alice) -> None:
 
 
 def test_other_versions_on_the_other_side_are_refused_with_both_named(held: Alice) -> None:
-    (path,) = held.shared.glob("*/ready.json")
+    (path,) = held.shared.glob("*/attempts/1/ready.json")
     ready = json.loads(path.read_text())
     for change, words in (({"python": "3.9.1"}, "Python differs"), ({"package": "0.0.1"}, "monarch_hpc differs")):
         path.write_text(json.dumps(ready | change))

@@ -42,7 +42,7 @@ def running(held: Alice) -> Iterator[Alice]:
 
 def ready_file(alice: Alice) -> Path:
     (directory,) = (path for path in alice.shared.iterdir() if path.is_dir())
-    return directory / "ready.json"
+    return directory / "attempts" / "1" / "ready.json"
 
 
 def listening(lab: SlurmLab) -> list[str]:

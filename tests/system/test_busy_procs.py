@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import io
 import os
+import re
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -24,6 +26,9 @@ from tests.system.controlling import controlled, settle
 
 _PATIENCE_S = 20.0
 _DEAD_S = 2.0
+_HELD_S = 8.0
+_NUM_ARRAYS = 20  # of half a gigabyte each: ten gigabytes take some seconds,
+_LONGEST_S = 30.0  # and on a machine that is busy with other things no more than this
 
 
 class Busy(Actor):
@@ -41,6 +46,35 @@ class Busy(Actor):
     @endpoint
     def pid(self) -> int:
         return os.getpid()
+
+
+TOILING = f"""
+import ctypes, time
+import numpy as np
+import monarch_hpc
+from monarch_hpc import Actor, endpoint
+
+class Toiling(Actor):
+    @endpoint
+    def hold_the_lock(self, seconds): ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+    @endpoint
+    def take(self, array): return int(array[0] + array[-1])
+
+toiling = monarch_hpc.hosts().slice(hosts=1).spawn_procs().spawn("toiling", Toiling)
+array = np.zeros({512 << 20}, dtype=np.uint8)
+array[0] = array[-1] = 1
+toiling.take.call_one(array[:1]).get()
+held = toiling.hold_the_lock.call_one({_HELD_S})
+ctypes.PyDLL(None).usleep(int({_HELD_S} * 1e6))
+held.get()
+print("held", toiling.take.call_one(array[:1]).get(), flush=True)
+begun_s = time.perf_counter()
+num = 0
+while num < {_NUM_ARRAYS} and time.perf_counter() - begun_s < {_LONGEST_S}:
+    assert toiling.take.call_one(array).get() == 2
+    num += 1
+print(f"taken {{num}} {{array.nbytes * num / (time.perf_counter() - begun_s) / 1e9:.1f}} GB/s")
+"""
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +147,22 @@ def test_a_proc_that_stays_stopped_is_dead_and_its_callers_told(
     with pytest.raises(ActorDied, match=r"busy.* died: stopped \(SIGSTOP\) for \d s"):
         busy.pid.call_one().get(_PATIENCE_S)
     wait_until("the news", said.getvalue, accept=lambda text: "died: stopped (SIGSTOP) for" in text)
+
+
+@pytest.mark.slow
+def test_a_lock_held_for_eight_seconds_on_both_sides_and_ten_gigabytes_are_no_death(tmp_path: Path) -> None:
+    """As a user starts it, with an owner of the run beside the program. The eight seconds are four times `dead_s`."""
+    program = tmp_path / "toiling.py"
+    program.write_text(TOILING)
+    values = {"DEAD_S": _DEAD_S, "SUSPECT_S": 0.4, "HEARTBEAT_S": 0.1}
+    liveness = {f"MONARCH_HPC_LIVENESS__{name}": str(value) for name, value in values.items()}
+    command = [sys.executable, "-m", "monarch_hpc.cli", "run", "--local", "2", str(program)]
+    done = subprocess.run(
+        command, env={**os.environ, **liveness}, capture_output=True, text=True, timeout=110, check=False
+    )
+    print(done.stdout)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "held 2\n" in done.stdout and re.search(r"^taken \d+ ", done.stdout, re.MULTILINE)
 
 
 def test_a_long_transfer_is_not_a_death(busy: ActorMesh[Busy], monkeypatch: pytest.MonkeyPatch) -> None:

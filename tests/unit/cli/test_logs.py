@@ -24,7 +24,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     registry = Registry(tmp_path / ".local/state/monarch-hpc")
     made = Record(ID, "dev", tmp_path / "shared" / ID[:8], "2", current_owner(), 1000.0)
-    (made.directory / "hosts").mkdir(parents=True)
+    (made.directory / "attempts").mkdir(parents=True)
     registry.create(made)
     registry.set_job(made, 7, 1001.0)
     return made.directory
@@ -89,11 +89,14 @@ def test_status_tells_from_files_how_far_it_has_come(directory: Path, capsys: py
         return str(shown["state"])
 
     states = [state()]
-    write_json(directory / "granted.json", {"schema": 1, "job_id": 7, "nodelist": "n[1-2]", "time_s": 1000})
+    folder = directory / "attempts" / "1"
+    (folder / "hosts").mkdir(parents=True)
+    granted = {"schema": 1, "job_id": 7, "nodelist": "n[1-2]", "restarts": 0, "time_s": 1000}
+    write_json(folder / "granted.json", granted)
     states.append(state())
-    write_json(directory / "hosts" / "1.json", {})
+    write_json(folder / "hosts" / "1.json", {})
     states.append(state())
-    write_json(directory / "ended.json", {"schema": 1, "job_id": 7, "exit_status": 0, "time_s": 1001})
+    write_json(folder / "ended.json", {"schema": 1, "job_id": 7, "exit_status": 0, "time_s": 1001})
     states.append(state())
     assert states == ["submitted", "agents 0/2", "agents 1/2", "ending"]
 

@@ -23,5 +23,5 @@ def row(state: JobState = JobState.RUNNING, job_id: int = 7, reason: str = "") -
     return QueueRow(job_id, RECORD.job_name, state, state.value, 4, hosts, end, "30:00", reason)
 
 
-def detail(state: JobState, reason: str = "", exit_code: str = "0:0") -> JobDetail:
-    return JobDetail(7, RECORD.job_name, state, state.value, reason, exit_code, "n[1-4]", "n1", "")
+def detail(state: JobState, reason: str = "", exit_code: str = "0:0", restarts: int = 0) -> JobDetail:
+    return JobDetail(7, RECORD.job_name, state, state.value, reason, exit_code, "n[1-4]", "n1", "", restarts)

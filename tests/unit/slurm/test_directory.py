@@ -54,7 +54,7 @@ def test_a_prepared_directory_is_ours_alone_and_shows_nothing_yet(tmp_path: Path
     directory = tmp_path / "a b" / "01234567"
     script = prepare(directory, config, b"k" * 32, "#!/bin/bash\n")
     assert script == directory / "job.sh" and script.read_text() == "#!/bin/bash\n"
-    names = {"agent.sh", "config.json", "hosts", "job.sh", "key", "runs", "task.sh"}
+    names = {"agent.sh", "attempts", "config.json", "job.sh", "key", "runs", "task.sh"}
     assert {path.name for path in directory.iterdir()} == names
     assert [path for path in [directory, *directory.rglob("*")] if stat.S_IMODE(path.stat().st_mode) & 0o077] == []
     assert look(directory) == Seen()
@@ -65,24 +65,39 @@ def test_a_directory_that_is_not_there_shows_nothing(tmp_path: Path) -> None:
 
 
 def write(path: Path, document: object) -> None:
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document))
     path.chmod(0o600)
 
 
 def test_everything_is_seen(tmp_path: Path) -> None:
-    write(tmp_path / "granted.json", {"schema": 1, "job_id": 7, "nodelist": "n[1-2]", "time_s": 1000})
-    write(tmp_path / "hosts" / "0.json", {})
-    write(tmp_path / "hosts" / ".1.json.tmp", {})
+    folder = tmp_path / "attempts" / "1"
+    write(folder / "granted.json", {"schema": 1, "job_id": 7, "nodelist": "n[1-2]", "restarts": 0, "time_s": 1000})
+    write(folder / "hosts" / "0.json", {})
+    write(folder / "hosts" / ".1.json.tmp", {})
     hosts = [{"rank": 0, "name": "n1", "cpus": 8, "gpus": ["0", "1"], "addresses": []}]
-    write(tmp_path / "ready.json", {"schema": 1, "hosts": hosts, "missing": ["n2"]})
-    write(tmp_path / "ended.json", {"schema": 1, "job_id": 7, "exit_status": 3, "time_s": 1001})
+    write(folder / "ready.json", {"schema": 1, "hosts": hosts, "missing": ["n2"]})
+    write(folder / "ended.json", {"schema": 1, "job_id": 7, "exit_status": 3, "time_s": 1001})
     assert look(tmp_path) == Seen(
         Granted(7, ("n1", "n2"), "n[1-2]", 1000.0),
         frozenset({0}),
         Ready((ReadyHost("n1", 8, 2),), ("n2",)),
         3,
+        1,
     )
+
+
+def test_only_the_newest_attempt_is_seen(tmp_path: Path) -> None:
+    for number in (1, 9, 10):
+        (tmp_path / "attempts" / str(number)).mkdir(parents=True)
+        assert look(tmp_path) == Seen(attempt=number)
+        granted = {"schema": 1, "job_id": 7, "nodelist": "n1", "restarts": number, "time_s": 1000}
+        write(tmp_path / "attempts" / str(number) / "granted.json", granted)
+        write(tmp_path / "attempts" / str(number) / "ended.json", {"schema": 1, "exit_status": 143})
+        assert look(tmp_path) == Seen(Granted(7, ("n1",), "n1", 1000.0, number), exit_status=143, attempt=number)
+    # What processes of an earlier attempt still write.
+    write(tmp_path / "attempts" / "9" / "ready.json", {"schema": 1, "hosts": [], "missing": []})
+    assert look(tmp_path).ready is None
 
 
 @pytest.mark.parametrize(
@@ -90,7 +105,8 @@ def test_everything_is_seen(tmp_path: Path) -> None:
     [
         ("granted.json", {"schema": 1}),
         ("granted.json", {"schema": 1, "job_id": "7", "nodelist": "n1", "time_s": 1}),
-        ("granted.json", {"schema": 1, "job_id": 7, "nodelist": "$(x)", "time_s": 1}),
+        ("granted.json", {"schema": 1, "job_id": 7, "nodelist": "$(x)", "restarts": 0, "time_s": 1}),
+        ("granted.json", {"schema": 1, "job_id": 7, "nodelist": "n1", "restarts": "", "time_s": 1}),
         ("ready.json", {"schema": 2, "hosts": [], "missing": []}),
         ("ready.json", {"schema": 1, "hosts": [1], "missing": []}),
         ("ready.json", {"schema": 1, "hosts": [{"name": "n1", "cpus": 1, "gpus": 2}], "missing": []}),
@@ -98,6 +114,6 @@ def test_everything_is_seen(tmp_path: Path) -> None:
     ],
 )
 def test_what_nobody_of_ours_wrote_is_refused(tmp_path: Path, name: str, document: object) -> None:
-    write(tmp_path / name, document)
+    write(tmp_path / "attempts" / "1" / name, document)
     with pytest.raises(ConfigError):
         look(tmp_path)

@@ -11,6 +11,7 @@ BATCH = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-4]", "SLURM_JOB_NUM_NOD
 
 def test_the_job_is_found() -> None:
     assert find_job_here({**BATCH, "SLURM_NNODES": "1"}) == JobHere(7, "n[1-4]", 4)
+    assert find_job_here({**BATCH, "SLURM_CLUSTER_NAME": "big"}) == JobHere(7, "n[1-4]", 4, "big")
 
 
 def test_older_variables_do() -> None:

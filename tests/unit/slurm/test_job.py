@@ -165,6 +165,32 @@ def test_slurms_word_ends_it_only_if_it_is_one() -> None:
     assert life.see_detail(None).stage is Stage.ENDED
 
 
+def test_a_requeued_job_begins_anew_and_what_its_first_attempt_left_is_not_believed() -> None:
+    first = Seen(GRANTED, frozenset({0, 1}), READY, exit_status=143, attempt=1)
+    ended = Life(30.0).see_files(first, 1010.0)
+    assert ended.stage is Stage.ENDED
+    queued = ended.see_detail(detail(JobState.PENDING, "BeginTime", restarts=1))
+    assert queued == Life(30.0, reason="BeginTime", attempt=1, restarts=1)
+    assert queued.see_files(first, 1020.0) == queued.see_detail(detail(JobState.PENDING, restarts=1)) == queued
+    begun = queued.see_files(Seen(attempt=2), 1030.0)
+    assert (begun.stage, begun.granted, begun.ready, begun.exit_status) == (Stage.QUEUED, None, None, None)
+    again = begun.see_files(Seen(replace(GRANTED, restarts=1), frozenset({0, 1}), READY, attempt=2), 1031.0)
+    assert (again.stage, again.granted_s) == (Stage.READY, 1031.0)
+    assert again.see_files(first, 1032.0) == again
+
+
+def test_a_second_start_that_slurm_does_not_count_is_one_too() -> None:
+    # As by a slurmctld that lost its newest state.
+    first = Life(30.0).see_files(Seen(GRANTED, frozenset({0, 1}), HALF, attempt=1), 1010.0)
+    second = first.see_files(Seen(GRANTED, attempt=2), 1020.0)
+    assert (second.stage, second.granted_s, second.num_reported, second.ready) == (Stage.GRANTED, 1020.0, 0, None)
+
+
+def test_an_old_answer_of_squeue_is_no_requeue() -> None:
+    life = Life(30.0).see_files(Seen(GRANTED, frozenset({0}), attempt=1), 1010.0)
+    assert life.see_detail(detail(JobState.RUNNING)) == life
+
+
 @pytest.mark.parametrize(
     ("life", "overdue_from_s"),
     [

@@ -80,6 +80,7 @@ def test_a_job_that_slurm_forgot_is_gone() -> None:
         ("ReqNodeNotAvail, Reserved for maintenance", "maintenance window"),
         ("QOSMaxJobsPerUserLimit", "release another allocation"),
         ("DependencyNeverSatisfied", "can no longer happen"),
+        ("job requeued in held state", "scontrol release"),
     ],
 )
 def test_a_reason_is_put_in_words(reason: str, words: str) -> None:

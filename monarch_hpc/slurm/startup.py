@@ -1,0 +1,137 @@
+"""The wait for an allocation's agents, through the queue and through requeues of its job."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from monarch_hpc.config.schema import SlurmConfig
+from monarch_hpc.core.clock import Deadline
+from monarch_hpc.core.errors import SlurmBusy
+from monarch_hpc.slurm.client import SlurmClient
+from monarch_hpc.slurm.directory import look
+from monarch_hpc.slurm.failure import agents_missing, job_failed
+from monarch_hpc.slurm.job import Life, Stage, how_it_ended
+from monarch_hpc.slurm.parse import JobDetail
+from monarch_hpc.slurm.registry import Record, Registry, Snapshot
+from monarch_hpc.slurm.states import Phase
+
+__all__ = ["Startup"]
+
+# Between two looks into a directory: short against what a person notices, cheap for a file server.
+_LOOK_S = 0.15
+# Between the end of a batch script and slurmctld's knowing it.
+_LAST_WORD_S = 5.0
+# A job that is requeued ends first: that takes the site's KillWait (30 s by default) and its epilogue.
+_END_S = 120.0
+
+
+class Startup:
+    """One allocation that is becoming ready.
+
+    Args:
+        config: how often Slurm is asked, and how long agents have.
+        registry: where the record is closed if the job ends.
+        slurm: Slurm's commands.
+        snapshot: what squeue says of these records, at most so many seconds old.
+        record: one with a job.
+    """
+
+    def __init__(
+        self,
+        config: SlurmConfig,
+        registry: Registry,
+        slurm: SlurmClient,
+        snapshot: Callable[[Sequence[Record], float], Snapshot],
+        record: Record,
+    ) -> None:
+        self._config = config
+        self._registry = registry
+        self._slurm = slurm
+        self._snapshot = snapshot
+        self._record = record
+
+    def follow(self, tell: Callable[[Life], None], stop: Callable[[], bool]) -> Life:
+        """Wait until the agents are ready; see `Allocations.follow`."""
+        slurm = self._config
+        life = Life(slurm.bootstrap_s)
+        interval_s = slurm.poll_min_s
+        poll = Deadline(0.0)
+        while not stop():
+            was_granted = life.granted is not None
+            life = life.see_files(look(self._record.directory), time.monotonic())
+            just_granted = life.granted is not None and not was_granted
+            if poll.passed() or just_granted:
+                # Its end is known from now on, to a squeue that was not asked before.
+                life = self._see_slurm(life, 0.0 if just_granted else 0.9 * interval_s)
+                poll = Deadline(interval_s)
+                # Once it runs, its files tell; squeue is for the death of a job that could write none.
+                interval_s = min(interval_s * 1.5, slurm.poll_max_s) if life.granted is None else slurm.poll_max_s
+            if life.stage is Stage.ENDED:
+                life = self._requeued_or_failed(life)
+            if life.overdue(time.monotonic()):
+                life = self._requeued_or_overdue(life)
+            tell(life)
+            if life.stage is Stage.READY:
+                return life
+            time.sleep(_LOOK_S)
+        return life
+
+    def _see_slurm(self, life: Life, max_age_s: float) -> Life:
+        try:
+            # All of the user's waiting commands share one squeue.
+            row = self._snapshot(self._registry.records(), max_age_s).rows().get(self._record.job_name)
+            if row is not None and row.state.phase.alive:
+                if life.granted is not None and row.state.phase is not Phase.RUNNING:
+                    # Requeued, or what squeue said is older than what the files say: scontrol knows.
+                    life = life.see_detail(self._find_job())
+                return life.see_queue(row, time.monotonic())
+            return life.see_detail(self._find_job())
+        except SlurmBusy:
+            return life
+
+    def _requeued_or_overdue(self, life: Life) -> Life:
+        """Return the life of a job that was requeued while its agents were awaited.
+
+        Raises:
+            AllocationError: it was not.
+        """
+        try:
+            requeued = life.see_detail(self._find_job())
+        except SlurmBusy:
+            requeued = life
+        if requeued.restarts == life.restarts:
+            raise agents_missing(self._record, life)
+        return requeued
+
+    def _requeued_or_failed(self, life: Life) -> Life:
+        """Return the life of a job whose script ended because the job was requeued.
+
+        Raises:
+            JobFailed: it ended for good; its record is closed.
+        """
+        detail = life.detail
+        # The script's last word comes a moment before Slurm's; of a job that may be requeued Slurm's is needed.
+        soon, late = Deadline(_LAST_WORD_S), Deadline(_END_S)
+        while detail is None or detail.state.phase.alive:
+            try:
+                detail = self._find_job()
+            except SlurmBusy:
+                break
+            if detail is None:
+                break
+            requeued = life.see_detail(detail)
+            if requeued.restarts > life.restarts:
+                return requeued
+            if late.passed() or (soon.passed() and not detail.requeues):
+                break
+            time.sleep(_LOOK_S if detail.state.phase.alive else 0)
+        if detail is not None and detail.state.phase.alive:
+            detail = None
+        ended = how_it_ended(self._record, detail, life.exit_status, time.time())
+        self._registry.close(self._record, ended)
+        raise job_failed(self._record, life, detail, ended)
+
+    def _find_job(self) -> JobDetail | None:
+        assert self._record.job_id is not None
+        return self._slurm.find_job(self._record.job_id, self._record.job_name)
