@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 
+from monarch_hpc.core.arguments import check_text
 from monarch_hpc.job.trait import DEFAULT_JOB_PATH, JobTrait
 
 __all__ = ["load_current_job", "set_current_job"]
@@ -19,8 +20,10 @@ def set_current_job(module_path: str) -> None:
         module_path: ``package.module.name`` of a job, or of a function that makes one.
 
     Raises:
+        TypeError: not a string.
         ValueError: it names nothing in a module.
     """
+    check_text("module_path", module_path)
     if "." not in module_path.strip("."):
         raise ValueError(f"{module_path!r} names no job: write package.module.name")
     _SPEC.parent.mkdir(parents=True, exist_ok=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from monarch_hpc.core.arguments import check_texts
 from monarch_hpc.job.state import JobState
 from monarch_hpc.job.trait import JobTrait
 from monarch_hpc.mesh.host import this_host
@@ -16,11 +17,14 @@ class LocalJob(JobTrait):
 
     Args:
         hosts: names of the meshes.
+
+    Raises:
+        TypeError: *hosts* is not a list of strings.
     """
 
     def __init__(self, hosts: Sequence[str] = ("hosts",)) -> None:
         super().__init__()
-        self._names = tuple(hosts)
+        self._names = check_texts("hosts", hosts, "['trainers', 'readers']")
 
     def spec(self) -> Mapping[str, object]:
         """The names of the meshes."""
