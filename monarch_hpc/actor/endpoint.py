@@ -7,6 +7,8 @@ import logging
 from collections.abc import Callable
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
+from monarch_hpc.core.arguments import check_flag, check_seconds
+
 __all__ = ["Actor", "EndpointMethod", "check_arguments", "concurrent_endpoint", "endpoint", "endpoints_of", "unmarked"]
 
 P = ParamSpec("P")
@@ -73,8 +75,8 @@ class EndpointMethod(Generic[P, R]):
         self.plain = not self.is_async and timeout_s is None and not explicit
         if concurrent and not self.is_async:
             raise TypeError(f"endpoint {function.__name__} is concurrent: write it as 'async def'")
-        if timeout_s is not None and timeout_s <= 0:
-            raise ValueError(f"endpoint {function.__name__} has a timeout of {timeout_s} s: give it more than 0")
+        if timeout_s is not None:
+            self.timeout_s = check_seconds(f"the timeout of endpoint {function.__name__}", timeout_s)
         self.__doc__ = function.__doc__
         self.__name__ = function.__name__
         self._fitting: set[int] = set()  # numbers of positional arguments that fit, of those seen so far
@@ -130,7 +132,13 @@ def endpoint(
             cancelled; a function cannot be, and keeps its actor busy until it returns.
         explicit_response_port: the method gets a port before the caller's arguments. What it sends there is
             the answer, at any time and from any thread; what it returns is not.
+
+    Raises:
+        TypeError: an argument of another type; *concurrent* of what is no coroutine function; no parameter for a port.
+        ValueError: a *timeout* that is not above 0.
     """
+    check_flag("concurrent", concurrent)
+    check_flag("explicit_response_port", explicit_response_port)
 
     def mark(function: Callable[..., Any], /) -> EndpointMethod[..., Any]:
         return EndpointMethod(function, concurrent=concurrent, timeout_s=timeout, explicit=explicit_response_port)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Generic, TypeVar, cast
 
+from monarch_hpc.core.arguments import check_seconds
 from monarch_hpc.telemetry.recorder import Recorder
 from monarch_hpc.transport.engine import Engine
 
@@ -98,6 +99,7 @@ class Future(concurrent.futures.Future[T], Generic[T]):
 
         Raises:
             TimeoutError: nothing came in time; the future can be read again.
+            TypeError: *timeout* is not a number; ValueError for one that is too large.
             RuntimeError: called where an event loop runs, which it would block, or in a callback.
             concurrent.futures.CancelledError: it was cancelled.
             Exception: what the endpoint raised, or why it cannot answer.
@@ -105,12 +107,16 @@ class Future(concurrent.futures.Future[T], Generic[T]):
         # Also where it would not block, this time: whether it does must not depend on who is faster.
         if asyncio._get_running_loop() is not None:
             raise RuntimeError("get() would block the running event loop: write 'await future' instead")
+        if timeout is not None:
+            _check_timeout(timeout)
         if self._state is _RUNNING:
             self._wait(timeout)
         return self._read()
 
     def result(self, timeout: float | None = None) -> T:
         """Like `get`; where an event loop runs it may be called once the future is done."""
+        if timeout is not None:
+            _check_timeout(timeout)
         if self._state is _RUNNING:
             return self.get(timeout)
         return self._read()
@@ -328,3 +334,9 @@ class Future(concurrent.futures.Future[T], Generic[T]):
         """The value, or the exception raised; on the thread that reads first, once."""
         value: T = raw()
         return value
+
+
+def _check_timeout(timeout: object) -> None:
+    # What is left until a deadline may be less than nothing: then nothing is waited for.
+    if not isinstance(timeout, (int, float)) or not timeout < 0:
+        check_seconds("timeout", timeout, zero=True)

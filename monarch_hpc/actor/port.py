@@ -16,6 +16,7 @@ from monarch_hpc.actor.pending import Slot
 from monarch_hpc.actor.receipt import Receipt
 from monarch_hpc.actor.reference import ProcRef
 from monarch_hpc.actor.runtime import current_runtime
+from monarch_hpc.core.arguments import check_flag, check_instance, check_number
 from monarch_hpc.core.errors import MonarchError, PortClosed
 from monarch_hpc.core.ids import new_incarnation
 from monarch_hpc.wire.frames import Frame, Kind
@@ -90,11 +91,16 @@ class Port(Generic[T]):
         self._send(dumps((rank, value, None)))
 
     def exception(self, error: BaseException) -> None:
-        """Raise *error* where the receiver reads; otherwise as `send`."""
+        """Raise *error* where the receiver reads; otherwise as `send`.
+
+        Raises:
+            TypeError: it is not an exception.
+        """
         self.exception_as(current_rank().rank, error)
 
     def exception_as(self, rank: int, error: BaseException) -> None:
         """`exception`, on behalf of another sender."""
+        check_instance("error", error, BaseException, "an exception, such as ValueError('why')")
         body, buffers = pack_failure(f"the sender with rank {rank}", error)
         self._send(dumps((rank, None, (bytes(body), [bytes(buffer) for buffer in buffers]))))
 
@@ -227,10 +233,13 @@ class Channel(Generic[T]):
 
         Raises:
             RuntimeError: this process is not part of an allocation yet.
+            TypeError: *capacity* is not a whole number, or a switch neither True nor False.
             ValueError: *capacity* is below 1.
         """
-        if capacity is not None and capacity < 1:
-            raise ValueError(f"capacity is {capacity}; at least 1, or None")
+        check_flag("once", once)
+        check_flag("ranked", ranked)
+        if capacity is not None:
+            capacity = check_number("capacity", capacity, least=1)
         runtime = current_runtime()
         number = new_incarnation()
         inbox = Inbox(runtime, number, once=once)

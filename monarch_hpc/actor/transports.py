@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 
 from monarch_hpc.actor.runtime import Runtime
+from monarch_hpc.core.arguments import check_instance, check_text
 
 __all__ = ["ChannelTransport", "attach", "enable_transport"]
 
@@ -58,10 +59,12 @@ def enable_transport(transport: ChannelTransport | str) -> None:
         transport: a member of `ChannelTransport`; ``ipc``, ``tcp`` or ``tls``; or an address, ``tcp://address:port``.
 
     Raises:
+        TypeError: neither a string nor a member of `ChannelTransport`.
         ValueError: there is no such transport here.
         RuntimeError: another one was declared before, or the program has begun to communicate.
     """
     global _declared
+    check_instance("transport", transport, (str, ChannelTransport), "'tcp', 'ipc', 'tls' or a ChannelTransport")
     wanted = _SHORT.get(transport, transport) if isinstance(transport, str) else transport
     if isinstance(wanted, ChannelTransport) and wanted not in _HERE:
         raise ValueError(f"transport {wanted.value!r} exists at Meta only; give 'tcp', or leave the call out")
@@ -87,10 +90,12 @@ def attach(addr: str) -> None:
         addr: of a process inside, ``tcp://host:port`` or ``ipc://path``.
 
     Raises:
+        TypeError: not a string.
         ValueError: not an address.
         RuntimeError: another one was given before.
     """
     global _attached
+    check_text("addr", addr)
     if not addr.startswith(("tcp://", "ipc://")) or not addr.partition("://")[2]:
         raise ValueError(f"cannot attach through {addr!r}: give tcp://host:port or ipc://path")
     if _attached not in (None, addr):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import platform
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from monarch_hpc.transport.ucx.fabric import UcxFabric
 from monarch_hpc.transport.ucx.settings import wants_ucx
 from monarch_hpc.wire.calls import Calls, CallsReport
 from monarch_hpc.wire.frames import Frame, Kind
-from monarch_hpc.wire.messages import Message, ShutDown, ShutDownDone, Status, StatusReport, decode, encode
+from monarch_hpc.wire.messages import Message, Refused, ShutDown, ShutDownDone, Status, StatusReport, decode, encode
 
 __all__ = ["Attachment", "HeadStatus", "attach", "query_calls", "query_status", "shut_down"]
 
@@ -107,6 +108,9 @@ def _open_ucx(engine: Engine, config: Config, ready: Ready) -> UcxFabric:
     )
 
 
+_log = logging.getLogger(__name__)
+
+
 class HeadStatus(TypedDict):
     """What a head says of its allocation, and over which link it was asked and why: `transport.api.Channel.fabric`."""
 
@@ -163,6 +167,9 @@ class _Asker:
         message = decode(frame.body)
         if isinstance(message, self._wanted):
             self.answer = message
+            self.over.set()
+        elif isinstance(message, Refused):
+            _log.warning("the head refused %s: %s", message.request, message.problem)
             self.over.set()
 
     def on_lost(self, channel: Channel, error: TransportError) -> None:

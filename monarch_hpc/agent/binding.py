@@ -75,9 +75,10 @@ def parse_numbers(text: str) -> list[int]:
     """
     numbers: set[int] = set()
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part, re.ASCII)
+        # Five digits: Linux knows at most 8192 CPUs, and a range is made before it is compared with what was granted.
+        match = re.fullmatch(r"\s*(\d{1,5})(?:-(\d{1,5}))?\s*", part, re.ASCII)
         if match is None or (match[2] and int(match[2]) < int(match[1])):
-            raise ValueError(f"{text!r} is no list of numbers such as '0-3,8'")
+            raise ValueError(f"{text[:80]!r} is not a list of numbers such as '0-3,8'")
         numbers.update(range(int(match[1]), int(match[2] or match[1]) + 1))
     return sorted(numbers)
 

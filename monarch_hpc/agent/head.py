@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 
 from monarch_hpc.agent.link import Link
+from monarch_hpc.agent.orders import problem_of, problem_of_links, problem_of_run
 from monarch_hpc.agent.runs import Mesh, OpenWitness, Run, report
 from monarch_hpc.agent.seats import Seats
 from monarch_hpc.agent.survey import Surveys
@@ -41,6 +42,7 @@ from monarch_hpc.wire.messages import (
     Status,
     StopProcs,
 )
+from monarch_hpc.wire.refusal import refuse
 
 __all__ = ["Head"]
 
@@ -50,7 +52,7 @@ _CLOSE_S = 10.0
 _ORPHAN_S = 2.0
 """How long a run without any process waits for its owner, which may attach after a short program has ended."""
 
-_News = ProcReady | ProcLife | SpawnFailed | ProcEnded | ProcsStopped | Output | LogsSet
+_News = ProcReady | ProcLife | SpawnFailed | ProcEnded | ProcsStopped | Output | LogsSet | Refused
 """What agents say of a mesh, for who made it."""
 
 _log = logging.getLogger(__name__)
@@ -138,6 +140,9 @@ class Head:
                 self._shut_on(seat.entry.rank)
             case ProcReady() | ProcLife() | SpawnFailed() | ProcEnded() | ProcsStopped() | Output() | LogsSet():
                 self._to_controller(message)
+            case Refused():
+                self._surveys.refuse(link, message)
+                self._to_controller(message)
             case _:
                 _log.warning("%s sent %s, which no head handles", seat.entry.name, type(message).__name__)
 
@@ -183,6 +188,8 @@ class Head:
                     if link not in run.members:
                         run.members.append(link)
                     self._close(message.run, message.exit_code)
+            case RunLinks() if problem := problem_of_links(message.links):
+                link.send(refuse(message, problem))
             case RunLinks() | Recording():
                 run = self._runs.get(message.run)
                 if run is not None and link in run.members:
@@ -196,7 +203,7 @@ class Head:
             case ShutDown():
                 self.shut_down(message.grace_s, link)
             case _:
-                link.send(Refused("", f"the head does not handle {type(message).__name__}"))
+                link.send(refuse(message, f"the head does not handle {type(message).__name__}"))
 
     def on_client_lost(self, link: Link, cause: str) -> None:
         """A controller or tool is gone: its procs go, and with the owner the run."""
@@ -243,12 +250,13 @@ class Head:
     # ---- runs ----
 
     def _open(self, link: Link, message: OpenRun) -> None:
+        run, problem = self._runs.get(message.run), problem_of_run(message.run)
         if self._shutting is not None:
-            link.send(Refused(message.run, "the allocation is being released"))
-            return
-        run = self._runs.get(message.run)
-        if run is not None and run.closing is not None:
-            link.send(Refused(message.run, f"run {message.run} is over"))
+            problem = "the allocation is being released"
+        elif run is not None and run.closing is not None:
+            problem = f"run {message.run} is over"
+        if problem:
+            link.send(refuse(message, problem))
             return
         number = next(self._numbers)
         if run is None:
@@ -266,19 +274,18 @@ class Head:
         link.send(RunOpened(message.run, run.epoch, number, self._seats.hosts()))
 
     def _spawn(self, link: Link, message: SpawnProcs) -> None:
+        if problem := problem_of(message):
+            link.send(refuse(message, problem))
+            return
         run = self._runs.get(message.run)
-        problem = ""
-        if run is None or link not in run.members or run.closing is not None:
-            problem = "the run is over"
-        elif message.mesh in run.meshes:
+        problem = "" if run is not None and link in run.members and run.closing is None else "the run is over"
+        if run is not None and message.mesh in run.meshes:
             problem = f"mesh {message.mesh} exists already in this run"
-        elif len(message.hosts) != len(message.first_rank) or message.per_host < 1:
-            problem = "the order makes no sense: each host needs a first rank"
         present = {rank for rank in message.hosts if not problem and self._seats.usable(rank)}
-        for rank, first in zip(message.hosts, message.first_rank, strict=False):
+        for rank, first in zip(message.hosts, message.first_rank, strict=True):
             if rank not in present:
                 cause = problem or self._seats.absence(rank)
-                for mesh_rank in range(first, first + max(message.per_host, 1)):
+                for mesh_rank in range(first, first + message.per_host):
                     link.send(SpawnFailed(message.run, message.mesh, mesh_rank, rank, cause, []))
         if run is not None and not problem:
             run.meshes[message.mesh] = Mesh(link, set(present))

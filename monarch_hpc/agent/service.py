@@ -39,6 +39,7 @@ from monarch_hpc.transport.engine import Engine
 from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.frames import Frame, Kind
 from monarch_hpc.wire.messages import HostEntry, Join, Message, Refused, Roster, ShutDown, ShutDownDone, decode
+from monarch_hpc.wire.refusal import refuse
 
 __all__ = ["Post", "Service"]
 
@@ -258,12 +259,17 @@ class Service:
         match message:
             case ShutDown():
                 self.leave(message.grace_s)
-            case Refused():
+            case Refused(request="" | "Join"):
                 self._refused(message.problem)
+            case Refused():
+                _log.warning("the head refused %s: %s", message.request, message.problem)
             case Roster():
                 self._casts.on_roster(message.hosts)
             case _:
-                self._agent.handle(message)
+                try:
+                    self._agent.handle(message)
+                except Exception as error:  # noqa: BLE001 who asked must hear of it at once
+                    self._fail_on(self._up, message, error)
 
     def _refused(self, problem: str) -> None:
         if not self._leaving:
@@ -294,9 +300,19 @@ class Service:
             return
         try:
             message = decode(frame.body)
-        except FrameError as error:
-            channel.close(str(error))
+        except FrameError as error:  # its sender has proved the key, and may go on
+            link.send(refuse(frame.body, str(error)))
             return
+        try:
+            self._on_message(channel, link, message)
+        except Exception as error:  # noqa: BLE001 other requests must not suffer
+            self._fail_on(link, message, error)
+
+    def _fail_on(self, link: Link, message: Message, error: Exception) -> None:
+        _log.error("cannot carry out %s", type(message).__name__, exc_info=error)
+        link.send(refuse(message, f"{self._post.name} failed on it: {type(error).__name__}: {error!s:.500}"))
+
+    def _on_message(self, channel: Channel, link: ChannelLink, message: Message) -> None:
         head = self._head
         if head is None:
             self._on_order(message)

@@ -9,6 +9,7 @@ from functools import partial
 
 from monarch_hpc.agent.link import Link
 from monarch_hpc.wire.calls import Calls, CallsReport, ProcCalls
+from monarch_hpc.wire.messages import Refused
 
 __all__ = ["Surveys"]
 
@@ -59,6 +60,13 @@ class Surveys:
             del survey.waiting[link]
             survey.procs.extend(report.procs)
             self._look(report.ticket, survey)
+
+    def refuse(self, link: Link, refused: Refused) -> None:
+        """One of them cannot answer."""
+        survey = self._surveys.get(refused.number) if refused.request == Calls.__name__ else None
+        if survey is not None and link in survey.waiting:
+            survey.missing.append(survey.waiting.pop(link))
+            self._look(refused.number, survey)
 
     def lose(self, link: Link) -> None:
         """Whoever is behind *link* will not answer."""

@@ -14,7 +14,7 @@ from monarch_hpc.cli.output import Output, current_output, output_options
 from monarch_hpc.core.errors import AllocationError, MonarchError
 from monarch_hpc.core.ids import new_allocation_id
 from monarch_hpc.core.units import format_duration, parse_duration
-from monarch_hpc.slurm import Allocations, Life, Record, Request, Stage, reason_in_words, render_script
+from monarch_hpc.slurm import Allocations, Life, Record, Request, Stage, check_name, reason_in_words, render_script
 
 __all__ = ["command"]
 
@@ -81,6 +81,7 @@ def command(
         gpus_per_node=gpus_per_node,
         options=(*(f"--{flag}={value}" for flag, value in given.items() if value is not None), *options),
     )
+    check_name(name)
     output = current_output()
     if dry_run:
         script = render_script(config, request)

@@ -87,7 +87,7 @@ class RunOwner:
                 self._attachment.send(CallsReport(ticket, told, []))
             case Recording() as recording:
                 self._look_at(recording)
-            case Refused(problem=problem):
+            case Refused(problem=problem, request="" | "OpenRun" | "CloseRun"):
                 self.refusal = problem
             case _:
                 return  # RunOpened; HostLost is the program's own business

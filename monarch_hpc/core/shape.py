@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
-import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+
+from monarch_hpc.core.arguments import check_number, check_text, check_texts, shown
 
 __all__ = ["Extent", "Point", "Region"]
 
@@ -22,8 +23,11 @@ class Extent:
     sizes: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if type(self.labels) is not tuple or type(self.sizes) is not tuple:  # lists, of moved programs
-            object.__setattr__(self, "labels", tuple(self.labels))
+        if type(self.labels) is not tuple or any(type(label) is not str for label in self.labels):
+            object.__setattr__(self, "labels", check_texts("labels", self.labels, "['hosts', 'gpus']"))
+        if type(self.sizes) is not tuple:  # lists, of moved programs
+            if not isinstance(self.sizes, Iterable):
+                raise TypeError(f"sizes is {shown(self.sizes)}: give a list with the size of each dimension")
             object.__setattr__(self, "sizes", tuple(self.sizes))
         if any(type(size) is not int for size in self.sizes):  # NumPy's are as good
             sizes = map(_whole, self.labels, self.sizes)
@@ -32,6 +36,8 @@ class Extent:
             raise ValueError(f"{len(self.labels)} labels for {len(self.sizes)} sizes")
         if len(set(self.labels)) != len(self.labels):
             raise ValueError(f"dimension names repeat: {', '.join(self.labels)}")
+        if "" in self.labels:
+            raise ValueError("the name of a dimension is empty: give at least one character")
         for label, size in zip(self.labels, self.sizes, strict=True):
             if size < 1:
                 raise ValueError(f"dimension {label!r} has size {size}; at least 1")
@@ -57,7 +63,18 @@ class Extent:
         return iter(self.labels)
 
     def __getitem__(self, label: str) -> int:
+        self.check_known((label,))
         return self.to_dict()[label]
+
+    def check_known(self, labels: Iterable[str]) -> None:
+        """Refuse names that no dimension has.
+
+        Raises:
+            KeyError: there is one; it lists those that there are.
+        """
+        for label in labels:
+            if label not in self.labels:
+                raise KeyError(f"no dimension {label!r}; there are: {', '.join(self.labels) or 'none'}")
 
     def to_dict(self) -> dict[str, int]:
         """Sizes by name."""
@@ -77,6 +94,8 @@ class Point(Mapping[str, int]):
     __slots__ = ("extent", "rank")
 
     def __init__(self, rank: int, extent: Extent) -> None:
+        if type(rank) is not int:
+            rank = check_number("rank", rank)
         if not 0 <= rank < len(extent):
             raise IndexError(f"rank {rank} of {len(extent)}")
         self.rank = rank
@@ -145,8 +164,10 @@ class Region:
         Raises:
             KeyError: no dimension of that name.
             IndexError: the number is outside the dimension, or nothing is left of it.
+            TypeError: neither a slice nor a whole number.
+            ValueError: the step of a slice is 0.
         """
-        self._check_known(selection)
+        self.extent.check_known(selection)
         offset = self.offset
         labels: list[str] = []
         sizes: list[int] = []
@@ -154,7 +175,7 @@ class Region:
         for label, size, stride in zip(self.extent.labels, self.extent.sizes, self.strides, strict=True):
             chosen = selection.get(label, slice(None))
             if isinstance(chosen, slice):
-                kept = range(size)[chosen]
+                kept = range(size)[_whole_slice(label, chosen)]
                 if not kept:
                     raise IndexError(f"{label}={chosen.start}:{chosen.stop}:{chosen.step} keeps nothing of {size}")
                 offset += kept.start * stride
@@ -162,6 +183,8 @@ class Region:
                 sizes.append(len(kept))
                 strides.append(stride * kept.step)
             else:
+                if type(chosen) is not int:
+                    chosen = _whole_place(label, chosen)
                 if not -size <= chosen < size:
                     raise IndexError(f"{label}={chosen} is outside 0..{size - 1}")
                 offset += (chosen % size) * stride
@@ -176,11 +199,17 @@ class Region:
 
         Raises:
             KeyError: no dimension of that name.
+            TypeError: neither names nor a size.
             ValueError: the sizes do not make up the dimension.
         """
-        given = {name: size for name, size in selection.items() if isinstance(size, int)}
-        names = {label: tuple(parts) for label, parts in selection.items() if not isinstance(parts, int)}
-        self._check_known(names)
+        given: dict[str, int] = {}
+        names: dict[str, tuple[str, ...]] = {}
+        for label, parts in selection.items():
+            if isinstance(parts, Iterable):
+                names[label] = check_texts(label, parts, "the names of its parts, outermost first")
+            else:
+                given[label] = check_number(label, parts, least=1)
+        self.extent.check_known(names)
         labels: list[str] = []
         sizes: list[int] = []
         strides: list[int] = []
@@ -198,8 +227,10 @@ class Region:
         """Make one dimension of all, row by row.
 
         Raises:
+            TypeError: the name is not a string.
             ValueError: the steps between neighbours differ, so that no view can do it: a slice may have left gaps.
         """
+        check_text("name", label)
         axes = [(size, stride) for size, stride in zip(self.extent.sizes, self.strides, strict=True) if size > 1]
         for (_, outer), (size, inner) in itertools.pairwise(axes):
             if outer != inner * size:
@@ -211,16 +242,14 @@ class Region:
 
         Raises:
             KeyError: no dimension of that name.
+            TypeError: a name is not a string.
             ValueError: two dimensions would have one name.
         """
-        self._check_known(labels)
+        self.extent.check_known(labels)
+        for label, other in labels.items():
+            check_text(label, other)
         renamed = tuple(labels.get(label, label) for label in self.extent.labels)
         return Region(Extent(renamed, self.extent.sizes), self.offset, self.strides)
-
-    def _check_known(self, labels: Iterable[str]) -> None:
-        unknown = set(labels) - set(self.extent.labels)
-        if unknown:
-            raise KeyError(f"no dimension {sorted(unknown)[0]!r}; there are: {', '.join(self.extent.labels) or 'none'}")
 
     def base_rank(self, rank: int) -> int:
         """The base rank of the element at *rank* of this view."""
@@ -266,19 +295,35 @@ class Region:
 
 
 def _whole(label: str, size: object) -> int:
+    return check_number(f"the size of dimension {label!r}", size)
+
+
+def _whole_place(label: str, place: object) -> int:
     try:
-        return operator.index(size)  # type: ignore[arg-type]  # that is the question
+        return check_number(label, place)
     except TypeError:
-        raise TypeError(f"dimension {label!r} has size {size!r}; give a whole number") from None
+        raise TypeError(f"{label} is {shown(place)}: give a whole number, or slice(start, stop)") from None
+
+
+def _whole_slice(label: str, chosen: slice) -> slice:
+    if chosen.step == 0:
+        raise ValueError(f"{label} is {shown(chosen)}: the step must not be 0")
+    parts = (("start", chosen.start), ("stop", chosen.stop), ("step", chosen.step))
+    return slice(*(None if part is None else check_number(f"the {name} of {label}", part) for name, part in parts))
 
 
 def _split(label: str, size: int, parts: tuple[str, ...], given: Mapping[str, int]) -> Extent:
     """The extent of *parts*, which together make up the dimension *label*."""
     open_parts = [part for part in parts if part not in given]
+    if not parts:
+        raise ValueError(f"splitting {label} needs the names of its parts")
     if len(open_parts) > 1:
         raise ValueError(f"splitting {label} needs the sizes of all parts but one; {', '.join(open_parts)} have none")
     known = math.prod(given[part] for part in parts if part in given)
-    missing = size // known if known > 0 and open_parts else 1
+    if open_parts and size % known:
+        sizes = " x ".join(f"{part}={given.get(part, '?')}" for part in parts)
+        raise ValueError(f"{label} has size {size}, which {known} does not divide: {sizes} cannot be")
+    missing = size // known if open_parts else 1
     extent = Extent(parts, tuple(given.get(part, missing) for part in parts))
     if len(extent) != size:
         raise ValueError(f"{label} has size {size}, its parts {extent} make up {len(extent)}")

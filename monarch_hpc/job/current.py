@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from types import FunctionType
 
+from monarch_hpc.core.arguments import check_text
 from monarch_hpc.core.files import open_folder, read_private, write_private
 from monarch_hpc.job.trait import DEFAULT_JOB_PATH, JobTrait
 
@@ -29,9 +30,11 @@ def set_current_job(module_path: str) -> None:
             below this directory.
 
     Raises:
+        TypeError: not a string.
         ValueError: it names nothing in a module.
         ConfigError: ``.monarch`` is a link, or other users may write there.
     """
+    check_text("module_path", module_path)
     if "." not in module_path.strip("."):
         raise ValueError(f"{module_path!r} names no job: write package.module.name")
     path = _SPEC.absolute()

@@ -15,8 +15,10 @@ from monarch_hpc.actor.endpoint import Actor, endpoint
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.lazily import pending
 from monarch_hpc.agent.spawn import launch
+from monarch_hpc.core.arguments import check_instance, check_path, check_texts
 from monarch_hpc.core.files import open_output
 from monarch_hpc.core.shape import Point
+from monarch_hpc.job.state import check_env
 from monarch_hpc.mesh.host import HostMesh
 
 __all__ = ["command_environment", "exec_command"]
@@ -96,8 +98,14 @@ def exec_command(
         A future of the largest exit code; its commands go on when nobody waits for it.
 
     Raises:
+        TypeError: an argument of another type; *cmd* as one string, too.
         ValueError: there is no command, or both *rank* and *point* were given.
     """
+    check_instance("host_mesh", host_mesh, HostMesh, "a mesh of hosts, as hosts() returns it")
+    cmd = check_texts("cmd", cmd, "one for each word, as in ['ls', '-l']")
+    env = check_env(env)
+    workdir = None if workdir is None else check_path("workdir", workdir)
+    output_dir = None if output_dir is None else check_path("output_dir", output_dir)
     if not cmd:
         raise ValueError("there is no command to run")
     if rank is not None and point is not None:
@@ -108,7 +116,7 @@ def exec_command(
         host_mesh = host_mesh.flatten("rank").slice(rank=rank)
     argv = [sys.executable, *cmd] if cmd[0].endswith(".py") or cmd[0] == "-m" else list(cmd)
     procs = host_mesh.spawn_procs(per_host=per_host, name="exec")
-    answers = procs.spawn("command", _Command).run.call(argv, dict(env or {}), workdir, os.getcwd(), output_dir)
+    answers = procs.spawn("command", _Command).run.call(argv, env, workdir, os.getcwd(), output_dir)
     future: Future[int] = pending(f"the command {argv[0]}")
 
     def finish() -> None:

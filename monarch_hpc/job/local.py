@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from monarch_hpc.actor.runtime import Runtime
 from monarch_hpc.config.program import read_program
+from monarch_hpc.core.arguments import check_texts
 from monarch_hpc.job.state import JobState
 from monarch_hpc.job.trait import JobTrait
 from monarch_hpc.mesh.controller import Controller
@@ -20,11 +21,14 @@ class LocalJob(JobTrait):
 
     Args:
         hosts: names of the meshes.
+
+    Raises:
+        TypeError: *hosts* is not a list of strings.
     """
 
     def __init__(self, hosts: Sequence[str] = ("hosts",)) -> None:
         super().__init__()
-        self._names = list(hosts)
+        self._names = check_texts("hosts", hosts, "['trainers', 'readers']")
 
     def spec(self) -> Mapping[str, object]:
         """The names of the meshes."""

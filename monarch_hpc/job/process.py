@@ -20,7 +20,7 @@ from monarch_hpc.core.errors import AllocationError
 from monarch_hpc.core.files import open_output, write_private
 from monarch_hpc.core.scratch import make_scratch
 from monarch_hpc.job.current import load_current_job
-from monarch_hpc.job.state import JobState, cut
+from monarch_hpc.job.state import JobState, check_env, check_meshes, cut
 from monarch_hpc.job.trait import JobTrait
 from monarch_hpc.mesh.host import HostMesh
 from monarch_hpc.mesh.workers import attach_to_workers
@@ -54,15 +54,16 @@ class ProcessJob(JobTrait):
         env: variables for the workers, and so for all procs, beside those of this process.
 
     Raises:
+        TypeError: an argument of another type.
         ValueError: a mesh has no host.
     """
 
     def __init__(self, meshes: Mapping[str, int], env: Mapping[str, str] | None = None) -> None:
         super().__init__()
-        if not meshes or min(meshes.values()) < 1:
-            raise ValueError(f"the meshes {dict(meshes)} need a host each, at least")
-        self._meshes = dict(meshes)
-        self._env = dict(env or {})
+        self._meshes = check_meshes(meshes)
+        if not self._meshes:
+            raise ValueError("meshes is empty: give at least one, {'workers': 2}")
+        self._env = check_env(env)
         self._directory = ""
         self._pids: list[int] = []
         self._hosts: HostMesh | None = None

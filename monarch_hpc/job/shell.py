@@ -21,8 +21,10 @@ from monarch_hpc.actor.context import context
 from monarch_hpc.actor.endpoint import Actor, endpoint
 from monarch_hpc.actor.port import Channel, Port, PortReceiver
 from monarch_hpc.agent.spawn import launch
+from monarch_hpc.core.arguments import check_instance, check_path
 from monarch_hpc.core.errors import PortClosed
 from monarch_hpc.job.execute import command_environment
+from monarch_hpc.job.state import check_env
 from monarch_hpc.mesh.host import HostMesh
 
 __all__ = ["shell"]
@@ -110,8 +112,12 @@ def shell(host_mesh_singleton: HostMesh, *, env: Mapping[str, str] | None = None
         workdir: where it starts; None for this program's directory on a host that has it.
 
     Raises:
+        TypeError: an argument of another type.
         ValueError: the mesh has more hosts than one.
     """
+    check_instance("host_mesh_singleton", host_mesh_singleton, HostMesh, "a mesh of one host, such as this_host()")
+    variables = check_env(env)
+    workdir = None if workdir is None else check_path("workdir", workdir)
     if len(host_mesh_singleton) != 1:
         raise ValueError(f"a shell runs on one host, the mesh has {len(host_mesh_singleton)}: slice it first")
     stdin, stdout = sys.stdin.fileno(), sys.stdout.fileno()
@@ -120,7 +126,7 @@ def shell(host_mesh_singleton: HostMesh, *, env: Mapping[str, str] | None = None
     try:
         actor = procs.spawn("shell", _Shell)
         typed = actor.start.call_one(
-            output, dict(env or {}), workdir, os.getcwd(), os.environ.get("TERM", "xterm-256color"), _size(stdin)
+            output, variables, workdir, os.getcwd(), os.environ.get("TERM", "xterm-256color"), _size(stdin)
         ).get()
         with receiver, _raw(stdin), _resizing(typed, stdin), _forwarding(stdin, typed):
             return _show(receiver, stdout)

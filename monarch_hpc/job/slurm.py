@@ -9,11 +9,12 @@ from monarch_hpc.agent.attach import shut_down
 from monarch_hpc.config.load import load
 from monarch_hpc.config.program import read_program
 from monarch_hpc.config.schema import Config
+from monarch_hpc.core.arguments import check_flag, check_number, check_path, check_seconds, check_text, check_texts
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.errors import AllocationError
 from monarch_hpc.core.ids import new_allocation_id
 from monarch_hpc.core.units import parse_duration
-from monarch_hpc.job.state import JobState, cut
+from monarch_hpc.job.state import JobState, check_meshes, cut
 from monarch_hpc.job.trait import JobTrait
 from monarch_hpc.mesh.controller import Controller
 from monarch_hpc.mesh.host import hosts
@@ -44,6 +45,7 @@ class SlurmJob(JobTrait):
             program outside finds its way in by itself.
 
     Raises:
+        TypeError: an argument of another type; *slurm_args* as one string, too.
         ValueError: a mesh has no host, an option does not begin with ``-``, or *ntasks_per_node* is not 1.
     """
 
@@ -70,13 +72,30 @@ class SlurmJob(JobTrait):
         bind_to: str | None = None,
     ) -> None:
         super().__init__()
-        strays = [option for option in slurm_args if not option.startswith("-")]
+        strays = [
+            option for option in check_texts("slurm_args", slurm_args, "['--mem=0']") if not option.startswith("-")
+        ]
         if strays:
             raise ValueError(f"slurm_args holds {strays[0]!r}, which sbatch would not take for an option: write --...")
+        check_text("job_name", job_name)
+        check_path("python_exe", python_exe)
+        texts = {"time_limit": time_limit, "partition": partition, "account": account, "qos": qos, "mem": mem}
+        for option, text in texts.items():
+            if text is not None:
+                check_text(option, text, filled=True)
+        if time_limit is not None:
+            parse_duration(time_limit)
+        check_flag("exclusive", exclusive)
+        if gpus_per_node is not None and not isinstance(gpus_per_node, str):
+            check_number("gpus_per_node", gpus_per_node, least=0)
+        if cpus_per_task is not None:
+            check_number("cpus_per_task", cpus_per_task, least=1)
+        if job_start_timeout is not None:
+            job_start_timeout = check_seconds("job_start_timeout", job_start_timeout)
         if ntasks_per_node != 1:
             raise ValueError(f"ntasks_per_node is {ntasks_per_node}: a host has one agent; for procs use per_host")
         self._meshes: dict[str, int] = {}
-        for name, num in meshes.items():
+        for name, num in check_meshes(meshes).items():
             self.add_mesh(name, num)
         self._job_name = job_name
         self._options = {
@@ -101,8 +120,7 @@ class SlurmJob(JobTrait):
             ValueError: it has no host.
             RuntimeError: the job is applied.
         """
-        if num_nodes < 1:
-            raise ValueError(f"mesh {name!r} has {num_nodes} hosts: at least 1")
+        num_nodes = check_meshes({name: num_nodes})[name]
         if self.active:
             raise RuntimeError(f"the job is applied; mesh {name!r} comes too late")
         self._meshes[name] = num_nodes

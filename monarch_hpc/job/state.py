@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from monarch_hpc.core.arguments import check_mapping, check_number, check_text, check_variables
 from monarch_hpc.mesh.host import HostMesh
 
-__all__ = ["JobState", "cut"]
+__all__ = ["JobState", "check_env", "check_meshes", "cut"]
 
 
 class JobState:
@@ -24,6 +25,28 @@ class JobState:
 
     def __repr__(self) -> str:
         return f"JobState({self._hosts})"
+
+
+def check_meshes(meshes: object) -> dict[str, int]:
+    """The number of hosts of each mesh, by name.
+
+    Raises:
+        TypeError: no mapping of names to whole numbers.
+        ValueError: a mesh has no host.
+    """
+    given = check_mapping("meshes", meshes, "{'workers': 2}")
+    return {name: check_number(f"meshes[{name!r}]", num, least=1) for name, num in given.items()}
+
+
+def check_env(env: object) -> dict[str, str]:
+    """More variables for a process, none for None.
+
+    Raises:
+        TypeError: no mapping of names to strings or paths.
+        ValueError: a name or value that no process can have.
+    """
+    variables = {} if env is None else check_variables("env", env)
+    return {name: check_text(f"env[{name!r}]", value) for name, value in variables.items()}
 
 
 def cut(hosts: HostMesh, meshes: Mapping[str, int]) -> JobState:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from monarch_hpc.core.arguments import check_path
 from monarch_hpc.core.errors import AllocationError
 from monarch_hpc.core.files import open_folder, read_private, write_private
 from monarch_hpc.job.seal import break_seal, seal
@@ -91,6 +92,8 @@ class JobTrait(ABC):
             AllocationError: the saved job lives and differs from this one: the error says where. Nothing was changed.
             JobFailed: it ended before its hosts were ready.
         """
+        if cached_path is not None:
+            cached_path = check_path("cached_path", cached_path)
         if self._apply_id is None and cached_path is not None:
             self._find(Path(cached_path))
         if self._apply_id is None:

@@ -8,6 +8,7 @@ from typing import Generic, ParamSpec, TypeVar
 
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.reduction import Folding
+from monarch_hpc.core.arguments import check_callable, check_instance
 from monarch_hpc.mesh.endpoint import Endpoint
 
 __all__ = ["Accumulator"]
@@ -32,6 +33,7 @@ class Accumulator(Generic[P, R, A]):
             `operator.add`, it is the same function.
 
     Raises:
+        TypeError: *endpoint* is not an endpoint of a mesh, or one of the functions not a function.
         ValueError: the endpoint collects failures: they would be combined like results.
     """
 
@@ -42,6 +44,10 @@ class Accumulator(Generic[P, R, A]):
         combine: Callable[[A, R], A],
         merge: Callable[[A, A], A] | None = None,
     ) -> None:
+        check_instance("endpoint", endpoint, Endpoint, "an endpoint of an actor mesh, such as workers.loss")
+        check_callable("combine", combine)
+        if merge is not None:
+            check_callable("merge", merge)
         if endpoint.collects:
             raise ValueError("an Accumulator needs every result: leave out on_error='collect', or reduce a call's own")
         self._endpoint = endpoint

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from monarch_hpc.core.arguments import check_variables, shown
+
 __all__ = ["BootstrapCommand", "default_bootstrap_cmd", "variables_of"]
 
 
@@ -29,7 +31,7 @@ class BootstrapCommand:
 
     def with_env(self, env: Mapping[str, str | None]) -> BootstrapCommand:
         """A copy with more variables; these come before those that it has."""
-        return replace(self, args=list(self.args), env={**self.env, **env})
+        return replace(self, args=list(self.args), env={**self.env, **check_variables("env", env)})
 
 
 def default_bootstrap_cmd() -> BootstrapCommand:
@@ -47,11 +49,11 @@ def variables_of(command: BootstrapCommand | None) -> dict[str, str | None]:
     if command is None:
         return {}
     if not isinstance(command, BootstrapCommand):
-        raise TypeError(f"bootstrap_command is {command!r}; give a BootstrapCommand, the same for all procs")
+        raise TypeError(f"bootstrap_command is {shown(command)}; give a BootstrapCommand, the same for all procs")
     usual = default_bootstrap_cmd()
     if (command.program, command.args) != (usual.program, usual.args) or not command.inherit_env:
         raise ValueError(
             f"bootstrap_command runs {command.program!r} {command.args}: procs are forked from a warm interpreter, and "
             "only variables can be given; take default_bootstrap_cmd().with_env(...), or with_python_executable()"
         )
-    return dict(command.env)
+    return check_variables("bootstrap_command.env", command.env)

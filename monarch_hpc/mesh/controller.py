@@ -262,10 +262,23 @@ class Controller(Runtime):
             case LogsSet():
                 self.logs.on_set(message)
             case messages.Refused():
-                self._refusal = message.problem
-                self._opened.set()
+                self._on_refused(message)
             case _:
                 _log.warning("unexpected message from %s: %s", channel.peer, type(message).__name__)
+
+    def _on_refused(self, refused: messages.Refused) -> None:
+        match refused.request:
+            case "" | "OpenRun":
+                self._refusal = refused.problem
+                self._opened.set()
+            case "SpawnProcs":
+                self.fleet.on_failed(refused.mesh, SpawnError("any host", refused.problem))
+            case "StopProcs":
+                self.fleet.on_not_stopped(refused.mesh)
+            case "SetLogs":
+                self.logs.on_refused(refused.number, refused.problem)
+            case _:
+                _log.warning("the head refused %s: %s", refused.request, refused.problem)
 
     def on_failure(self) -> None:
         """Show what led to it: the exception may end the program, or be shown by it."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, ParamSpec, TypeVar, overload
 
 from monarch_hpc.actor.endpoint import EndpointMethod
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.payload import call_head
 from monarch_hpc.actor.reduction import Folding
 from monarch_hpc.actor.runtime import current_runtime
+from monarch_hpc.core.arguments import check_seconds
 from monarch_hpc.core.errors import CallTimeout
 from monarch_hpc.core.shape import Region
 from monarch_hpc.mesh.callee import Callee
@@ -41,6 +42,24 @@ class Endpoint(Generic[P, R]):
         self._options = options
         self._head = call_head(name, callee.region)
 
+    def __repr__(self) -> str:
+        return f"<Endpoint {self._name} of {self._callee.name}>"
+
+    if not TYPE_CHECKING:  # for them it cannot be called, and they say so before anything runs
+
+        def __call__(self, *args: object, **kwargs: object) -> NoReturn:
+            """Say how an endpoint is called.
+
+            Raises:
+                TypeError: always.
+            """
+            name = f"{self._callee.name}.{self._name}"
+            raise TypeError(
+                f"{name} is an endpoint: write {name}.call(...) for all actors of the mesh, .call_one(...) for its "
+                "only one, .choose(...) for any of them, .stream(...) for one answer after the other, or "
+                ".broadcast(...) to wait for nothing"
+            )
+
     @overload
     def options(self, *, timeout: float | None = ..., on_error: Literal["raise"] = ...) -> Endpoint[P, R]: ...
     @overload
@@ -60,10 +79,11 @@ class Endpoint(Generic[P, R]):
                 those that failed their exception as the result.
 
         Raises:
+            TypeError: the timeout is not a number.
             ValueError: one of the two is none of these.
         """
-        if timeout is not None and timeout <= 0:
-            raise ValueError(f"timeout is {timeout} s; it must be more than 0, or None for no limit")
+        if timeout is not None:
+            timeout = check_seconds("timeout", timeout)
         if on_error not in ("raise", "collect"):
             raise ValueError(f"on_error is {on_error!r}; it is 'raise' or 'collect'")
         options = CallOptions(timeout, on_error == "collect")

@@ -172,6 +172,9 @@ class Fleet:
             self._tell(self._order(mesh))
         except (OSError, TransportError) as error:
             self._fail(mesh, SpawnError("any host", f"it could not be asked for: {error}"))
+        except Exception as error:  # noqa: BLE001 a plan from anywhere, on the driver: who waits must hear of it at once
+            cause = f"it could not be asked for: {type(error).__name__}: {error}"
+            self._fail(mesh, SpawnError("any host", cause))
 
     def _order(self, mesh: _Mesh) -> messages.SpawnProcs:
         plan, config = mesh.plan, self._config
@@ -184,7 +187,7 @@ class Fleet:
             num_ranks=mesh.num_ranks,
             environment={**own_import_path(), **plan.environment},
             preload=[*config.preload, *(module for module in plan.preload if module not in config.preload)],
-            sys_path=[str(Path(entry or ".").resolve()) for entry in sys.path],
+            sys_path=[str(Path(entry or ".").resolve()) for entry in sys.path if isinstance(entry, str)],
             cwd=os.getcwd(),
             umask=_umask(),
             gpu_visible=config.gpu_visible,
@@ -271,6 +274,12 @@ class Fleet:
             mesh.stopping.discard(host)
             if not mesh.stopping:
                 self._forget(mesh)
+
+    def on_not_stopped(self, number: int) -> None:
+        """Nobody will say of a mesh that nothing is left of it."""
+        mesh = self._meshes.get(number)
+        if mesh is not None and mesh.stopping is not None:
+            self._forget(mesh)
 
     def on_host_lost(self, host: int, cause: str) -> None:
         """All procs on a host are gone."""

@@ -14,7 +14,7 @@ from monarch_hpc.actor.runtime import Runtime, current_runtime
 from monarch_hpc.core.ids import Role
 from monarch_hpc.core.shape import Extent, Region
 from monarch_hpc.mesh.actors import ActorMesh
-from monarch_hpc.mesh.proc import ProcMesh
+from monarch_hpc.mesh.proc import ProcMesh, check_actor
 
 __all__ = ["get_or_spawn_controller", "open_registry", "proc_of"]
 
@@ -37,9 +37,10 @@ def get_or_spawn_controller(name: str, cls: type[A], *args: object, **kwargs: ob
     the program is told of: then it is spawned again.
 
     Raises:
-        TypeError: an argument cannot be pickled.
+        TypeError: as of `ProcMesh.spawn`.
         RuntimeError: this process has no connection to a program.
     """
+    check_actor(name, cls, args, kwargs)
     runtime = current_runtime()
     found: Future[ActorMesh[A]] = _registry(_program(runtime)).get_or_spawn.call_one(name, cls, args, kwargs)
     return found

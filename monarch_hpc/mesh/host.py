@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self, cast
 
@@ -11,6 +12,16 @@ from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.mpi import check_world
 from monarch_hpc.actor.runtime import Runtime
 from monarch_hpc.agent.binding import check_bindings
+from monarch_hpc.core.arguments import (
+    check_flag,
+    check_mapping,
+    check_number,
+    check_path,
+    check_text,
+    check_texts,
+    check_variables,
+    shown,
+)
 from monarch_hpc.core.errors import AllocationError
 from monarch_hpc.core.shape import Extent, Region
 from monarch_hpc.mesh.command import BootstrapCommand, variables_of
@@ -18,9 +29,9 @@ from monarch_hpc.mesh.deputy import ask_hosts, block, done_future, start_procs, 
 from monarch_hpc.mesh.fleet import ProcPlan, number_in_program
 from monarch_hpc.mesh.here import proc_of
 from monarch_hpc.mesh.proc import ProcMesh
-from monarch_hpc.mesh.setup import Bootstrap, run_bootstrap
+from monarch_hpc.mesh.setup import Bootstrap, check_bootstrap, run_bootstrap
 from monarch_hpc.mesh.view import MeshView
-from monarch_hpc.wire.messages import HostEntry
+from monarch_hpc.wire.messages import MAX_PROCS_PER_HOST, HostEntry
 
 if TYPE_CHECKING:
     from monarch_hpc.mesh.controller import Controller
@@ -68,14 +79,19 @@ class HostMesh(MeshView):
         """Done: who has a mesh of hosts has reached them."""
         return done_future(_runtime())
 
-    def with_python_executable(self, python_executable: str) -> Self:
+    def with_python_executable(self, python_executable: str | os.PathLike[str]) -> Self:
         """The same hosts, whose procs run in another interpreter; `this_host()` in those procs does so too.
 
         Args:
             python_executable: path of an interpreter on the hosts. It needs this version of monarch-hpc and of Python;
                 `spawn_procs` raises if it has not.
+
+        Raises:
+            TypeError: neither a string nor a path.
+            ValueError: it is empty.
         """
-        return type(self)(self._region, self._entries, python_executable, owned=self._owned)
+        python = check_path("python_executable", python_executable)
+        return type(self)(self._region, self._entries, python, owned=self._owned)
 
     def spawn_procs(
         self,
@@ -85,7 +101,7 @@ class HostMesh(MeshView):
         proc_bind: Sequence[Mapping[str, str]] | Literal["auto", "none"] | None = None,
         bootstrap_command: BootstrapCommand | None = None,
         *,
-        env: Mapping[str, str | None] | None = None,
+        env: Mapping[str, str | os.PathLike[str] | None] | None = None,
         preload: Sequence[str] = (),
         mpi: bool = False,
     ) -> ProcMesh:
@@ -103,7 +119,7 @@ class HostMesh(MeshView):
                 ``membind`` (NUMA nodes that memory comes from), each as ``"0-3,8"`` or ``"all"``.
             bootstrap_command: for moved programs; its variables are set before those of *env*, and its program must be
                 that of `default_bootstrap_cmd`: for another interpreter see `with_python_executable`.
-            env: variables to set in every proc; None unsets one.
+            env: variables to set in every proc, strings or paths; None unsets one.
             preload: modules to import once per host, before procs are forked: they then start in
                 milliseconds and share the memory. The modules must not start threads or CUDA.
             mpi: start the procs through a step of Slurm, so that the world of MPI is this mesh, rank by rank; config
@@ -111,12 +127,18 @@ class HostMesh(MeshView):
 
         Raises:
             SpawnError: a proc did not start, or its bootstrap failed; those that did are ended.
+            TypeError: an argument of another type, or *bootstrap* cannot be pickled. Nothing was started.
             ValueError: a dimension repeats one of the hosts', or has a size below 1; *proc_bind* makes no sense, or
                 asks for a CPU that a host was not granted. Nothing was started.
         """
-        env = {**variables_of(bootstrap_command), **(env or {})}
+        inner = _inner(per_host)
+        check_text("name", name)
+        if bootstrap is not None:
+            check_bootstrap(bootstrap)
+        variables = {**variables_of(bootstrap_command), **({} if env is None else check_variables("env", env))}
+        modules = check_texts("preload", preload, "['numpy', 'torch']")
+        check_flag("mpi", mpi)
         runtime = _runtime()
-        inner = Extent.of(dict(per_host or {}))
         extent = Extent((*self.extent.labels, *inner.labels), (*self.extent.sizes, *inner.sizes))
         entries = self.entries
         bind, bindings = _binding(proc_bind, len(inner), entries)
@@ -124,9 +146,9 @@ class HostMesh(MeshView):
             hosts=tuple(entry.rank for entry in entries),
             per_host=len(inner),
             name=name,
-            environment={variable: value for variable, value in env.items() if value is not None},
-            preload=tuple(preload),
-            unset=tuple(variable for variable, value in env.items() if value is None),
+            environment={variable: value for variable, value in variables.items() if value is not None},
+            preload=modules,
+            unset=tuple(variable for variable, value in variables.items() if value is None),
             bind=bind,
             bindings=bindings,
             python=self._python,
@@ -155,7 +177,9 @@ class HostMesh(MeshView):
 
         Raises:
             RuntimeError: this is a slice, or code of a proc: hosts belong to the program.
+            TypeError: the reason is not a string.
         """
+        check_text("reason", reason)
         return self._program("stop").stop_all(reason)
 
     def shutdown(self) -> Future[None]:
@@ -274,13 +298,33 @@ def _runtime() -> Runtime:
     return Controller.instance()
 
 
+def _inner(per_host: object) -> Extent:
+    """The dimensions of the procs on one host."""
+    sizes = {} if per_host is None else check_mapping("per_host", per_host, "{'gpus': 4}")
+    extent = Extent.of({label: check_number(f"per_host[{label!r}]", size, least=1) for label, size in sizes.items()})
+    if len(extent) > MAX_PROCS_PER_HOST:
+        raise ValueError(f"per_host is {extent}, {len(extent)} procs: give at most {MAX_PROCS_PER_HOST} for one host")
+    return extent
+
+
 def _binding(
     proc_bind: Sequence[Mapping[str, str]] | str | None, per_host: int, entries: Sequence[HostEntry]
 ) -> tuple[str, tuple[Mapping[str, str], ...]]:
-    if proc_bind is None or proc_bind in ("auto", "none"):
-        return str(proc_bind or ""), ()
+    if proc_bind is None:
+        return "", ()
+    allowed = "'auto', 'none' or a list with one mapping for each proc of a host"
     if isinstance(proc_bind, str):
-        raise ValueError(f"proc_bind is {proc_bind!r}; it is 'auto', 'none' or a list with one mapping for each proc")
-    bindings = tuple(dict(binding) for binding in proc_bind)
+        if proc_bind not in ("auto", "none"):
+            raise ValueError(f"proc_bind is {proc_bind!r}; it is {allowed}")
+        return proc_bind, ()
+    if isinstance(proc_bind, Mapping) or not isinstance(proc_bind, Iterable):
+        raise TypeError(f"proc_bind is {shown(proc_bind)}; it is {allowed}")
+    bindings = tuple(
+        {
+            key: check_text(f"proc_bind[{index}][{key!r}], a list such as '0-3,8' or 'all',", numbers)
+            for key, numbers in check_mapping(f"proc_bind[{index}]", binding, "{'cpus': '0-3'}").items()
+        }
+        for index, binding in enumerate(proc_bind)
+    )
     check_bindings(bindings, per_host, {entry.name: entry.cpus for entry in entries})
     return "given", bindings

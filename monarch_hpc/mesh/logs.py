@@ -9,7 +9,8 @@ from typing import Any
 
 from monarch_hpc.actor.future import Future
 from monarch_hpc.config.schema import LogsConfig
-from monarch_hpc.core.errors import TransportError
+from monarch_hpc.core.arguments import check_number
+from monarch_hpc.core.errors import AllocationError, TransportError
 from monarch_hpc.mesh.printer import Printer
 from monarch_hpc.transport.engine import Engine
 from monarch_hpc.wire.logs import LogsSet, SetLogs
@@ -88,6 +89,12 @@ class LogRequests:
             request[1].discard(answer.host)
         self._settle()
 
+    def on_refused(self, number: int, problem: str) -> None:
+        """The head or a host cannot do it."""
+        request = self._waiting.pop(number, None)
+        if request is not None:
+            request[2].set_exception(AllocationError("output", problem))
+
     def forget(self, host: int, mesh: int | None = None) -> None:
         """There are no procs on *host* any more, of *mesh* or at all."""
         for number, left, _ in self._waiting.values():
@@ -112,6 +119,7 @@ def parse_level(level: int | str) -> int:
     """Return a level of `logging` by its number or name.
 
     Raises:
+        TypeError: neither a number nor a name.
         ValueError: there is no level of that name.
     """
     names = logging.getLevelNamesMapping()
@@ -119,7 +127,7 @@ def parse_level(level: int | str) -> int:
         if level.upper() not in names:
             raise ValueError(f"level {level!r} is not known to logging: choose one of {', '.join(names)}, or a number")
         return names[level.upper()]
-    return level
+    return check_number("level", level)
 
 
 def both(chosen: Future[None], levels: Future[Any]) -> Future[None]:

@@ -14,6 +14,7 @@ from monarch_hpc.actor.logs import Level
 from monarch_hpc.actor.payload import pack_spawn
 from monarch_hpc.actor.reference import ProcRef
 from monarch_hpc.actor.runtime import Runtime, current_runtime
+from monarch_hpc.core.arguments import check_flag, check_seconds, check_text, shown
 from monarch_hpc.core.errors import ActorDied, TransportError
 from monarch_hpc.core.ids import new_incarnation
 from monarch_hpc.core.shape import Region
@@ -25,7 +26,7 @@ from monarch_hpc.mesh.view import MeshView
 if TYPE_CHECKING:
     from monarch_hpc.mesh.host import HostMesh
 
-__all__ = ["ProcMesh"]
+__all__ = ["ProcMesh", "check_actor"]
 
 A = TypeVar("A", bound=Actor)
 
@@ -83,15 +84,12 @@ class ProcMesh(MeshView):
             **kwargs: likewise.
 
         Raises:
-            TypeError: *cls* is no actor class, its constructor does not take these arguments, or one of
-                them cannot be pickled; nothing was sent.
+            TypeError: the name is not a string, *cls* is no actor class, its constructor does not take these
+                arguments, or one of them cannot be pickled; nothing was sent.
             ValueError: an endpoint has the name of something that the mesh has itself, such as `stop`.
             ActorDied: a proc is gone.
         """
-        if not (isinstance(cls, type) and issubclass(cls, Actor)):
-            raise TypeError(f"spawn takes a subclass of Actor, not {cls!r}")
-        check_names(cls)
-        check_arguments(f"{cls.__name__}.__init__", inspect.signature(cls.__init__), args, kwargs)
+        check_actor(name, cls, args, kwargs)
         body, buffers = pack_spawn(name, self._region, cls, args, kwargs)
         actor = new_incarnation()
         try:
@@ -148,15 +146,20 @@ class ProcMesh(MeshView):
             A future that is done when all procs do so; wait with `get()` or `await`, or not at all.
 
         Raises:
+            TypeError: an argument of another type.
             ValueError: a negative window, or no level of that name.
             RuntimeError: these are no procs, but the program itself.
             ActorDied: a proc is gone.
         """
         if not self._mesh:
             raise RuntimeError("this is the program's own process: what it prints and logs is its own")
+        if stream_to_client is not None:
+            check_flag("stream_to_client", stream_to_client)
+        if to_logging is not None:
+            check_flag("to_logging", to_logging)
         window_s = aggregate_window_sec
-        if window_s is not None and not 0 <= window_s < float("inf"):
-            raise ValueError(f"aggregate_window_sec is {window_s}: give seconds, 0 to show each line")
+        if window_s is not None:
+            window_s = check_seconds("aggregate_window_sec", window_s, zero=True)
         number = None if level is None else parse_level(level)
         ranks = () if self._owned else tuple(proc.rank for proc in self.procs)
         choice = LogChoice(self._mesh, ranks, stream_to_client, window_s, to_logging)
@@ -177,7 +180,9 @@ class ProcMesh(MeshView):
 
         Raises:
             RuntimeError: this is a slice, or came in a message: the procs belong to somebody else.
+            TypeError: the reason is not a string.
         """
+        check_text("reason", reason)
         if not self._owned:
             raise RuntimeError(
                 f"{self!r} is not owned here: only who called spawn_procs can stop its procs, "
@@ -200,3 +205,17 @@ class ProcMesh(MeshView):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.stop()
+
+
+def check_actor(name: object, cls: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    """Refuse what cannot be spawned, before anything is sent.
+
+    Raises:
+        TypeError: the name is not a string, *cls* not an actor class, or its constructor does not take the arguments.
+        ValueError: an endpoint has the name of something that the mesh has itself.
+    """
+    check_text("name, the first argument of spawn,", name)
+    if not (isinstance(cls, type) and issubclass(cls, Actor)):
+        raise TypeError(f"spawn takes a subclass of Actor, then its constructor's arguments, not {shown(cls)}")
+    check_names(cls)
+    check_arguments(f"{cls.__name__}.__init__", inspect.signature(cls.__init__), args, kwargs)

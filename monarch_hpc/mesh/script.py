@@ -27,6 +27,7 @@ from monarch_hpc.actor.runtime import current_runtime
 from monarch_hpc.agent.grant import read_interfaces
 from monarch_hpc.agent.reap import Exit
 from monarch_hpc.agent.spawn import launch
+from monarch_hpc.core.arguments import check_instance, check_path, check_texts
 from monarch_hpc.core.errors import ScriptFailed
 from monarch_hpc.core.shape import Extent, Region
 from monarch_hpc.mesh.actors import ActorMesh
@@ -70,13 +71,16 @@ def run_script(procs: ProcMesh, script: str | os.PathLike[str], args: Sequence[s
         and SIGKILL after 10 s. So does `cancel`.
 
     Raises:
+        TypeError: an argument of another type; *args* as one string, too.
         OSError: the script cannot be read.
         SyntaxError: it is no Python.
     """
-    path = Path(script).resolve()
+    check_instance("procs", procs, ProcMesh, "a mesh of procs, as spawn_procs returns it")
+    words = check_texts("args", args, "one for each word, as in ['--lr', '3']")
+    path = Path(check_path("script", script)).resolve()
     text = path.read_bytes()
     compile(text, str(path), "exec", dont_inherit=True)
-    run = proc_of(current_runtime()).spawn(f"run_script {path.name}", _Script, procs, str(path), text, list(args))
+    run = proc_of(current_runtime()).spawn(f"run_script {path.name}", _Script, procs, str(path), text, list(words))
     future: Future[ValueMesh[int]] = run.run.fold(lambda outcomes: _read(procs.extent, outcomes[0]))
     future.add_done_callback(lambda _future: run.stop())
     return future

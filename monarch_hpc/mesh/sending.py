@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.port import Port
+from monarch_hpc.core.arguments import check_instance, check_mapping
 from monarch_hpc.core.errors import PortClosed
 from monarch_hpc.mesh.endpoint import Endpoint
 from monarch_hpc.mesh.stream import Stream
@@ -33,9 +34,14 @@ def send(
         selection: ``all`` actors, or ``choose`` one as `Endpoint.choose` does.
 
     Raises:
-        TypeError: the endpoint does not take these arguments.
+        TypeError: an argument of another type, or the endpoint does not take *args* and *kwargs*.
         ValueError: no such selection.
     """
+    check_instance("endpoint", endpoint, Endpoint, "an endpoint of an actor mesh, such as workers.step")
+    check_instance("args", args, (tuple, list), "a tuple of the arguments")
+    check_mapping("kwargs", kwargs, "of the arguments' names")
+    if port is not None:
+        check_instance("port", port, Port, "a port of Channel.open, or None")
     if selection not in ("all", "choose"):
         raise ValueError(f"selection is {selection!r}; it is 'all' or 'choose'")
     if selection == "choose":

@@ -9,13 +9,16 @@ from monarch_hpc.actor.endpoint import Actor, endpoint
 from monarch_hpc.actor.payload import pack_spawn
 from monarch_hpc.actor.reference import ProcRef
 from monarch_hpc.actor.runtime import Runtime
+from monarch_hpc.core.arguments import check_callable, shown
 from monarch_hpc.core.errors import ActorDied, SpawnError
 from monarch_hpc.core.ids import new_incarnation
 from monarch_hpc.core.shape import Extent, Region
 from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.mesh.deputy import block
+from monarch_hpc.wire.obstacle import refusal
+from monarch_hpc.wire.serializer import dumps
 
-__all__ = ["Bootstrap", "run_bootstrap"]
+__all__ = ["Bootstrap", "check_bootstrap", "run_bootstrap"]
 
 Bootstrap = Callable[[], None] | Callable[[], Awaitable[None]]
 
@@ -29,6 +32,27 @@ class _Bootstrap(Actor):
         going = function()
         if inspect.isawaitable(going):
             await going
+
+
+def check_bootstrap(function: Bootstrap) -> None:
+    """Refuse what could not be run in the procs, before any is started.
+
+    Raises:
+        TypeError: it cannot be called, takes arguments, or cannot be pickled.
+    """
+    check_callable("bootstrap", function)
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # functions written in C may have none
+        signature = inspect.Signature()
+    try:
+        signature.bind()
+    except TypeError as error:
+        raise TypeError(f"bootstrap is called without arguments, and {shown(function)}, takes {signature}") from error
+    try:
+        dumps(function)
+    except Exception as error:  # pickling runs user code
+        raise refusal({"bootstrap": function}, error) from error
 
 
 def run_bootstrap(runtime: Runtime, name: str, procs: Mapping[int, ProcRef], function: Bootstrap) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from monarch_hpc.actor.context import current_rank
 from monarch_hpc.actor.endpoint import Actor, endpoint
 from monarch_hpc.agent.grant import read_interfaces
+from monarch_hpc.core.arguments import check_instance, check_text
 from monarch_hpc.mesh.proc import ProcMesh
 from monarch_hpc.transport.address import parse_address
 
@@ -84,8 +85,10 @@ class Spmd:
                 is its current device (config key `procs.gpu_visible`), so that nobody needs a local rank.
 
         Raises:
+            TypeError: the backend is not a string.
             Exception: what torch raised on a rank.
         """
+        check_text("backend", backend, filled=True)
         addresses = [parse_address(proc.addresses[0])[0] for proc in self._procs.procs]
         first = self._members.slice(**dict.fromkeys(self._members.extent.labels, 0))
         port = first.serve_store.call_one(addresses[0], len(addresses)).get()
@@ -97,5 +100,10 @@ class Spmd:
 
 
 def spmd(procs: ProcMesh) -> Spmd:
-    """torch.distributed for *procs*: ``spmd(procs).init("gloo")``."""
+    """torch.distributed for *procs*: ``spmd(procs).init("gloo")``.
+
+    Raises:
+        TypeError: these are not procs.
+    """
+    check_instance("procs", procs, ProcMesh, "a mesh of procs, as spawn_procs returns it")
     return Spmd(procs)

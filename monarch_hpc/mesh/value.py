@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Generic, Self, TypeVar
 
+from monarch_hpc.core.errors.summary import origin_of
 from monarch_hpc.core.shape import Extent, Point, Region
 from monarch_hpc.mesh.view import MeshView
 
@@ -76,5 +77,11 @@ class ValueMesh(MeshView, Generic[T]):
         return self._values[chosen.base_rank(0)]
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{point}: {value!r}" for point, value in itertools.islice(self, 4))
+        failures = self.failures()
+
+        def show(point: Point, value: T) -> str:
+            origin = origin_of(failures[point]) if point in failures else ""
+            return f"{point}: {value!r}{origin and f' raised at {origin}'}"
+
+        shown = ", ".join(show(point, value) for point, value in itertools.islice(self, 4))
         return f"ValueMesh({self.extent}: {shown}{', ...' if len(self) > 4 else ''})"

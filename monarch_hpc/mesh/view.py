@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Self
 
+from monarch_hpc.core.arguments import check_texts
 from monarch_hpc.core.shape import Extent, Region
 
 __all__ = ["MeshView"]
@@ -31,16 +33,12 @@ class MeshView:
 
         Raises:
             KeyError: no dimension of that name.
+            TypeError: neither a name nor several.
         """
         if dim is None:
             return len(self._region)
-        sizes = self.sizes
-        product = 1
-        for name in [dim] if isinstance(dim, str) else dim:
-            if name not in sizes:
-                raise KeyError(f"no dimension {name!r}; there are: {', '.join(sizes) or 'none'}")
-            product *= sizes[name]
-        return product
+        names = [dim] if isinstance(dim, str) else check_texts("dim", dim, "the names of dimensions")
+        return math.prod(self.extent[name] for name in names)
 
     def __len__(self) -> int:
         return len(self._region)
@@ -53,6 +51,8 @@ class MeshView:
         Raises:
             KeyError: no dimension of that name.
             IndexError: the number is outside the dimension, or nothing is left of it.
+            TypeError: neither a slice nor a whole number.
+            ValueError: the step of a slice is 0.
         """
         return self._viewing(self._region.slice(**selection))
 
@@ -64,6 +64,7 @@ class MeshView:
 
         Raises:
             KeyError: no dimension of that name.
+            TypeError: neither names nor a size.
             ValueError: the sizes do not make up the dimension.
         """
         return self._viewing(self._region.split(**selection))
@@ -72,6 +73,7 @@ class MeshView:
         """Make one dimension of all, row by row.
 
         Raises:
+            TypeError: the name is not a string.
             ValueError: a slice left gaps, which one dimension cannot have.
         """
         return self._viewing(self._region.flatten(name))
@@ -81,6 +83,7 @@ class MeshView:
 
         Raises:
             KeyError: no dimension of that name.
+            TypeError: a name is not a string.
             ValueError: two dimensions would have one name.
         """
         return self._viewing(self._region.rename(**names))

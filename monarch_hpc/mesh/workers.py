@@ -6,7 +6,7 @@ import contextlib
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -17,6 +17,7 @@ from monarch_hpc.agent.hire import Hired, open_workers
 from monarch_hpc.agent.secret import Secret
 from monarch_hpc.agent.worker import Worker
 from monarch_hpc.config.load import load
+from monarch_hpc.core.arguments import check_instance, check_seconds, check_text, shown
 from monarch_hpc.core.dumps import forbid_core_dumps
 from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.mesh.controller import Controller
@@ -53,6 +54,7 @@ def run_worker_loop_forever(*, private_key: Secret = None, ca: Ca = None, addres
         ConfigError: the address or the key cannot be used; it says why.
         PeerLost: the address is taken.
     """
+    check_text("address", address)
     _check(private_key, ca)
     forbid_core_dumps()
     with _ending_on_sigterm():
@@ -66,6 +68,7 @@ def run_worker_loop_until_shutdown(*, private_key: Secret = None, ca: Ca = None,
 
 def start_worker_loop_forever(*, private_key: Secret = None, ca: Ca = None, address: str) -> Future[None]:
     """`run_worker_loop_forever` on a thread of its own, once it listens; the future is done when the loop ends."""
+    check_text("address", address)
     _check(private_key, ca)
     worker = Worker(address, private_key, load().config)
     future: Future[None] = pending(f"the end of the worker at {address}")
@@ -102,13 +105,19 @@ def attach_to_workers(
         A mesh with the dimension ``hosts``.
 
     Raises:
+        TypeError: an argument of another type; *workers* as one string, too.
         RuntimeError: this program has its hosts already: it was attached before, or has used `hosts()` or such.
         ConfigError: an address or the key cannot be used.
         AllocationError: a worker did not come in time; it is named, with what to do.
         AuthenticationError: when the time is over, who listens in a worker's place still holds another key.
     """
     _check(private_key, ca)
-    addresses = [worker if isinstance(worker, str) else worker.get() for worker in workers]
+    if isinstance(workers, (str, bytes, Mapping)) or not isinstance(workers, Iterable):
+        raise TypeError(f"workers is {shown(workers)}: give a list of their addresses, ['tcp://gpu01:7000']")
+    given = [worker.get() if isinstance(worker, Future) else worker for worker in workers]
+    addresses = [check_text(f"workers[{index}]", worker) for index, worker in enumerate(given)]
+    if timeout is not None:
+        timeout = check_seconds("timeout", timeout)
     config = load().config
 
     hired: list[Hired] = []
@@ -139,6 +148,8 @@ def _ending_on_sigterm() -> Iterator[None]:
 
 
 def _check(private_key: Secret, ca: Any) -> None:
+    if private_key is not None:
+        check_instance("private_key", private_key, (bytes, str, Path), "the key as bytes, or a path of its file")
     if ca not in (None, "trust_all_connections", private_key):
         problem = "there are no certificates here: both sides prove one key, private_key; leave 'ca' out"
         raise ConfigError("", "", "ca", problem)

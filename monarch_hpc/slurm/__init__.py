@@ -8,7 +8,7 @@ from monarch_hpc.slurm.inside import JobHere, find_job_here, open_inside
 from monarch_hpc.slurm.job import Life, Stage
 from monarch_hpc.slurm.messages import reason_in_words
 from monarch_hpc.slurm.parse import QueueRow
-from monarch_hpc.slurm.registry import Ended, Record
+from monarch_hpc.slurm.registry import Ended, Record, check_name
 from monarch_hpc.slurm.script import Request, plan_job_flags, render_script
 from monarch_hpc.slurm.states import JobState, Phase
 
@@ -26,6 +26,7 @@ __all__ = [
     "Request",
     "Seen",
     "Stage",
+    "check_name",
     "find_job_here",
     "look",
     "open_inside",

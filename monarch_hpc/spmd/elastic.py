@@ -13,6 +13,7 @@ from monarch_hpc.actor.context import context, current_rank
 from monarch_hpc.actor.endpoint import Actor, endpoint
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.runtime import current_runtime
+from monarch_hpc.core.arguments import check_instance, check_number, check_text
 from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.mesh.proc import ProcMesh
 from monarch_hpc.mesh.torchrun import TorchRank, retold_gpus
@@ -136,7 +137,8 @@ def setup_torch_elastic_env(
         use_ipaddr: see `SPMDActor.get_host_port`.
 
     Raises:
-        ValueError: one of the two was given.
+        TypeError: an argument of another type.
+        ValueError: one of the two was given, or the port is out of range.
     """
     actors, place = _begin(proc_mesh, master_addr, master_port, use_ipaddr)
     actors.setup_env.call(*(place.get() if isinstance(place, Future) else place)).get()
@@ -156,6 +158,13 @@ async def setup_torch_elastic_env_async(
 def _begin(
     proc_mesh: ProcMesh, master_addr: str | None, master_port: int | None, use_ipaddr: AddrType | None
 ) -> tuple[ActorMesh[SPMDActor], tuple[str, int] | Future[tuple[str, int]]]:
+    check_instance("proc_mesh", proc_mesh, ProcMesh, "a mesh of procs, as spawn_procs returns it")
+    if master_addr is not None:
+        check_text("master_addr", master_addr, filled=True)
+    if master_port is not None:
+        check_number("master_port", master_port, least=1, most=65535)
+    if use_ipaddr is not None:
+        check_instance("use_ipaddr", use_ipaddr, AddrType, "AddrType.IPv4, AddrType.IPv6 or AddrType.Default")
     if (master_addr is None) != (master_port is None):
         raise ValueError(f"give master_addr and master_port both, or none: got {master_addr!r} and {master_port!r}")
     actors = proc_mesh.spawn("spmd", SPMDActor)

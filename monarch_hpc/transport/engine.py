@@ -35,6 +35,9 @@ _HANDBACK_S = 0.002
 Longer than the gap between two calls of a loop, shorter than a person or a batch of work notices.
 """
 
+_LONGEST_S = 86400.0
+"""Longest sleep; then it is looked at the time again: epoll counts milliseconds in 31 bits, which are 24 days."""
+
 _STALE_S = 0.1
 """A timer that is so late shows that the process was stopped or starved."""
 
@@ -221,7 +224,7 @@ class Engine:
                     return True
                 if bed.called:
                     return False
-                left_s = None if end_s is None else end_s - self.clock()
+                left_s = None if end_s is None else min(end_s - self.clock(), _LONGEST_S)
                 if left_s is not None and left_s <= 0:
                     return False
                 if self._background is not None and self._driver == self._background.ident:
@@ -254,7 +257,7 @@ class Engine:
         left_s = -1.0
         while not self._closing:
             if end_s is not None:
-                left_s = end_s - self.clock()
+                left_s = min(end_s - self.clock(), _LONGEST_S)
                 if left_s <= 0:
                     return ready()
             self._poll(left_s, ready)
@@ -295,7 +298,7 @@ class Engine:
             while timers and timers[0][0] <= now_s:
                 self._guard(heapq.heappop(timers)[2].fire)
             if timers:
-                next_s = max(timers[0][0] - now_s, 0.0)
+                next_s = min(max(timers[0][0] - now_s, 0.0), _LONGEST_S)
                 timeout_s = next_s if timeout_s < 0 else min(timeout_s, next_s)
         if self._last:
             self._run_last()

@@ -9,13 +9,13 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
-import types
-import typing
 from dataclasses import dataclass, field
 
 from monarch_hpc.core.errors import FrameError
+from monarch_hpc.wire.document import build
 
 __all__ = [
+    "MAX_PROCS_PER_HOST",
     "CloseRun",
     "HostEntry",
     "HostLost",
@@ -43,6 +43,10 @@ __all__ = [
     "decode",
     "encode",
 ]
+
+
+MAX_PROCS_PER_HOST = 1 << 14
+"""In one mesh: each takes four descriptors of its agent, and the kernel gives a process a million at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,10 +303,19 @@ class HostLost(Message):
 
 @dataclass(frozen=True, slots=True)
 class Refused(Message):
-    """Head or agent: what was asked cannot be done, and why."""
+    """Head or agent: what was asked cannot be done, and why.
+
+    Args:
+        request: name of the message that was refused, empty where it was not to be read.
+        mesh: its field of that name, 0 where it has none.
+        number: likewise; of a message without one, the field *ticket*.
+    """
 
     run: str
     problem: str
+    request: str = ""
+    mesh: int = 0
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,7 +351,6 @@ def _subclasses() -> dict[str, type[Message]]:
 
 
 _BY_NAME: dict[str, type[Message]] = {}
-_HINTS: dict[type, dict[str, object]] = {}
 
 
 def encode(message: Message) -> bytes:
@@ -364,36 +376,9 @@ def decode(body: bytes | bytearray | memoryview) -> Message:
     cls = _BY_NAME.get(name) if isinstance(name, str) else None
     if cls is None:
         raise FrameError(f"unknown control message {name!r:.80}")
-    message = _build(cls, document, cls.__name__)
+    try:
+        message = build(cls, document, cls.__name__)
+    except RecursionError as error:  # what is wrong is shown, and may be as deep
+        raise FrameError(f"{cls.__name__}: too many brackets in brackets") from error
     assert isinstance(message, Message)
     return message
-
-
-def _build(cls: type, document: dict[str, object], where: str) -> object:
-    hints = _HINTS.get(cls)
-    if hints is None:
-        hints = _HINTS[cls] = dict(typing.get_type_hints(cls))
-    if document.keys() != hints.keys():
-        wrong = sorted(set(document) ^ set(hints))
-        raise FrameError(f"{where}: fields {wrong!s:.200} are missing or unknown")
-    return cls(**{name: _checked(hint, document[name], f"{where}.{name}") for name, hint in hints.items()})
-
-
-def _checked(hint: object, value: object, where: str) -> object:
-    origin = typing.get_origin(hint)
-    if origin is list and isinstance(value, list):
-        (item,) = typing.get_args(hint)
-        return [_checked(item, entry, where) for entry in value]
-    if origin is dict and isinstance(value, dict):
-        _, item = typing.get_args(hint)
-        return {key: _checked(item, entry, f"{where}.{key:.40}") for key, entry in value.items()}
-    if hint is object:
-        return value
-    if hint is float and type(value) is int:
-        return float(value)
-    if isinstance(hint, type) and not isinstance(hint, types.GenericAlias):
-        if dataclasses.is_dataclass(hint) and isinstance(value, dict):
-            return _build(hint, value, where)
-        if type(value) is hint:
-            return value
-    raise FrameError(f"{where}: {value!r:.80} is not of type {hint}")

@@ -184,7 +184,7 @@ def test_options_are_not_arguments_and_wrong_ones_are_refused(workers: ActorMesh
         "choose",
         "send",
     ]
-    with pytest.raises(ValueError, match="timeout is 0 s; it must be more than 0"):
+    with pytest.raises(ValueError, match="timeout is 0 s: give more than 0"):
         workers.fail.options(timeout=0)
     with pytest.raises(ValueError, match="on_error is 'ignore'; it is 'raise' or 'collect'"):
         workers.fail.options(on_error="ignore")  # type: ignore[call-overload]

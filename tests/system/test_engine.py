@@ -215,3 +215,14 @@ def test_a_program_on_a_host_spins_while_all_have_a_core() -> None:
             wait_until("room", lambda: engine.spin_s, accept=lambda spin_s: bool(spin_s) == (num_cores > 1))
             with hosts.spawn_procs():
                 wait_until("no room", lambda: engine.spin_s, accept=lambda spin_s: not spin_s)
+
+
+@pytest.mark.parametrize("timeout_s", [1e7, 1e300, None])
+def test_waits_and_timers_may_be_of_any_length(engine: Engine, timeout_s: float | None) -> None:
+    """The kernel takes 24 days at most in one call."""
+    signal = Signal(engine)
+    engine.call_later(1e8, signal.set)
+    other = threading.Timer(0.05, signal.set)  # by then this thread waits
+    other.start()
+    assert signal.wait(timeout_s)
+    other.join()

@@ -191,7 +191,7 @@ def test_procs_are_bound_where_the_user_says(hosts: HostMesh) -> None:
     ("bindings", "words"),
     [
         ([{"cpus": "4000"}], r"proc_bind\[0\]\['cpus'\] asks for 4000; CPUs granted on local0: "),
-        ([{"cpus": "zero"}], "'zero' is no list of numbers such as '0-3,8', or 'all'"),
+        ([{"cpus": "zero"}], "'zero' is not a list of numbers such as '0-3,8', or 'all'"),
         ([{"cores": "0"}], "has no key 'cores'; known: cpunodebind, membind, physcpubind, cpus"),
         ([{}, {}], "proc_bind has 2 entries, and there are 1 procs on each host"),
         ("close", "proc_bind is 'close'; it is 'auto', 'none' or a list"),

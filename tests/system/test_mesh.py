@@ -371,7 +371,7 @@ def test_procs_get_the_environment_and_the_shape_they_were_asked_for(hosts: Host
 def test_a_proc_that_cannot_start_is_an_error_with_its_words(hosts: HostMesh) -> None:
     with pytest.raises(SpawnError, match=r"no_such_module_anywhere"):
         hosts.spawn_procs(preload=["no_such_module_anywhere"])
-    with pytest.raises(ValueError, match="size 0"):
+    with pytest.raises(ValueError, match="is 0: give at least 1"):
         hosts.spawn_procs(per_host={"gpus": 0})
     with pytest.raises(ValueError, match="repeat: hosts, hosts"):
         hosts.spawn_procs(per_host={"hosts": 2})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from monarch_hpc.core.errors.root import MonarchError
+from monarch_hpc.core.errors.summary import details_of, summarize
 
 __all__ = [
     "ActorDied",
@@ -126,6 +127,9 @@ class PortClosed(ActorError):
 class MeshError(ActorError):
     """Several ranks of one call failed.
 
+    Its text names the first rank's exception, and others that differ from it; where it was raised, in the words of
+    the remote traceback, is its note, as with the exception of a single rank.
+
     Args:
         where: actor mesh and endpoint.
         failures: the exception of each failed rank, by rank.
@@ -135,15 +139,11 @@ class MeshError(ActorError):
         super().__init__(where, dict(failures))
         self.where = where
         self.failures = dict(failures)
+        if self.failures and (details := details_of(min(self.failures.items())[1])):
+            self.add_note(details)
 
     def __str__(self) -> str:
-        rank, first = min(self.failures.items())
-        others = ", ".join(str(r) for r in sorted(self.failures)[1:9])
-        more = ", ..." if len(self.failures) > 9 else ""
-        return (
-            f"{self.where} failed on {len(self.failures)} ranks; first rank {rank}: "
-            f"{type(first).__name__}: {first} (also on ranks {others}{more})"
-        )
+        return f"{self.where} failed on {len(self.failures)} ranks; {summarize(self.failures)}"
 
 
 class MeshDied(MeshError, SupervisionError):

@@ -82,7 +82,7 @@ def test_marks_that_cannot_work_are_refused() -> None:
         @concurrent_endpoint
         def blocks(self: object) -> None: ...
 
-    with pytest.raises(ValueError, match="endpoint hurries has a timeout of 0 s"):
+    with pytest.raises(ValueError, match="the timeout of endpoint hurries is 0 s"):
 
         @endpoint(timeout=0)
         def hurries(self: object) -> None: ...

@@ -37,7 +37,7 @@ def test_lists_of_numbers(text: str, numbers: list[int]) -> None:
 
 @pytest.mark.parametrize("text", ["", "a", "3-1", "1,", "-1", "+0-4", "!1", "1-2-3", "\u0661"])
 def test_what_is_no_list_of_numbers(text: str) -> None:
-    with pytest.raises(ValueError, match="is no list of numbers"):
+    with pytest.raises(ValueError, match="is not a list of numbers"):
         parse_numbers(text)
 
 

@@ -232,7 +232,7 @@ def test_a_closed_run_is_over_when_every_host_says_so(world: World) -> None:
     client.take()
     world.head.on_client(client, CloseRun("1", 0))
     assert world.take_all() == [[CloseRun("1", 0)]] * 2
-    assert world.open("1").take() == [Refused("1", "run 1 is over")]
+    assert world.open("1").take() == [Refused("1", "run 1 is over", "OpenRun")]
     world.head.on_agent(world.agents[0], RunClosed("1"))
     assert client.take() == []
     world.head.on_agent(world.agents[1], RunClosed("1"))
@@ -301,7 +301,7 @@ def test_status(world: World) -> None:
     world.sleep(12.0)
     link: dict[str, object] = {"host": 1, "fabric": "ucx/rdma", "why": "both have RDMA", "procs": 1}
     world.head.on_client(client, RunLinks("1", [link]))
-    world.head.on_client(tool, RunLinks("1", [{"host": 0}]))  # not of this run
+    world.head.on_client(tool, RunLinks("1", [{**link, "host": 0}]))  # not of this run
     world.agents[1].fabric, world.agents[1].why = "relay", "no answer"
     world.head.on_client(tool, Status())
     (report,) = tool.take()
@@ -353,7 +353,7 @@ def test_shut_down_counts_what_is_left(world: World) -> None:
     world.head.on_client(first, ShutDown(1.0))
     world.head.on_client(second, ShutDown(1.0))
     assert world.take_all() == [[ShutDown(1.0)]] * 2
-    assert world.open("1").take() == [Refused("1", "the allocation is being released")]
+    assert world.open("1").take() == [Refused("1", "the allocation is being released", "OpenRun")]
     world.head.on_agent(world.agents[0], ShutDownDone({"n0": 0}))
     assert world.ended == 0
     world.head.on_agent(world.agents[1], ShutDownDone({"n1": 2}))

@@ -60,6 +60,7 @@ def test_as_json_the_script_is_a_field(capsys: pytest.CaptureFixture[str]) -> No
         (["--slurm", "mem=0"], 65, "not an option of sbatch"),
         (["--slurm", "--array=0-3"], 65, "an allocation is one job"),
         (["-N"], 64, "requires an argument"),
+        (["a b"], 65, "must be 1 to 64 letters, digits"),
     ],
 )
 def test_a_wrong_wish_is_told_before_anything_is_done(

@@ -243,9 +243,9 @@ def test_what_slurm_would_drop_or_cannot_do_is_refused() -> None:
         SlurmJob({"a": 1}, slurm_args=["gres=gpu:4"])
     with pytest.raises(ValueError, match="per_host"):
         SlurmJob({"a": 1}, ntasks_per_node=2)
-    with pytest.raises(ValueError, match="mesh 'a' has 0 hosts"):
+    with pytest.raises(ValueError, match=r"meshes\['a'\] is 0: give at least 1"):
         SlurmJob({"a": 0})
-    with pytest.raises(ValueError, match="need a host each"):
+    with pytest.raises(ValueError, match="meshes is empty"):
         ProcessJob({})
 
 

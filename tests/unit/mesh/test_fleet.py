@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -13,7 +14,7 @@ from monarch_hpc.config.schema import ProcsConfig
 from monarch_hpc.core.errors import PeerLost, SpawnError
 from monarch_hpc.mesh.fleet import Fleet, Outcome, Owner, ProcPlan, Started
 from monarch_hpc.transport.engine import Engine
-from monarch_hpc.wire.messages import HostEntry, Message, SpawnProcs, StopProcs
+from monarch_hpc.wire.messages import HostEntry, Message, SpawnProcs, StopProcs, encode
 
 CONFIG = ProcsConfig(start_s=60.0, gpu_visible="own", bind="auto", mpi="pmix", preload=("torch",), stop_s=5.0)
 PLAN = ProcPlan(hosts=(0, 2), per_host=2, name="staff", environment={"A": "1"}, preload=("numpy", "torch"), mpi=True)
@@ -41,6 +42,7 @@ class World:
     def tell(self, message: Message) -> None:
         if self.error is not None:
             raise self.error
+        encode(message)
         self.sent.append(message)
 
     def start(self, plan: ProcPlan = PLAN, owner: Owner | None = OWNER) -> int:
@@ -170,6 +172,29 @@ def test_a_head_that_cannot_be_told_is_an_error_and_keeps_nobody_waiting(world: 
     world.error = PeerLost("head", "it is gone")
     world.start()
     assert "it could not be asked for" in str(world.outcomes[-1]) and "it is gone" in str(world.outcomes[-1])
+
+
+def test_a_plan_that_cannot_be_sent_is_an_error_at_once(world: World) -> None:
+    mesh = world.start(replace(PLAN, environment={"A": cast(str, Path("/x"))}))
+    (stop,) = world.orders()
+    assert isinstance(stop, StopProcs)
+    for host in PLAN.hosts:
+        world.fleet.on_stopped(mesh, host)
+    (outcome,) = world.outcomes
+    assert "it could not be asked for: TypeError: Object of type PosixPath" in str(outcome)
+
+
+def test_a_refused_order_fails_at_once_and_a_refused_stop_names_the_hosts(world: World) -> None:
+    mesh = world.start()
+    world.fleet.on_failed(mesh, SpawnError("any host", "umask 7000 is out of range"))
+    assert not world.outcomes  # before none is left
+    world.fleet.on_not_stopped(mesh)
+    assert [str(outcome) for outcome in world.outcomes] == ["no proc on any host: umask 7000 is out of range"]
+    running = world.start()
+    world.reach(running)
+    world.fleet.stop(running, "", world.late.append)
+    world.fleet.on_not_stopped(running)
+    assert world.late == [[f"n{host}" for host in sorted(PLAN.hosts)]]
 
 
 def test_a_program_whose_directory_is_gone_starts_nothing(

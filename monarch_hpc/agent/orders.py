@@ -1,0 +1,81 @@
+"""Checks of what a program asks of the head, before anything is done: fields of the right types may make no sense."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Iterable, Mapping
+
+from monarch_hpc.wire.messages import MAX_PROCS_PER_HOST, SpawnProcs
+
+__all__ = ["problem_of", "problem_of_links", "problem_of_run"]
+
+_MAX_BITS = 63
+"""Of a mesh's number and of ranks: frames and records carry them in fields of 64."""
+
+_MAX_DEADLINE_S = 1e9
+
+_RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+"""What names a run names a folder of each host, too."""
+
+_LINK = {"host": int, "fabric": str, "why": str, "procs": int}
+"""Fields of each of `RunLinks.links`, which `monarch-hpc status` reads."""
+
+
+def problem_of_run(run: str) -> str:
+    """Say why nothing can be called *run*; empty if something can."""
+    return "" if _RUN.fullmatch(run) else f"run {run!r:.80}: 1 to 64 letters, digits, '.', '_' or '-' name a run"
+
+
+def problem_of_links(links: Iterable[Mapping[str, object]]) -> str:
+    """Say why `RunLinks.links` cannot be shown; empty if they can."""
+    for link in links:
+        if link.keys() != _LINK.keys() or any(type(link[name]) is not kind for name, kind in _LINK.items()):
+            return f"a link has the fields {', '.join(_LINK)}, not {link!r:.200}"
+    return ""
+
+
+def problem_of(order: SpawnProcs) -> str:
+    """Say why no agent can carry out *order*; empty if they can."""
+    return _problem_of_ranks(order) or _problem_of_words(order)
+
+
+def _problem_of_ranks(order: SpawnProcs) -> str:
+    if order.mesh < 0 or max(order.mesh, order.num_ranks).bit_length() > _MAX_BITS:
+        return f"mesh {order.mesh} of {order.num_ranks} procs is out of range"
+    if not 1 <= order.per_host <= MAX_PROCS_PER_HOST:
+        return f"{order.per_host} procs on each host: 1 to {MAX_PROCS_PER_HOST} can be"
+    if not order.hosts or len(order.hosts) != len(order.first_rank) or len(set(order.hosts)) != len(order.hosts):
+        return f"each host needs one first rank: hosts {order.hosts!s:.80}, first ranks {order.first_rank!s:.80}"
+    firsts = sorted(order.first_rank)
+    overlap = any(second - first < order.per_host for first, second in itertools.pairwise(firsts))
+    if overlap or firsts[0] < 0 or firsts[-1] + order.per_host > order.num_ranks:
+        return f"first ranks {order.first_rank!s:.80} do not fit {order.per_host} procs each, of {order.num_ranks}"
+    return ""
+
+
+def _problem_of_words(order: SpawnProcs) -> str:
+    if not 0 < order.deadline_s <= _MAX_DEADLINE_S:
+        return f"procs cannot be ready within {order.deadline_s:g} s"
+    if not 0 <= order.umask <= 0o777:
+        return f"umask {order.umask:o} is out of range"
+    if order.gpu_visible not in ("own-first", "own", "all"):
+        return f"gpu_visible is {order.gpu_visible!r:.80}"
+    if order.bind not in ("auto", "none", "given"):
+        return f"bind is {order.bind!r:.80}"
+    for name in (*order.environment, *order.unset):
+        if not name or "=" in name:
+            return f"no variable is called {name!r:.80}"
+    texts = (*order.environment, *order.environment.values(), *order.unset, *order.sys_path, order.cwd, order.python)
+    for text in texts:
+        if not _is_possible(text):
+            return f"no variable or path can be {text!r:.80}"
+    return ""
+
+
+def _is_possible(text: str) -> bool:
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False

@@ -1,0 +1,75 @@
+"""Many failures of one call as a short text: equal ones are counted, different ones named, all within a limit."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+__all__ = ["details_of", "origin_of", "summarize"]
+
+_MAX_DETAIL_CHARS = 16 << 10
+"""Of a remote traceback: a screen or two; the failure itself, in `MeshError.failures`, has all of it."""
+
+_MAX_LINE_CHARS = 400
+"""Of what one exception says."""
+
+_MAX_KINDS = 4
+"""How many exceptions that differ from the first are named."""
+
+_MAX_RANKS = 8
+"""How many ranks are listed for each."""
+
+_FRAME = re.compile(r'^ *File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
+
+
+def summarize(failures: Mapping[int, BaseException]) -> str:
+    """Return the failures of several ranks in a line: those of one class and text together, the first rank's first."""
+    kinds: dict[tuple[str, str], list[int]] = {}
+    for rank, failure in sorted(failures.items()):
+        kinds.setdefault((type(failure).__name__, _first_line(failure)), []).append(rank)
+    parts: list[str] = []
+    for (name, line), ranks in list(kinds.items())[: 1 + _MAX_KINDS]:
+        also = f" (also on {_listed(ranks[1:])})" if ranks[1:] else ""
+        parts.append(f"{'' if parts else 'first '}rank {ranks[0]}: {name}{line and ': '}{line}{also}")
+    left = sum(len(ranks) for ranks in list(kinds.values())[1 + _MAX_KINDS :])
+    if left:
+        parts.append(f"and {left} more ranks with {len(kinds) - 1 - _MAX_KINDS} other exceptions")
+    return "; ".join(parts)
+
+
+def details_of(failure: BaseException) -> str:
+    """Return the remote traceback of a failure, or what else it says beyond its first line; empty if nothing."""
+    notes = getattr(failure, "__notes__", None)
+    if isinstance(notes, list) and notes:
+        text = "\n".join(note for note in notes if isinstance(note, str))
+    else:
+        text = _words(failure).partition("\n")[2]
+    if len(text) <= _MAX_DETAIL_CHARS:
+        return text
+    half = _MAX_DETAIL_CHARS // 2
+    return f"{text[:half]}\n... {len(text) - 2 * half} characters left out ...\n{text[-half:]}"
+
+
+def origin_of(failure: BaseException) -> str:
+    """Return where a failure of another process was raised: ``file.py:12 in step``; empty where nobody knows."""
+    *_, last = ("", "", ""), *_FRAME.findall(details_of(failure))
+    file, line, function = last
+    return f"{file}:{line} in {function}" if file else ""
+
+
+def _first_line(failure: BaseException) -> str:
+    line = _words(failure).partition("\n")[0]
+    return line if len(line) <= _MAX_LINE_CHARS else f"{line[:_MAX_LINE_CHARS]}..."
+
+
+def _words(failure: BaseException) -> str:
+    try:
+        return str(failure)
+    except Exception:  # noqa: BLE001 user code
+        return "<its text cannot be had: __str__ raised>"
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:_MAX_RANKS]))
+    more = f", ... {len(ranks)} in all" if len(ranks) > _MAX_RANKS else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"

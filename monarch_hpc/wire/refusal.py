@@ -1,0 +1,43 @@
+"""The answer to a control message that cannot be used: it says which one that was, as far as that can be read."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+
+from monarch_hpc.wire.messages import Message, Refused
+
+__all__ = ["refuse"]
+
+_MAX_CHARS = 200
+"""Of what is repeated of a message; names are shorter."""
+
+_TOO_LARGE = 1 << 63
+"""Numbers from here on are of no mesh and no request."""
+
+
+def refuse(message: Message | bytes | bytearray | memoryview, problem: str) -> Refused:
+    """Make the answer to a message that cannot be used, whatever its fields hold.
+
+    Args:
+        message: it, or the body that `decode` did not take.
+    """
+    fields: dict[str, object] = {}
+    if isinstance(message, Message):
+        fields = {field.name: getattr(message, field.name) for field in dataclasses.fields(message)}
+        fields["op"] = type(message).__name__
+    else:
+        with contextlib.suppress(ValueError, RecursionError):
+            document = json.loads(bytes(message))
+            fields = document if isinstance(document, dict) else fields
+
+    def text(key: str) -> str:
+        value = fields.get(key)
+        return value[:_MAX_CHARS] if isinstance(value, str) else ""
+
+    def number(*keys: str) -> int:
+        values = (fields.get(key) for key in keys)
+        return next((value for value in values if type(value) is int and 0 <= value < _TOO_LARGE), 0)
+
+    return Refused(text("run"), problem, text("op"), number("mesh"), number("number", "ticket"))

@@ -1,0 +1,86 @@
+"""Messages that the head and the agents cannot use: each is answered, and the program that sent them goes on."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch_hpc.config import Config
+from monarch_hpc.config.load import load
+from monarch_hpc.testing import wait_until
+from monarch_hpc.wire.calls import Calls, CallsReport
+from monarch_hpc.wire.frames import Frame, Kind
+from monarch_hpc.wire.messages import Message, Refused, SpawnFailed, SpawnProcs, StatusReport, encode
+from tests.system.agent_client import Client, alive
+
+
+@pytest.fixture
+def config() -> Config:
+    return load({"fabric.order": ["tcp"]}).config
+
+
+def order(run: str, mesh: int) -> dict[str, Any]:
+    """An order of one proc on the first host, as it travels."""
+    good = SpawnProcs(run, mesh, [0], [0], 1, 1, {}, [], [], "/", 0o022, "own-first", 20.0)
+    fields: dict[str, Any] = json.loads(encode(good))
+    return fields
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"environment": {"OMP_NUM_THREADS": 1}}, "SpawnProcs.environment.OMP_NUM_THREADS: 1 is not of type <class 'str'>"),
+    ({"preload": [3]}, "SpawnProcs.preload: 3 is not of type <class 'str'>"),
+    ({"colour": "red"}, "fields ['colour'] are missing or unknown"),
+    ({"deadline_s": float("nan")}, "SpawnProcs.deadline_s: nan is not of type <class 'float'>"),
+    ({"per_host": 10**9, "num_ranks": 10**9}, "1000000000 procs on each host: 1 to 16384 can be"),
+    ({"gpu_visible": "some"}, "gpu_visible is 'some'"),
+]
+
+
+def answer_to(client: Client, mesh: int) -> Refused:
+    """Return the answer to the order of a mesh."""
+    return client.wait(Refused, lambda message: message.mesh == mesh)
+
+
+def has_more(messages: list[Message], before: int) -> bool:
+    return len(messages) > before
+
+
+def test_each_is_answered_by_its_number_and_nothing_else_ends(directory: Path) -> None:
+    with Client(directory, "feed") as client:
+        (pid,) = client.spawn_ready([0])
+        for number, (changes, words) in enumerate(WRONG, 100):
+            body = json.dumps({**order("feed", number), **changes}).encode()
+            client.attachment.channel.send(Frame(Kind.CONTROL, body=body))
+            answer = answer_to(client, number)
+            assert words in answer.problem and (answer.run, answer.request) == ("feed", "SpawnProcs")
+        for body in (b"{", b"[]", b'{"op": "Nothing", "run": "feed"}', b"[" * 100_000):
+            before = len(client.messages)
+            client.attachment.channel.send(Frame(Kind.CONTROL, body=body))
+            wait_until("an answer", partial(has_more, client.messages, before))
+            assert isinstance(client.messages[-1], Refused)
+        # What only the agent can know is wrong.
+        unbound = {**order("feed", 200), "bind": "given", "bindings": [{"cpus": "77777"}]}
+        client.attachment.channel.send(Frame(Kind.CONTROL, body=json.dumps(unbound).encode()))
+        client.wait(SpawnFailed, lambda message: message.mesh == 200)
+        client.send(StatusReport([], []))
+        assert "does not handle StatusReport" in client.wait(Refused, lambda m: m.request == "StatusReport").problem
+        client.send(Calls(0, 10.0))
+        report = client.wait(CallsReport, lambda message: message.ticket == 0)
+        assert pid in [proc.pid for proc in report.procs]
+        assert client.lost is None and alive(pid)
+        assert client.spawn_ready([0, 1])
+
+
+def test_a_request_that_breaks_an_agent_fails_at_once(directory: Path) -> None:
+    """A mesh's number is packed into a field that is smaller than it may be in a message."""
+    with Client(directory, "feed") as client:
+        (pid,) = client.spawn_ready([0])
+        client.attachment.channel.send(Frame(Kind.CONTROL, body=json.dumps({**order("feed", (1 << 62) + 5)}).encode()))
+        answer = client.wait(Refused)
+        assert (answer.request, answer.mesh) == ("SpawnProcs", (1 << 62) + 5)
+        assert answer.problem.startswith("local0 failed on it: ")
+        assert client.lost is None and alive(pid)
