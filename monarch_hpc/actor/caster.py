@@ -15,14 +15,8 @@ from monarch_hpc.actor.recall import limited
 from monarch_hpc.actor.reception import DIRECT_SLOT
 from monarch_hpc.actor.reduction import take_part
 from monarch_hpc.actor.reference import ProcRef
-from monarch_hpc.core.errors import (
-    ActorDied,
-    DeliveryUnknown,
-    FrameError,
-    MonarchError,
-    PeerLost,
-    TransportError,
-)
+from monarch_hpc.core.errors import ActorDied, DeliveryUnknown, FrameError, MonarchError, PeerLost, TransportError
+from monarch_hpc.core.recent import Recent
 from monarch_hpc.core.shape import Region
 from monarch_hpc.transport.api import Channel
 from monarch_hpc.transport.credit import Credit, cost_of
@@ -46,6 +40,8 @@ _HOLD_S = 0.1
 
 _AGAIN_S = 0.001
 """When the driver, which must not wait, tries again to send: another thread's cast is being sent."""
+
+_KEEP = 4096  # deaths that casts have reported: what else reports one comes within seconds
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +73,7 @@ class Caster:
         self._direct = {*process.node.channels, process.own.incarnation}
         self.sent = self._direct.add
         self._told: dict[int, int] = {}  # proc -> number of the last AFTER mark
-        self._mourned: set[int] = set()  # procs whose death a cast has reported
+        self._mourned: Recent[int, bool] = Recent(_KEEP)  # procs whose death a cast has reported
 
     @property
     def num_sent(self) -> int:
@@ -316,7 +312,7 @@ class Caster:
         cast.left.discard(place)
         cast.excused.discard(place)
         if isinstance(given, ActorDied):
-            self._mourned.add(cast.aim.proc(place).incarnation)
+            self._mourned[cast.aim.proc(place).incarnation] = True
         self._settle(cast)
         if cast.answer is not None:
             cast.answer(place, given)
@@ -378,6 +374,9 @@ class Caster:
                 self._lose(cast, error)
             return
         incarnation = channel.peer.incarnation
+        if incarnation not in self._process.node.channels:
+            self._told.pop(incarnation, None)
+            self._direct.discard(incarnation)
         for cast in list(self._open.values()):
             place = cast.aim.places.get(incarnation)
             if place is not None and place in cast.excused and place in cast.left:

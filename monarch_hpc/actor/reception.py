@@ -87,6 +87,9 @@ class CastLine:
         """Say that it was handled."""
         self.reception.handled(self, cost)
 
+    def retire(self, dest: int) -> None:
+        """Of a cast each was told to be handled."""
+
 
 class Reception:
     """The casts that come to a process; made when the first comes.

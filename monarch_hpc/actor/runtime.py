@@ -26,6 +26,7 @@ from monarch_hpc.actor.reference import ProcRef
 from monarch_hpc.actor.replies import Replier
 from monarch_hpc.actor.wards import Wards
 from monarch_hpc.core.errors import ActorDied, ActorError, DeliveryUnknown, FrameError, PeerLost, TransportError
+from monarch_hpc.core.recent import Recent
 from monarch_hpc.core.shape import Region
 from monarch_hpc.telemetry.recorder import Recorder
 from monarch_hpc.transport.api import Channel
@@ -44,6 +45,13 @@ _log = logging.getLogger(__name__)
 
 HELD = -1
 """In the place of the number of a call that was not sent."""
+
+_KEEP_GRAVES = 1024
+"""Ended actors of which a process can say what they died of, about a kilobyte each. Whoever calls an actor that ended
+before these is told that there is none of that number: all that was sent to it then has been answered."""
+
+_MAX_CAUSE_CHARS = 4096
+"""Of a cause with its traceback, as it is kept: the last lines say most."""
 
 STOPPED = "the proc was stopped"
 """What a proc that was asked to end says to all it is connected with."""
@@ -74,6 +82,7 @@ class Runtime(Replier, Mourner, Guardian):
         self._own: ProcRef | None = None
         self._line: LocalLine | None = None
         self._cells: dict[int, Cell] = {}
+        self._graves: Recent[int, tuple[str, str]] = Recent(_KEEP_GRAVES)  # actors that have ended -> where, cause
         self._slots: dict[int, Pending] = {}
         self._next_slot = itertools.count(1)
         self.deadlines = Deadlines(engine.clock, engine.call_later)
@@ -277,10 +286,7 @@ class Runtime(Replier, Mourner, Guardian):
             elif port is not None:
                 port(channel, frame)
             else:
-                channel.consumed(frame.dest, cost_of(frame))
-                if frame.reply:
-                    gone = DeliveryUnknown(f"actor {frame.dest:x}", "this proc does not know it")
-                    self.reply_failure(channel, frame.reply, self.info.host, gone)
+                self._refuse(channel, frame)
         elif kind is Kind.SPAWN:
             self._cells[frame.dest] = Cell(self, channel, frame)
         elif kind is Kind.STOP:
@@ -290,6 +296,32 @@ class Runtime(Replier, Mourner, Guardian):
                 self.reply(channel, frame.reply, None)
         elif kind is Kind.CANCEL and cell is not None:
             cell.cancel(channel, frame.reply)
+
+    def _refuse(self, channel: Line, frame: Frame) -> None:
+        """Answer a call of an actor that has ended, or is not known here."""
+        channel.consumed(frame.dest, cost_of(frame))
+        channel.retire(frame.dest)
+        grave = self._graves.get(frame.dest)
+        if not frame.reply:
+            return
+        if grave is not None:
+            self.reply_failure(channel, frame.reply, grave[0], ActorDied(*grave))
+            return
+        gone = DeliveryUnknown(
+            f"actor {frame.dest:x}", "this proc has no such actor: it ended long ago, or never was here"
+        )
+        self.reply_failure(channel, frame.reply, self.info.host, gone)
+
+    def bury(self, actor: int, where: str, cause: str) -> None:
+        """Keep nothing of an actor that has ended but what its callers are told; on its thread."""
+        if len(cause) > _MAX_CAUSE_CHARS:
+            first, _, rest = cause.partition("\n")
+            cause = f"{first[:_MAX_CAUSE_CHARS]}\n...\n{rest[-_MAX_CAUSE_CHARS:]}"
+        self._graves[actor] = where, cause
+        self._cells.pop(actor, None)
+        for line in [self._line, *self._channels.values()]:
+            if line is not None:
+                line.retire(actor)
 
     def on_failure(self) -> None:
         """A call to another process has failed; who shows output does so at once."""

@@ -12,10 +12,11 @@ from monarch_hpc.actor.mpi import check_world
 from monarch_hpc.actor.runtime import Runtime
 from monarch_hpc.agent.binding import check_bindings
 from monarch_hpc.core.errors import AllocationError
+from monarch_hpc.core.ids import number_in_program
 from monarch_hpc.core.shape import Extent, Region
 from monarch_hpc.mesh.command import BootstrapCommand, variables_of
 from monarch_hpc.mesh.deputy import ask_hosts, block, done_future, start_procs, stop_procs
-from monarch_hpc.mesh.fleet import ProcPlan, number_in_program
+from monarch_hpc.mesh.fleet import ProcPlan
 from monarch_hpc.mesh.here import proc_of
 from monarch_hpc.mesh.proc import ProcMesh
 from monarch_hpc.mesh.setup import Bootstrap, run_bootstrap
