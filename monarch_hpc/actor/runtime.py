@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import ClassVar
@@ -26,6 +24,7 @@ from monarch_hpc.actor.reference import ProcRef
 from monarch_hpc.actor.replies import Replier
 from monarch_hpc.actor.wards import Wards
 from monarch_hpc.core.errors import ActorDied, ActorError, DeliveryUnknown, FrameError, PeerLost, TransportError
+from monarch_hpc.core.fork import watch_forks
 from monarch_hpc.core.recent import Recent
 from monarch_hpc.core.shape import Region
 from monarch_hpc.telemetry.recorder import Recorder
@@ -92,6 +91,11 @@ class Runtime(Replier, Mourner, Guardian):
         self._inquest = Inquest(self)
         self.loop = EventLoop()
         self.casts = Casts(self)
+        watch_forks(self)
+
+    def forked(self, parent: int) -> None:
+        """Nothing of the *parent* can be reached from here: what tries ends with `ForkedError`."""
+        self._channels, self._line = {}, None
 
     def bind(self, node: Node, own: ProcRef) -> None:
         """Use *node* for all channels; others reach this process by *own*."""
@@ -105,6 +109,7 @@ class Runtime(Replier, Mourner, Guardian):
     def node(self) -> Node:
         """The process's seat in the allocation."""
         assert self._node is not None, "bind() comes first"
+        self.engine.check_own()
         return self._node
 
     @property
@@ -369,20 +374,16 @@ class Runtime(Replier, Mourner, Guardian):
             self.engine.wait(lambda: all(cell.ended or cell.deaf for cell in cells), CLEANUP_S)
         self.loop.close()
 
-    def exit(self, code: int) -> None:
-        """End the process at once, with what was printed."""
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
 
 def current_runtime() -> Runtime:
     """The runtime of this process.
 
     Raises:
         RuntimeError: there is none.
+        ForkedError: it is that of the process that this one was forked from.
     """
     runtime = Runtime.current
     if runtime is None:
         raise RuntimeError("this process is not part of an allocation: call monarch_hpc.hosts() first")
+    runtime.engine.check_own()
     return runtime

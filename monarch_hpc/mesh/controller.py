@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import logging
 import os
 import platform
@@ -66,8 +67,11 @@ class Controller(Runtime):
 
         Raises:
             RuntimeError: this is no program; or there is an *opener*, and the program has an allocation.
+            ForkedError: this is a child of the program.
         """
         with cls._instance_lock:
+            if Runtime.current is not None:
+                Runtime.current.engine.check_own()
             if cls._instance is not None and opener is not None:
                 raise RuntimeError(TAKEN)
             if cls._instance is None:
@@ -178,6 +182,14 @@ class Controller(Runtime):
         names = {self.info.host, platform.node(), platform.node().partition(".")[0]}
         local = all("//127." in address for address in self._attachment.ready.addresses)
         return next((rank for rank, host in sorted(self.hosts.items()) if local or host.name in names), -1)
+
+    def forked(self, parent: int) -> None:
+        """What ends with the program is the *parent*'s: here it must not end, not even when Python clears up."""
+        super().forked(parent)
+        self._closed = True
+        atexit.unregister(self.close)
+        # Contexts are generators, which run what is to be done at their end when nobody holds them any more.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._resources))
 
     def close(self) -> None:
         """End all procs, print what they said last, and detach; an embedded allocation ends too."""

@@ -22,6 +22,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from monarch_hpc.core.errors import ForkedError
+from monarch_hpc.core.fork import watch_forks
 from monarch_hpc.transport.interrupts import Bed, make_bed
 from monarch_hpc.transport.poller import Poller
 from monarch_hpc.transport.sleeper import Sleeper
@@ -73,9 +75,11 @@ class Engine:
         self._poke_lock = _thread.allocate_lock()
         self._local = threading.local()
         self._closing = False
+        self._forked_from = 0
         self._background_bed = Sleeper()
         self._background_asleep = False
         self._background: threading.Thread | None = None
+        watch_forks(self)
 
     def start(self) -> None:
         """Start the background thread."""
@@ -104,6 +108,33 @@ class Engine:
             self._epoll.close()
             os.close(self._wake_fd)
         self._callbacks.clear()
+
+    def forked(self, parent: int) -> None:
+        """End here what goes on in the *parent*: no descriptor of its own is touched, and none kept open from here."""
+        self._forked_from = parent
+        self._closing = True
+        self._epoll.close()
+        os.close(self._wake_fd)
+        # The numbers stay taken: objects that know them are still here, and close them once more.
+        nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        for fd in self._callbacks:
+            os.dup2(nothing, fd, inheritable=False)
+        os.close(nothing)
+        self._callbacks.clear()
+
+    @property
+    def forked_from(self) -> int:
+        """The process that this one was forked from after the engine was made, and that has it; 0 if this is it."""
+        return self._forked_from
+
+    def check_own(self) -> None:
+        """Raise unless this process is the one that made the engine.
+
+        Raises:
+            ForkedError: it is a child.
+        """
+        if self._forked_from:
+            raise ForkedError(self._forked_from)
 
     @property
     def closed(self) -> bool:
@@ -164,6 +195,7 @@ class Engine:
         self._last.append(callback)
 
     def _poke(self) -> None:
+        self.check_own()  # first: a thread that is not here may have held the lock
         # Locked against `close`: the number of a closed descriptor may be somebody else's by now.
         with self._poke_lock:
             if not self._epoll.closed:
@@ -182,9 +214,11 @@ class Engine:
 
         Raises:
             KeyboardInterrupt: and whatever else a handler of SIGINT raises; nothing is half done then.
+            ForkedError: the engine is another process's.
         """
         if ready():
             return True
+        self.check_own()
         assert not self.driving, "a callback of the engine must not wait for the engine"
         end_s = None if timeout_s is None else self.clock() + timeout_s
         bed = self._bed()
