@@ -84,8 +84,10 @@ class Spmd:
                 is its current device (config key `procs.gpu_visible`), so that nobody needs a local rank.
 
         Raises:
+            RuntimeError: an event loop runs here, which would stand still; nothing was asked for.
             Exception: what torch raised on a rank.
         """
+        self._check_may_wait("init")
         addresses = [parse_address(proc.addresses[0])[0] for proc in self._procs.procs]
         first = self._members.slice(**dict.fromkeys(self._members.extent.labels, 0))
         port = first.serve_store.call_one(addresses[0], len(addresses)).get()
@@ -93,7 +95,18 @@ class Spmd:
 
     def close(self) -> None:
         """Take the process group down on every proc."""
+        self._check_may_wait("close")
         self._members.leave.call().get()
+
+    def _check_may_wait(self, method: str) -> None:
+        """Raise where `Future.get` would, before anything is asked for."""
+        try:
+            self._procs.initialized.get()
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"{method}() waits for all ranks, and would block the running event loop: "
+                f"write 'await asyncio.to_thread(group.{method}, ...)' with group = spmd(procs)"
+            ) from error
 
 
 def spmd(procs: ProcMesh) -> Spmd:
