@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Iterable
 from typing import Protocol
 
-__all__ = ["Forkable", "watch_forks"]
+from monarch_hpc.core.errors import ForkedError
+
+__all__ = ["Forkable", "Owned", "divert", "watch_forks"]
 
 
 class Forkable(Protocol):
@@ -19,6 +22,36 @@ class Forkable(Protocol):
     def forked(self, parent: int) -> None:
         """This is a child of process *parent* now, and holds copies of what is the parent's."""
         ...
+
+
+class Owned:
+    """What refuses itself to children of the process that made it.
+
+    Attributes:
+        forked_from: the process that has it; 0 if it is this one.
+    """
+
+    forked_from = 0
+
+    def check_own(self) -> None:
+        """Raise unless it is this process's.
+
+        Raises:
+            ForkedError: it belongs to the process that this one was forked from.
+        """
+        if self.forked_from:
+            raise ForkedError(self.forked_from)
+
+
+def divert(fds: Iterable[int]) -> None:
+    """In a child: let descriptors of the parent lead nowhere, so that their other ends do not wait for this process.
+
+    Their numbers stay taken: objects that know them are still here, and close them once more.
+    """
+    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for fd in fds:
+        os.dup2(nothing, fd, inheritable=False)
+    os.close(nothing)
 
 
 class _Forks:

@@ -99,7 +99,7 @@ class Endpoint(Generic[P, R]):
     def fold_some(
         self, finish: Callable[[list[R], dict[Point, BaseException]], T], *args: P.args, **kwargs: P.kwargs
     ) -> Future[T]:
-        """Call every actor and wait for all; the future gives what *finish* makes of the results, in the order of ranks.
+        """Call every actor and wait for all; the future gives what *finish* makes of the results, by rank.
 
         It is also given the exceptions of those that failed, which have no result.
         """

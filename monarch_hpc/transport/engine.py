@@ -21,9 +21,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
-from monarch_hpc.core.errors import ForkedError
-from monarch_hpc.core.fork import watch_forks
+from monarch_hpc.core.fork import Owned, divert, watch_forks
 from monarch_hpc.transport.interrupts import Bed, make_bed
 from monarch_hpc.transport.poller import Poller
 from monarch_hpc.transport.sleeper import Sleeper
@@ -37,16 +37,13 @@ _HANDBACK_S = 0.002
 Longer than the gap between two calls of a loop, shorter than a person or a batch of work notices.
 """
 
-_STALE_S = 0.1
-"""A timer that is so late shows that the process was stopped or starved."""
-
-_MAX_EVENTS = 64
-"""In one round; select's own default takes room for a thousand each time."""
+_STALE_S = 0.1  # a timer that is so late shows that the process was stopped or starved
+_MAX_EVENTS = 64  # in one round; select's own default takes room for a thousand each time
 
 _log = logging.getLogger(__name__)
 
 
-class Engine:
+class Engine(Owned):
     """Polls file descriptors and timers for all threads of a process.
 
     Args:
@@ -75,7 +72,6 @@ class Engine:
         self._poke_lock = _thread.allocate_lock()
         self._local = threading.local()
         self._closing = False
-        self._forked_from = 0
         self._background_bed = Sleeper()
         self._background_asleep = False
         self._background: threading.Thread | None = None
@@ -97,44 +93,21 @@ class Engine:
             self._background.join()
         for waiter in list(self._waiters):
             waiter.wake()
-        if not self.driving:
-            with self._drive:
-                self._release()
-        else:
-            self._release()
-
-    def _release(self) -> None:
-        with self._poke_lock:
+        with nullcontext() if self.driving else self._drive, self._poke_lock:
             self._epoll.close()
             os.close(self._wake_fd)
         self._callbacks.clear()
 
     def forked(self, parent: int) -> None:
-        """End here what goes on in the *parent*: no descriptor of its own is touched, and none kept open from here."""
-        self._forked_from = parent
+        """End here what goes on in the *parent*, without touching it."""
+        self.forked_from = parent
+        if self._closing:
+            return
         self._closing = True
         self._epoll.close()
         os.close(self._wake_fd)
-        # The numbers stay taken: objects that know them are still here, and close them once more.
-        nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        for fd in self._callbacks:
-            os.dup2(nothing, fd, inheritable=False)
-        os.close(nothing)
+        divert(self._callbacks)
         self._callbacks.clear()
-
-    @property
-    def forked_from(self) -> int:
-        """The process that this one was forked from after the engine was made, and that has it; 0 if this is it."""
-        return self._forked_from
-
-    def check_own(self) -> None:
-        """Raise unless this process is the one that made the engine.
-
-        Raises:
-            ForkedError: it is a child.
-        """
-        if self._forked_from:
-            raise ForkedError(self._forked_from)
 
     @property
     def closed(self) -> bool:

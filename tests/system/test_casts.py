@@ -249,11 +249,11 @@ def test_who_waits_for_a_call_through_the_tree_is_seen(procs: ProcMesh, logs: Ac
     assert seen["log[0]"].caller.startswith("program on ")
     assert [seen["log[3]"].state, seen["log[3]"].num_queued] == ["idle", 0]
     asked = talker.wait.call_one(logs.slice(hosts=slice(1, 3)), 3, "seen")
-    seen = wait_until("the actor waits", rows, PATIENCE_S, accept=lambda seen: seen["talker[2]"].waits_for)
-    assert seen["talker[2]"].waits_for == "log.wait_unless, which no rank runs"
+    seen = wait_until("the actor waits", rows, PATIENCE_S, accept=lambda seen: seen["talker[0]"].waits_for)
+    assert seen["talker[0]"].waits_for == "log.wait_unless, which no rank runs"
     procs.spawn("opener", Log).open.call("seen").get(PATIENCE_S)
     waiting.join(PATIENCE_S)
     asked.get(PATIENCE_S)
     seen = wait_until("nobody waits", rows, PATIENCE_S, accept=lambda seen: seen["program"].state == "idle")
-    assert [seen[name].waits_for for name in ("program", "talker[2]")] == ["", ""]
+    assert [seen[name].waits_for for name in ("program", "talker[0]")] == ["", ""]
     talker.stop()

@@ -35,9 +35,6 @@ def end_of(pid):
         time.sleep(0.01)
     return os.waitstatus_to_exitcode(found[1])
 
-def square(number):
-    return number * number
-
 def in_child(act):
     # Forks, lets the child do one thing, and returns how it ended.
     sys.stdout.flush()
@@ -75,7 +72,7 @@ def forked(use):
 def by_multiprocessing():
     context = multiprocessing.get_context("fork")
     with context.Pool(2) as pool:
-        assert pool.map(square, range(5)) == [0, 1, 4, 9, 16]
+        assert pool.map(abs, range(-3, 2)) == [3, 2, 1, 0, 1]
     process = context.Process(target=time.sleep, args=(DEADLINE_S,))
     process.start()
     process.terminate()
@@ -89,6 +86,13 @@ def by_multiprocessing():
 def by_subprocess():
     assert subprocess.run(["echo", "hello"], capture_output=True, text=True, timeout=DEADLINE_S).stdout == "hello\\n"
 
+ACTS = {
+    act.__name__: act
+    for act in (
+        leave_by_exit, leave_by_exception, leave_at_once, be_terminated, by_multiprocessing, by_subprocess
+    )
+}
+
 class Echo(Actor):
     @endpoint
     def say(self, word):
@@ -96,7 +100,7 @@ class Echo(Actor):
 
     @endpoint
     def fork(self, name):
-        return in_child(globals()[name])
+        return in_child(ACTS[name])
 
     @endpoint
     def use(self, other):
@@ -104,7 +108,7 @@ class Echo(Actor):
 
     @endpoint
     def run(self, name):
-        globals()[name]()
+        ACTS[name]()
         return "done"
 
     @endpoint
