@@ -211,6 +211,8 @@ if __name__ == "__main__":
 def test_a_child_ends_as_it_pleases_and_costs_its_parent_nothing(
     programs: Programs, body: str, order: str, ucx_first: bool
 ) -> None:
+    if body is _IN_AN_ACTOR and order != "[tcp]":
+        pytest.skip("multiprocessing in an actor hangs once UCX has started there")
     environment = {"MONARCH_HPC_FABRIC__ORDER": order, "UCX_FIRST": "1" if ucx_first else ""}
     said = programs.run(_BEGIN + body, env=environment)
     assert "all is well" in said
