@@ -12,12 +12,14 @@ from monarch_hpc.actor.local import Line
 from monarch_hpc.actor.reference import ProcRef
 from monarch_hpc.core.errors import ActorError, MonarchError, TransportError
 from monarch_hpc.core.shape import Region
+from monarch_hpc.telemetry.layout import CAST
+from monarch_hpc.telemetry.recorder import Recorder
 from monarch_hpc.transport.engine import Engine
 from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.casts import Spans, Target, pack_target, spans_of
 from monarch_hpc.wire.frames import Frame
 
-__all__ = ["Aim", "Aims", "Answered", "CasterProcess", "OpenCast", "Reduce"]
+__all__ = ["Aim", "Aims", "Answered", "CasterProcess", "OpenCast", "Reduce", "Written"]
 
 _MAX_AIMS = 64
 """So many slices are remembered with their hosts and ranks; those of a loop, not of a day."""
@@ -41,11 +43,25 @@ class Reduce:
     take: Callable[[Iterable[int], Frame | None], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What is recorded of a cast beside its number.
+
+    Attributes:
+        mark: of the actor that makes it, see `telemetry.recorder`.
+        name: of the endpoint, see `telemetry.names`.
+    """
+
+    mark: int
+    name: int
+
+
 class CasterProcess(Protocol):
     """What a caster needs of its process."""
 
     engine: Engine
     info: ProcInfo
+    recorder: Recorder
 
     @property
     def node(self) -> Node:
@@ -112,6 +128,7 @@ class OpenCast:
         reduce: who takes those that were combined; None where none are.
         limited: the callers of the actors give up at some time, see `actor.recall.LIMITED`.
         held: it was not sent, because a mailbox was full until its callers gave up.
+        written: see `Caster.cast`; None once it is recorded that all have answered.
         left: places whose answer is missing.
         excused: those of them whose answer comes by another way than the notes.
         done: all have handled it, or never will.
@@ -125,10 +142,27 @@ class OpenCast:
     answer: Answered | None
     reduce: Reduce | None = None
     limited: bool = False
+    written: Written | None = None
     held: bool = False
     left: set[int] = field(default_factory=set)
     excused: set[int] = field(default_factory=set)
     done: bool = False
+
+    @property
+    def call(self) -> int:
+        """Its number among the calls of its process, as it is recorded; 0 where it was not sent."""
+        return CAST | self.number if self.number else 0
+
+    def write_down(self, recorder: Recorder, num_bytes: int) -> None:
+        """Record that it is sent."""
+        if self.written is not None:
+            recorder.sent(self.call, self.written.mark, self.written.name, 0, num_bytes, self.actor)
+
+    def write_down_answers(self, recorder: Recorder) -> None:
+        """Record that all have answered, or never will; once."""
+        if self.written is not None:
+            self.written = None
+            recorder.answered(self.call)
 
 
 class Aims:

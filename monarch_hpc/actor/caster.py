@@ -9,21 +9,15 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from monarch_hpc.actor.aim import Aim, Aims, Answered, CasterProcess, OpenCast, Reduce
+from monarch_hpc.actor.aim import Aim, Aims, Answered, CasterProcess, OpenCast, Reduce, Written
 from monarch_hpc.actor.local import Line
 from monarch_hpc.actor.recall import limited
-from monarch_hpc.actor.reception import DIRECT_SLOT
 from monarch_hpc.actor.reduction import take_part
 from monarch_hpc.actor.reference import ProcRef
-from monarch_hpc.core.errors import (
-    ActorDied,
-    DeliveryUnknown,
-    FrameError,
-    MonarchError,
-    PeerLost,
-    TransportError,
-)
+from monarch_hpc.core.errors import ActorDied, DeliveryUnknown, FrameError, MonarchError, PeerLost, TransportError
+from monarch_hpc.core.recent import Recent
 from monarch_hpc.core.shape import Region
+from monarch_hpc.telemetry.layout import CAST
 from monarch_hpc.transport.api import Channel
 from monarch_hpc.transport.credit import Credit, cost_of
 from monarch_hpc.wire.casts import (
@@ -41,11 +35,11 @@ from monarch_hpc.wire.frames import Buffer, Frame, Kind
 
 __all__ = ["Caster"]
 
-_HOLD_S = 0.1
-"""How long one cast of a coroutine is held back at most, as in `transport.channel`, and why."""
+_HOLD_S = 0.1  # how long one cast of a coroutine is held back at most, as in `transport.channel`, and why
 
-_AGAIN_S = 0.001
-"""When the driver, which must not wait, tries again to send: another thread's cast is being sent."""
+_AGAIN_S = 0.001  # when the driver, which must not wait, tries again to send: another thread's cast is being sent
+
+_KEEP = 4096  # deaths that casts have reported: what else reports one comes within seconds
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +71,7 @@ class Caster:
         self._direct = {*process.node.channels, process.own.incarnation}
         self.sent = self._direct.add
         self._told: dict[int, int] = {}  # proc -> number of the last AFTER mark
-        self._mourned: set[int] = set()  # procs whose death a cast has reported
+        self._mourned: Recent[int, bool] = Recent(_KEEP)  # procs whose death a cast has reported
 
     @property
     def num_sent(self) -> int:
@@ -138,6 +132,7 @@ class Caster:
         answer: Answered | None,
         end_s: float | None = None,
         reduce: Reduce | None = None,
+        written: Written | None = None,
     ) -> OpenCast | None:
         """Send one message to the procs of *region*; None if it has to go to each directly, as nothing was sent.
 
@@ -147,6 +142,7 @@ class Caster:
             answer: told how it ended at each place; None sends and forgets.
             end_s: when the caller gives up, on the engine's clock. If a mailbox is full until then, nothing is sent.
             reduce: the answers may be combined on their way; those of places that follow each other.
+            written: of a call with answers, who makes it and what it is, for what is recorded.
 
         Raises:
             FrameError: the message is over a limit; nothing was sent.
@@ -159,7 +155,7 @@ class Caster:
         if limit and end_s is not None:
             body = limited(max(end_s - self._process.engine.clock(), 0.0), body)
         cost = cost_of(Frame(kind, actor, 0, body, buffers)) if kind is Kind.CALL else 0
-        cast = OpenCast(aim, 0, actor, cost, where, answer, reduce if aim.in_blocks else None, limit)
+        cast = OpenCast(aim, 0, actor, cost, where, answer, reduce if aim.in_blocks else None, limit, written)
         cast.held = cost > 0 and not self._take_credit(actor, cost, end_s)
         if not cast.held:
             self._send(cast, kind, body, buffers)
@@ -214,6 +210,7 @@ class Caster:
         aim.last = number
         aim.num_open += 1
         self._open[number] = cast
+        cast.write_down(self._process.recorder, len(body))
         try:
             line.send(frame)
         except FrameError:
@@ -306,8 +303,8 @@ class Caster:
 
     def on_answer(self, frame: Frame) -> None:
         """An answer that came directly, because it is large."""
-        cast = self._open.get(frame.dest & ~DIRECT_SLOT)
-        if cast is not None and frame.dest & DIRECT_SLOT:
+        cast = self._open.get(frame.dest & ~CAST)
+        if cast is not None and frame.dest & CAST:
             self._answer(cast, frame.reply, frame)
 
     def _answer(self, cast: OpenCast, place: int, given: Frame | MonarchError) -> None:
@@ -316,7 +313,7 @@ class Caster:
         cast.left.discard(place)
         cast.excused.discard(place)
         if isinstance(given, ActorDied):
-            self._mourned.add(cast.aim.proc(place).incarnation)
+            self._mourned[cast.aim.proc(place).incarnation] = True
         self._settle(cast)
         if cast.answer is not None:
             cast.answer(place, given)
@@ -366,8 +363,10 @@ class Caster:
         self._settle(cast)
 
     def _settle(self, cast: OpenCast) -> None:
-        if cast.done and not cast.left:
-            self._open.pop(cast.number, None)
+        if not cast.left:
+            cast.write_down_answers(self._process.recorder)
+            if cast.done:
+                self._open.pop(cast.number, None)
 
     # ---- ends ----
 
@@ -378,6 +377,9 @@ class Caster:
                 self._lose(cast, error)
             return
         incarnation = channel.peer.incarnation
+        if incarnation not in self._process.node.channels:
+            self._told.pop(incarnation, None)
+            self._direct.discard(incarnation)
         for cast in list(self._open.values()):
             place = cast.aim.places.get(incarnation)
             if place is not None and place in cast.excused and place in cast.left:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from monarch_hpc.actor.aim import Answered, CasterProcess, OpenCast, Reduce
+from monarch_hpc.actor.aim import Answered, CasterProcess, OpenCast, Reduce, Written
 from monarch_hpc.actor.caster import Caster
 from monarch_hpc.actor.local import Line
 from monarch_hpc.actor.reception import Reception, ReceptionProcess
@@ -63,11 +63,12 @@ class Casts:
         answer: Answered | None,
         end_s: float | None = None,
         reduce: Reduce | None = None,
+        written: Written | None = None,
     ) -> OpenCast | None:
         """Send one message to many procs; None if each is to be sent it directly. See `Caster.cast`."""
         if len(region) <= self.most_direct:
             return None
-        return self.open().cast(kind, region, procs, message, where, answer, end_s, reduce)
+        return self.open().cast(kind, region, procs, message, where, answer, end_s, reduce, written)
 
     def direct(self, proc: ProcRef, line: Line, frame: Frame, until_s: float | None = None) -> bool:
         """Send a message to one proc; see `Line.send`."""

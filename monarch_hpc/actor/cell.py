@@ -354,6 +354,7 @@ class Cell:
             traceback.clear_frames(error.__traceback__)  # they hold the object
         self._over = f"{cause}\n{trace}".rstrip()
         self._journal.ended(cause, failed=error is not None)
+        self._process.bury(self._actor, self.where, self._over)
         self._refuse_all()
         self.engine.wake_waiters()
 

@@ -133,6 +133,7 @@ class Future(concurrent.futures.Future[T], Generic[T]):
 
     def __await__(self) -> Generator[object, None, T]:
         if not self.done():
+            self._engine.check_own()
             loop = asyncio.get_running_loop()
             waiter: asyncio.Future[None] = loop.create_future()
 

@@ -69,7 +69,7 @@ class Guardian(Protocol):
         cell = self.cell(owner)
         if cell is not None:
             cell.supervise(failure, told=told)
-        elif not told:
+        elif not owner and not told:  # an owner that has ended has ended all that it owned
             self.unhandled(failure)
 
     def adopt(self, owner: int, name: str, mesh: int, procs: Mapping[int, ProcRef], end: Callable[[], None]) -> None:

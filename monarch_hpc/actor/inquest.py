@@ -10,6 +10,7 @@ from monarch_hpc.actor.pending import Pending, Slot
 from monarch_hpc.actor.reference import ProcRef
 from monarch_hpc.core.errors import ActorDied, ActorError, DeliveryUnknown, MonarchError, TransportError
 from monarch_hpc.core.ids import Role
+from monarch_hpc.core.recent import Recent
 from monarch_hpc.core.shape import Extent, Region
 from monarch_hpc.transport.engine import Engine
 from monarch_hpc.transport.node import Node
@@ -26,6 +27,9 @@ WORD_S = 3.0
 
 _WAY_S = 1.0
 """How much longer other procs wait for the program, which itself waits that long for the agent."""
+
+_KEEP = 1024
+"""Causes that are remembered; of earlier deaths the program is asked again."""
 
 Tell = Callable[[ActorError], None]
 
@@ -68,8 +72,8 @@ class Inquest:
 
     def __init__(self, asker: Asker) -> None:
         self._asker = asker
-        self._causes: dict[int, str] = {}
-        self._expected: set[int] = set()
+        self._causes: Recent[int, str] = Recent(_KEEP)
+        self._expected: Recent[int, bool] = Recent(_KEEP)
         self._waiting: dict[int, list[tuple[str, TransportError, Tell]]] = {}
 
     def ask(self, incarnation: int, where: str, error: TransportError, tell: Tell) -> None:
@@ -105,9 +109,10 @@ class Inquest:
         if isinstance(answer, Frame) and answer.kind is Kind.RESULT:
             said = loads(answer.body, answer.buffers)
             if isinstance(said, tuple):
-                self._causes[incarnation], expected = said
+                cause, expected = said
+                self._causes[incarnation] = cause
                 if expected:
-                    self._expected.add(incarnation)
+                    self._expected[incarnation] = True
         self._close(incarnation)
 
     def _close(self, incarnation: int) -> None:

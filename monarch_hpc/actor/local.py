@@ -41,6 +41,10 @@ class Line(Protocol):
         """Say that a call was handled; see `transport.api.Channel.consumed`."""
         ...
 
+    def retire(self, dest: int) -> None:
+        """Say that an actor has ended; see `transport.api.Channel.retire`."""
+        ...
+
 
 class LocalLine:
     """Delivers to this process what its actors send each other.
@@ -103,3 +107,7 @@ class LocalLine:
         grant = self._credit.consumed(dest, cost)
         if grant:
             self._credit.give(dest, grant)
+
+    def retire(self, dest: int) -> None:
+        """An actor has ended."""
+        self._credit.give(dest, self._credit.retire(dest))

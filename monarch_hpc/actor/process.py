@@ -11,6 +11,7 @@ from monarch_hpc.actor.logs import listen
 from monarch_hpc.actor.reference import ProcRef
 from monarch_hpc.actor.runtime import STOPPED, Runtime
 from monarch_hpc.agent.start import ProcStart
+from monarch_hpc.core.fork import watch_forks
 from monarch_hpc.core.ids import Identity, Role, SlurmIds, new_incarnation
 from monarch_hpc.telemetry.recorder import Recorder
 from monarch_hpc.transport.engine import Engine
@@ -20,6 +21,24 @@ from monarch_hpc.transport.ucx.settings import wants_ucx
 from monarch_hpc.wire.messages import ProcHello, encode
 
 __all__ = ["main"]
+
+
+class _Term:
+    """Whether SIGTERM came, which ends a proc in good order; in what it forks the signal does what it always does."""
+
+    def __init__(self) -> None:
+        self.came = False
+        signal.signal(signal.SIGTERM, self._take)
+        watch_forks(self)
+
+    def _take(self, _signal: int, _frame: object) -> None:
+        self.came = True
+
+    def forked(self, parent: int) -> None:
+        """A child of *parent*: the pipe that wakes that one is not its own either."""
+        if signal.getsignal(signal.SIGTERM) == self._take:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.set_wakeup_fd(-1)
 
 
 def main(start: ProcStart) -> int:
@@ -43,13 +62,7 @@ def main(start: ProcStart) -> int:
     # waits in a pipe, not in a lock: a signal that another thread takes does not wake who waits for a lock.
     signals_fd, wakeup_fd = os.pipe2(os.O_CLOEXEC)
     os.set_blocking(wakeup_fd, False)
-    stopped = False
-
-    def leave(_signal: int, _frame: object) -> None:
-        nonlocal stopped
-        stopped = True
-
-    signal.signal(signal.SIGTERM, leave)
+    term = _Term()
     signal.set_wakeup_fd(wakeup_fd, warn_on_full_buffer=False)
     listen(start.logs.level)
     engine = Engine(start.spin_s)
@@ -93,7 +106,7 @@ def main(start: ProcStart) -> int:
     hello = ProcHello(start.mesh, start.rank, identity.incarnation, addresses)
     os.write(start.hello_fd, encode(hello) + b"\n")
     os.close(start.hello_fd)
-    while not stopped:
+    while not term.came:
         os.read(signals_fd, 1)
     runtime.shut_down()
     node.close(STOPPED)

@@ -16,6 +16,7 @@ from monarch_hpc.actor.reduction import combine
 from monarch_hpc.actor.reference import ProcRef
 from monarch_hpc.core.errors import FrameError, TransportError
 from monarch_hpc.core.ids import Role
+from monarch_hpc.telemetry.layout import CAST
 from monarch_hpc.telemetry.recorder import Recorder
 from monarch_hpc.transport.api import Peer
 from monarch_hpc.transport.engine import Engine
@@ -23,13 +24,10 @@ from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.casts import Cast, Mark, Note, Tag, pack_notes, parse_cast, parse_number, parse_target
 from monarch_hpc.wire.frames import Frame, Kind
 
-__all__ = ["BULK_BYTES", "DIRECT_SLOT", "CastLine", "Reception", "ReceptionProcess"]
+__all__ = ["BULK_BYTES", "CastLine", "Reception", "ReceptionProcess"]
 
 BULK_BYTES = 64 << 10
 """A larger answer goes directly to the caller where there is a channel: agents combine what is small."""
-
-DIRECT_SLOT = 1 << 62
-"""Added to a cast's number for the reply slot of an answer that goes directly; its place is in `Frame.reply`."""
 
 _TELL_S = 0.05
 """How long news that casts were handled waits for more of it: a sender that is held back is not held much longer."""
@@ -73,10 +71,10 @@ class CastLine:
 
     @property
     def slot(self) -> int:
-        """The reply slot of its call; 0 where there is to be no answer."""
+        """The reply slot of its call, also of an answer that goes directly; 0 where there is to be no answer."""
         if not self.cast.answered:
             return 0
-        return self.cast.number | LIMITED if self.cast.limited else self.cast.number
+        return CAST | self.cast.number | (LIMITED if self.cast.limited else 0)
 
     def send(self, frame: Frame, end_s: float | None = None) -> bool:
         """Answer, or tell the sender of a failure."""
@@ -86,6 +84,9 @@ class CastLine:
     def consumed(self, dest: int, cost: int) -> None:
         """Say that it was handled."""
         self.reception.handled(self, cost)
+
+    def retire(self, dest: int) -> None:
+        """Of a cast each was told to be handled."""
 
 
 class Reception:
@@ -225,7 +226,7 @@ class Reception:
         bulk = size > BULK_BYTES and not cast.functions
         if bulk and direct is not None and direct.error is None:
             place = parse_target(cast.target).place_of(self._process.own.rank) or 0
-            direct.send(Frame(frame.kind, DIRECT_SLOT | cast.number, place, frame.body, frame.buffers))
+            direct.send(Frame(frame.kind, CAST | cast.number, place, frame.body, frame.buffers))
             note = Note(Tag.ELSEWHERE, cast.origin, cast.number)
         else:
             note = Note(tag, cast.origin, cast.number, 0, frame.body, frame.buffers)

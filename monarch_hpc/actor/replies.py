@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
+import traceback
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -10,7 +13,8 @@ from monarch_hpc.actor.context import ProcInfo
 from monarch_hpc.actor.fault import MeshFailure
 from monarch_hpc.actor.local import Line
 from monarch_hpc.actor.payload import pack_failure, pack_fault, pack_result
-from monarch_hpc.core.errors import FrameError, TransportError
+from monarch_hpc.core.errors import ForkedError, FrameError, TransportError
+from monarch_hpc.transport.engine import Engine
 from monarch_hpc.wire.frames import Buffer, Frame, Kind
 
 __all__ = ["Ending", "Replier"]
@@ -38,6 +42,13 @@ class Replier:
     """
 
     info: ProcInfo
+    engine: Engine
+
+    def exit(self, code: int) -> None:
+        """End the process at once, with what was printed."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
     def report(self, channel: Line, owner: int, actor: int, failure: MeshFailure) -> None:
         """Tell who spawned *actor* that it failed."""
@@ -71,6 +82,9 @@ class Replier:
         self, channel: Line, slot: int, where: str, error: BaseException, ending: Ending | None = None
     ) -> None:
         """Answer a call with an exception; otherwise as `reply`."""
+        if self.engine.forked_from:
+            traceback.print_exception(error)
+            self.exit(1)
         body, buffers = pack_failure(where, error)
         if ending is not None:
             ending.fail(_size(body, buffers))
@@ -82,6 +96,9 @@ class Replier:
         Raises:
             FrameError: it is over a limit; the caller still waits.
         """
+        if self.engine.forked_from:
+            print(f"{ForkedError(self.engine.forked_from)}; an endpoint goes on in its process alone", file=sys.stderr)
+            self.exit(1)
         try:
             channel.send(frame)
         except FrameError:

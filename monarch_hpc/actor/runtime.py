@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import ClassVar
@@ -26,6 +24,8 @@ from monarch_hpc.actor.reference import ProcRef
 from monarch_hpc.actor.replies import Replier
 from monarch_hpc.actor.wards import Wards
 from monarch_hpc.core.errors import ActorDied, ActorError, DeliveryUnknown, FrameError, PeerLost, TransportError
+from monarch_hpc.core.fork import watch_forks
+from monarch_hpc.core.recent import Recent
 from monarch_hpc.core.shape import Region
 from monarch_hpc.telemetry.recorder import Recorder
 from monarch_hpc.transport.api import Channel
@@ -44,6 +44,13 @@ _log = logging.getLogger(__name__)
 
 HELD = -1
 """In the place of the number of a call that was not sent."""
+
+_KEEP_GRAVES = 1024
+"""Ended actors of which a process can say what they died of, about a kilobyte each. Whoever calls an actor that ended
+before these is told that there is none of that number: all that was sent to it then has been answered."""
+
+_MAX_CAUSE_CHARS = 4096
+"""Of a cause with its traceback, as it is kept: the last lines say most."""
 
 STOPPED = "the proc was stopped"
 """What a proc that was asked to end says to all it is connected with."""
@@ -74,6 +81,7 @@ class Runtime(Replier, Mourner, Guardian):
         self._own: ProcRef | None = None
         self._line: LocalLine | None = None
         self._cells: dict[int, Cell] = {}
+        self._graves: Recent[int, tuple[str, str]] = Recent(_KEEP_GRAVES)  # actors that have ended -> where, cause
         self._slots: dict[int, Pending] = {}
         self._next_slot = itertools.count(1)
         self.deadlines = Deadlines(engine.clock, engine.call_later)
@@ -83,6 +91,11 @@ class Runtime(Replier, Mourner, Guardian):
         self._inquest = Inquest(self)
         self.loop = EventLoop()
         self.casts = Casts(self)
+        watch_forks(self)
+
+    def forked(self, parent: int) -> None:
+        """Nothing of the *parent* can be reached from here: what tries ends with `ForkedError`."""
+        self._channels, self._line = {}, None
 
     def bind(self, node: Node, own: ProcRef) -> None:
         """Use *node* for all channels; others reach this process by *own*."""
@@ -96,6 +109,7 @@ class Runtime(Replier, Mourner, Guardian):
     def node(self) -> Node:
         """The process's seat in the allocation."""
         assert self._node is not None, "bind() comes first"
+        self.engine.check_own()
         return self._node
 
     @property
@@ -277,10 +291,7 @@ class Runtime(Replier, Mourner, Guardian):
             elif port is not None:
                 port(channel, frame)
             else:
-                channel.consumed(frame.dest, cost_of(frame))
-                if frame.reply:
-                    gone = DeliveryUnknown(f"actor {frame.dest:x}", "this proc does not know it")
-                    self.reply_failure(channel, frame.reply, self.info.host, gone)
+                self._refuse(channel, frame)
         elif kind is Kind.SPAWN:
             self._cells[frame.dest] = Cell(self, channel, frame)
         elif kind is Kind.STOP:
@@ -290,6 +301,32 @@ class Runtime(Replier, Mourner, Guardian):
                 self.reply(channel, frame.reply, None)
         elif kind is Kind.CANCEL and cell is not None:
             cell.cancel(channel, frame.reply)
+
+    def _refuse(self, channel: Line, frame: Frame) -> None:
+        """Answer a call of an actor that has ended, or is not known here."""
+        channel.consumed(frame.dest, cost_of(frame))
+        channel.retire(frame.dest)
+        grave = self._graves.get(frame.dest)
+        if not frame.reply:
+            return
+        if grave is not None:
+            self.reply_failure(channel, frame.reply, grave[0], ActorDied(*grave))
+            return
+        gone = DeliveryUnknown(
+            f"actor {frame.dest:x}", "this proc has no such actor: it ended long ago, or never was here"
+        )
+        self.reply_failure(channel, frame.reply, self.info.host, gone)
+
+    def bury(self, actor: int, where: str, cause: str) -> None:
+        """Keep nothing of an actor that has ended but what its callers are told; on its thread."""
+        if len(cause) > _MAX_CAUSE_CHARS:
+            first, _, rest = cause.partition("\n")
+            cause = f"{first[:_MAX_CAUSE_CHARS]}\n...\n{rest[-_MAX_CAUSE_CHARS:]}"
+        self._graves[actor] = where, cause
+        self._cells.pop(actor, None)
+        for line in [self._line, *self._channels.values()]:
+            if line is not None:
+                line.retire(actor)
 
     def on_failure(self) -> None:
         """A call to another process has failed; who shows output does so at once."""
@@ -337,20 +374,16 @@ class Runtime(Replier, Mourner, Guardian):
             self.engine.wait(lambda: all(cell.ended or cell.deaf for cell in cells), CLEANUP_S)
         self.loop.close()
 
-    def exit(self, code: int) -> None:
-        """End the process at once, with what was printed."""
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
 
 def current_runtime() -> Runtime:
     """The runtime of this process.
 
     Raises:
         RuntimeError: there is none.
+        ForkedError: it is that of the process that this one was forked from.
     """
     runtime = Runtime.current
     if runtime is None:
         raise RuntimeError("this process is not part of an allocation: call monarch_hpc.hosts() first")
+    runtime.engine.check_own()
     return runtime

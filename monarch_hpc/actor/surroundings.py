@@ -50,6 +50,10 @@ class CellProcess(Protocol):
         """Stop all that an actor has spawned."""
         ...
 
+    def bury(self, actor: int, where: str, cause: str) -> None:
+        """Keep nothing of an actor that has ended but what its callers are told."""
+        ...
+
     def exit(self, code: int) -> None:
         """End the process."""
         ...

@@ -80,7 +80,37 @@ class Agent:
         self._leaving: Callable[[int], None] | None = None
 
     def handle(self, message: Message) -> None:
-        """Carry out one message of the head."""
+        """Carry out one message of the head; what fails is answered at once."""
+        try:
+            self._handle(message)
+        except Exception as error:  # noqa: BLE001 a callback's edge: somebody waits for an answer
+            _log.exception("%s could not be carried out", type(message).__name__)
+            self._fail(message, f"its agent failed: {type(error).__name__}: {error}; its log has more")
+
+    def _fail(self, message: Message, problem: str) -> None:
+        match message:
+            case SpawnProcs():
+                first = message.first_rank[message.hosts.index(self._place.rank)]
+                left = set(range(first, first + message.per_host))
+                for proc in self._of_mesh(message.run, message.mesh):
+                    left.discard(proc.start.rank)
+                    proc.cause = problem
+                    self.gone(proc, problem, [])  # one that has been forked is killed when that is known
+                    self.kill(proc)
+                for rank in sorted(left):
+                    self._send(SpawnFailed(message.run, message.mesh, rank, self._place.rank, problem, []))
+            case StopProcs():
+                for proc in self._of_mesh(message.run, message.mesh):
+                    self.kill(proc)
+            case CloseRun():
+                for proc in [proc for proc in self.procs if proc.start.run == message.run]:
+                    self.kill(proc)
+            case Calls():
+                self._send(CallsReport(message.ticket, [], [f"host {self._place.name}: {problem}"]))
+            case SetLogs():
+                self._send(LogsSet(message.run, message.mesh, self._place.rank, message.number))
+
+    def _handle(self, message: Message) -> None:
         match message:
             case SpawnProcs():
                 self._spawn(message)
@@ -130,9 +160,6 @@ class Agent:
             some, rest = places[:most], places[most:]
             try:
                 self._births.start(order, some)
-            except OSError as error:
-                problem = f"{error.strerror or error}"
-                break
             except ValueError as error:
                 problem = str(error)
                 break
@@ -145,6 +172,8 @@ class Agent:
             return "the allocation is being released"
         if order.run in self._closing_runs:
             return "the run is over"
+        if not 0 < order.mesh < 1 << 63 or min(order.first_rank, default=0) < 0:
+            return f"the order makes no sense: ranks {order.first_rank} of mesh {order.mesh}"
         if self._of_mesh(order.run, order.mesh):
             return f"mesh {order.mesh} exists already in this run"
         return ""
@@ -154,12 +183,13 @@ class Agent:
         try:
             keeper = self._steps if proc.in_step else self._reaper
             keeper.watch(proc.pid, partial(self._ended, proc))
-        except OSError as error:  # no descriptor is left
-            os.kill(proc.pid, signal.SIGKILL)
-            self.gone(proc, f"cannot be watched: {error.strerror}", [])
-        if proc in self.procs:
-            self._vigil.watch(proc.pid, partial(self._on_life, proc))
-        else:
+            if proc in self.procs:
+                self._vigil.watch(proc.pid, partial(self._on_life, proc))
+        except Exception as error:  # noqa: BLE001 no descriptor is left, or worse: nobody else would end it
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(proc.pid, signal.SIGKILL)
+            self.gone(proc, f"cannot be watched: {error}", [])
+        if proc not in self.procs:
             self.kill(proc)
 
     def _on_life(self, proc: Proc, life: Life, stopped_s: float) -> None:

@@ -29,6 +29,7 @@ def open_attended() -> Iterator[Path]:
     Raises:
         OSError: there is no room for it, or no process can be started.
     """
+    own = os.getpid()
     folder, held = make_scratch(Path(tempfile.gettempdir()))
     try:
         attendant = launch(
@@ -41,12 +42,14 @@ def open_attended() -> Iterator[Path]:
         try:
             yield folder
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
-            with contextlib.suppress(subprocess.TimeoutExpired, BrokenPipeError):
-                # A line, too: somebody who was forked may hold the other end open.
-                attendant.communicate(b"\n", _END_S)
-            attendant.kill()
-            attendant.wait()
+            if os.getpid() == own:  # what was forked meanwhile may leave the context, too
+                shutil.rmtree(folder, ignore_errors=True)
+                with contextlib.suppress(subprocess.TimeoutExpired, BrokenPipeError):
+                    # A line, too: somebody who was forked may hold the other end open.
+                    attendant.communicate(b"\n", _END_S)
+                attendant.kill()
+                attendant.wait()
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(held)
+        if os.getpid() == own:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(held)

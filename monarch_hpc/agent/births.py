@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import asdict
@@ -21,11 +22,13 @@ from monarch_hpc.agent.zygotes import Problem, Spawned, Zygotes
 from monarch_hpc.core.errors import FrameError
 from monarch_hpc.telemetry.memory import make_memory
 from monarch_hpc.transport.engine import Engine
-from monarch_hpc.wire.messages import Message, ProcHello, ProcReady, SpawnProcs, decode
+from monarch_hpc.wire.messages import Message, ProcHello, ProcReady, SpawnFailed, SpawnProcs, decode
 
 __all__ = ["Births", "Parent"]
 
 _MAX_HELLO_BYTES = 64 << 10
+
+_log = logging.getLogger(__name__)
 
 
 class Parent(Protocol):
@@ -77,58 +80,80 @@ class Births:
     def start(self, order: SpawnProcs, places: list[tuple[int, int]]) -> None:
         """Start procs of *order*: for each of *places* the one of that mesh rank and local rank.
 
+        Whatever fails once they are prepared ends them, and so is told at once.
+
         Raises:
-            OSError: no pipe or no zygote can be made; nothing was started.
-            ValueError: a binding cannot be had here; likewise.
+            ValueError: a binding cannot be had here; nothing was started.
         """
         bindings, num_threads = self._bindings(order)
         starts = [self._one(order, rank, local_rank, bindings[local_rank], num_threads) for rank, local_rank in places]
-        ours: list[int] = []
+        procs: list[Proc] = []
         theirs: list[int] = []
         try:
+            # Before anything is asked for: what is forked then has somebody who keeps it.
             for start in starts:
-                for _ in range(3):
-                    read, write = os.pipe()
-                    ours.append(read)
-                    theirs.append(write)
-                ours.append(make_memory(f"proc {start.rank}"))
-                theirs.append(os.dup(ours[-1]))
-            procs: list[Proc] = []
-            request = ProcOrder(
-                starts=starts,
-                environment=order.environment,
-                sys_path=order.sys_path,
-                cwd=order.cwd,
-                umask=order.umask,
-                gpu_variable=self._place.grant.gpu_variable,
-                unset=order.unset,
-                in_step=bool(order.mpi),
-            )
-            forked = partial(self._forked, procs)
-            if order.mpi:
-                self._steps.spawn(order, request, theirs, forked)
-            else:
-                self._zygotes.spawn(order.python, order.preload, request, theirs, forked)
-        except (OSError, ValueError):
-            for fd in ours:
-                os.close(fd)
-            raise
+                self._prepare(order, start, procs, theirs)
+            self._ask(order, starts, theirs, partial(self._forked, procs))
+        except Exception as error:  # noqa: BLE001 a callback's edge: who waits for these procs is told
+            cause = _words(error)
+            for proc in procs:
+                self._parent.gone(proc, cause, [])
+            for start in starts[len(procs) :]:
+                self._send(SpawnFailed(start.run, start.mesh, start.rank, start.host_rank, cause, []))
         finally:
             for fd in theirs:
                 os.close(fd)
-        for index, start in enumerate(starts):
-            out, err, hello, record = ours[4 * index : 4 * index + 4]
+
+    def _prepare(self, order: SpawnProcs, start: ProcStart, procs: list[Proc], theirs: list[int]) -> None:
+        """Make what a proc is to be kept by, and add it to *procs*; and to *theirs* the descriptors that it is to get.
+
+        Raises:
+            OSError: no descriptor or no memory is left; nothing was made.
+        """
+        ours: list[int] = []
+        num_theirs = len(theirs)
+        try:
+            for _ in range(3):
+                read, write = os.pipe()
+                ours.append(read)
+                theirs.append(write)
+            out, err, hello = ours
+            ours.append(make_memory(f"proc {start.rank}"))
+            theirs.append(os.dup(ours[-1]))
+            os.set_blocking(hello, False)
             tag = Tag(start.run, start.mesh, start.rank, start.host_rank)
             path = self._outlet.files.path(start.run, start.rank, start.host_name)
-            pipes = {"out": out, "err": err}
-            output = ProcOutput(self._engine, tag, pipes, path, self._outlet)
-            proc = Proc(start, output, hello, record, in_step=bool(order.mpi))
-            self._parent.ledger.starts(proc)
-            proc.deadline = self._engine.call_later(order.deadline_s, partial(self._late, proc, order.deadline_s))
-            os.set_blocking(hello, False)
-            self._engine.watch(hello, partial(self.read_hello, proc))
-            procs.append(proc)
-        self._parent.procs.update(procs)
+            output = ProcOutput(self._engine, tag, {"out": out, "err": err}, path, self._outlet)
+        except OSError:
+            for fd in (*ours, *theirs[num_theirs:]):
+                os.close(fd)
+            del theirs[num_theirs:]
+            raise
+        proc = Proc(start, output, hello, ours[-1], in_step=bool(order.mpi))
+        procs.append(proc)
+        self._parent.procs.add(proc)
+        proc.deadline = self._engine.call_later(order.deadline_s, partial(self._late, proc, order.deadline_s))
+        self._engine.watch(hello, partial(self.read_hello, proc))
+        self._parent.ledger.starts(proc)
+
+    def _ask(
+        self, order: SpawnProcs, starts: list[ProcStart], fds: list[int], forked: Callable[[Spawned], None]
+    ) -> None:
+        """Ask the zygote, or the tasks of a step, to fork."""
+        request = ProcOrder(
+            starts=starts,
+            environment=order.environment,
+            sys_path=order.sys_path,
+            cwd=order.cwd,
+            umask=order.umask,
+            gpu_variable=self._place.grant.gpu_variable,
+            unset=order.unset,
+            in_step=bool(order.mpi),
+        )
+        if order.mpi:
+            self._steps.spawn(order, request, fds, forked)
+        else:
+            self._zygotes.spawn(order.python, order.preload, request, fds, forked)
 
     def _bindings(self, order: SpawnProcs) -> tuple[list[Binding], int]:
         """For each proc of this host where it is bound to, and how many threads OpenMP is to start in each."""
@@ -190,6 +215,7 @@ class Births:
             return
         for proc, pid in zip(procs, outcome, strict=True):
             proc.pid = pid
+        for proc in procs:
             self._parent.born(proc)
             if proc in self._parent.procs:
                 self._welcome(proc)
@@ -240,3 +266,14 @@ class Births:
             self._parent.kill(proc)
         else:
             self._parent.gone(proc, f"the zygote still imports what is to be preloaded {late}", [])
+
+
+def _words(error: Exception) -> str:
+    """Why procs were not started, in words; what nobody has thought of is written to the agent's log, too."""
+    match error:
+        case OSError():
+            return error.strerror or str(error)
+        case ValueError():
+            return str(error)
+    _log.exception("procs could not be started")
+    return f"their agent failed: {type(error).__name__}: {error}; its log has more"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.core.files import private_dir
+from monarch_hpc.core.recent import Recent
 
 __all__ = ["OLD", "LogFiles"]
 
@@ -25,6 +26,9 @@ file is closed), and opening costs the metadata server of a parallel file system
 
 _ROUND_BYTES = 1 << 20
 """So much to write need not wait."""
+
+_KEEP = 1024
+"""Files and folders of which something is remembered: more than write at the same time."""
 
 _log = logging.getLogger(__name__)
 
@@ -48,8 +52,8 @@ class LogFiles:
         self._full = False
         self._closing = False
         self._warned = False
-        self._made: set[Path] = set()
-        self._gone_bytes: dict[Path, int] = {}
+        self._made: Recent[Path, bool] = Recent(_KEEP)
+        self._gone_bytes: Recent[Path, int] = Recent(_KEEP)
         self._thread = threading.Thread(target=self._work, name="monarch-logs", daemon=True)
         self._thread.start()
 
@@ -106,7 +110,7 @@ class LogFiles:
 
     def _write(self, path: Path, data: bytes) -> None:
         if path.parent not in self._made:
-            self._made.add(private_dir(path.parent))
+            self._made[private_dir(path.parent)] = True
         while True:
             descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             with open(descriptor, "ab") as file:
@@ -125,7 +129,7 @@ class LogFiles:
     def _turn(self, path: Path) -> None:
         """Put the file at *path* aside, and begin another one there."""
         old = path.with_name(path.name + OLD)
-        gone_bytes = self._gone_bytes.get(path, 0) + (old.stat().st_size if old.exists() else 0)
+        gone_bytes = (self._gone_bytes.get(path) or 0) + (old.stat().st_size if old.exists() else 0)
         self._gone_bytes[path] = gone_bytes
         os.replace(path, old)
         gone = f", and {gone_bytes} bytes before that are gone" if gone_bytes else ""

@@ -131,6 +131,11 @@ class _Hire:
             " 'agent.attach_s')"
         )
 
+    @property
+    def is_own(self) -> bool:
+        """Whether this process has made it, and is no child of that one."""
+        return not self._engine.forked_from
+
     def leave(self) -> None:
         """Give the workers back, and wait until their agents are gone."""
 
@@ -307,7 +312,8 @@ def open_workers(
             hire.engage(directory)
             yield Hired(directory, dismiss)
         finally:
-            hire.leave()
+            if hire.is_own:  # what was forked meanwhile may leave the context, too
+                hire.leave()
 
 
 def _noted(error: TransportError, post: _Post) -> TransportError:

@@ -69,8 +69,7 @@ class Ledger:
             _close(self._graves.popleft().proc)
 
     def _change(self, proc: Proc, kind: Kind, *, name: int = 0, peer: int = 0) -> None:
-        place = proc.start.mesh << 32 | proc.start.rank
-        self._recorder.change(kind, name=name, peer=peer, msg=place)
+        self._recorder.change(kind, name=name, peer=peer, msg=proc.start.mesh, value=proc.start.rank)
 
 
 def _look(proc: Proc, state: str, cause: str) -> ProcCalls:

@@ -23,6 +23,7 @@ from monarch_hpc.config import Config
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.errors import AgentsMissing, AllocationError, ConfigError
 from monarch_hpc.core.files import open_output, private_dir, write_private
+from monarch_hpc.core.fork import watch_forks
 from monarch_hpc.core.ids import new_allocation_id
 from monarch_hpc.core.scratch import PREFIX, hold_scratch, make_scratch
 
@@ -53,7 +54,7 @@ def open_local(
         AgentsMissing: an agent did not report before the deadline (config key `slurm.bootstrap_s`).
         AllocationError: an agent ended instead.
     """
-    allocation = new_allocation_id()
+    allocation, own = new_allocation_id(), os.getpid()
     where, held = _make_directory(directory)
     try:
         key = os.urandom(bootstrap.KEY_BYTES)
@@ -70,11 +71,12 @@ def open_local(
             agents.wait_ready(config.slurm.bootstrap_s)
             yield where
     finally:
-        sweep(cookies(allocation), _SWEEP_S)
-        for rank in range(num_hosts):  # of agents that did not end by themselves
-            remove_segments(allocation, rank)
-        shutil.rmtree(where, ignore_errors=True)
-        os.close(held)
+        if os.getpid() == own:  # what was forked meanwhile may leave the context, too
+            sweep(cookies(allocation), _SWEEP_S)
+            for rank in range(num_hosts):  # of agents that did not end by themselves
+                remove_segments(allocation, rank)
+            shutil.rmtree(where, ignore_errors=True)
+            os.close(held)
 
 
 def find_local() -> dict[str, Path]:
@@ -109,6 +111,16 @@ class _Agents:
         self._directory = directory
         self._held = held
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        watch_forks(self)
+
+    def forked(self, parent: int) -> None:
+        """The agents are the *parent*'s; they end with it, however long this process holds copies of its pipes."""
+        for process in self._processes.values():
+            if process.stdin is not None:
+                with contextlib.suppress(OSError):
+                    process.stdin.close()
+            process.returncode = 0  # nobody to wait for
+        self._processes.clear()
 
     def __enter__(self) -> _Agents:
         return self

@@ -17,6 +17,7 @@ from monarch_hpc.agent.branches import Ways, branches, contains, narrow, positio
 from monarch_hpc.agent.entry import Branch, Entry
 from monarch_hpc.agent.reduction import Reduction
 from monarch_hpc.core.errors import FrameError
+from monarch_hpc.core.recent import Recent
 from monarch_hpc.wire.casts import (
     Cast,
     Lost,
@@ -41,6 +42,9 @@ of a whole host go as one; small against the time of a person, also four times o
 
 MAX_NOTES_BYTES = 1 << 20
 """Answers that have come to this much do not wait for more: it takes a network a tenth of `HOLD_S` to carry them."""
+
+_KEEP = 4096
+"""Meshes with dead procs that are remembered. Of earlier ones a caller is told that no answer came."""
 
 _PLAIN = frozenset({Tag.RESULT, Tag.ELSEWHERE, Tag.PARTIAL, Tag.VOID})
 """Answers that may wait; all other news is somebody's failure, or the end."""
@@ -101,10 +105,10 @@ class Router(Generic[U]):
         self._carrier = carrier
         self._max_frame_bytes = max_frame_bytes
         self._ways = Ways(num_hosts, usable)
-        self._last: dict[int, int] = {}  # sender -> number of its last cast that was passed on
+        self._last: dict[str, dict[int, int]] = {}  # run -> sender -> number of its last cast that was passed on
         self._entries: dict[tuple[int, int], Entry[U]] = {}
         self._procs: dict[tuple[str, int], dict[int, int]] = {}  # run and mesh -> rank -> incarnation
-        self._ended: dict[tuple[str, int], dict[int, str]] = {}  # the same -> rank -> cause
+        self._ended: Recent[tuple[str, int], dict[int, str]] = Recent(_KEEP)  # the same -> rank -> cause
         self._targets: dict[bytes, Target] = {}
         self._outgoing: dict[U, list[Note]] = {}
 
@@ -121,7 +125,10 @@ class Router(Generic[U]):
 
     def on_proc_ended(self, run: str, mesh: int, rank: int, cause: str) -> None:
         """A proc is gone: what it was to answer is answered for it."""
-        incarnation = self._procs.get((run, mesh), {}).pop(rank, None)
+        living = self._procs.get((run, mesh), {})
+        incarnation = living.pop(rank, None)
+        if not living:
+            self._procs.pop((run, mesh), None)
         self._ended.setdefault((run, mesh), {})[rank] = cause
         if incarnation is not None:
             self._give_up_proc(incarnation, Tag.DIED, cause)
@@ -132,9 +139,11 @@ class Router(Generic[U]):
 
     def on_run_closed(self, run: str) -> None:
         """Nothing of a run is left."""
-        for table in (self._procs, self._ended):
-            for key in [key for key in table if key[0] == run]:
-                del table[key]
+        self._last.pop(run, None)
+        for place in [place for place in self._procs if place[0] == run]:
+            del self._procs[place]
+        for place in [place for place in self._ended if place[0] == run]:
+            self._ended.forget(place)
 
     def _give_up_proc(self, incarnation: int, tag: Tag, cause: str) -> None:
         for key, entry in list(self._entries.items()):
@@ -172,10 +181,11 @@ class Router(Generic[U]):
         entry = Entry(upstream, cast.answered)
         if cast.functions and cast.answered:
             entry.reduction = Reduction(cast.functions, self._max_frame_bytes)
-        if cast.number <= self._last.get(cast.origin, 0):
+        last = self._last.setdefault(target.run, {})
+        if cast.number <= last.get(cast.origin, 0):
             entry.notes.append(_lost(key, cast.hosts, "another message of its sender came before it"))
         else:
-            self._last[cast.origin] = cast.number
+            last[cast.origin] = cast.number
             self._entries[key] = entry
             if contains(cast.hosts, self._rank):
                 self._deliver(key, entry, cast, target)
@@ -192,7 +202,7 @@ class Router(Generic[U]):
                 self._carrier.to_proc(incarnation, local)
         if cast.answered:
             entry.unanswered.update(entry.places)
-            for rank, cause in self._ended.get(place, {}).items():
+            for rank, cause in (self._ended.get(place) or {}).items():
                 at = target.place_of(rank)
                 if at is not None:
                     self._add(entry, Note(Tag.DIED, *key, at, cause.encode()))

@@ -59,6 +59,7 @@ class Surveys:
         if survey is not None and link in survey.waiting:
             del survey.waiting[link]
             survey.procs.extend(report.procs)
+            survey.missing.extend(report.missing)
             self._look(report.ticket, survey)
 
     def refuse(self, link: Link, refused: Refused) -> None:

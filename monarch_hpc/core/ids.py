@@ -7,7 +7,23 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["Identity", "Role", "SlurmIds", "new_allocation_id", "new_incarnation", "new_run_id"]
+__all__ = [
+    "Identity",
+    "Role",
+    "SlurmIds",
+    "mesh_number",
+    "new_allocation_id",
+    "new_incarnation",
+    "new_run_id",
+    "number_in_program",
+]
+
+_PROGRAM_BITS = 32
+"""Low bits of a mesh's number that count within its program. Members take those above, of a signed 64-bit number.
+
+So an allocation has room for 2**31 openings, two thousand a day for three thousand years, and each of them for 2**32
+meshes, a hundred a second for more than a year. Nothing may pack more than a mesh's number into 64 bits.
+"""
 
 
 class Role(enum.IntEnum):
@@ -71,6 +87,16 @@ class SlurmIds:
 def new_incarnation() -> int:
     """Draw the number of a new life: 64 random bits, never 0, which stands for "whichever"."""
     return int.from_bytes(os.urandom(8), "little") or 1
+
+
+def mesh_number(member: int, number: int) -> int:
+    """The number of a mesh in its allocation: the *number*-th, from 1, of the program that is *member* of a run."""
+    return member << _PROGRAM_BITS | number
+
+
+def number_in_program(mesh: int) -> int:
+    """The place of a mesh among those of its program: 1 for the first."""
+    return mesh & ((1 << _PROGRAM_BITS) - 1)
 
 
 def new_allocation_id() -> str:

@@ -18,6 +18,7 @@ from monarch_hpc.agent.spawn import launch
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.errors import AllocationError
 from monarch_hpc.core.files import open_output, write_private
+from monarch_hpc.core.fork import watch_forks
 from monarch_hpc.core.scratch import make_scratch
 from monarch_hpc.job.current import load_current_job
 from monarch_hpc.job.state import JobState, check_env, check_meshes, cut
@@ -145,6 +146,15 @@ class ProcessJob(JobTrait):
 
     def _end_with_program(self) -> None:
         atexit.register(self.kill)
+        watch_forks(self)
+
+    def forked(self, parent: int) -> None:
+        """The workers are the *parent*'s, and end with it."""
+        atexit.unregister(self.kill)
+        for child in self._children:
+            if child.stdin is not None:
+                child.stdin.close()
+        self._children, self._pids, self._hosts = [], [], None
 
     def _outlive_program(self) -> None:
         self._let_go(STAY)

@@ -9,6 +9,7 @@ from typing import Generic, ParamSpec, TypeVar
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.reduction import Folding
 from monarch_hpc.core.arguments import check_callable, check_instance
+from monarch_hpc.core.shape import Point
 from monarch_hpc.mesh.endpoint import Endpoint
 
 __all__ = ["Accumulator"]
@@ -34,7 +35,7 @@ class Accumulator(Generic[P, R, A]):
 
     Raises:
         TypeError: *endpoint* is not an endpoint of a mesh, or one of the functions not a function.
-        ValueError: the endpoint collects failures: they would be combined like results.
+        ValueError: the endpoint collects failures, which `collect` does: as results they would be combined.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Accumulator(Generic[P, R, A]):
         if merge is not None:
             check_callable("merge", merge)
         if endpoint.collects:
-            raise ValueError("an Accumulator needs every result: leave out on_error='collect', or reduce a call's own")
+            raise ValueError("leave out on_error='collect', and call collect() of the Accumulator: it lists failures")
         self._endpoint = endpoint
         self._identity = identity
         self._combine = combine
@@ -68,6 +69,18 @@ class Accumulator(Generic[P, R, A]):
         if self._folding is not None:
             return self._endpoint.reduce(self._folding, *args, **kwargs)
         return self._endpoint.fold(self._fold, *args, **kwargs)
+
+    def collect(self, *args: P.args, **kwargs: P.kwargs) -> Future[tuple[A, dict[Point, BaseException]]]:
+        """Call every actor; the future gives the results of those that did not fail combined, and the failures.
+
+        It waits for all ranks, as a call with ``on_error="collect"``. Those that failed are left out of the value, and
+        listed by their coordinates. All results come to the caller and are combined there, also with `merge`: on the
+        hosts one that failed would cut the ranges that follow each other.
+
+        Raises:
+            TypeError: the endpoint does not take these arguments.
+        """
+        return self._endpoint.fold_some(lambda results, failures: (self._fold(results), failures), *args, **kwargs)
 
     def _fold(self, results: list[R]) -> A:
         return functools.reduce(self._combine, results, self._identity)

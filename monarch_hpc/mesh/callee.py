@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Protocol
 
-from monarch_hpc.actor.aim import OpenCast, Reduce
+from monarch_hpc.actor.aim import OpenCast, Reduce, Written
 from monarch_hpc.actor.context import context
 from monarch_hpc.actor.payload import pack_call
 from monarch_hpc.actor.pending import Pending
@@ -183,7 +183,9 @@ class Callee:
         if load is not None:
             load.begin_all(ranks)
         sent = None
-        runtime.recorder.sent(0, context().mark, name, 0, len(body), self.actor)
+        written = None if taker is None else Written(context().mark, name)
+        if written is None:
+            runtime.recorder.sent(0, context().mark, name, 0, len(body), self.actor)
         try:
             sent = runtime.casts.send(
                 Kind.CALL,
@@ -194,6 +196,7 @@ class Callee:
                 answer,
                 end_s,
                 None if taker is None else taker.reduce,
+                written,
             )
         finally:
             if load is not None and sent is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import logging
 import os
 import platform
@@ -65,8 +66,11 @@ class Controller(Runtime):
 
         Raises:
             RuntimeError: this is no program; or there is an *opener*, and the program has an allocation.
+            ForkedError: this is a child of the program.
         """
         with cls._instance_lock:
+            if Runtime.current is not None:
+                Runtime.current.engine.check_own()
             if cls._instance is not None and opener is not None:
                 raise RuntimeError(TAKEN)
             if cls._instance is None:
@@ -178,6 +182,14 @@ class Controller(Runtime):
         local = all("//127." in address for address in self._attachment.ready.addresses)
         return next((rank for rank, host in sorted(self.hosts.items()) if local or host.name in names), -1)
 
+    def forked(self, parent: int) -> None:
+        """What ends with the program is the *parent*'s: here it must not end, not even when Python clears up."""
+        super().forked(parent)
+        self._closed = True
+        atexit.unregister(self.close)
+        # Contexts are generators, which run what is to be done at their end when nobody holds them any more.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._resources))
+
     def close(self) -> None:
         """End all procs, print what they said last, and detach; an embedded allocation ends too."""
         if self._closed:
@@ -253,12 +265,14 @@ class Controller(Runtime):
             case messages.ProcsStopped():
                 self.fleet.on_stopped(message.mesh, message.host)
                 self.logs.forget(message.host, message.mesh)
+                if not self.fleet.has(message.mesh):
+                    self._printer.forget(message.mesh)
             case messages.HostLost():
                 self._on_host_lost(message.host, message.cause)
             case Calls():
                 self._tell(CallsReport(message.ticket, [testify(self, self._run)], []))
             case messages.Output():
-                self._printer.show(message, self.fleet.names.get(message.mesh, ""), self.hosts[message.host].name)
+                self._printer.show(message, self.fleet.name_of(message.mesh), self.hosts[message.host].name)
             case LogsSet():
                 self.logs.on_set(message)
             case messages.Refused():
@@ -290,6 +304,7 @@ class Controller(Runtime):
             cause = f"the allocation is gone: {error}"
             for proc in self._procs.values():
                 self._bury(proc, cause)
+            self._procs.clear()
             self.fleet.on_head_lost(cause)
             self.logs.fail(error)
             self._refusal = cause
@@ -340,7 +355,7 @@ class Controller(Runtime):
 
     def _on_ended(self, ended: messages.ProcEnded) -> None:
         key = ended.mesh, ended.rank
-        proc = self._procs.get(key)
+        proc = self._procs.pop(key, None)
         if proc is None:
             return
         self._printer.hurry()
@@ -378,7 +393,7 @@ class Controller(Runtime):
 
     def _tell_who_started(self, owner: Owner, proc: ProcRef, cause: str) -> None:
         """Tell an actor that a proc of its own is dead."""
-        name = self.fleet.names[proc.mesh] or "procs"
+        name = self.fleet.name_of(proc.mesh) or "procs"
         failure = MeshFailure(name, proc.rank, f"proc {proc.rank} of {name} on {proc.host}", cause)
         line = self._line if owner.proc == self.own.incarnation else self.node.channels.get(owner.proc)
         if line is not None:
@@ -387,8 +402,9 @@ class Controller(Runtime):
     def _on_host_lost(self, host: int, cause: str) -> None:
         name = self.hosts[host].name
         self._printer.put(f"monarch-hpc: host {name} is lost: {cause}\n")
-        for proc in self._procs.values():
+        for key, proc in list(self._procs.items()):
             if proc.host_rank == host:
+                del self._procs[key]
                 self._bury(proc, f"host {name} is lost: {cause}")
         self.fleet.on_host_lost(host, cause)
         self.logs.forget(host)

@@ -6,8 +6,13 @@ from collections.abc import Callable
 
 from monarch_hpc.actor.inquest import WORD_S, Tell
 from monarch_hpc.core.errors import ActorDied
+from monarch_hpc.core.recent import Recent
 
 __all__ = ["Deaths"]
+
+_KEEP = 4096
+"""Deaths that are remembered, a few hundred bytes each: who lost a proc asks within seconds. Later it is told that
+nobody knows, which is true by then."""
 
 
 class Deaths:
@@ -19,9 +24,9 @@ class Deaths:
 
     def __init__(self, later: Callable[[float, Callable[[], None]], object]) -> None:
         self._later = later
-        self._causes: dict[int, str] = {}
+        self._causes: Recent[int, str] = Recent(_KEEP)
         self._unexplained: dict[int, list[tuple[str, Tell]]] = {}
-        self._stopped: set[int] = set()
+        self._stopped: Recent[int, bool] = Recent(_KEEP)
 
     def explain(self, incarnation: int, where: str, tell: Tell, give_up: Callable[[str, Tell], None]) -> None:
         """Tell why what was at *where* died, now or when it is known; *give_up* tells if nobody says so in time."""
@@ -44,7 +49,7 @@ class Deaths:
             expected: it was asked to end.
         """
         if expected:
-            self._stopped.add(incarnation)
+            self._stopped[incarnation] = True
         cause = self._causes.setdefault(incarnation, cause)
         for where, tell in self._unexplained.pop(incarnation, ()):
             tell(ActorDied(where, cause))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, ParamSpec, TypeVar, overload
 
 from monarch_hpc.actor.endpoint import EndpointMethod
@@ -12,7 +13,7 @@ from monarch_hpc.actor.reduction import Folding
 from monarch_hpc.actor.runtime import current_runtime
 from monarch_hpc.core.arguments import check_seconds
 from monarch_hpc.core.errors import CallTimeout
-from monarch_hpc.core.shape import Region
+from monarch_hpc.core.shape import Point, Region
 from monarch_hpc.mesh.callee import Callee
 from monarch_hpc.mesh.gather import CallOptions, Gather
 from monarch_hpc.mesh.reducing import Reducing
@@ -114,6 +115,23 @@ class Endpoint(Generic[P, R]):
     def fold(self, finish: Callable[[list[R]], T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Call every actor; the future gives what *finish* makes of the results, in the order of the ranks."""
         return self._start(args, kwargs, lambda gather: finish(gather.collect()[0]))
+
+    def fold_some(
+        self, finish: Callable[[list[R], dict[Point, BaseException]], T], *args: P.args, **kwargs: P.kwargs
+    ) -> Future[T]:
+        """Call every actor and wait for all; the future gives what *finish* makes of the results, by rank.
+
+        It is also given the exceptions of those that failed, which have no result.
+        """
+        options = replace(self._options, collects=True)
+        gather = Gather(current_runtime(), self._callee, self._name, options)
+
+        def read(gather: Gather) -> T:
+            values, failures = gather.collect()
+            results = [value for place, value in enumerate(values) if place not in failures]
+            return finish(results, {self._callee.region.extent.point(place): one for place, one in failures.items()})
+
+        return self._begin(gather, args, kwargs, read)
 
     def reduce(self, folding: Folding[T, R], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Call every actor; the future gives what *folding* makes of the results, if need be on the hosts already.

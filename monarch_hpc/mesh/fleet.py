@@ -14,11 +14,13 @@ from monarch_hpc.actor.reference import ProcRef
 from monarch_hpc.config.program import own_import_path
 from monarch_hpc.config.schema import ProcsConfig
 from monarch_hpc.core.errors import SpawnError, TransportError
+from monarch_hpc.core.ids import mesh_number
+from monarch_hpc.core.recent import Recent
 from monarch_hpc.transport.engine import Engine
 from monarch_hpc.wire import messages
 from monarch_hpc.wire.messages import HostEntry, Message
 
-__all__ = ["Fleet", "Outcome", "Owner", "ProcPlan", "Started", "number_in_program"]
+__all__ = ["Fleet", "Outcome", "Owner", "ProcPlan", "Started"]
 
 _REPORT_S = 5.0
 """Beyond its own deadline, how long a host may take to report that it is done."""
@@ -94,13 +96,11 @@ class _Mesh:
         return len(self.plan.hosts) * self.plan.per_host
 
 
-_MEMBER_SHIFT = 20
-"""A million meshes for each program of a run."""
+_KEEP_DEAD = 4096
+"""Procs whose death is remembered for orders of their actors that come late; those come within seconds."""
 
-
-def number_in_program(mesh: int) -> int:
-    """The place of a mesh among those of its program: 1 for the first."""
-    return mesh & ((1 << _MEMBER_SHIFT) - 1)
+_KEEP_NAMES = 1024
+"""Meshes whose name is remembered for lines that come after their end, likewise."""
 
 
 class Fleet:
@@ -118,12 +118,11 @@ class Fleet:
         self._numbers = itertools.count(1)
         self._meshes: dict[int, _Mesh] = {}
         self._over = ""
-        self._dead: set[int] = set()
+        self._dead: Recent[int, bool] = Recent(_KEEP_DEAD)
+        self._names: Recent[int, str] = Recent(_KEEP_NAMES)
         self.member = 0
         """This program's number in the run, from which those of its meshes are made."""
         self.hosts: dict[int, HostEntry] = {}
-        self.names: dict[int, str] = {}
-        """Of all meshes, also those that have ended: their last lines may come later."""
 
     # ---- what is asked for ----
 
@@ -164,9 +163,9 @@ class Fleet:
         if owner is not None and owner.proc in self._dead:
             done(SpawnError("its hosts", "the proc of its owner has ended"))
             return
-        number = self.member << _MEMBER_SHIFT | next(self._numbers)
+        number = mesh_number(self.member, next(self._numbers))
         mesh = self._meshes[number] = _Mesh(number, plan, owner, done)
-        self.names[number] = plan.name
+        self._names[number] = plan.name
         self._engine.call_later(config.start_s + _REPORT_S, lambda: self._give_up(mesh))
         try:
             self._tell(self._order(mesh))
@@ -300,7 +299,7 @@ class Fleet:
 
     def on_death(self, incarnation: int) -> None:
         """A proc is gone: what its actors have started ends."""
-        self._dead.add(incarnation)
+        self._dead[incarnation] = True
         for mesh in list(self._meshes.values()):
             if mesh.owner is not None and mesh.owner.proc == incarnation:
                 self._stop(mesh.number, "the proc of its owner has ended", lambda _late: None)
@@ -309,6 +308,14 @@ class Fleet:
         """The actor that is to be told of a death in *number*; None while it starts or stops, and for the program's."""
         mesh = self._meshes.get(number)
         return None if mesh is None or mesh.done is not None or mesh.stopping is not None else mesh.owner
+
+    def name_of(self, number: int) -> str:
+        """The name of a mesh; also for a while after its end, because its last lines may come then."""
+        return self._names.get(number) or ""
+
+    def has(self, number: int) -> bool:
+        """Whether procs of a mesh may be left."""
+        return number in self._meshes
 
     def hosts_of(self, number: int) -> tuple[int, ...]:
         """Where procs of a mesh may be."""

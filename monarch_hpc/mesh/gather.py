@@ -165,6 +165,8 @@ class Answers:
 
     def calls(self) -> tuple[int, int]:
         """The numbers of the first and of the last call; 0 where none was sent."""
+        if self.cast is not None:
+            return self.cast.call, self.cast.call
         sent = [asked.number for asked in self._asked if asked.number != HELD]
         return (sent[0], sent[-1]) if sent else (0, 0)
 

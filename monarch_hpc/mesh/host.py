@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, Self, cast
 from monarch_hpc.actor.context import context
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.mpi import check_world
-from monarch_hpc.actor.runtime import Runtime
+from monarch_hpc.actor.runtime import Runtime, current_runtime
 from monarch_hpc.agent.binding import check_bindings
 from monarch_hpc.core.arguments import (
     check_flag,
@@ -23,10 +23,11 @@ from monarch_hpc.core.arguments import (
     shown,
 )
 from monarch_hpc.core.errors import AllocationError
+from monarch_hpc.core.ids import number_in_program
 from monarch_hpc.core.shape import Extent, Region
 from monarch_hpc.mesh.command import BootstrapCommand, variables_of
 from monarch_hpc.mesh.deputy import ask_hosts, block, done_future, start_procs, stop_procs
-from monarch_hpc.mesh.fleet import ProcPlan, number_in_program
+from monarch_hpc.mesh.fleet import ProcPlan
 from monarch_hpc.mesh.here import proc_of
 from monarch_hpc.mesh.proc import ProcMesh
 from monarch_hpc.mesh.setup import Bootstrap, check_bootstrap, run_bootstrap
@@ -220,6 +221,8 @@ class HostMesh(MeshView):
     ) -> None:
         """End the procs, and the allocation too where it is this program's."""
         program = self._program("stop")
+        if program.engine.forked_from:
+            return  # they are the parent's
         if program.outlived:
             block(program, self.stop())
         else:
@@ -291,7 +294,7 @@ def this_proc() -> ProcMesh:
 
 def _runtime() -> Runtime:
     if Runtime.current is not None:
-        return Runtime.current
+        return current_runtime()
     # Here, and not above: procs import `HostMesh` with their users' modules, and never what makes allocations.
     from monarch_hpc.mesh.controller import Controller
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import _thread
 from collections.abc import Collection, Iterable
 
+from monarch_hpc.core.recent import Recent
 from monarch_hpc.core.shape import Region
 
 __all__ = ["Load"]
+
+_KEEP_TURNS = 64
+"""Views of a mesh that have turns of their own; of those of a loop, each in its turn begins anew."""
 
 
 class Load:
@@ -17,7 +21,7 @@ class Load:
         self._lock = _thread.allocate_lock()
         self._nums: dict[int, int] = {}
         self._dead: set[int] = set()
-        self._turn = 0
+        self._turns: Recent[Region, int] = Recent(_KEEP_TURNS)
 
     def begin(self, rank: int) -> None:
         """One more call to *rank* is under way."""
@@ -59,18 +63,23 @@ class Load:
 
         A rank that died is chosen where no other is left.
         """
-        num = len(region)
         with self._lock:
-            first = self._turn = (self._turn + 1) % num
-            best, fewest = first, None
-            for step in range(num):
-                place = (first + step) % num
-                rank = region.base_rank(place)
-                if rank in self._dead:
-                    continue
-                waiting = self._nums.get(rank, 0)
-                if not waiting:
-                    return place
-                if fewest is None or waiting < fewest:
-                    best, fewest = place, waiting
+            # On from the one that was chosen, not from the one that had its turn: or whoever follows those that are
+            # passed over has their turns beside its own.
+            chosen = self._turns[region] = self._find(region, self._turns.get(region) or 0)
+        return chosen
+
+    def _find(self, region: Region, last: int) -> int:
+        num = len(region)
+        best, fewest = (last + 1) % num, None
+        for step in range(1, num + 1):
+            place = (last + step) % num
+            rank = region.base_rank(place)
+            if rank in self._dead:
+                continue
+            waiting = self._nums.get(rank, 0)
+            if not waiting:
+                return place
+            if fewest is None or waiting < fewest:
+                best, fewest = place, waiting
         return best

@@ -103,6 +103,16 @@ class Printer:
 
         self._queue.put(change)
 
+    def forget(self, mesh: int) -> None:
+        """Its procs are gone: print what is held back of *mesh*, and keep nothing of it."""
+
+        def drop() -> None:
+            found = self._meshes.pop(mesh, None)
+            if found is not None:
+                self._print(found.name, found.fold.flush())
+
+        self._queue.put(drop)
+
     def close(self) -> None:
         """Print what is left."""
         self._queue.put(None)

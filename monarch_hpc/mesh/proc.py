@@ -196,7 +196,8 @@ class ProcMesh(MeshView):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        block(self._runtime, self.stop())
+        if not self._runtime.engine.forked_from:  # else they are the parent's
+            block(self._runtime, self.stop())
 
     async def __aenter__(self) -> Self:
         return self

@@ -86,9 +86,11 @@ class Spmd:
 
         Raises:
             TypeError: the backend is not a string.
+            RuntimeError: an event loop runs here, which would stand still; nothing was asked for.
             Exception: what torch raised on a rank.
         """
         check_text("backend", backend, filled=True)
+        self._check_may_wait("init")
         addresses = [parse_address(proc.addresses[0])[0] for proc in self._procs.procs]
         first = self._members.slice(**dict.fromkeys(self._members.extent.labels, 0))
         port = first.serve_store.call_one(addresses[0], len(addresses)).get()
@@ -96,7 +98,18 @@ class Spmd:
 
     def close(self) -> None:
         """Take the process group down on every proc."""
+        self._check_may_wait("close")
         self._members.leave.call().get()
+
+    def _check_may_wait(self, method: str) -> None:
+        """Raise where `Future.get` would, before anything is asked for."""
+        try:
+            self._procs.initialized.get()
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"{method}() waits for all ranks, and would block the running event loop: "
+                f"write 'await asyncio.to_thread(group.{method}, ...)' with group = spmd(procs)"
+            ) from error
 
 
 def spmd(procs: ProcMesh) -> Spmd:

@@ -1,4 +1,4 @@
-"""Where things are in the memory that a process records into: version 2, described in docs/telemetry.md.
+"""Where things are in the memory that a process records into: version 3, described in docs/telemetry.md.
 
 A record is 64 bytes, little-endian:
 
@@ -7,12 +7,14 @@ A record is 64 bytes, little-endian:
     u16 flags   `FAILED`
     u32 actor   whose doing it is: a place in the actors' table plus 1; 0 for the program, or for the process
     u32 name    an entry of the names: endpoint, mesh or cause; 0 for none
-    u32 peer    an entry of the names: the process at the other end; 0 for none
-    u64 msg     number of the call among those of its caller, 0 for one without an answer; of an actor its number
+    u32 peer    an entry of the names: the process at the other end; 0 for none, and for the many of a cast
+    u64 msg     number of the call among those of its caller, with the bit `CAST` of one that goes through the agents'
+                tree to many, which is counted apart; 0 for one without an answer; of an actor or a mesh its number
     u64 bytes   size of the arguments; of an actor its rank
     i64 dur     nanoseconds; `OPEN` while it goes on
     u64 value   of a call that was sent: number of the called actor; of one that was handled, in the low half: for how
-                many microseconds it had waited here, in the high half: size of the answer; both end at 2**32 - 1
+                many microseconds it had waited here, in the high half: size of the answer; both end at 2**32 - 1;
+                of a proc its rank
     u64 seq     not 0 in a record that is whole
 
 `seq` is last because it is written last: `struct.pack_into` clears the record and then fills in its fields in order,
@@ -27,6 +29,7 @@ import struct
 __all__ = [
     "ACTORS_AT",
     "BUCKET_BITS",
+    "CAST",
     "COUNTER",
     "COUNTERS_AT",
     "EVENTS_AT",
@@ -61,7 +64,7 @@ __all__ = [
 ]
 
 MAGIC = b"MHPCTELE"
-VERSION = 2
+VERSION = 3
 
 HEADER = struct.Struct("<8sIIQQQQ")
 """Magic, version, bytes of it all, process id, incarnation, CLOCK_MONOTONIC and CLOCK_REALTIME at the start, in ns."""
@@ -75,6 +78,9 @@ RECORD_BYTES = RECORD.size
 
 NUMBER = (1 << 63) - 1
 """The bits of a call's number that count; who numbers calls may use the last one for a mark of its own."""
+
+CAST = 1 << 62
+"""In the number of a call: it is a cast, whose numbers are counted apart from those of direct calls."""
 
 HALF = (1 << 32) - 1
 """The low half of a value."""
@@ -94,7 +100,7 @@ class Kind(enum.IntEnum):
     ACTOR_FAILED = 6  # name = cause
     MESH_SPAWNED = 7  # by this process; name = of the mesh, msg = its number, value = how many
     MESH_STOPPED = 8  # likewise
-    PROC_STARTING = 9  # agents only: msg = mesh << 32 | rank
+    PROC_STARTING = 9  # agents only: msg = number of its mesh, value = its rank
     PROC_READY = 10  # likewise; peer = the proc
     PROC_ENDED = 11  # likewise; name = cause
 

@@ -9,7 +9,7 @@ import sys
 
 from monarch_hpc.telemetry import layout
 
-__all__ = ["make_memory", "map_memory"]
+__all__ = ["disown_memory", "make_memory", "map_memory"]
 
 _MAP_FIXED = 0x10
 
@@ -46,12 +46,21 @@ def _map(fd: int) -> mmap.mmap:
         return mmap.mmap(fd, layout.TOTAL_BYTES, trackfd=False)
     # Before that Python keeps a descriptor of its own for each mapping: so the place of one without any is used.
     mapped = mmap.mmap(-1, layout.TOTAL_BYTES)
+    _place(mapped, mmap.MAP_SHARED, fd)
+    return mapped
+
+
+def disown_memory(mapped: mmap.mmap) -> None:
+    """In a forked child: let what is still written there be written nowhere; the memory is the parent's."""
+    _place(mapped, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
+
+
+def _place(mapped: mmap.mmap, kind: int, fd: int) -> None:
+    """Map something else at the place of *mapped*."""
     address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
     place = ctypes.CDLL(None, use_errno=True).mmap
     place.restype = ctypes.c_void_p
     place.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-    flags = mmap.MAP_SHARED | _MAP_FIXED
-    if place(address, layout.TOTAL_BYTES, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0) != address:
+    if place(address, layout.TOTAL_BYTES, mmap.PROT_READ | mmap.PROT_WRITE, kind | _MAP_FIXED, fd, 0) != address:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
-    return mapped

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from monarch_hpc.telemetry.layout import CAST
 from monarch_hpc.telemetry.tally import Tally, tally
 from monarch_hpc.wire.calls import PROGRAM_MESH, ActorSeen, ProcCalls, RunningCall, SentCall, Wait
 
@@ -104,10 +105,17 @@ class _Drawing:
             (proc.incarnation, actor.actor): actor for proc in self._procs for actor in proc.actors if proc.incarnation
         }
         self._sent = {(proc.incarnation, call.call): call for proc in self._procs for call in proc.sent}
-        self._running = {(call.caller, call.call) for proc in self._procs for call in proc.running}
+        self._running: dict[tuple[str, int], list[_Key]] = {}
+        for proc in self._procs:
+            for call in proc.running:
+                if call.call:
+                    self._running.setdefault((call.caller, call.call), []).append((proc.incarnation, call.actor))
         self._num_sent = Counter((call.target, call.target_actor) for call in self._sent.values())
         self._num_running = Counter(
-            (proc.incarnation, call.actor) for proc in self._procs for call in proc.running if call.call
+            (proc.incarnation, call.actor)
+            for proc in self._procs
+            for call in proc.running
+            if call.call and not call.call & CAST
         )
 
     def picture(self) -> Picture:
@@ -175,7 +183,13 @@ class _Drawing:
             num += wait.num_calls
             for call in wait.calls[:_MAX_TARGETS]:
                 sent = self._sent.get((proc.incarnation, call))
-                if sent is not None:
+                if sent is not None and call & CAST:
+                    running = self._running.get((proc.incarnation, call), ())
+                    words += [f"{self._label(key)}.{sent.endpoint}" for key in running[:_MAX_TARGETS]]
+                    num += max(len(running) - 1, 0)
+                    if not running:
+                        words.append(f"{sent.target_name}.{sent.endpoint}, which no rank runs")
+                elif sent is not None:
                     words.append(self._target(sent))
         named = words[:_MAX_TARGETS]
         return ", ".join(named) + (f" and {num - len(named)} more" if num > len(named) else "")
@@ -211,9 +225,12 @@ class _Drawing:
                 for number in wait.calls:
                     sent = self._sent.get((proc.incarnation, number))
                     if sent is not None:
-                        runs = (proc.incarnation, number) in self._running
-                        edge = _Edge((sent.target, sent.target_actor), runs, wait.age_s)
-                        edges.setdefault((proc.incarnation, wait.actor), []).append(edge)
+                        running = self._running.get((proc.incarnation, number), [])
+                        # Of a cast those that run it are known; who has answered it, and who has not begun, is not.
+                        targets = running if number & CAST else [(sent.target, sent.target_actor)]
+                        edges.setdefault((proc.incarnation, wait.actor), []).extend(
+                            _Edge(target, bool(running), wait.age_s) for target in targets
+                        )
         return edges
 
 

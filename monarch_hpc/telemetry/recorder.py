@@ -10,9 +10,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from monarch_hpc.core.fork import watch_forks
 from monarch_hpc.telemetry import layout, pen
 from monarch_hpc.telemetry.layout import HEADER, NUMBER, OPEN, RECORD, RECORD_BYTES, REFUSED, REFUSED_AT, Kind
-from monarch_hpc.telemetry.memory import make_memory, map_memory
+from monarch_hpc.telemetry.memory import disown_memory, make_memory, map_memory
 from monarch_hpc.telemetry.names import Names
 from monarch_hpc.telemetry.pen import Handling
 
@@ -75,6 +76,11 @@ class Recorder:
         # The one that ended first is taken first: what became of the others can be seen for longer.
         self._actors = deque(range(layout.NUM_ACTORS))
         self.open(incarnation)
+        watch_forks(self)
+
+    def forked(self, parent: int) -> None:
+        """The memory is the *parent*'s: what this process still does is written nowhere."""
+        disown_memory(self.memory)
 
     def open(self, incarnation: int) -> None:
         """Say who writes here."""

@@ -125,6 +125,10 @@ class Channel(Protocol):
         """Say that actor *dest* of this side has handled a CALL frame that cost *cost*, see `transport.credit`."""
         ...
 
+    def retire(self, dest: int) -> None:
+        """Say that actor *dest* of this side has ended, so that neither side keeps count of it."""
+        ...
+
     def close(self, reason: str) -> None:
         """Tell the other side *reason* and end the channel; frames already sent still arrive."""
         ...

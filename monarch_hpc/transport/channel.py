@@ -205,7 +205,13 @@ class PeerChannel:
 
     def consumed(self, dest: int, cost: int) -> None:
         """Actor *dest* has handled a call that cost *cost*: its sender may send more."""
-        grant = self._credit.consumed(dest, cost)
+        self._give_back(dest, self._credit.consumed(dest, cost))
+
+    def retire(self, dest: int) -> None:
+        """Actor *dest* has ended: nothing is kept of it on either side."""
+        self._give_back(dest, self._credit.retire(dest))
+
+    def _give_back(self, dest: int, grant: int) -> None:
         if grant:
             with contextlib.suppress(TransportError):  # the sender is gone
                 self.send(Frame(Kind.CREDIT, dest, grant))

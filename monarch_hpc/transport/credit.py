@@ -151,3 +151,8 @@ class Credit:
                 return 0
             self._owed.pop(dest, None)
             return owed
+
+    def retire(self, dest: int) -> int:
+        """Take note that actor *dest* has ended; return what it withheld, which is to be given back now."""
+        with self._lock:
+            return self._owed.pop(dest, 0)

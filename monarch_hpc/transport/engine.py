@@ -21,7 +21,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
+from monarch_hpc.core.fork import Owned, divert, watch_forks
 from monarch_hpc.transport.interrupts import Bed, make_bed
 from monarch_hpc.transport.poller import Poller
 from monarch_hpc.transport.sleeper import Sleeper
@@ -38,16 +40,13 @@ Longer than the gap between two calls of a loop, shorter than a person or a batc
 _LONGEST_S = 86400.0
 """Longest sleep; then it is looked at the time again: epoll counts milliseconds in 31 bits, which are 24 days."""
 
-_STALE_S = 0.1
-"""A timer that is so late shows that the process was stopped or starved."""
-
-_MAX_EVENTS = 64
-"""In one round; select's own default takes room for a thousand each time."""
+_STALE_S = 0.1  # a timer that is so late shows that the process was stopped or starved
+_MAX_EVENTS = 64  # in one round; select's own default takes room for a thousand each time
 
 _log = logging.getLogger(__name__)
 
 
-class Engine:
+class Engine(Owned):
     """Polls file descriptors and timers for all threads of a process.
 
     Args:
@@ -79,6 +78,7 @@ class Engine:
         self._background_bed = Sleeper()
         self._background_asleep = False
         self._background: threading.Thread | None = None
+        watch_forks(self)
 
     def start(self) -> None:
         """Start the background thread."""
@@ -96,16 +96,20 @@ class Engine:
             self._background.join()
         for waiter in list(self._waiters):
             waiter.wake()
-        if not self.driving:
-            with self._drive:
-                self._release()
-        else:
-            self._release()
-
-    def _release(self) -> None:
-        with self._poke_lock:
+        with nullcontext() if self.driving else self._drive, self._poke_lock:
             self._epoll.close()
             os.close(self._wake_fd)
+        self._callbacks.clear()
+
+    def forked(self, parent: int) -> None:
+        """End here what goes on in the *parent*, without touching it."""
+        self.forked_from = parent
+        if self._closing:
+            return
+        self._closing = True
+        self._epoll.close()
+        os.close(self._wake_fd)
+        divert(self._callbacks)
         self._callbacks.clear()
 
     @property
@@ -167,6 +171,7 @@ class Engine:
         self._last.append(callback)
 
     def _poke(self) -> None:
+        self.check_own()  # first: a thread that is not here may have held the lock
         # Locked against `close`: the number of a closed descriptor may be somebody else's by now.
         with self._poke_lock:
             if not self._epoll.closed:
@@ -185,9 +190,11 @@ class Engine:
 
         Raises:
             KeyboardInterrupt: and whatever else a handler of SIGINT raises; nothing is half done then.
+            ForkedError: the engine is another process's.
         """
         if ready():
             return True
+        self.check_own()
         assert not self.driving, "a callback of the engine must not wait for the engine"
         end_s = None if timeout_s is None else self.clock() + timeout_s
         bed = self._bed()

@@ -7,9 +7,14 @@ returns from the dead in the same life: a process that was only frozen, or cut o
 from __future__ import annotations
 
 from monarch_hpc.core.ids import Role
+from monarch_hpc.core.recent import Recent
 from monarch_hpc.transport.api import Peer
 
 __all__ = ["Fence"]
+
+_KEEP = 16384
+"""Lives that are kept out, about 200 bytes each: a head bars every program that has left, for as long as the
+allocation lives. One that comes back does so within minutes, or its kernel has ended the connection."""
 
 
 class Fence:
@@ -23,7 +28,7 @@ class Fence:
     def __init__(self, own: Role) -> None:
         self._of_one_run = own is Role.PROC
         self._epoch = 0
-        self._barred: dict[int, str] = {}
+        self._barred: Recent[int, str] = Recent(_KEEP)
 
     def bar(self, incarnation: int, why: str) -> None:
         """Keep one life of a process out from here on; the first reason stays."""
@@ -38,7 +43,7 @@ class Fence:
 
     def barred(self, incarnation: int) -> str:
         """Why this life of a process is kept out; empty if it is not."""
-        return self._barred.get(incarnation, "")
+        return self._barred.get(incarnation) or ""
 
     def objection(self, peer: Peer) -> str:
         """Why *peer* may not speak; empty if it may."""

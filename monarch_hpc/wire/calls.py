@@ -49,7 +49,7 @@ class RunningCall:
 
     Args:
         actor: its number.
-        call: number of the call among those of the caller; 0 where it waits for no answer.
+        call: number of the call among those of the caller, see `telemetry.layout`; 0 where it waits for no answer.
         caller: incarnation of the process that called, hexadecimal.
         caller_host: where that was.
         queued_s: how long it had waited in the process that handles it.
@@ -71,7 +71,7 @@ class SentCall:
     Args:
         call: its number.
         actor: number of the actor that called; 0 for a program.
-        target: incarnation of the called process; *target_host* is where that is.
+        target: incarnation of the called process, empty for a cast; *target_host* is where that is.
         target_actor: number of the called actor; *target_name* is that of its mesh.
     """
 

@@ -114,7 +114,7 @@ class RunOpened(Message):
 
     Args:
         epoch: of the run's owner, the same for all programs of the run until another owner takes it over.
-        member: this program's own number, never given twice.
+        member: this program's own number, never given twice in the life of the allocation, see `core.ids.mesh_number`.
     """
 
     run: str

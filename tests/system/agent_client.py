@@ -11,7 +11,7 @@ from typing import Self, TypeVar
 
 from monarch_hpc.agent.attach import Attachment, attach
 from monarch_hpc.core.errors import TransportError
-from monarch_hpc.core.ids import Role
+from monarch_hpc.core.ids import Role, mesh_number
 from monarch_hpc.transport.api import Channel
 from monarch_hpc.transport.engine import Engine
 from monarch_hpc.wire.frames import Frame
@@ -134,10 +134,11 @@ class Client:
         preload: list[str] | None = None,
         deadline_s: float = _WAIT_S,
         environment: dict[str, str] | None = None,
+        mesh: int | None = None,
     ) -> int:
-        """Order procs and return their mesh's number."""
+        """Order procs and return their mesh's number; *mesh* instead of the next of this client."""
         self._num_meshes += 1
-        mesh = self.opened.member << 20 | self._num_meshes
+        mesh = mesh_number(self.opened.member, self._num_meshes) if mesh is None else mesh
         self.send(
             SpawnProcs(
                 run=self.run,

@@ -6,12 +6,16 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import monarch_hpc
 from monarch_hpc import Actor, ActorDied, ActorMesh, CallTimeout, HostMesh, MeshError, ProcMesh, endpoint
+from monarch_hpc.agent.attach import query_calls
+from monarch_hpc.config.program import DIRECTORY_VARIABLE
+from monarch_hpc.telemetry.picture import Row, draw
 from monarch_hpc.testing import wait_until
 from tests.system.casting import NUM, NUM_HOSTS, PATIENCE_S, PER_HOST, Log, caster, casting, procs, until_over
 from tests.system.controlling import controlled
@@ -34,6 +38,10 @@ class Talker(Actor):
             logs.write.broadcast(number)
             logs.slice(hosts=3, gpus=0).write.call_one(-number).get(PATIENCE_S)
         return list(logs.rank.call().get(PATIENCE_S).values())
+
+    @endpoint
+    def wait(self, logs: ActorMesh[Log], rank: int, name: str) -> None:
+        logs.wait_unless.call(rank, name).get(PATIENCE_S)
 
 
 @pytest.fixture(scope="module")
@@ -223,3 +231,29 @@ def test_casts_to_a_sleeper_grow_nobody_by_more_than_the_window(hosts: HostMesh,
     assert all(len(lines) == 120 for lines in sink.read.call().get(PATIENCE_S).values())
     assert max(memory.growth()) < _WINDOW_BYTES + _SLACK_BYTES
     until_over()
+
+
+def rows() -> dict[str, Row]:
+    report = query_calls(Path(os.environ[DIRECTORY_VARIABLE]), PATIENCE_S)
+    assert report is not None
+    return {row.actor: row for row in draw(report.procs).rows}
+
+
+def test_who_waits_for_a_call_through_the_tree_is_seen(procs: ProcMesh, logs: ActorMesh[Log]) -> None:
+    talker = procs.slice(hosts=1, gpus=0).spawn("talker", Talker)
+    waiting = threading.Thread(target=lambda: logs.wait_unless.call(3, "seen").get(PATIENCE_S))
+    waiting.start()
+    words = "log[0].wait_unless, log[1].wait_unless, log[2].wait_unless and 6 more"
+    seen = wait_until("the program waits", rows, PATIENCE_S, accept=lambda seen: seen["program"].waits_for == words)
+    assert seen["program"].state == "waiting"
+    assert seen["log[0]"].caller.startswith("program on ")
+    assert [seen["log[3]"].state, seen["log[3]"].num_queued] == ["idle", 0]
+    asked = talker.wait.call_one(logs.slice(hosts=slice(1, 3)), 3, "seen")
+    seen = wait_until("the actor waits", rows, PATIENCE_S, accept=lambda seen: seen["talker[0]"].waits_for)
+    assert seen["talker[0]"].waits_for == "log.wait_unless, which no rank runs"
+    procs.spawn("opener", Log).open.call("seen").get(PATIENCE_S)
+    waiting.join(PATIENCE_S)
+    asked.get(PATIENCE_S)
+    seen = wait_until("nobody waits", rows, PATIENCE_S, accept=lambda seen: seen["program"].state == "idle")
+    assert [seen[name].waits_for for name in ("program", "talker[0]")] == ["", ""]
+    talker.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import operator
 import os
 import signal
@@ -9,12 +10,14 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import monarch_hpc
 from monarch_hpc import Accumulator, Actor, ActorDied, ActorMesh, CallTimeout, HostMesh, MeshError, ProcMesh, endpoint
+from monarch_hpc.mesh.spmd import spmd
 from monarch_hpc.testing import wait_until
 from tests.system.casting import NUM, NUM_HOSTS, PATIENCE_S, PER_HOST, caster, casting, procs, until_over
 from tests.system.controlling import controlled
@@ -204,3 +207,30 @@ def test_a_call_that_is_late_or_cancelled_ends(workers: ActorMesh[Worker], tmp_p
     in_time = Accumulator(workers.wait.options(timeout=PATIENCE_S), 0, operator.add, merge=operator.add)
     assert in_time.accumulate(str(gate)).get(PATIENCE_S) == NUM
     until_over()
+
+
+@pytest.mark.parametrize("merge", [None, operator.add])
+def test_ranks_that_failed_are_left_out_and_listed(workers: ActorMesh[Worker], merge: Any) -> None:
+    ranks: Accumulator[[int], float, float] = Accumulator(workers.invert, 0.0, operator.add, merge)
+    value, failures = ranks.collect(3).get(PATIENCE_S)
+    assert value == pytest.approx(sum(1 / (rank - 3) for rank in range(NUM) if rank != 3))
+    assert [dict(point) for point in failures] == [{"hosts": 1, "gpus": 1}]
+    assert isinstance(next(iter(failures.values())), ZeroDivisionError)
+    assert ranks.collect(100).get(PATIENCE_S)[1] == {}
+    value, failures = ranks.collect("no number").get(PATIENCE_S)  # type: ignore[arg-type]  # of the user's own
+    assert value == 0.0 and len(failures) == NUM
+    until_over()
+
+
+def test_what_waits_for_all_ranks_says_what_to_write_in_a_coroutine(procs: ProcMesh) -> None:
+    group = spmd(procs)
+
+    async def init() -> None:
+        group.init()
+
+    async def close() -> None:
+        group.close()
+
+    for waits in (init, close):
+        with pytest.raises(RuntimeError, match=rf"await asyncio.to_thread\(group.{waits.__name__}, ...\)"):
+            asyncio.run(waits())

@@ -28,6 +28,7 @@
     |   |   `-- MeshDied         they are gone; a SupervisionError too
     |   |-- ScriptFailed       a script on a mesh exited with another status than 0
     |   `-- SpawnError         a proc could not be started
+    |-- ForkedError            a forked child used what is its parent's; a RuntimeError too
     |-- LabError               the Slurm lab on this machine cannot do what was asked
     `-- InternalError          our bug
 
@@ -50,7 +51,7 @@ from monarch_hpc.core.errors.actor import (
     SpawnError,
     SupervisionError,
 )
-from monarch_hpc.core.errors.root import ConfigError, InternalError, LabError, MonarchError
+from monarch_hpc.core.errors.root import ConfigError, ForkedError, InternalError, LabError, MonarchError
 from monarch_hpc.core.errors.slurm import (
     AgentsMissing,
     AllocationError,
@@ -82,6 +83,7 @@ __all__ = [
     "ChannelClosed",
     "ConfigError",
     "DeliveryUnknown",
+    "ForkedError",
     "FrameError",
     "InternalError",
     "JobFailed",

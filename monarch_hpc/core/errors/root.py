@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["ConfigError", "InternalError", "LabError", "MonarchError"]
+__all__ = ["ConfigError", "ForkedError", "InternalError", "LabError", "MonarchError"]
 
 
 class MonarchError(Exception):
@@ -38,6 +38,24 @@ class ConfigError(MonarchError):
     def __str__(self) -> str:
         what = f"{self.key} = {self.value}: " if self.key else ""
         return f"{self.source}: {what}{self.problem}"
+
+
+class ForkedError(MonarchError, RuntimeError):
+    """This process was forked from one that uses monarch-hpc, whose connections and actors are not its own.
+
+    Args:
+        parent: process id of that one.
+    """
+
+    def __init__(self, parent: int) -> None:
+        super().__init__(parent)
+        self.parent = parent
+
+    def __str__(self) -> str:
+        return (
+            f"this process was forked from process {self.parent}, to which the allocation belongs: call actors there, "
+            "or start a program of its own with subprocess (or multiprocessing's 'spawn')"
+        )
 
 
 class LabError(MonarchError):

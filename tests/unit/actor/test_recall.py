@@ -25,6 +25,9 @@ class Wire:
     def consumed(self, dest: int, cost: int) -> None:
         raise AssertionError
 
+    def retire(self, dest: int) -> None:
+        raise AssertionError
+
 
 class Coroutine:
     def __init__(self) -> None:

@@ -12,6 +12,7 @@ import pytest
 from monarch_hpc.actor.reference import ProcRef
 from monarch_hpc.config.schema import ProcsConfig
 from monarch_hpc.core.errors import PeerLost, SpawnError
+from monarch_hpc.core.ids import mesh_number
 from monarch_hpc.mesh.fleet import Fleet, Outcome, Owner, ProcPlan, Started
 from monarch_hpc.transport.engine import Engine
 from monarch_hpc.wire.messages import HostEntry, Message, SpawnProcs, StopProcs, encode
@@ -30,6 +31,7 @@ class World:
         self.outcomes: list[Outcome] = []
         self.late: list[list[str]] = []
         self.error: PeerLost | None = None
+        self.num_started = 0
         engine = SimpleNamespace(
             call_soon=lambda callback: callback(), call_later=lambda s, callback: self.timers.append((s, callback))
         )
@@ -47,7 +49,8 @@ class World:
 
     def start(self, plan: ProcPlan = PLAN, owner: Owner | None = OWNER) -> int:
         self.fleet.start(plan, owner, self.outcomes.append)
-        return max(self.fleet.names, default=0)
+        self.num_started += 1
+        return mesh_number(self.fleet.member, self.num_started)
 
     def ref(self, mesh: int, rank: int) -> ProcRef:
         return ProcRef(mesh, rank, f"n{rank}", PLAN.hosts[rank // 2], 100 + rank, 1000 + rank, ())
@@ -71,7 +74,7 @@ def test_an_order_says_all_and_is_answered_when_all_procs_are_reached(world: Wor
     mesh = world.start()
     (order,) = world.orders()
     assert isinstance(order, SpawnProcs)
-    assert (order.mesh, order.hosts, order.first_rank, order.num_ranks) == (3 << 20 | 1, [0, 2], [0, 2], 4)
+    assert (order.mesh, order.hosts, order.first_rank, order.num_ranks) == (mesh_number(3, 1), [0, 2], [0, 2], 4)
     assert (order.preload, order.bind, order.mpi, order.environment) == (["torch", "numpy"], "auto", "pmix", {"A": "1"})
     world.reach(mesh, range(3))
     assert world.outcomes == [] and world.fleet.owner_of(mesh) is None

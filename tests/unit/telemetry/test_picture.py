@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from monarch_hpc.telemetry.layout import CAST
 from monarch_hpc.telemetry.picture import draw
 from monarch_hpc.wire.calls import PROGRAM_MESH, ActorSeen, ProcCalls, RunningCall, SentCall, Wait
 
@@ -154,3 +155,43 @@ def test_many_targets_are_counted() -> None:
     rows = draw(list(tale.procs.values())).rows
     assert rows[0].waits_for == "a0[0].do, a1[0].do, a2[0].do and 67 more"
     assert rows[2].waits_for == "a message to a port"
+
+
+def cast(tale: Tale, caller: str, actor: str, running: dict[str, str], age_s: float = 9.0) -> None:
+    """A call through the tree that *running*, actors by process, have begun; it has the number of a direct one."""
+    number = CAST | 1
+    tale.procs[caller].sent.append(SentCall(number, actor, "", "", "squad", "squad", "do", age_s))
+    tale.procs[caller].waits.append(Wait(actor, [number], 1, "", age_s))
+    for target, callee in running.items():
+        tale.procs[target].running.append(RunningCall(callee, "do", number, caller, "host", age_s, 0.0))
+
+
+def test_who_waits_in_a_cast_waits_for_those_that_run_it() -> None:
+    tale = Tale()
+    for number in range(5):
+        tale.add(f"x{number}", actors=(f"a{number}",))
+    tale.call("p", "0", "x0", "a0", runs=False, waits=False)  # number 1, too
+    cast(tale, "p", "0", {f"x{number}": f"a{number}" for number in range(1, 5)})
+    rows = draw(list(tale.procs.values())).rows
+    assert (rows[0].state, rows[0].waits_for) == ("waiting", "a1[0].do, a2[0].do, a3[0].do and 1 more")
+    assert [(row.state, row.caller, row.num_queued) for row in rows[1:3]] == [
+        ("idle", "", 1),
+        ("running", "program on host", 0),
+    ]
+
+
+def test_a_cast_that_no_rank_runs() -> None:
+    tale = Tale()
+    tale.add("x", actors=("a",))
+    cast(tale, "p", "0", {})
+    assert draw(list(tale.procs.values())).rows[0].waits_for == "squad.do, which no rank runs"
+
+
+def test_a_deadlock_through_a_cast() -> None:
+    tale = Tale()
+    tale.add("x", actors=("a",))
+    tale.add("y", actors=("b",))
+    cast(tale, "x", "a", {"y": "b"})
+    assert draw(list(tale.procs.values())).deadlocks == []
+    tale.call("y", "b", "x", "a", runs=False)
+    assert draw(list(tale.procs.values())).deadlocks == [["a[0]", "b[0]"]]
