@@ -9,7 +9,7 @@ from typing import Protocol
 from monarch_hpc.actor.context import ProcInfo
 from monarch_hpc.actor.fault import MeshFailure
 from monarch_hpc.actor.local import Line
-from monarch_hpc.actor.payload import pack_failure, pack_fault, pack_result
+from monarch_hpc.actor.payload import pack_fault, pack_result, send_failure
 from monarch_hpc.core.errors import FrameError, TransportError
 from monarch_hpc.wire.frames import Buffer, Frame, Kind
 
@@ -64,17 +64,20 @@ class Replier:
             if ending is not None:
                 ending.end(_size(body, buffers) if buffers else len(body))
             self.answer(channel, Frame(Kind.RESULT, slot, 0, body, buffers))
-        except (TypeError, FrameError) as error:
+        except Exception as error:  # noqa: BLE001 it does not pickle, is too large, or memory is short: the caller is told
             self.reply_failure(channel, slot, f"{where or self.info.host}, endpoint {method}", error, ending)
 
     def reply_failure(
         self, channel: Line, slot: int, where: str, error: BaseException, ending: Ending | None = None
     ) -> None:
-        """Answer a call with an exception; otherwise as `reply`."""
-        body, buffers = pack_failure(where, error)
-        if ending is not None:
-            ending.fail(_size(body, buffers))
-        self.answer(channel, Frame(Kind.FAILURE, slot, 0, body, buffers))
+        """Answer a call with an exception, or with as much of it as can be sent; otherwise as `reply`."""
+
+        def send(body: Buffer, buffers: Sequence[Buffer]) -> None:
+            if ending is not None:
+                ending.fail(_size(body, buffers))
+            self.answer(channel, Frame(Kind.FAILURE, slot, 0, body, buffers))
+
+        send_failure(where, error, send)
 
     def answer(self, channel: Line, frame: Frame) -> None:
         """Send *frame*, if anybody is still there.

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from monarch_hpc.actor.casts import Casts
 from monarch_hpc.actor.cell import CLEANUP_S, Cell
@@ -44,6 +44,9 @@ _log = logging.getLogger(__name__)
 
 HELD = -1
 """In the place of the number of a call that was not sent."""
+
+_CODE: Any = vars(SystemExit)["code"]
+"""A subclass may have an attribute of that name that does anything."""
 
 STOPPED = "the proc was stopped"
 """What a proc that was asked to end says to all it is connected with."""
@@ -81,7 +84,7 @@ class Runtime(Replier, Mourner, Guardian):
         """Who takes what is sent to ports of this process, by number of the port; on any thread."""
         self.wards = Wards(self.recorder)
         self._inquest = Inquest(self)
-        self.loop = EventLoop()
+        self.loop = EventLoop(self.leave)
         self.casts = Casts(self)
 
     def bind(self, node: Node, own: ProcRef) -> None:
@@ -337,11 +340,15 @@ class Runtime(Replier, Mourner, Guardian):
             self.engine.wait(lambda: all(cell.ended or cell.deaf for cell in cells), CLEANUP_S)
         self.loop.close()
 
-    def exit(self, code: int) -> None:
-        """End the process at once, with what was printed."""
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    def leave(self, leaving: SystemExit) -> None:
+        """End the process at once, with what was printed and the status that Python would give it."""
+        code = _CODE.__get__(leaving)
+        status = 0 if code is None else int.__and__(code, 0xFF) if issubclass(type(code), int) else 1
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:  # users may have replaced them, or closed them
+            os._exit(status)
 
 
 def current_runtime() -> Runtime:

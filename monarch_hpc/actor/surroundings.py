@@ -50,6 +50,6 @@ class CellProcess(Protocol):
         """Stop all that an actor has spawned."""
         ...
 
-    def exit(self, code: int) -> None:
+    def leave(self, leaving: SystemExit) -> None:
         """End the process."""
         ...

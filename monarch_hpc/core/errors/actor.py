@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from monarch_hpc.core.description import summary_of
 from monarch_hpc.core.errors.root import MonarchError
 
 __all__ = [
@@ -142,7 +143,7 @@ class MeshError(ActorError):
         more = ", ..." if len(self.failures) > 9 else ""
         return (
             f"{self.where} failed on {len(self.failures)} ranks; first rank {rank}: "
-            f"{type(first).__name__}: {first} (also on ranks {others}{more})"
+            f"{summary_of(first)} (also on ranks {others}{more})"
         )
 
 
