@@ -13,7 +13,7 @@ from typing import Any
 
 from monarch_hpc.actor.context import Context, entered, sent_on
 from monarch_hpc.actor.entry import Entries, Entry
-from monarch_hpc.actor.fault import MeshFailure
+from monarch_hpc.actor.fault import MeshFailure, complain
 from monarch_hpc.actor.journal import Journal
 from monarch_hpc.actor.local import Line
 from monarch_hpc.actor.loop import Running
@@ -23,6 +23,7 @@ from monarch_hpc.actor.replies import Ending
 from monarch_hpc.actor.rest import rest
 from monarch_hpc.actor.surroundings import CellProcess
 from monarch_hpc.actor.turn import Turn
+from monarch_hpc.core.description import summary_of, trace_of, traceback_of
 from monarch_hpc.core.errors import ActorDied, CallTimeout
 from monarch_hpc.telemetry.pen import Handling
 from monarch_hpc.transport.credit import cost_of
@@ -126,7 +127,7 @@ class Cell:
     @property
     def deaf(self) -> bool:
         """Whether it runs code that cannot be cancelled, and has nothing to clean up after that."""
-        return self._busy and not hasattr(self._entries.target, "__cleanup__")
+        return self._busy and inspect.getattr_static(self._entries.target, "__cleanup__", None) is None
 
     def _put(self, mail: Mail) -> None:
         self._mailbox.append(mail)
@@ -142,14 +143,17 @@ class Cell:
 
     # ---- the actor's thread ----
 
-    def _has_mail(self) -> bool:
-        return bool(self._mailbox)
-
     def _run(self) -> None:
+        try:
+            self._live()
+        except BaseException as error:  # noqa: BLE001 the last line of defence: nobody is to wait for a dead thread
+            self._fall(error)
+
+    def _live(self) -> None:
         self._construct()
         mailbox = self._mailbox
         while not self._over:
-            if not mailbox and not self._wait(self._has_mail, None):
+            if not mailbox and not self._wait(lambda: bool(mailbox), None):
                 return  # the process ends
             try:
                 _, channel, frame, cost, came_ns = mailbox.popleft()
@@ -157,10 +161,13 @@ class Cell:
                 continue
             if cost > 0:
                 assert channel is not None
-                over = self._handle(channel, frame, cost, came_ns)
-                frame = _NOTHING  # what the actor does not keep is freed before its sender may send more
-                if over:
-                    channel.consumed(self._actor, cost)
+                over = True
+                try:
+                    over = self._handle(channel, frame, cost, came_ns)
+                finally:
+                    frame = _NOTHING  # what the actor does not keep is freed before its sender may send more
+                    if over:
+                        channel.consumed(self._actor, cost)
             elif cost == _FAULT:
                 self._supervise(*self._faults.popleft())
             else:
@@ -176,8 +183,8 @@ class Cell:
         except SystemExit as leaving:
             self.leave(leaving)
         except BaseException as error:  # noqa: BLE001 user code; owner and callers are told
-            traceback.print_exc()
-            self._finish(f"its constructor raised {type(error).__name__}: {error}", error)
+            complain(trace_of(error))
+            self._finish(f"its constructor raised {summary_of(error)}", error)
 
     def _try_construct(self) -> None:
         spawn = loads(self._spawn.body, self._spawn.buffers)
@@ -299,14 +306,13 @@ class Cell:
             return
         ending.fail(0)
         if self._verdict is None:
-            self._verdict = f"endpoint {method} raised {type(error).__name__}: {error}", error
+            self._verdict = f"endpoint {method} raised {summary_of(error)}", error
             if threading.current_thread() is not self._thread:
                 self._put_first(_END)
 
     def leave(self, leaving: SystemExit) -> None:
         """End the process."""
-        code = leaving.code
-        self._process.exit(0 if code is None else code if isinstance(code, int) else 1)
+        self._process.leave(leaving)
 
     def _call(self, function: Callable[..., object], *args: Any, **kwargs: Any) -> object:
         """Call the constructor or a hook where this actor runs."""
@@ -317,19 +323,15 @@ class Cell:
     # ---- failures and the end ----
 
     def _supervise(self, failure: MeshFailure, told: bool) -> None:
-        hook = getattr(self._entries.target, "__supervise__", None)
-        if hook is None:
-            if not told:
-                self._verdict = f"it does not handle that {failure}", RuntimeError(failure.report())
-            return
         assert self._entries.born is not None
         self._enter(self._entries.born)
         try:
-            handled = bool(self._call(hook, failure))
+            hook = getattr(self._entries.target, "__supervise__", None)
+            handled = told if hook is None else bool(self._call(hook, failure))
         except SystemExit as leaving:
             self.leave(leaving)
         except BaseException as error:  # noqa: BLE001 user code; the next owner is told
-            cause = f"its __supervise__ raised {type(error).__name__}: {error}, when told that {failure}"
+            cause = f"its __supervise__ raised {summary_of(error)}, when told that {failure}"
             self._verdict = cause, error
         else:
             if not handled:
@@ -338,7 +340,7 @@ class Cell:
     def _finish(self, cause: str, error: BaseException | None = None) -> None:
         if self._verdict is not None:
             cause, error = self._verdict
-        trace = "" if error is None else "".join(traceback.format_exception(error))
+        trace = "" if error is None else trace_of(error)
         if error is not None:
             failure = MeshFailure(self._name, self._rank, self.where, cause, trace)
             self._process.report(self._channel, self._owner, self._actor, failure)
@@ -351,24 +353,35 @@ class Cell:
         self._entries.close()
         self._verdict = None
         if error is not None:
-            traceback.clear_frames(error.__traceback__)  # they hold the object
+            traceback.clear_frames(traceback_of(error))  # they hold the object
         self._over = f"{cause}\n{trace}".rstrip()
         self._journal.ended(cause, failed=error is not None)
         self._process.bury(self._actor, self.where, self._over)
         self._refuse_all()
         self.engine.wake_waiters()
 
+    def _fall(self, error: BaseException) -> None:
+        complain(f"{self.where} cannot go on:\n{trace_of(error)}")
+        channel, slot = self._recalls.channel, self._recalls.slot
+        try:
+            if not self._over:
+                self._finish(f"its thread failed: {summary_of(error)}", error)
+        finally:
+            self._over = self._over or "its thread failed"
+            self._refuse_all()
+            if channel is not None and slot:  # if it has an answer already it ignores this
+                self._process.reply_failure(channel, slot, self.where, ActorDied(self.where, self._over))
+
     def _clean_up(self, error: BaseException | None) -> None:
-        hook = getattr(self._entries.target, "__cleanup__", None)
-        if hook is None:
+        if self._entries.born is None or self._entries.target is None:
             return
-        assert self._entries.born is not None
         self._enter(self._entries.born)
         try:
-            self._call(hook, error)
-        except BaseException:  # noqa: BLE001 user code; the actor ends all the same
-            print(f"{self.where}: its __cleanup__ failed:")
-            traceback.print_exc()
+            hook = getattr(self._entries.target, "__cleanup__", None)
+            if hook is not None:
+                self._call(hook, error)
+        except BaseException as another:  # noqa: BLE001 user code; the actor ends all the same
+            complain(f"{self.where}: its __cleanup__ failed:\n{trace_of(another)}")
 
     def _refuse_all(self) -> None:
         while True:

@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
 
-__all__ = ["MeshFailure", "end_program", "leaving_on_faults", "tell_program"]
+from monarch_hpc.core.description import trace_of
+
+__all__ = ["MeshFailure", "complain", "end_program", "leaving_on_faults", "tell_program"]
 
 _SIGNAL = signal.SIGURG
 """Wakes the main thread, whatever it waits in. Ignored by default, and used by no library that we know of."""
@@ -60,6 +62,12 @@ class MeshFailure:
         return f"{self}\n{self.trace}".rstrip()
 
 
+def complain(text: str) -> None:
+    """Print to stderr, if it takes it: users may have replaced it, or closed it."""
+    with contextlib.suppress(BaseException):
+        print(text, file=sys.stderr, flush=True)
+
+
 def end_program(failure: MeshFailure) -> None:
     """Print the failure and end the program with exit code 1: its main thread raises `SystemExit`.
 
@@ -69,7 +77,7 @@ def end_program(failure: MeshFailure) -> None:
     This is what `monarch_hpc.actor.unhandled_fault_hook` does unless another function is assigned to it.
     """
     advice = "handle it in the owner's __supervise__, or assign monarch_hpc.actor.unhandled_fault_hook"
-    print(f"monarch-hpc: nobody handled a failure ({advice}): {failure.report()}", file=sys.stderr, flush=True)
+    complain(f"monarch-hpc: nobody handled a failure ({advice}): {failure.report()}")
     main = threading.main_thread()
     if _leaving.armed and main.ident is not None:
         signal.pthread_kill(main.ident, _SIGNAL)
@@ -90,8 +98,8 @@ def _call_hook(failure: MeshFailure) -> None:
 
     try:
         actor.unhandled_fault_hook(failure)
-    except BaseException:  # noqa: BLE001 user code; what it did not handle is still to be handled
-        traceback.print_exc()
+    except BaseException as error:  # noqa: BLE001 user code; what it did not handle is still to be handled
+        complain(trace_of(error))
         end_program(failure)
 
 

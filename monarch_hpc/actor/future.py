@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, Generic, TypeVar, cast
 
 from monarch_hpc.core.arguments import check_seconds
+from monarch_hpc.core.description import trace_of
 from monarch_hpc.telemetry.recorder import Recorder
 from monarch_hpc.transport.engine import Engine
 
@@ -267,8 +268,12 @@ class Future(concurrent.futures.Future[T], Generic[T]):
     def _run(self, callback: Callable[[Future[T]], object]) -> None:
         try:
             callback(self)
-        except Exception:  # noqa: BLE001 user code; the other callbacks must be called too
-            _log.exception("a callback of %r failed", self)
+        except Exception as error:  # noqa: BLE001 user code; the other callbacks must be called too
+            _log.error("a callback of %r failed:\n%s", self, trace_of(error))
+        except BaseException as error:
+            if not self._engine.driving:
+                raise
+            self._engine.defer(error)
 
     # ---- the parts of a read ----
 
@@ -307,7 +312,7 @@ class Future(concurrent.futures.Future[T], Generic[T]):
             self._settle()
         if self._error is not None:
             # Each reader gets its own traceback, not the one of those who read before.
-            raise self._error.with_traceback(None)
+            raise BaseException.with_traceback(self._error, None)  # of its class it may be anything
         return cast(T, self._value)
 
     def _settle(self) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from monarch_hpc.actor.cell import Cell
-from monarch_hpc.actor.fault import MeshFailure
+from monarch_hpc.actor.fault import MeshFailure, complain
 from monarch_hpc.actor.inquest import program_of
 from monarch_hpc.actor.local import Line
 from monarch_hpc.actor.payload import unpack_fault
@@ -93,7 +92,7 @@ class Guardian(Protocol):
         if program is not None:
             self.report(self.line_to(program), 0, 0, failure)
             return
-        print(f"monarch-hpc: {failure.report()}", file=sys.stderr, flush=True)
+        complain(f"monarch-hpc: {failure.report()}")
 
     def stop_owned(self, owner: int) -> None:
         """Stop all that an actor has spawned: nothing outlives its owner."""

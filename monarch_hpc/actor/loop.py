@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
+import logging
 import threading
 from collections.abc import Callable, Coroutine
 
 from monarch_hpc.actor.rest import Wait
+from monarch_hpc.core.description import trace_of
 
 __all__ = ["EventLoop", "Running"]
+
+_log = logging.getLogger(__name__)
 
 _CLOSE_S = 1.0
 """How long coroutines may take to end when the loop is closed; actors have waited for their own before."""
@@ -47,9 +51,15 @@ class Running:
 
 
 class EventLoop:
-    """An asyncio loop on a thread of its own, which the first coroutine starts."""
+    """An asyncio loop on a thread of its own, which the first coroutine starts.
 
-    def __init__(self) -> None:
+    Args:
+        leave: ends the process, as a task has asked for.
+    """
+
+    def __init__(self, leave: Callable[[SystemExit], None]) -> None:
+        self._leave = leave
+        self._closing = False
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -93,28 +103,38 @@ class EventLoop:
         with self._lock:
             if self._loop is None:
                 loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=loop.run_forever, name="monarch-asyncio", daemon=True)
+                self._thread = threading.Thread(target=self._run, args=(loop,), name="monarch-asyncio", daemon=True)
                 self._thread.start()
                 self._loop = loop
             return self._loop
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        # Tasks of users can stop the loop of all actors: by `loop.stop()`, and by what asyncio does not catch.
+        while not self._closing:
+            try:
+                loop.run_forever()
+            except SystemExit as leaving:
+                self._leave(leaving)
+            except BaseException as error:  # noqa: BLE001 whoever awaits the task has it too
+                _log.error("a task on the event loop of the actors failed:\n%s", trace_of(error))
 
     def close(self) -> None:
         """End the loop and its thread; from any other thread."""
         loop, thread = self._loop, self._thread
         if loop is None or thread is None or loop.is_closed():
             return
-        asyncio.run_coroutine_threadsafe(_end_all(), loop)
+        asyncio.run_coroutine_threadsafe(self._end_all(), loop)
         thread.join(2 * _CLOSE_S)
         if not thread.is_alive():
             loop.close()
 
-
-async def _end_all() -> None:
-    loop = asyncio.get_running_loop()
-    tasks = asyncio.all_tasks(loop) - {asyncio.current_task(loop)}
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        await asyncio.wait(tasks, timeout=_CLOSE_S)
-    await loop.shutdown_asyncgens()
-    loop.stop()
+    async def _end_all(self) -> None:
+        loop = asyncio.get_running_loop()
+        tasks = asyncio.all_tasks(loop) - {asyncio.current_task(loop)}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=_CLOSE_S)
+        await loop.shutdown_asyncgens()
+        self._closing = True
+        loop.stop()

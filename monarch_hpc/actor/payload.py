@@ -6,15 +6,15 @@ Tuples of plain values on purpose: those take the serializer's fast path.
 from __future__ import annotations
 
 import struct
-import traceback
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from monarch_hpc.actor.fault import MeshFailure
 from monarch_hpc.actor.remote import as_actor_error
+from monarch_hpc.core.description import class_name, summary_of, text_of, trace_of
 from monarch_hpc.core.errors import ActorFailed
 from monarch_hpc.core.shape import Extent, Region
+from monarch_hpc.transport.interrupts import may_be_signal
 from monarch_hpc.wire.frames import Buffer, Frame
 from monarch_hpc.wire.obstacle import refusal
 from monarch_hpc.wire.serializer import dumps, loads
@@ -28,6 +28,8 @@ __all__ = [
     "pack_result",
     "pack_spawn",
     "region_of",
+    "send_failure",
+    "unloadable",
     "unpack_call",
     "unpack_failure",
     "unpack_fault",
@@ -42,12 +44,7 @@ _CALL = struct.Struct("<BI")  # whether there are keyword arguments; how long th
 _WITH_NAMES = b"\x01"
 
 
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    where: str
-    type_name: str
-    message: str
-    remote_traceback: str
+_LAST_WORDS = dumps((("an actor", "an exception", "neither it nor a description of it can be sent", ""), b"", ()))
 
 
 def view_of(region: Region) -> View:
@@ -104,7 +101,7 @@ def pack_result(value: object) -> tuple[bytes, list[Buffer]]:
     """
     try:
         return dumps(value)
-    except Exception as error:  # pickling runs user code
+    except BaseException as error:  # pickling runs user code, and a caller waits for what comes of it
         raise refusal({"the result": value}, error) from error
 
 
@@ -132,35 +129,81 @@ def unpack_head(head: bytes) -> tuple[str, Region]:
     return method, region_of(view)
 
 
-def pack_failure(where: str, error: BaseException) -> tuple[bytes, Sequence[Buffer]]:
-    """Serialize *error*, raised at *where*: as itself if it can travel, as its words in any case."""
-    text = "".join(traceback.format_exception(error))
-    failure = (where, type(error).__name__, str(error), text)
+def send_failure(where: str, error: BaseException, send: Callable[[bytes, Sequence[Buffer]], object]) -> None:
+    """Send *error*, raised at *where*: whole if it can be pickled and sent, else in words, else a constant.
+
+    Args:
+        send: takes the body and the buffers of a FAILURE frame; called with the next smaller ones after it has raised.
+
+    Raises:
+        Exception: what *send* raised of the smallest.
+    """
+    refused: Exception | None = None
+    for form in _forms(where, error):
+        try:
+            send(*form)
+        except Exception as raised:  # noqa: BLE001 a limit, or memory is short: less of it may pass
+            refused = raised
+        else:
+            return
+    if refused is not None:
+        raise refused
+
+
+def _forms(where: str, error: BaseException) -> Iterator[tuple[bytes, Sequence[Buffer]]]:
+    """What `send_failure` sends, the largest first; whatever the exception is and does, there is one."""
+    words = where, class_name(error), text_of(error), trace_of(error) if issubclass(type(error), BaseException) else ""
     try:
         exception, buffers = dumps(error)
-        return dumps((failure, exception, tuple(bytes(buffer) for buffer in buffers)))
-    except Exception as unpicklable:  # noqa: BLE001 pickling runs user code
-        note = f"(the exception itself could not travel: {refusal({type(error).__name__: error}, unpicklable)})"
-        return dumps(((*failure[:3], f"{text}{note}\n"), b"", ()))
+        whole = dumps((words, exception, tuple(bytes(buffer) for buffer in buffers)))
+    except BaseException as unpicklable:  # noqa: BLE001 pickling runs user code
+        why = text_of(refusal({words[1]: error}, unpicklable))
+    else:
+        yield whole
+        why = f"it is too large, {len(whole[0])} bytes"
+        del exception, buffers, whole
+    yield dumps(((*words[:3], f"{words[3]}(the exception itself could not travel: {why})\n"), b"", ()))
+    yield _LAST_WORDS
+
+
+def pack_failure(where: str, error: BaseException) -> tuple[bytes, Sequence[Buffer]]:
+    """Serialize *error*, raised at *where*: whole if it can be pickled, else in words."""
+    return next(_forms(where, error))
 
 
 def unpack_failure(frame: Frame) -> BaseException:
-    """The remote exception, an `ActorError` too, with the remote traceback, rank and host as a note."""
+    """The remote exception, an `ActorError` too, with the remote traceback, rank and host as a note.
+
+    In words, as `ActorFailed`, where it cannot be rebuilt here, and where it is not an `Exception`: what ends a process
+    or a task there, such as `KeyboardInterrupt`, is not to end one here.
+    """
     document = loads(frame.body, frame.buffers)
     assert isinstance(document, tuple)
-    fields, exception, buffers = document
-    failure = _Failure(*fields)
+    (where, type_name, message, trace), exception, buffers = document
     if exception:
         try:
-            error = loads(exception, buffers)
-        except Exception as unloadable:  # noqa: BLE001 unpickling runs user code
-            note = f"(its exception could not be rebuilt here: {type(unloadable).__name__}: {unloadable})\n"
-            failure = _Failure(failure.where, failure.type_name, failure.message, failure.remote_traceback + note)
-        else:
-            if isinstance(error, BaseException):
-                error.add_note(f"raised by {failure.where}; remote traceback:\n{failure.remote_traceback}")
+            error: Any = loads(exception, buffers)
+            if issubclass(type(error), Exception):
+                BaseException.add_note(error, f"raised by {where}; remote traceback:\n{trace}")
                 return as_actor_error(error)
-    return ActorFailed(failure.where, failure.type_name, failure.message, failure.remote_traceback)
+        except BaseException as raised:
+            if may_be_signal(raised):
+                raise
+            trace = f"{trace}(its exception could not be rebuilt here: {summary_of(raised)})\n"
+    return ActorFailed(where, type_name, message, trace)
+
+
+def unloadable(raised: BaseException) -> BaseException:
+    """The error of an answer whose value could not be rebuilt here: what its class *raised*, as an `ActorError`.
+
+    Raises:
+        BaseException: *raised* itself, if it may have come from a signal handler.
+    """
+    if issubclass(type(raised), Exception):
+        return as_actor_error(raised)
+    if may_be_signal(raised):
+        raise raised
+    return ActorFailed("rebuilding the answer", class_name(raised), text_of(raised), trace_of(raised))
 
 
 def pack_fault(actor: int, failure: MeshFailure) -> tuple[bytes, list[Buffer]]:

@@ -11,7 +11,7 @@ from typing import Any, Generic, Literal, Self, TypeVar, cast, overload
 
 from monarch_hpc.actor.context import current_rank
 from monarch_hpc.actor.inbox import Inbox
-from monarch_hpc.actor.payload import pack_failure
+from monarch_hpc.actor.payload import send_failure
 from monarch_hpc.actor.pending import Slot
 from monarch_hpc.actor.receipt import Receipt
 from monarch_hpc.actor.reference import ProcRef
@@ -101,8 +101,11 @@ class Port(Generic[T]):
     def exception_as(self, rank: int, error: BaseException) -> None:
         """`exception`, on behalf of another sender."""
         check_instance("error", error, BaseException, "an exception, such as ValueError('why')")
-        body, buffers = pack_failure(f"the sender with rank {rank}", error)
-        self._send(dumps((rank, None, (bytes(body), [bytes(buffer) for buffer in buffers]))))
+        send_failure(
+            f"the sender with rank {rank}",
+            error,
+            lambda body, buffers: self._send(dumps((rank, None, (body, [bytes(buffer) for buffer in buffers])))),
+        )
 
     def _send(self, packed: tuple[bytes, list[Any]]) -> None:
         runtime = current_runtime()

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar, cast
 from monarch_hpc.actor.context import context
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.inbox import Inbox
-from monarch_hpc.actor.payload import unpack_failure
+from monarch_hpc.actor.payload import unloadable, unpack_failure
 from monarch_hpc.core.errors import PortClosed
 from monarch_hpc.wire.frames import Frame, Kind
 from monarch_hpc.wire.serializer import loads
@@ -110,7 +110,10 @@ class Receipt(Future[T], Generic[T]):
         """Have the message in *frame*; False if this was cancelled."""
 
         def resolve() -> T:
-            message = loads(frame.body, frame.buffers)
+            try:
+                message = loads(frame.body, frame.buffers)
+            except BaseException as error:  # noqa: BLE001 unpickling runs user code
+                raise unloadable(error) from None
             assert isinstance(message, tuple)
             rank, value, failure = message
             if failure is not None:

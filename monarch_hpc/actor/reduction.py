@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 from monarch_hpc.actor.aim import OpenCast
 from monarch_hpc.actor.context import ProcInfo
 from monarch_hpc.actor.local import Line
-from monarch_hpc.actor.payload import pack_failure, pack_result
+from monarch_hpc.actor.payload import pack_result, send_failure
 from monarch_hpc.core.errors import FrameError, TransportError
 from monarch_hpc.wire.casts import Note, Tag, pack_notes
 from monarch_hpc.wire.frames import Frame, Kind
@@ -97,14 +97,10 @@ def _combine(agent: Line, order: Order, info: ProcInfo) -> None:
     span = order.parts[0].place, span_of(order.parts[-1])[1]
     try:
         body, buffers = pack_result(_fold(order))
-        note = pack_span(Tag.PARTIAL, key, span, body, buffers)
+        agent.send(pack_notes([pack_span(Tag.PARTIAL, key, span, body, buffers)]))
     except BaseException as error:  # noqa: BLE001 user code; whatever it is, the caller waits for it
-        note = _failure(key, where, error)
-    with contextlib.suppress(TransportError):  # without its agent a proc ends
-        try:
-            agent.send(pack_notes([note]))
-        except FrameError as error:
-            agent.send(pack_notes([_failure(key, where, error)]))
+        with contextlib.suppress(TransportError):  # without its agent a proc ends
+            send_failure(where, error, lambda *given: agent.send(pack_notes([Note(Tag.FAILURE, *key, 0, *given)])))
 
 
 def _fold(order: Order) -> object:
@@ -112,8 +108,3 @@ def _fold(order: Order) -> object:
     functions: Any = loads(*inner)
     folding: Folding[object, object] = Folding(*functions)
     return folding.fold((part.tag is Tag.PARTIAL, loads(content_of(part), part.buffers)) for part in order.parts)
-
-
-def _failure(key: tuple[int, int], where: str, error: BaseException) -> Note:
-    body, buffers = pack_failure(where, error)
-    return Note(Tag.FAILURE, *key, 0, body, buffers)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import Any
+from typing import Any, cast
 
 from monarch_hpc.core.errors import ActorError
 
@@ -18,19 +18,25 @@ __all__ = ["as_actor_error"]
 _NUM_CLASSES = 1024
 """How many classes are remembered; a program that makes more at run time makes some of these again."""
 
+_CLASS: Any = vars(object)["__class__"]
+"""An exception may have an attribute of that name that does anything."""
+
 
 def as_actor_error(error: BaseException) -> BaseException:
     """*error*, or its like, of a class that is also an `ActorError`; itself where its class allows no such thing."""
-    if not isinstance(error, Exception) or isinstance(error, (ActorError, BaseExceptionGroup)):
+    cls: Any = type(error)  # `isinstance` would ask the exception itself
+    if not issubclass(cls, Exception) or issubclass(cls, (ActorError, BaseExceptionGroup)):
         return error
     try:
-        both: type[Exception] = _both(type(error))  # type: ignore[arg-type]  # classes have hashes
+        # A metaclass may say of any two classes that they are equal.
+        both = _both(cls) if type(cls) is type else _both.__wrapped__(cls)
         with contextlib.suppress(TypeError):  # of classes written in C the class cannot be changed
-            error.__class__ = both
+            _CLASS.__set__(error, both)
             return error
-        return _again(error, both)
-    except Exception:  # noqa: BLE001 constructors and metaclasses of users; what they raised is what counts
+        again = _again(cast(Exception, error), both)
+    except BaseException:  # noqa: BLE001 constructors and metaclasses of users; what they raised is what counts
         return error
+    return again if type.__subclasscheck__(cls, type(again)) else error
 
 
 def _again(error: Exception, both: type[Exception]) -> Exception:

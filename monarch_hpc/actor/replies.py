@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import traceback
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, NoReturn, Protocol
 
 from monarch_hpc.actor.context import ProcInfo
-from monarch_hpc.actor.fault import MeshFailure
+from monarch_hpc.actor.fault import MeshFailure, complain
 from monarch_hpc.actor.local import Line
-from monarch_hpc.actor.payload import pack_failure, pack_fault, pack_result
+from monarch_hpc.actor.payload import pack_fault, pack_result, send_failure
+from monarch_hpc.core.description import trace_of
 from monarch_hpc.core.errors import ForkedError, FrameError, TransportError
 from monarch_hpc.transport.engine import Engine
 from monarch_hpc.wire.frames import Buffer, Frame, Kind
@@ -20,6 +20,9 @@ from monarch_hpc.wire.frames import Buffer, Frame, Kind
 __all__ = ["Ending", "Replier"]
 
 _log = logging.getLogger(__name__)
+
+_CODE: Any = vars(SystemExit)["code"]
+"""A subclass may have an attribute of that name that does anything."""
 
 
 class Ending(Protocol):
@@ -44,11 +47,15 @@ class Replier:
     info: ProcInfo
     engine: Engine
 
-    def exit(self, code: int) -> None:
-        """End the process at once, with what was printed."""
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    def leave(self, leaving: SystemExit) -> NoReturn:
+        """End the process at once, with what was printed and the status that Python would give it."""
+        code = _CODE.__get__(leaving)
+        status = 0 if code is None else int.__and__(code, 0xFF) if issubclass(type(code), int) else 1
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:  # users may have replaced them, or closed them
+            os._exit(status)
 
     def report(self, channel: Line, owner: int, actor: int, failure: MeshFailure) -> None:
         """Tell who spawned *actor* that it failed."""
@@ -75,20 +82,23 @@ class Replier:
             if ending is not None:
                 ending.end(_size(body, buffers) if buffers else len(body))
             self.answer(channel, Frame(Kind.RESULT, slot, 0, body, buffers))
-        except (TypeError, FrameError) as error:
+        except Exception as error:  # noqa: BLE001 it does not pickle, is too large, or memory is short: the caller is told
             self.reply_failure(channel, slot, f"{where or self.info.host}, endpoint {method}", error, ending)
 
     def reply_failure(
         self, channel: Line, slot: int, where: str, error: BaseException, ending: Ending | None = None
     ) -> None:
-        """Answer a call with an exception; otherwise as `reply`."""
+        """Answer a call with an exception, or with as much of it as can be sent; otherwise as `reply`."""
         if self.engine.forked_from:
-            traceback.print_exception(error)
-            self.exit(1)
-        body, buffers = pack_failure(where, error)
-        if ending is not None:
-            ending.fail(_size(body, buffers))
-        self.answer(channel, Frame(Kind.FAILURE, slot, 0, body, buffers))
+            complain(trace_of(error))
+            self.leave(SystemExit(1))
+
+        def send(body: Buffer, buffers: Sequence[Buffer]) -> None:
+            if ending is not None:
+                ending.fail(_size(body, buffers))
+            self.answer(channel, Frame(Kind.FAILURE, slot, 0, body, buffers))
+
+        send_failure(where, error, send)
 
     def answer(self, channel: Line, frame: Frame) -> None:
         """Send *frame*, if anybody is still there.
@@ -97,8 +107,8 @@ class Replier:
             FrameError: it is over a limit; the caller still waits.
         """
         if self.engine.forked_from:
-            print(f"{ForkedError(self.engine.forked_from)}; an endpoint goes on in its process alone", file=sys.stderr)
-            self.exit(1)
+            complain(f"{ForkedError(self.engine.forked_from)}; an endpoint goes on in its process alone")
+            self.leave(SystemExit(1))
         try:
             channel.send(frame)
         except FrameError:

@@ -89,7 +89,7 @@ class Runtime(Replier, Mourner, Guardian):
         """Who takes what is sent to ports of this process, by number of the port; on any thread."""
         self.wards = Wards(self.recorder)
         self._inquest = Inquest(self)
-        self.loop = EventLoop()
+        self.loop = EventLoop(self.leave)
         self.casts = Casts(self)
         watch_forks(self)
 

@@ -54,6 +54,6 @@ class CellProcess(Protocol):
         """Keep nothing of an actor that has ended but what its callers are told."""
         ...
 
-    def exit(self, code: int) -> None:
+    def leave(self, leaving: SystemExit) -> None:
         """End the process."""
         ...

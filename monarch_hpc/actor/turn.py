@@ -107,11 +107,15 @@ class Turn:
                 self._returned = True
         except SystemExit as leaving:
             taker.leave(leaving)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if not (taker.ending or self.cancelled or (task is not None and task.cancelling())):
+                self._fail(error)  # nobody cancelled it: the endpoint raised it
+                return
             cause = "it was stopped" if taker.ending else f"a call of {self._marked.__name__} was cancelled there"
             self.refuse(ActorDied(taker.where, cause))
         except BaseException as error:  # noqa: BLE001 user code; the caller is told
-            self._fail(self._too_slow() if limit.expired() and isinstance(error, TimeoutError) else error)
+            self._fail(self._too_slow() if limit.expired() and issubclass(type(error), TimeoutError) else error)
         else:
             self._return(value)
         finally:

@@ -10,7 +10,7 @@ from typing import Any
 
 from monarch_hpc.actor.aim import OpenCast, Reduce
 from monarch_hpc.actor.context import deadline, deadlines_seen
-from monarch_hpc.actor.payload import unpack_failure
+from monarch_hpc.actor.payload import unloadable, unpack_failure
 from monarch_hpc.actor.reference import ProcRef
 from monarch_hpc.actor.runtime import HELD, Runtime
 from monarch_hpc.core.errors import ActorDied, CallTimeout, MeshDied, MeshError, MonarchError, SupervisionError
@@ -253,7 +253,7 @@ class Gather(Answers):
                 values[index] = failures[index] = self._late(index)
             return values, failures
         if len(failures) > 1:
-            gone = all(isinstance(failure, SupervisionError) for failure in failures.values())
+            gone = all(issubclass(type(failure), SupervisionError) for failure in failures.values())
             raise (MeshDied if gone else MeshError)(f"{self._callee.name}.{self._method}", failures)
         for failure in failures.values():
             raise failure
@@ -270,8 +270,8 @@ def read_answer(answer: Frame | MonarchError) -> tuple[Any, BaseException | None
         return None, unpack_failure(answer)
     try:
         return loads(answer.body, answer.buffers), None
-    except Exception as error:  # noqa: BLE001 unpickling runs user code
-        return None, error
+    except BaseException as error:  # noqa: BLE001 unpickling runs user code
+        return None, unloadable(error)
 
 
 def late(where: str, others: Sequence[int], limit_s: float | None, held: Sequence[int]) -> CallTimeout:

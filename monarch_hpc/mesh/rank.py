@@ -19,6 +19,7 @@ import sys
 from types import ModuleType
 
 from monarch_hpc.actor.payload import pack_failure
+from monarch_hpc.core.description import text_of
 
 __all__ = ["Order", "Word", "main"]
 
@@ -54,7 +55,7 @@ def main(argv: list[str]) -> None:
     except SystemExit as leaving:
         if leaving.code not in (None, 0):
             status = leaving.code & 0xFF if isinstance(leaving.code, int) else 1
-            said = "" if isinstance(leaving.code, int) else str(leaving.code)
+            said = "" if isinstance(leaving.code, int) else text_of(leaving.code)
             _tell(order_fd, told_fd, (status, said, b""))
         raise
     except Exception as error:  # noqa: BLE001 below the last frame of the script: it tells what happened and exits

@@ -28,6 +28,7 @@ from monarch_hpc.agent.grant import read_interfaces
 from monarch_hpc.agent.reap import Exit
 from monarch_hpc.agent.spawn import launch
 from monarch_hpc.core.arguments import check_instance, check_path, check_texts
+from monarch_hpc.core.description import summary_of
 from monarch_hpc.core.errors import ScriptFailed
 from monarch_hpc.core.shape import Extent, Region
 from monarch_hpc.mesh.actors import ActorMesh
@@ -145,10 +146,10 @@ def _read(extent: Extent, outcome: _Outcome) -> ValueMesh[int]:
         return ValueMesh(Region.whole(extent), [0] * len(extent))
     first, *others = [given if isinstance(given, BaseException) else given.error() for given in outcome.failures]
     if others:
-        second = f"{type(others[0]).__name__}: {others[0]}"
-        first.add_note(f"other ranks that failed after it: {len(others)}, the first with {second}")
+        second = summary_of(others[0])
+        BaseException.add_note(first, f"other ranks that failed after it: {len(others)}, the first with {second}")
     if outcome.num_ended:
-        first.add_note(f"ranks that still ran and were ended: {outcome.num_ended}")
+        BaseException.add_note(first, f"ranks that still ran and were ended: {outcome.num_ended}")
     raise first
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any, Literal
@@ -47,7 +48,7 @@ def send(
     if selection == "choose":
         future = endpoint.choose(*args, **kwargs)
         if port is not None:
-            _start(lambda: _answer(port, 0, future.exception(), future))
+            _start(lambda: _answer(port, 0, future))
     elif port is None:
         endpoint.broadcast(*args, **kwargs)
     else:
@@ -62,14 +63,18 @@ def _start(work: Callable[[], None]) -> None:
 
 def _forward(port: Port[Any], stream: Stream[Any]) -> None:
     for place, future in stream.places():
-        _answer(port, place, future.exception(), future)
+        _answer(port, place, future)
 
 
-def _answer(port: Port[Any], rank: int, error: BaseException | None, future: Future[Any]) -> None:
-    try:
+def _answer(port: Port[Any], rank: int, future: Future[Any]) -> None:
+    error = future.exception()
+    with contextlib.suppress(PortClosed):  # nobody wants it any more
         if error is None:
-            port.send_as(rank, future.result())
-        else:
+            try:
+                port.send_as(rank, future.result())
+            except PortClosed:
+                raise
+            except BaseException as unsendable:  # noqa: BLE001 pickling runs user code, and who reads the port waits
+                error = unsendable
+        if error is not None:
             port.exception_as(rank, error)
-    except PortClosed:
-        return  # nobody wants it any more

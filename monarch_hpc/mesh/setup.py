@@ -10,6 +10,7 @@ from monarch_hpc.actor.payload import pack_spawn
 from monarch_hpc.actor.reference import ProcRef
 from monarch_hpc.actor.runtime import Runtime
 from monarch_hpc.core.arguments import check_callable, shown
+from monarch_hpc.core.description import summary_of
 from monarch_hpc.core.errors import ActorDied, SpawnError
 from monarch_hpc.core.ids import new_incarnation
 from monarch_hpc.core.shape import Extent, Region
@@ -72,6 +73,6 @@ def run_bootstrap(runtime: Runtime, name: str, procs: Mapping[int, ProcRef], fun
     for point, error in answers.failures().items():
         proc = procs[point.rank]
         lines = [line for note in getattr(error, "__notes__", ()) for line in note.splitlines()]
-        what = error.cause if isinstance(error, ActorDied) else f"{type(error).__name__}: {error}"
+        what = error.cause if isinstance(error, ActorDied) else summary_of(error)
         raise SpawnError(proc.host, f"the bootstrap of {name or 'its mesh'} failed on rank {point.rank}: {what}", lines)
     mesh.stop()

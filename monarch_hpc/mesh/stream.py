@@ -130,5 +130,5 @@ class Items(Generic[R]):
         if failure is None:
             return point, future.result()
         if not self._queue.options.collects:
-            raise failure.with_traceback(None)
+            raise BaseException.with_traceback(failure, None)
         return point, cast(R, failure)

@@ -23,8 +23,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
+from monarch_hpc.core.description import trace_of
 from monarch_hpc.core.fork import Owned, divert, watch_forks
-from monarch_hpc.transport.interrupts import Bed, make_bed
+from monarch_hpc.transport.interrupts import Bed, make_bed, may_be_signal
 from monarch_hpc.transport.poller import Poller
 from monarch_hpc.transport.sleeper import Sleeper
 from monarch_hpc.transport.timer import Timer
@@ -75,6 +76,7 @@ class Engine(Owned):
         self._poke_lock = _thread.allocate_lock()
         self._local = threading.local()
         self._closing = False
+        self._deferred: BaseException | None = None
         self._background_bed = Sleeper()
         self._background_asleep = False
         self._background: threading.Thread | None = None
@@ -129,10 +131,7 @@ class Engine(Owned):
         mask = (select.EPOLLIN if read else 0) | (select.EPOLLOUT if write else 0)
         known = fd in self._callbacks
         self._callbacks[fd] = callback
-        if known:
-            self._epoll.modify(fd, mask)
-        else:
-            self._epoll.register(fd, mask)
+        (self._epoll.modify if known else self._epoll.register)(fd, mask)
 
     def unwatch(self, fd: int) -> None:
         """Stop watching *fd*; call it before closing the descriptor. Unknown descriptors are ignored."""
@@ -268,6 +267,9 @@ class Engine(Owned):
                 if left_s <= 0:
                     return ready()
             self._poll(left_s, ready)
+            if self._deferred is not None:
+                error, self._deferred = self._deferred, None
+                raise error
             if ready():
                 return True
             if bed.called:
@@ -331,8 +333,8 @@ class Engine(Owned):
             if callback is not None:
                 try:
                     callback(mask)
-                except Exception:  # noqa: BLE001 as in `_guard`, which would cost one more call
-                    _log.exception("a callback of the I/O engine failed")
+                except BaseException as error:  # noqa: BLE001 as in `_guard`, which would cost one more call
+                    self.defer(error)
 
     def _events(self, timeout_s: float, ready: Callable[[], bool] | None) -> Sequence[tuple[int, int]]:
         if self._poller is not None:
@@ -351,8 +353,6 @@ class Engine(Owned):
             timeout_s = 0
         try:
             return self._epoll.poll(timeout_s, _MAX_EVENTS)
-        except InterruptedError:
-            return []
         finally:
             self._polling = False
 
@@ -370,8 +370,15 @@ class Engine(Owned):
     def _guard(self, callback: Callable[[], None]) -> None:
         try:
             callback()
-        except Exception:  # noqa: BLE001 one broken callback must not stop the others' I/O
-            _log.exception("a callback of the I/O engine failed")
+        except BaseException as error:  # noqa: BLE001 one broken callback must not stop the others' I/O
+            self.defer(error)
+
+    def defer(self, error: BaseException) -> None:
+        """Log what a callback has raised; what a signal handler may have raised is raised by `wait`."""
+        if may_be_signal(error):
+            self._deferred = error
+        else:
+            _log.error("a callback of the I/O engine failed:\n%s", trace_of(error))
 
     def _run_background(self) -> None:
         seen_left_s = -1.0

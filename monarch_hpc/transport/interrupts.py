@@ -17,7 +17,7 @@ from typing import Self
 
 from monarch_hpc.transport.sleeper import Sleeper
 
-__all__ = ["Bed", "make_bed"]
+__all__ = ["Bed", "make_bed", "may_be_signal"]
 
 _SIGINT = int(signal.SIGINT)
 
@@ -95,4 +95,13 @@ def make_bed(poke: Callable[[], None]) -> Bed:
     Args:
         poke: ends the sleep of the driver; between any two instructions of the main thread.
     """
-    return _MainBed(poke) if _thread.get_ident() == threading.main_thread().ident else Bed()
+    return _MainBed(poke) if _in_main_thread() else Bed()
+
+
+def may_be_signal(error: BaseException) -> bool:
+    """Whether a signal handler may have raised *error*: it is then for the program, whatever code it interrupted."""
+    return issubclass(type(error), (KeyboardInterrupt, SystemExit)) and _in_main_thread()
+
+
+def _in_main_thread() -> bool:
+    return _thread.get_ident() == threading.main_thread().ident

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import time
 import types
 from collections.abc import Iterator, Mapping
 
+from monarch_hpc.core.description import class_name, literal_of, summary_of
 from monarch_hpc.wire.serializer import dumps
 
 __all__ = ["refusal"]
@@ -14,40 +16,57 @@ _MAX_DEPTH = 20
 _MAX_PARTS = 1000
 """Of one container: beyond that the container is named, not the part."""
 
+_SEARCH_S = 1.0
+"""How long to look for the part, which pickles the value again and again; the caller of an endpoint waits for it."""
 
-def refusal(parts: Mapping[str, object], error: Exception) -> TypeError:
+
+def refusal(parts: Mapping[str, object], error: BaseException) -> TypeError:
     """An error that names what cannot be sent, and why.
 
     Args:
         parts: what was to be sent, by the name that its sender knows it by.
         error: what pickling raised.
     """
+    end_s = time.monotonic() + _SEARCH_S
     for name, value in parts.items():
         if _fails(value):
-            path, obstacle = _descend(name, value, {id(value)}) or (name, value)
-            return TypeError(f"{path}, a {type(obstacle).__name__}, cannot be sent: {type(error).__name__}: {error}")
-    return TypeError(f"{', '.join(parts)} cannot be sent: {type(error).__name__}: {error}")
+            path, obstacle = _descend(name, value, {id(value)}, end_s) or (name, value)
+            return TypeError(f"{path}, a {class_name(obstacle)}, cannot be sent: {summary_of(error)}")
+    return TypeError(f"{', '.join(parts)} cannot be sent: {summary_of(error)}")
 
 
-def _descend(name: str, value: object, seen: set[int]) -> tuple[str, object] | None:
-    """Find the innermost part that fails; None where it only leads back to what was *seen*."""
+def _descend(name: str, value: object, seen: set[int], end_s: float) -> tuple[str, object] | None:
+    """Find the innermost part that fails; None where it only leads back to what was *seen*.
+
+    Args:
+        end_s: when to be content with what is found, in seconds of `time.monotonic`.
+    """
     leads_back = False
     if len(seen) <= _MAX_DEPTH:
         for path, part in itertools.islice(_parts(name, value), _MAX_PARTS):
+            if time.monotonic() >= end_s:
+                break
             if id(part) in seen:
                 leads_back = True
             elif _fails(part):
-                found = _descend(path, part, seen | {id(part)})
+                found = _descend(path, part, seen | {id(part)}, end_s)
                 if found is not None:
                     return found
     return None if leads_back else (name, value)
 
 
 def _parts(name: str, value: object) -> Iterator[tuple[str, object]]:
-    """What *value* is made of, as pickle sees it."""
+    """What *value* is made of, as pickle sees it; as far as it lets itself be looked at."""
+    try:
+        yield from _members(name, value)
+    except BaseException:  # noqa: BLE001 user code; the value itself is the obstacle
+        return
+
+
+def _members(name: str, value: object) -> Iterator[tuple[str, object]]:
     if isinstance(value, dict):
         for key, item in value.items():
-            yield f"{name}[{key!r}]", item
+            yield f"{name}[{literal_of(key)}]", item
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
             yield f"{name}[{index}]", item
@@ -62,17 +81,14 @@ def _parts(name: str, value: object) -> Iterator[tuple[str, object]]:
 
 
 def _attributes(name: str, value: object) -> Iterator[tuple[str, object]]:
-    try:
-        reduced = value.__reduce_ex__(4)
-    except Exception:  # noqa: BLE001 user code; the value itself is the obstacle
-        return
+    reduced = value.__reduce_ex__(4)
     if not isinstance(reduced, tuple):
         return
     state = reduced[2] if len(reduced) > 2 else None
     for part in state if isinstance(state, tuple) else (state,):
         if isinstance(part, dict):
             for key, item in part.items():
-                yield f"{name}.{key}", item
+                yield f"{name}.{key if type(key) is str else literal_of(key)}", item
     for item in reduced[1] if isinstance(reduced[1], tuple) else ():
         yield f"what {name} is made of", item
 
@@ -80,6 +96,6 @@ def _attributes(name: str, value: object) -> Iterator[tuple[str, object]]:
 def _fails(value: object) -> bool:
     try:
         dumps(value)
-    except Exception:  # noqa: BLE001 pickling runs user code
+    except BaseException:  # noqa: BLE001 pickling runs user code
         return True
     return False

@@ -33,6 +33,8 @@ __all__ = [
 
 _GONE = frozenset({"ActorDied", "DeliveryUnknown"})
 _GIVEN_UP = frozenset({"CallTimeout", "CancelledError"})
+_FAILED = frozenset({"ValueError", "ActorFailed", "TypeError"})
+"""What comes of an endpoint that fails: its exception, as itself or in words, or that its result cannot be sent."""
 
 Key = tuple[str, int]
 """A message: its sender, and the sender's count of messages."""
@@ -46,7 +48,7 @@ class Sent:
         targets: the actors; those of which one is chosen, if *chooses*.
         replies: whether an outcome is waited for.
         limited: its sender may give up.
-        fails: the endpoint raises ``ValueError``.
+        fails: the endpoint raises, or returns what cannot be sent.
         beside: the endpoint is concurrent.
     """
 
@@ -267,4 +269,4 @@ class _History:
             self._find("wrong reply", key, f"was answered, and {target} has not finished it")
 
     def _excuses(self, sent: Sent, outcome: str, targets: set[str]) -> bool:
-        return (outcome in _GONE and bool(targets & self.gone)) or (sent.fails and outcome == "ValueError")
+        return (outcome in _GONE and bool(targets & self.gone)) or (sent.fails and outcome in _FAILED)

@@ -8,10 +8,10 @@ import os
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import monarch_hpc
 from monarch_hpc import Actor, ActorMesh, CallTimeout, concurrent_endpoint, endpoint
@@ -80,9 +80,7 @@ class Node(Actor):
         if pause_s:
             time.sleep(pause_s)
         self._finish(sender, number)
-        if fails:
-            raise ValueError(number)
-        return token(sender, number)
+        return _hostile(number) if fails else token(sender, number)
 
     @endpoint
     async def waiting(self, sender: str, number: int, data: bytes, pause_s: float, *, fails: bool = False) -> str:
@@ -99,7 +97,7 @@ class Node(Actor):
         self._begin(sender, number)
         self._finish(sender, number)
         if fails:
-            port.exception(ValueError(number))
+            port.exception(_error(number))
         elif pause_s:
             threading.Timer(pause_s, port.send, (token(sender, number),)).start()
         else:
@@ -111,9 +109,45 @@ class Node(Actor):
             await asyncio.sleep(pause_s)
         finally:
             self._finish(sender, number)
-        if fails:
-            raise ValueError(number)
-        return token(sender, number)
+        return _hostile(number) if fails else token(sender, number)
+
+
+class _Silent:
+    def __repr__(self) -> str:
+        raise KeyboardInterrupt
+
+
+def _unspeakable(cls: type[BaseException]) -> BaseException:
+    """An exception that does not say what it is about."""
+
+    def refuse(_self: BaseException) -> str:
+        raise SystemExit(7)
+
+    error: BaseException = type(cls.__name__, (cls,), {"__str__": refuse})()
+    return error
+
+
+def _error(number: int) -> BaseException:
+    """Exceptions of all kinds, one after the other."""
+    interrupt: type[BaseException] = KeyboardInterrupt
+    kinds: list[Callable[[], BaseException]] = [
+        lambda: ValueError(number),
+        lambda: _unspeakable(ValueError),
+        lambda: _unspeakable(interrupt),
+        lambda: ValueError(threading.Lock()),
+        lambda: ValueError("x" * _MAX_BYTES),
+        asyncio.CancelledError,
+        GeneratorExit,
+    ]
+    return kinds[number % len(kinds)]()
+
+
+def _hostile(number: int) -> str:
+    """Fail: raise, or return what cannot be sent."""
+    if number % 3:
+        raise _error(number)
+    result: Any = {_Silent(): threading.Lock()}
+    return cast(str, result)
 
 
 @dataclass
@@ -187,7 +221,7 @@ class Sender:
         kind = "plain" if last else dice.choices(["plain", "waiting", "beside", "later"], [3, 1, 1, 1])[0]
         inherited = deadlines_seen() and monarch_hpc.context().deadline_left_s is not None
         timeout_s = None if last or dice.random() > 0.1 else dice.uniform(0.0005, 0.05)
-        fails = way in ("one", "choose") and not last and dice.random() < 0.05
+        fails = way != "cast" and not last and dice.random() < 0.05
         self.number += 1
         sent = Sent(
             self.name,

@@ -74,6 +74,30 @@ def refuse(so_far: int, rank: int) -> int:
     return so_far + rank
 
 
+class Coded(Exception):
+    def __str__(self) -> str:
+        raise KeyboardInterrupt
+
+
+def fail_hostile(so_far: int, rank: int) -> int:
+    """Add, but fail at the rank 7 in a way that cannot be told."""
+    if rank == 7:
+        raise Coded(rank)
+    return so_far + rank
+
+
+def exit_at(so_far: int, rank: int) -> int:
+    """Add, but at the rank 7 try to end the process."""
+    if rank == 7:
+        raise SystemExit(7)
+    return so_far + rank
+
+
+def grow(so_far: object, rank: int) -> object:
+    """Give what cannot be sent on."""
+    return threading.Lock() if rank == 7 else 0
+
+
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[HostMesh]:
     with controlled(casting(), NUM_HOSTS) as hosts:
@@ -234,3 +258,14 @@ def test_what_waits_for_all_ranks_says_what_to_write_in_a_coroutine(procs: ProcM
     for waits in (init, close):
         with pytest.raises(RuntimeError, match=rf"await asyncio.to_thread\(group.{waits.__name__}, ...\)"):
             asyncio.run(waits())
+
+
+@pytest.mark.parametrize(("combine", "error"), [(fail_hostile, "Coded"), (exit_at, "ActorFailed"), (grow, "TypeError")])
+def test_what_combines_may_fail_in_any_way(
+    workers: ActorMesh[Worker], combine: Callable[[object, int], object], error: str
+) -> None:
+    total: Accumulator[[], int, object] = Accumulator(workers.rank, 0, combine, merge=lambda some, _more: some)
+    raised = total.accumulate().exception(PATIENCE_S)
+    assert type(raised).__name__ == error
+    assert list(workers.rank.call().get(PATIENCE_S).values()) == list(range(NUM))
+    until_over()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from monarch_hpc.core.description import class_name, notes_of, text_of
+
 __all__ = ["details_of", "origin_of", "summarize"]
 
 _MAX_DETAIL_CHARS = 16 << 10
@@ -26,7 +28,7 @@ def summarize(failures: Mapping[int, BaseException]) -> str:
     """Return the failures of several ranks in a line: those of one class and text together, the first rank's first."""
     kinds: dict[tuple[str, str], list[int]] = {}
     for rank, failure in sorted(failures.items()):
-        kinds.setdefault((type(failure).__name__, _first_line(failure)), []).append(rank)
+        kinds.setdefault((class_name(failure), _first_line(failure)), []).append(rank)
     parts: list[str] = []
     for (name, line), ranks in list(kinds.items())[: 1 + _MAX_KINDS]:
         also = f" (also on {_listed(ranks[1:])})" if ranks[1:] else ""
@@ -39,11 +41,8 @@ def summarize(failures: Mapping[int, BaseException]) -> str:
 
 def details_of(failure: BaseException) -> str:
     """Return the remote traceback of a failure, or what else it says beyond its first line; empty if nothing."""
-    notes = getattr(failure, "__notes__", None)
-    if isinstance(notes, list) and notes:
-        text = "\n".join(note for note in notes if isinstance(note, str))
-    else:
-        text = _words(failure).partition("\n")[2]
+    notes = notes_of(failure)
+    text = "\n".join(notes) if notes else text_of(failure).partition("\n")[2]
     if len(text) <= _MAX_DETAIL_CHARS:
         return text
     half = _MAX_DETAIL_CHARS // 2
@@ -58,15 +57,8 @@ def origin_of(failure: BaseException) -> str:
 
 
 def _first_line(failure: BaseException) -> str:
-    line = _words(failure).partition("\n")[0]
+    line = text_of(failure).partition("\n")[0]
     return line if len(line) <= _MAX_LINE_CHARS else f"{line[:_MAX_LINE_CHARS]}..."
-
-
-def _words(failure: BaseException) -> str:
-    try:
-        return str(failure)
-    except Exception:  # noqa: BLE001 user code
-        return "<its text cannot be had: __str__ raised>"
 
 
 def _listed(ranks: Sequence[int]) -> str:
