@@ -8,10 +8,10 @@ service<kv5xUjSXmBR>@tcp://...       with an identity, which is for people
 from __future__ import annotations
 
 import re
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 
+from monarch_hpc.agent.host_address import resolve_host
 from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.core.uid import ProcId
 from monarch_hpc.transport.address import render_address
@@ -114,10 +114,9 @@ def dialling_addresses(place: Place) -> list[str]:
 
 def _look_up(place: Place) -> list[str]:
     try:
-        found = socket.getaddrinfo(place.host.strip("[]"), place.port, type=socket.SOCK_STREAM)
+        return resolve_host(place.host.strip("[]"))
     except OSError as error:
         raise _wrong(str(place), f"no address of {place.host!r} is known here: {error.strerror}") from error
-    return list(dict.fromkeys(str(name[0]) for *_, name in found if "%" not in str(name[0])))
 
 
 def _place(text: str, url: str) -> Place:

@@ -13,6 +13,7 @@ from monarch_hpc.actor.context import context, current_rank
 from monarch_hpc.actor.endpoint import Actor, endpoint
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.runtime import current_runtime
+from monarch_hpc.agent.host_address import resolve_host
 from monarch_hpc.core.arguments import check_instance, check_number, check_text
 from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.mesh.proc import ProcMesh
@@ -197,7 +198,7 @@ def _look_up(kind: AddrType) -> str:
     name = socket.gethostname()
     for family in _FAMILIES[kind]:
         try:
-            return str(socket.getaddrinfo(name, None, family, socket.SOCK_STREAM)[0][4][0])
+            return resolve_host(name, family)[0]
         except OSError:
             continue
     raise OSError(f"host {name} has no {kind.name} address")

@@ -46,8 +46,8 @@ print("died", [point.rank for point in failures], all(isinstance(error, ActorDie
 
 
 @pytest.fixture
-def sixteen(tmp_path: Path) -> Iterator[Alice]:
-    """Alice on a lab of 16 hosts."""
+def sixteen(slurmlab: SlurmLab, tmp_path: Path) -> Iterator[Alice]:
+    """Alice on a lab of 16 hosts; asks for the session's lab to be skipped with it."""
     tmp_path.chmod(0o755)
     for folder in tmp_path.parents[:2]:
         folder.chmod(0o755)

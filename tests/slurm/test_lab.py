@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -200,6 +202,20 @@ def test_the_login_host_cannot_be_switched_off(lab: SlurmLab) -> None:
         lab.kill_host("login")
     with pytest.raises(LabError, match="n1, n2, n3, n4"):
         lab.link_down("n9")
+
+
+def test_a_user_added_to_the_machine_disturbs_no_host(lab: SlurmLab) -> None:
+    # As useradd does: under its lock, and by a new file in the place of the old one. The new one says the same.
+    with open("/etc/.pwd.lock", "a") as lock:
+        fcntl.lockf(lock, fcntl.LOCK_EX)
+        for path in (Path("/etc/passwd"), Path("/etc/group")):
+            renewed = path.with_suffix(".slurmlab")
+            shutil.copy2(path, renewed)
+            os.chown(renewed, path.stat().st_uid, path.stat().st_gid)
+            renewed.replace(path)
+    for host in ("login", *HOSTS):
+        assert lab.run(["sh", "-c", "id -un; id -gn"], host=host, check=True).stdout == "alice\nalice\n"
+    assert lines_of(lab, "srun", "-N4", "-l", "id", "-un") == [f"{rank}: alice" for rank in range(4)]
 
 
 # ---- nothing is left behind

@@ -280,8 +280,9 @@ def test_a_shell_on_a_host_is_used_like_one_here(programs: Programs, ending: str
         os.kill(terminal.process.pid, signal.SIGWINCH)  # it is not the session's own terminal
         terminal.type("until [ \"$(stty size)\" = '50 120' ]; do :; done; echo re''sized\n")
         terminal.until("resized")
-        # Ctrl-C is for what runs there.
-        terminal.type("echo asl''eep; sleep 600\n")
+        # Ctrl-C is for what runs there. The sleeper itself says that it sleeps: bash gives the terminal to a command
+        # after the fork, and a Ctrl-C that comes before ends neither.
+        terminal.type("sh -c \"echo asl''eep; exec sleep 600\"\n")
         terminal.until("asleep")
         terminal.type("\x03")
         terminal.until("ready ")

@@ -11,6 +11,7 @@ import fcntl
 import os
 import shutil
 import stat
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from monarch_hpc.core.errors import LabError
 from monarch_hpc.core.files import read_json, write_json
 from monarch_hpc.testing.slurmlab import slurmconf, users
 from monarch_hpc.testing.slurmlab.processes import Identity
+from monarch_hpc.testing.slurmlab.requirements import tool
 from monarch_hpc.testing.slurmlab.slurmconf import LOGIN, Cluster
 from monarch_hpc.testing.slurmlab.users import Account
 from monarch_hpc.testing.waiting import wait_until
@@ -31,6 +33,7 @@ _SCHEMA = 1
 _MARKER = "slurmlab"
 _ROOT_PREFIX = "monarch-hpc-labs-"
 _LOCK_TIMEOUT_S = 60.0
+_COPY_TIMEOUT_S = 30.0
 
 
 def find_root(environ: Mapping[str, str], user_id: int) -> Path:
@@ -135,23 +138,27 @@ class LabFolder:
 
     def make_folders(self) -> None:
         """Make the folders that the hosts see."""
-        for name in ("etc", "files", "munge", "dev", "home", "log", "state", "secret", "holders"):
+        for name in ("files", "munge", "dev", "home", "log", "state", "secret", "holders"):
             folder = self.path / name
             folder.mkdir(exist_ok=True)
             folder.chmod(0o700 if name in ("secret", "holders", "state") else 0o755)
 
     def write_files(self, cluster: Cluster, accounts: Sequence[Account]) -> None:
-        """Write what the hosts read: Slurm's and the users' files, munge's key, devices, homes."""
+        """Write what the hosts read: their /etc with Slurm's and the users' files, munge's key, devices, homes."""
+        self._copy_etc()
         files = {
-            "etc/slurm.conf": slurmconf.render_slurm_conf(cluster, self.path),
-            "etc/cgroup.conf": slurmconf.CGROUP_CONF,
-            "etc/gres.conf": slurmconf.render_gres_conf(cluster, self.path / "dev"),
-            "files/hosts": slurmconf.render_hosts(cluster),
-            "files/resolv.conf": slurmconf.RESOLV_CONF,
-            "files/passwd": users.render_passwd(Path("/etc/passwd").read_text(), accounts),
-            "files/group": users.render_group(Path("/etc/group").read_text(), accounts),
+            "etc/slurm/slurm.conf": slurmconf.render_slurm_conf(cluster, self.path),
+            "etc/slurm/cgroup.conf": slurmconf.CGROUP_CONF,
+            "etc/slurm/gres.conf": slurmconf.render_gres_conf(cluster, self.path / "dev"),
+            "etc/hosts": slurmconf.render_hosts(cluster),
+            "etc/resolv.conf": slurmconf.RESOLV_CONF,
+            "etc/passwd": users.render_passwd(Path("/etc/passwd").read_text(), accounts),
+            "etc/group": users.render_group(Path("/etc/group").read_text(), accounts),
+            "etc/hostname": "",
         } | {f"files/hostname.{host}": f"{host}\n" for host in (LOGIN, *cluster.hosts)}
         for name, text in files.items():
+            # On the machine it may be a link to a file elsewhere.
+            (self.path / name).unlink(missing_ok=True)
             (self.path / name).write_text(text)
             (self.path / name).chmod(0o644)
         key = self.path / "secret" / "munge.key"
@@ -163,6 +170,24 @@ class LabFolder:
         for account in accounts:
             account.home.mkdir(mode=0o700)
             os.chown(account.home, account.uid, account.uid)
+
+    def _copy_etc(self) -> None:
+        """Copy the machine's /etc; Slurm's folder is left empty.
+
+        A copy, not mounts over single files: whoever adds a user or installs a package on the machine renames a new
+        file over the old one, which takes the mount away.
+        """
+        copied = self.path / "etc"
+        argv = [tool("cp"), "--archive", "--no-target-directory", "/etc", str(copied)]
+        wait_until(
+            "/etc to be copied",
+            # Fails on a file that is removed meanwhile.
+            lambda: subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False),
+            _COPY_TIMEOUT_S,
+            accept=lambda done: done.returncode == 0,
+        )
+        shutil.rmtree(copied / "slurm")
+        (copied / "slurm").mkdir(mode=0o755)
 
     def write_settings(self, settings: Settings) -> None:
         """Put the lab's settings on record."""

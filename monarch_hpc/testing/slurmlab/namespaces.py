@@ -59,16 +59,11 @@ def render_init(host: str, base: Path, openings: Sequence[Opening]) -> str:
             lines.append(f"mount -n -o remount,bind,ro {path}")
     lines += [f"exec {fd}<&-" for fd in descriptors]
     binds = {
-        "etc": "/etc/slurm",
+        "etc": "/etc",
         "munge": "/run/munge",
-        "files/hosts": "/etc/hosts",
-        "files/passwd": "/etc/passwd",
-        "files/group": "/etc/group",
         f"files/hostname.{host}": "/etc/hostname",
     }
     lines += [f"mount -n --bind {q(str(base / name))} {target}" for name, target in binds.items()]
-    # Not every machine has one, and a bind needs something to cover.
-    lines.append(f"[ ! -e /etc/resolv.conf ] || mount -n --bind {q(str(base / 'files/resolv.conf'))} /etc/resolv.conf")
     lines += [
         "ip link set lo up",
         f"echo {READY}",

@@ -19,6 +19,7 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # Debian's package of each command. slurm-wlm brings slurmctld, slurmd and slurm-client.
 _PACKAGES = {
     "bash": "bash",
+    "cp": "coreutils",
     "env": "coreutils",
     "ip": "iproute2",
     "mount": "mount",
