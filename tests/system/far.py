@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -66,10 +67,13 @@ def far(fabric: str, count: int = 1) -> Iterator[Far]:
         try:
             yield Far(process, process.stdout.readline().split())
         finally:
+            ended = process.poll()
             process.kill()
             process.wait()
             process.stdin.close()
             process.stdout.close()
+        # Not for a test to kill with: only a library that gives up ends so.
+        assert ended not in (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS), f"the other process: {ended}"
 
 
 class _Served:
@@ -113,7 +117,7 @@ def _main(key: str, allocation: str, fabric: str, count: str) -> None:
         identity = Identity(allocation, Role.PROC, "there", new_incarnation())
         nodes.append(Node(engine, identity, bytes.fromhex(key), served, limits, fabric=ucx))
     print(*[address for node in nodes for address in node.listen(["127.0.0.1"])], flush=True)
-    Signal(engine).wait(600.0)
+    Signal(engine).wait(1800.0)
 
 
 if __name__ == "__main__":
