@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from functools import partial
 
 from monarch_hpc.actor.context import ProcInfo, outside
 from monarch_hpc.actor.logs import listen
@@ -30,6 +31,11 @@ class _Term:
         self.came = False
         signal.signal(signal.SIGTERM, self._take)
         watch_forks(self)
+        # Held back in the thread that forks: Python forgets what comes to a child before it is told of the fork.
+        hold, let_go = (
+            partial(signal.pthread_sigmask, how, {signal.SIGTERM}) for how in (signal.SIG_BLOCK, signal.SIG_UNBLOCK)
+        )
+        os.register_at_fork(before=hold, after_in_parent=let_go, after_in_child=let_go)
 
     def _take(self, _signal: int, _frame: object) -> None:
         self.came = True
