@@ -69,7 +69,8 @@ def _serve(options: argparse.Namespace, name: str, key: bytes, environment: Mapp
     settings = ZygoteSettings(allocation, options.rank, options.entry, environment)
     newborn = bear(settings)
     from monarch_hpc.agent.grant import read_grant
-    from monarch_hpc.agent.service import Post, Service
+    from monarch_hpc.agent.post import Post
+    from monarch_hpc.agent.service import Service
     from monarch_hpc.agent.settings import read_config
 
     config = read_config(options.directory)

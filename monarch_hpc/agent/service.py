@@ -6,10 +6,8 @@ import logging
 import os
 import platform
 import secrets
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 from monarch_hpc.agent import bootstrap, cgroup
 from monarch_hpc.agent.agent import Agent
@@ -20,6 +18,7 @@ from monarch_hpc.agent.link import ChannelLink, Link, LocalLink
 from monarch_hpc.agent.newborn import Newborn, ZygoteSettings
 from monarch_hpc.agent.output import Outlet
 from monarch_hpc.agent.place import Place
+from monarch_hpc.agent.post import Post
 from monarch_hpc.agent.pulse import Pulse
 from monarch_hpc.agent.reap import Reaper
 from monarch_hpc.agent.segments import make_segments
@@ -41,7 +40,7 @@ from monarch_hpc.wire.frames import Frame, Kind
 from monarch_hpc.wire.messages import HostEntry, Join, Message, Refused, Roster, ShutDown, ShutDownDone, decode
 from monarch_hpc.wire.refusal import refuse
 
-__all__ = ["Post", "Service"]
+__all__ = ["Service"]
 
 _DIAL_AGAIN_S = 0.1
 _POLL_S = 0.05
@@ -49,28 +48,6 @@ _FAREWELL_S = 2.0
 """How long a last message may take to leave before the process ends."""
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Post:
-    """Where an agent sits: what its command line and its host say.
-
-    Args:
-        folder: where agents and head find each other: the directory, or that of this attempt of the job.
-        host_names: names of all hosts by rank, where Slurm tells them.
-        environment: what procs inherit.
-    """
-
-    directory: Path
-    folder: Path
-    allocation: str
-    rank: int
-    num_hosts: int
-    name: str
-    key: bytes
-    job_id: int | None
-    host_names: list[str]
-    environment: Mapping[str, str]
 
 
 class Service:

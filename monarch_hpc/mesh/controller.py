@@ -31,10 +31,10 @@ from monarch_hpc.mesh.fleet import Fleet, Owner
 from monarch_hpc.mesh.here import open_registry
 from monarch_hpc.mesh.links import LinkReport, Links, summarize
 from monarch_hpc.mesh.logs import LogRequests
-from monarch_hpc.mesh.opening import TAKEN, Opened, Opener, open_allocation
+from monarch_hpc.mesh.opening import TAKEN, Opened, Opener, find_own_rank, open_allocation
 from monarch_hpc.mesh.printer import Printer
 from monarch_hpc.mesh.testimony import testify
-from monarch_hpc.supervision.lease import Lease, Life
+from monarch_hpc.supervision.lease import Lease
 from monarch_hpc.telemetry.memory import make_memory
 from monarch_hpc.telemetry.recorder import Recorder
 from monarch_hpc.transport.api import Channel
@@ -145,7 +145,8 @@ class Controller(Runtime):
 
         incarnation = f"{node.identity.incarnation:x}"
         self._tell(Recording(run, read_place(), host, os.getpid(), record_fd, incarnation))
-        self.info = replace(self.info, allocation=self._attachment.ready.allocation, host_rank=self._host_rank())
+        rank = find_own_rank(ready, self.hosts, {self.info.host, host, host.partition(".")[0]})
+        self.info = replace(self.info, allocation=ready.allocation, host_rank=rank)
         outside(self.info)
 
     @property
@@ -175,12 +176,6 @@ class Controller(Runtime):
 
         self.fleet.stop_all(reason, stopped)
         return future
-
-    def _host_rank(self) -> int:
-        """The host of the allocation that this program runs on; -1 where it is on none, as on a login node."""
-        names = {self.info.host, platform.node(), platform.node().partition(".")[0]}
-        local = all("//127." in address for address in self._attachment.ready.addresses)
-        return next((rank for rank, host in sorted(self.hosts.items()) if local or host.name in names), -1)
 
     def forked(self, parent: int) -> None:
         """What ends with the program is the *parent*'s: here it must not end, not even when Python clears up."""
@@ -369,15 +364,7 @@ class Controller(Runtime):
         self._bury(proc, cause, expected=ended.expected)
 
     def _on_life(self, news: messages.ProcLife) -> None:
-        who = f"proc {news.rank} on {self.hosts[news.host].name}"
-        if news.life == Life.SUSPECT.value:
-            text = (
-                f"{who} is stopped by a signal (SIGSTOP): let it go on (SIGCONT), or it is killed {news.dead_s:g} s "
-                "after it stopped (config key 'liveness.dead_s')"
-            )
-        else:
-            text = f"{who} goes on after {news.stopped_s:.0f} s"
-        self._printer.put(f"monarch-hpc: {text}\n")
+        self._printer.put_life(news, self.hosts[news.host].name)
 
     def _bury(self, proc: ProcRef, cause: str, *, expected: bool = False) -> None:
         self.deaths.record(proc.incarnation, cause, expected=expected)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from monarch_hpc.agent.attach import shut_down
+from monarch_hpc.agent.bootstrap import Ready
 from monarch_hpc.agent.local import open_local
 from monarch_hpc.agent.settings import read_config
 from monarch_hpc.agent.sweep import COOKIE
@@ -18,8 +19,9 @@ from monarch_hpc.config.load import load
 from monarch_hpc.config.program import read_program
 from monarch_hpc.config.schema import Config
 from monarch_hpc.core.ids import new_run_id
+from monarch_hpc.wire.messages import HostEntry
 
-__all__ = ["TAKEN", "Opened", "Opener", "open_allocation", "open_embedded"]
+__all__ = ["TAKEN", "Opened", "Opener", "find_own_rank", "open_allocation", "open_embedded"]
 
 Opener = Callable[[ExitStack], Path]
 """Makes an allocation that ends with the stack, and returns its directory."""
@@ -71,6 +73,16 @@ def open_allocation(opener: Opener | None) -> Opened:
     except BaseException:
         resources.close()
         raise
+
+
+def find_own_rank(ready: Ready, hosts: Mapping[int, HostEntry], names: Collection[str]) -> int:
+    """The rank of the host that this program runs on; -1 where it is not one of the allocation's, as on a login node.
+
+    Args:
+        names: of this machine.
+    """
+    local = all("//127." in address for address in ready.addresses)  # all hosts are this machine
+    return next((rank for rank, host in sorted(hosts.items()) if local or host.name in names), -1)
 
 
 def open_embedded(resources: ExitStack) -> Path:

@@ -15,7 +15,8 @@ from typing import TextIO
 
 from monarch_hpc.config.schema import LogsConfig
 from monarch_hpc.mesh.fold import Fold, Said, Shown
-from monarch_hpc.wire.messages import Output
+from monarch_hpc.supervision.lease import Life
+from monarch_hpc.wire.messages import Output, ProcLife
 from monarch_hpc.wire.record import MARK, Record, parse_record
 
 __all__ = ["Printer"]
@@ -67,6 +68,18 @@ class Printer:
     def put(self, text: str) -> None:
         """Print *text* on stderr soon, after all that the procs have said before."""
         self._queue.put(lambda: self._say(text))
+
+    def put_life(self, news: ProcLife, host: str) -> None:
+        """Print that a proc of *host* is stopped by a signal, or goes on."""
+        who = f"proc {news.rank} on {host}"
+        if news.life == Life.SUSPECT.value:
+            text = (
+                f"{who} is stopped by a signal (SIGSTOP): let it go on (SIGCONT), or it is killed {news.dead_s:g} s "
+                "after it stopped (config key 'liveness.dead_s')"
+            )
+        else:
+            text = f"{who} goes on after {news.stopped_s:.0f} s"
+        self.put(f"monarch-hpc: {text}\n")
 
     def show(self, output: Output, name: str, host: str) -> None:
         """Show what a proc said: soon, or not at all if too much waits already; then it is counted.

@@ -15,7 +15,6 @@ import _thread
 import heapq
 import itertools
 import logging
-import os
 import select
 import threading
 import time
@@ -29,6 +28,7 @@ from monarch_hpc.transport.interrupts import Bed, make_bed, may_be_signal
 from monarch_hpc.transport.poller import Poller
 from monarch_hpc.transport.sleeper import Sleeper
 from monarch_hpc.transport.timer import Timer
+from monarch_hpc.transport.wakeup import Wakeup
 
 __all__ = ["Engine"]
 
@@ -65,15 +65,14 @@ class Engine(Owned):
         self._order = itertools.count()
         self._soon: deque[Callable[[], None]] = deque()
         self._last: list[Callable[[], None]] = []
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._epoll.register(self._wake_fd, select.EPOLLIN)
+        self._wakeup = Wakeup()
+        self._epoll.register(self._wakeup.fd, select.EPOLLIN)
         self._drive = _thread.allocate_lock()
         self._driver = 0  # thread id of the driver, 0 for none
         self._left_s = 0.0  # when the last driver left
         self._polling = False  # the driver may be asleep in the kernel
         self._poller: Poller | None = None
         self._waiters: list[Sleeper] = []  # only by methods of lists that are atomic
-        self._poke_lock = _thread.allocate_lock()
         self._local = threading.local()
         self._closing = False
         self._deferred: BaseException | None = None
@@ -98,9 +97,9 @@ class Engine(Owned):
             self._background.join()
         for waiter in list(self._waiters):
             waiter.wake()
-        with nullcontext() if self.driving else self._drive, self._poke_lock:
+        with nullcontext() if self.driving else self._drive:
             self._epoll.close()
-            os.close(self._wake_fd)
+            self._wakeup.close()
         self._callbacks.clear()
 
     def forked(self, parent: int) -> None:
@@ -110,7 +109,7 @@ class Engine(Owned):
             return
         self._closing = True
         self._epoll.close()
-        os.close(self._wake_fd)
+        self._wakeup.close_unlocked()
         divert(self._callbacks)
         self._callbacks.clear()
 
@@ -170,15 +169,8 @@ class Engine(Owned):
         self._last.append(callback)
 
     def _poke(self) -> None:
-        self.check_own()  # first: a thread that is not here may have held the lock
-        # Locked against `close`: the number of a closed descriptor may be somebody else's by now.
-        with self._poke_lock:
-            if not self._epoll.closed:
-                os.eventfd_write(self._wake_fd, 1)
-
-    def _poke_unlocked(self) -> None:
-        if not self._closing:  # whom the handler interrupted may hold the lock
-            os.eventfd_write(self._wake_fd, 1)
+        self.check_own()  # first: a thread that is not here may have held its lock
+        self._wakeup.ring()
 
     # ---- driving ----
 
@@ -214,7 +206,7 @@ class Engine(Owned):
     def _bed(self) -> Bed:
         bed: Bed | None = getattr(self._local, "bed", None)
         if bed is None:
-            bed = self._local.bed = make_bed(self._poke_unlocked)
+            bed = self._local.bed = make_bed(self._wakeup.ring_unlocked)
         return bed
 
     def _wait(self, ready: Callable[[], bool], end_s: float | None, bed: Bed) -> bool:
@@ -323,11 +315,8 @@ class Engine(Owned):
 
     def _hand_out(self, events: Sequence[tuple[int, int]]) -> None:
         for fd, mask in events:
-            if fd == self._wake_fd:
-                try:
-                    os.eventfd_read(fd)
-                except BlockingIOError:
-                    pass
+            if fd == self._wakeup.fd:
+                self._wakeup.clear()
                 continue
             callback = self._callbacks.get(fd)
             if callback is not None:
