@@ -4,54 +4,69 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 
-BIN := .venv/bin
-# The first interpreter that is new enough and can make a virtual environment; PYTHON=... chooses another.
-PYTHON ?= $(shell for candidate in python3 /usr/bin/python3 python3.14 python3.13 python3.12 python3.11; do \
+ifeq ($(origin PYTHON),undefined)
+# The first interpreter that is new enough and can make a virtual environment.
+PYTHON := $(shell for candidate in python3 /usr/bin/python3 python3.14 python3.13 python3.12 python3.11; do \
     "$$candidate" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2> /dev/null \
     && echo "$$candidate" && break; done)
+VENV := .venv
+else
+# Chosen by PYTHON=...: a virtual environment for each version, beside the usual one.
+VENV := .venv-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+endif
+BIN := $(VENV)/bin
+# What `make test` installs. EXTRA=test leaves out torch, and linters.
+EXTRA := dev
 # Needs nothing installed: it says what is missing before pip does.
 CHECK := $(PYTHON) -m monarch_hpc.testing.slurmlab check
 # What an installation depends on: it is made again when one of these is newer.
 SOURCES := setup.py setup.cfg pyproject.toml constraints.txt \
     $(wildcard monarch_hpc/transport/ucx/*.pyx monarch_hpc/transport/ucx/*.h monarch_hpc/telemetry/*.c)
 
-# What compiles the UCX binding and checks it against UCX's own headers, and the MPI that procs of `spawn_procs(mpi=True)`
-# are tested with, where it is not here: Debian's names.
+# What compiles the UCX binding and checks it against UCX's own headers, the MPI that procs of `spawn_procs(mpi=True)`
+# are tested with, and the library that Slurm's plugin for it opens by a name without version, where it is not here:
+# Debian's names.
 BUILD_PACKAGES = $(shell \
     command -v $(firstword $(CC)) > /dev/null || echo gcc libc6-dev; \
     $(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' \
         || echo python3-dev; \
     [ -e /usr/include/ucp/api/ucp.h ] || echo libucx-dev; \
-    $(PYTHON) -c 'import ctypes.util, sys; sys.exit(not ctypes.util.find_library("mpi"))' || echo libopenmpi3)
+    $(PYTHON) -c 'import ctypes.util, sys; sys.exit(not ctypes.util.find_library("mpi"))' || echo libopenmpi3; \
+    $(PYTHON) -c 'import ctypes; ctypes.CDLL("libpmix.so")' 2> /dev/null || echo libpmix-dev)
 
-.PHONY: help demo test slurm-demo lint asan clean python system-packages
+.PHONY: help demo test fresh slurm-demo lint asan clean python system-packages
 .NOTPARALLEL:
 
 help:
 	@echo "make demo        install, and train on real data on this machine (no Slurm needed)"
 	@echo "make slurm-demo  the same on a real four-node Slurm on this machine (needs root)"
 	@echo "make test        install what tests need, and run all checks and tests"
+	@echo "make fresh       the first and the third on a new Debian 12 inside this machine (needs root)"
 	@echo "make lint        style and types only"
 	@echo "make asan        the tests of the extensions, with the compiler's sanitizers"
 	@echo "make clean       remove everything that these made"
 
-demo: .venv/installed-examples
+demo: $(VENV)/installed-examples
 	@$(BIN)/monarch-hpc run --local 2 examples/digits_ddp.py
 
-test: system-packages .venv/installed-dev lint
-	$(BIN)/pytest
-	.ci/asan
+test: system-packages $(VENV)/installed-$(EXTRA) $(if $(filter dev,$(EXTRA)),lint)
+	$(BIN)/pytest --numprocesses 2 --dist loadgroup
+	VENV=$(VENV) .ci/asan
 
-lint: .venv/installed-dev
+lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-slurm-demo: .venv/installed-examples system-packages
-	@examples/slurm_demo.sh
+slurm-demo: $(VENV)/installed-examples system-packages
+	@VENV=$(VENV) examples/slurm_demo.sh
 
-asan: system-packages .venv/installed-dev
-	.ci/asan
+# COMMANDS="make demo": others than README's.
+fresh:
+	@.ci/fresh
+
+asan: system-packages $(VENV)/installed-$(EXTRA)
+	VENV=$(VENV) .ci/asan
 
 python:
 	@if [ -z '$(PYTHON)' ]; then \
@@ -59,10 +74,10 @@ python:
 	    exit 1; \
 	fi
 
-# Installations: .venv/installed-EXTRA. Ordinary users of the lab read the environment too, hence the umask.
-.venv/installed-%: $(SOURCES) | python
-	@echo "make: installing monarch-hpc[$*] into .venv; the first time takes a few minutes"
-	@umask 022 && { [ -x $(BIN)/python ] || $(PYTHON) -m venv .venv; } \
+# Ordinary users of the lab read the environment too, hence the umask.
+$(VENV)/installed-%: $(SOURCES) | python
+	@echo "make: installing monarch-hpc[$*] into $(VENV); the first time takes a few minutes"
+	@umask 022 && { [ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV); } \
 	    && $(BIN)/python -m pip install --quiet --quiet --constraint constraints.txt --editable '.[$*]'
 	@touch $@
 
@@ -76,6 +91,6 @@ system-packages: python
 	@$(CHECK) || echo "make: tests that need a Slurm on this machine (marker 'slurm') are skipped"
 
 clean:
-	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	rm -f monarch_hpc/transport/ucx/_ucx.c monarch_hpc/transport/ucx/_ucx*.so

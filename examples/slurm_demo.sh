@@ -4,11 +4,11 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-python=$PWD/.venv/bin/python
+python=$PWD/${VENV:-.venv}/bin/python
 lab() { "$python" -m monarch_hpc.testing.slurmlab "$1" --name slurm-demo "${@:2}"; }
 alice() {
     printf '\nalice@login$ monarch-hpc %s\n' "$*"
-    lab exec --user alice -- "$PWD/.venv/bin/monarch-hpc" "$@"
+    lab exec --user alice -- "${python%/*}/monarch-hpc" "$@"
 }
 
 "$python" -m monarch_hpc.testing.slurmlab check

@@ -20,6 +20,13 @@ hypothesis.settings.load_profile("house")
 _SETTLE_S = 5.0
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep each file's tests in one process, in their order, and all tests that need a Slurm: they share one lab."""
+    with_lab = Path(__file__).with_name("slurm")
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("slurm" if item.path.is_relative_to(with_lab) else str(item.path)))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Give all tests an empty home, and take away what the shell or a site says about Slurm and us."""
