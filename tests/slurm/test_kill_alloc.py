@@ -17,7 +17,7 @@ __all__ = ["alice"]
 
 NUM_KILLS = 50
 AT_ONCE = 5
-# Of the time that one allocation takes: from the interpreter's start over sbatch to a job that waits, or whose agents report.
+# Of the time that one allocation takes, from the interpreter's start over sbatch to its agents' report.
 LATEST = 2.5
 
 # sbatch as on a busy cluster. It does not die with its caller: slurmctld may work off a request later.
