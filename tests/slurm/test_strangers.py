@@ -40,9 +40,14 @@ def running(held: Alice) -> Iterator[Alice]:
     run.communicate(timeout=30)
 
 
-def ready_file(alice: Alice) -> Path:
+def directory_of(alice: Alice) -> Path:
+    """The allocation's directory."""
     (directory,) = (path for path in alice.shared.iterdir() if path.is_dir())
-    return directory / "attempts" / "1" / "ready.json"
+    return directory
+
+
+def ready_file(alice: Alice) -> Path:
+    return directory_of(alice) / "attempts" / "1" / "ready.json"
 
 
 def listening(lab: SlurmLab) -> list[str]:
@@ -73,8 +78,8 @@ def memory_bytes(alice: Alice) -> dict[str, int]:
 
 def test_no_file_and_no_command_of_hers_is_for_another_user(running: Alice) -> None:
     lab = running.lab
-    directory = ready_file(running).parent
-    for path in (directory, running.state, *directory.iterdir(), *running.state.rglob("*.json")):
+    directory = directory_of(running)
+    for path in (directory, running.state, *directory.rglob("*"), *running.state.rglob("*.json")):
         for host in ("login", "n1"):
             assert lab.run(["cat", str(path)], user="bob", host=host).returncode != 0
     attach = lab.run(argv("run", "--", "true"), user="bob", env={"MONARCH_HPC_DIRECTORY": str(directory)})
@@ -145,7 +150,7 @@ def test_a_colleague_of_her_group_gets_nothing_on_a_host(running: Alice) -> None
     lab = running.lab
     uids = lab.settings.uids
     ready = json.loads(ready_file(running).read_text())
-    key = (ready_file(running).parent / "key").read_bytes()
+    key = (directory_of(running) / "key").read_bytes()
     hello = Dialing(Identity(ready["allocation"], Role.TOOL, "login", new_incarnation()), key, 0, "there").hello
     told = Told(
         uid=uids["bob"],
@@ -155,7 +160,7 @@ def test_a_colleague_of_her_group_gets_nothing_on_a_host(running: Alice) -> None
         sessions=[],
         greetings=[hello.hex()],
         pids=[int(pid) for pid in lab.run(["pgrep", "-u", "alice"], user="root", host="n2", check=True).stdout.split()],
-        folders=[str(ready_file(running).parent), str(running.state), "/dev/shm"],
+        folders=[str(directory_of(running)), str(running.state), "/dev/shm"],
         bombs="/tmp",
     )
     attacker = [sys.executable, "-m", "tests.system.attacker"]
