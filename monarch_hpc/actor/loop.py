@@ -33,7 +33,8 @@ class Running:
 
     def begin(self, coroutine: Coroutine[object, object, None], context: contextvars.Context) -> None:
         """Make it a task; on the loop."""
-        self._task = self._loop.create_task(coroutine, context=context)
+        # Not by the loop's `create_task`: that asks a task factory, which users may set, and which may refuse.
+        self._task = asyncio.Task(coroutine, loop=self._loop, context=context)
         self._task.add_done_callback(self._finish)
 
     def _finish(self, _task: asyncio.Task[None]) -> None:

@@ -293,7 +293,9 @@ class Runtime(Replier, Mourner, Guardian):
             else:
                 self._refuse(channel, frame)
         elif kind is Kind.SPAWN:
-            self._cells[frame.dest] = Cell(self, channel, frame)
+            cell = Cell(self, channel, frame)
+            if not cell.ended:  # for want of a thread
+                self._cells[frame.dest] = cell
         elif kind is Kind.STOP:
             if cell is not None:
                 cell.stop(channel, frame)

@@ -128,6 +128,20 @@ def test_callbacks_run_once_each_and_one_that_fails_stops_no_other(
     assert engine.wait(lambda: "must not wait for a future" in caplog.text, _PATIENCE_S)
 
 
+def test_a_callback_that_awaits_is_refused(engine: Engine, futures: list[Future[int]]) -> None:
+    async def wait() -> int:
+        return await futures[1]
+
+    def check(_future: Future[int]) -> None:
+        with pytest.raises(RuntimeError, match="must not wait for a future"):
+            asyncio.run(asyncio.wait_for(wait(), _PATIENCE_S))
+        futures[2].set_result(1)
+
+    futures[0].add_done_callback(check)
+    engine.call_soon(lambda: futures[0].set_result(1))
+    assert futures[2].get(_PATIENCE_S) == 1
+
+
 def test_get_in_a_running_loop_says_what_to_write_whether_it_would_block_or_not(futures: list[Future[int]]) -> None:
     async def main() -> int:
         for _ in range(2):
