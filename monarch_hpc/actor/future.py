@@ -6,7 +6,6 @@ import _thread
 import asyncio
 import concurrent.futures
 import contextlib
-import logging
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -14,6 +13,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from monarch_hpc.core.arguments import check_seconds
 from monarch_hpc.core.description import trace_of
+from monarch_hpc.core.logger import Logger
 from monarch_hpc.telemetry.recorder import Recorder
 from monarch_hpc.transport.engine import Engine
 
@@ -32,7 +32,7 @@ _turn = _thread.allocate_lock()
 _REBUILDING = object()
 _MOMENT_S = 0.0005
 
-_log = logging.getLogger(__name__)
+_log = Logger(__name__)
 
 
 def _an_answer() -> str:

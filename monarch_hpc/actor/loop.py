@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
-import logging
 import threading
 from collections.abc import Callable, Coroutine
 
 from monarch_hpc.actor.rest import Wait
 from monarch_hpc.core.description import trace_of
+from monarch_hpc.core.logger import Logger
 
 __all__ = ["EventLoop", "Running"]
 
-_log = logging.getLogger(__name__)
+_log = Logger(__name__)
 
 _CLOSE_S = 1.0
 """How long coroutines may take to end when the loop is closed; actors have waited for their own before."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import ClassVar
@@ -25,6 +24,7 @@ from monarch_hpc.actor.replies import Replier
 from monarch_hpc.actor.wards import Wards
 from monarch_hpc.core.errors import ActorDied, ActorError, DeliveryUnknown, FrameError, PeerLost, TransportError
 from monarch_hpc.core.fork import watch_forks
+from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.recent import Recent
 from monarch_hpc.core.shape import Region
 from monarch_hpc.telemetry.recorder import Recorder
@@ -40,7 +40,7 @@ _CALL = Kind.CALL  # on the way of every frame: a member of an enum costs ten ti
 _RESULT = Kind.RESULT
 _FAILURE = Kind.FAILURE
 
-_log = logging.getLogger(__name__)
+_log = Logger(__name__)
 
 HELD = -1
 """In the place of the number of a call that was not sent."""
