@@ -5,7 +5,6 @@ from __future__ import annotations
 import _thread
 import asyncio
 import contextlib
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -15,6 +14,7 @@ from monarch_hpc.actor.recall import limited
 from monarch_hpc.actor.reduction import take_part
 from monarch_hpc.actor.reference import ProcRef
 from monarch_hpc.core.errors import ActorDied, DeliveryUnknown, FrameError, MonarchError, PeerLost, TransportError
+from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.recent import Recent
 from monarch_hpc.core.shape import Region
 from monarch_hpc.telemetry.layout import CAST
@@ -41,7 +41,7 @@ _AGAIN_S = 0.001  # when the driver, which must not wait, tries again to send: a
 
 _KEEP = 4096  # deaths that casts have reported: what else reports one comes within seconds
 
-_log = logging.getLogger(__name__)
+_log = Logger(__name__)
 
 
 class Caster:

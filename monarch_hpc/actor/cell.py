@@ -12,12 +12,12 @@ from types import CoroutineType
 from typing import Any
 
 from monarch_hpc.actor.context import Context, entered, sent_on
-from monarch_hpc.actor.entry import Entries, Entry
+from monarch_hpc.actor.entry import Entries, Entry, place_of
 from monarch_hpc.actor.fault import MeshFailure, complain
 from monarch_hpc.actor.journal import Journal
 from monarch_hpc.actor.local import Line
 from monarch_hpc.actor.loop import Running
-from monarch_hpc.actor.payload import region_of, unpack_call
+from monarch_hpc.actor.payload import unpack_call, unpack_spawn
 from monarch_hpc.actor.recall import LIMITED, Mail, Recalls
 from monarch_hpc.actor.replies import Ending
 from monarch_hpc.actor.rest import rest
@@ -57,7 +57,10 @@ class Cell:
 
     def __init__(self, process: CellProcess, channel: Line, spawn: Frame) -> None:
         self.engine = process.engine
-        self.where = "an actor"
+        # Not class and arguments: to rebuild those runs user code, which may fail, on a thread that may not start.
+        self._name, region, self._made = unpack_spawn(spawn)
+        self._place = place_of(process.info, region)
+        self.where = f"actor {self._name}{self._place} on {process.info.host or 'this host'}"
         self.ending = False
         self._process = process
         self._channel = channel
@@ -67,7 +70,6 @@ class Cell:
         self._mailbox: deque[Mail] = deque()
         self._recalls = Recalls(self._mailbox, process.engine.clock, self._refuse)
         self._faults: deque[tuple[MeshFailure, bool]] = deque()
-        self._name = "an actor"
         self._on_loop = False  # constructor and hooks run on the loop too
         self._busy = False  # in code that cannot be cancelled
         self._journal = Journal(process.recorder)
@@ -76,10 +78,12 @@ class Cell:
         self._verdict: tuple[str, BaseException] | None = None  # what it dies of
         self._over = ""  # why no message is handled any more; empty while they are
         self._context: Context | None = None  # of its thread
-        self._rank = 0  # in the mesh that was spawned
         self._wait, self._wake = rest(process.engine, drives=process.cells_drive)
-        self._thread = threading.Thread(target=self._run, name="monarch-actor", daemon=True)
-        self._thread.start()
+        self._thread = threading.Thread(target=self._run, name=f"actor {self._name}", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # the process may have no more of them, or memory is short
+            self._fall(error)
 
     # ---- from other threads ----
 
@@ -187,22 +191,16 @@ class Cell:
             self._finish(f"its constructor raised {summary_of(error)}", error)
 
     def _try_construct(self) -> None:
-        spawn = loads(self._spawn.body, self._spawn.buffers)
-        assert isinstance(spawn, tuple)
-        name, view, cls, args, kwargs = spawn
-        info = self._process.info
-        self._name = name
-        born = self._entries.begin(name, cls, region_of(view), info, self._actor)
-        self._rank = born.spawn_rank.rank
-        self.where = f"actor {name}{born.spawn_rank} on {info.host or 'this host'}"
-        threading.current_thread().name = f"actor {name}"
+        made: Any = loads(self._made, self._spawn.buffers)
+        cls, args, kwargs = made
+        born = self._entries.begin(self._name, cls, self._place, self._process.info, self._actor)
         self._enter(born)
         sent_on(self._recalls)
         methods = self._entries.endpoints.values()
         self._on_loop = bool(methods) and all(method.is_async for method in methods)
         self._entries.target = self._call(cls, *args, **kwargs)
         self._journal.ready()
-        self._spawn = Frame(self._spawn.kind)  # the arguments are the actor's now
+        self._made, self._spawn = b"", _NOTHING  # the arguments are the actor's now
 
     def _enter(self, context: Context) -> None:
         self._context = context
@@ -342,7 +340,7 @@ class Cell:
             cause, error = self._verdict
         trace = "" if error is None else trace_of(error)
         if error is not None:
-            failure = MeshFailure(self._name, self._rank, self.where, cause, trace)
+            failure = MeshFailure(self._name, self._place.rank, self.where, cause, trace)
             self._process.report(self._channel, self._owner, self._actor, failure)
         self.ending = True
         for running in list(self._running):

@@ -11,7 +11,7 @@ from monarch_hpc.actor.journal import Journal
 from monarch_hpc.actor.payload import unpack_head
 from monarch_hpc.core.shape import Point, Region
 
-__all__ = ["Entries", "Entry"]
+__all__ = ["Entries", "Entry", "place_of"]
 
 
 class Entry:
@@ -51,15 +51,14 @@ class Entries(dict[bytes, Entry]):
         self.born: Context | None = None
         """The context of the constructor and the hooks."""
 
-    def begin(self, name: str, cls: type, region: Region, info: ProcInfo, actor: int) -> Context:
+    def begin(self, name: str, cls: type, rank: Point, info: ProcInfo, actor: int) -> Context:
         """Serve an actor of *cls*; return the context of its constructor.
 
         Args:
-            region: the mesh that was spawned.
+            rank: in the mesh that was spawned.
             actor: number of the actor.
         """
         self.endpoints = endpoints_of(cls)
-        rank = _place(region, info)
         self._journal.born(actor, name, rank.rank)
         self.born = Context(name, rank, rank, info, actor, self._journal.mark)
         return self.born
@@ -73,7 +72,7 @@ class Entries(dict[bytes, Entry]):
             raise AttributeError(f"{born.actor_name} has no endpoint {method!r}; mark the method with @endpoint")
         # Bound once; but not where a turn keeps it, which may live in the object: the two would keep each other.
         plain = marked.__get__(self.target, type(self.target)) if marked.plain else None
-        context = replace(born, message_rank=_place(region, born.proc))
+        context = replace(born, message_rank=place_of(born.proc, region))
         entry = self[head] = Entry(method, marked, plain, context, self._journal.name(method))
         return entry
 
@@ -83,5 +82,6 @@ class Entries(dict[bytes, Entry]):
         self.target = None
 
 
-def _place(region: Region, info: ProcInfo) -> Point:
+def place_of(info: ProcInfo, region: Region) -> Point:
+    """Where the process is in *region* of its mesh."""
     return region.extent.point(region.rank_of(info.rank))

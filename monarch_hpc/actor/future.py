@@ -6,7 +6,6 @@ import _thread
 import asyncio
 import concurrent.futures
 import contextlib
-import logging
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -14,6 +13,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from monarch_hpc.core.arguments import check_seconds
 from monarch_hpc.core.description import trace_of
+from monarch_hpc.core.logger import Logger
 from monarch_hpc.telemetry.recorder import Recorder
 from monarch_hpc.transport.engine import Engine
 
@@ -32,7 +32,7 @@ _turn = _thread.allocate_lock()
 _REBUILDING = object()
 _MOMENT_S = 0.0005
 
-_log = logging.getLogger(__name__)
+_log = Logger(__name__)
 
 
 def _an_answer() -> str:
@@ -135,6 +135,7 @@ class Future(concurrent.futures.Future[T], Generic[T]):
     def __await__(self) -> Generator[object, None, T]:
         if not self.done():
             self._engine.check_own()
+            self._check_may_wait()
             loop = asyncio.get_running_loop()
             waiter: asyncio.Future[None] = loop.create_future()
 
@@ -278,8 +279,7 @@ class Future(concurrent.futures.Future[T], Generic[T]):
     # ---- the parts of a read ----
 
     def _wait(self, timeout: float | None) -> None:
-        if self._engine.driving:
-            raise RuntimeError("a done-callback must not wait for a future: add a callback to that one")
+        self._check_may_wait()
         place = self._sit_down()
         try:
             ended = self._engine.wait(self._has_ended, timeout)
@@ -289,6 +289,10 @@ class Future(concurrent.futures.Future[T], Generic[T]):
             if self._engine.closed:
                 raise RuntimeError("the connection to the allocation was closed while a call was under way")
             raise TimeoutError(f"no answer in {timeout} s from {self._waits_for()}; the future can be read again")
+
+    def _check_may_wait(self) -> None:
+        if self._engine.driving:
+            raise RuntimeError("a done-callback must not wait for a future: add a callback to that one")
 
     def _sit_down(self) -> int:
         return -1 if self._recorder is None else self._recorder.wait(*self._calls())

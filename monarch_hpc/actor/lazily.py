@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from monarch_hpc.actor.future import Future
+from monarch_hpc.core.fork import Owned
 from monarch_hpc.transport.engine import Engine
 
 __all__ = ["completed", "pending", "returns_future"]
@@ -19,7 +20,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class _Bell:
+class _Bell(Owned):
     """In an engine's place: wakes who waits, and has no I/O to drive."""
 
     driving = False

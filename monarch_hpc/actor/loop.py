@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
-import logging
 import threading
 from collections.abc import Callable, Coroutine
 
 from monarch_hpc.actor.rest import Wait
 from monarch_hpc.core.description import trace_of
+from monarch_hpc.core.logger import Logger
 
 __all__ = ["EventLoop", "Running"]
 
-_log = logging.getLogger(__name__)
+_log = Logger(__name__)
 
 _CLOSE_S = 1.0
 """How long coroutines may take to end when the loop is closed; actors have waited for their own before."""
@@ -33,7 +33,8 @@ class Running:
 
     def begin(self, coroutine: Coroutine[object, object, None], context: contextvars.Context) -> None:
         """Make it a task; on the loop."""
-        self._task = self._loop.create_task(coroutine, context=context)
+        # Not by the loop's `create_task`: that asks a task factory, which users may set, and which may refuse.
+        self._task = asyncio.Task(coroutine, loop=self._loop, context=context)
         self._task.add_done_callback(self._finish)
 
     def _finish(self, _task: asyncio.Task[None]) -> None:

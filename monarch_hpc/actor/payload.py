@@ -5,6 +5,7 @@ Tuples of plain values on purpose: those take the serializer's fast path.
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -34,6 +35,7 @@ __all__ = [
     "unpack_failure",
     "unpack_fault",
     "unpack_head",
+    "unpack_spawn",
     "view_of",
 ]
 
@@ -88,9 +90,20 @@ def pack_spawn(
 ) -> tuple[bytes, list[Buffer]]:
     """Serialize what makes an actor; otherwise as `pack_call`."""
     try:
-        return dumps((name, view_of(region), cls, args, kwargs))
+        made, buffers = dumps((cls, args, kwargs))
     except Exception as error:  # pickling runs user code
         raise refusal({f"class {cls.__name__}": cls, **_by_name(args, kwargs)}, error) from error
+    return dumps((name, view_of(region), made))[0], buffers
+
+
+def unpack_spawn(frame: Frame) -> tuple[str, Region, bytes]:
+    """The name and the region of the actors' mesh, and what `loads` makes class and arguments of.
+
+    Runs no user code: who an actor is, is known also where its class or its arguments cannot be rebuilt.
+    """
+    named: Any = loads(frame.body)
+    name, view, made = named
+    return name, region_of(view), made
 
 
 def pack_result(value: object) -> tuple[bytes, list[Buffer]]:
@@ -162,7 +175,8 @@ def _forms(where: str, error: BaseException) -> Iterator[tuple[bytes, Sequence[B
         yield whole
         why = f"it is too large, {len(whole[0])} bytes"
         del exception, buffers, whole
-    yield dumps(((*words[:3], f"{words[3]}(the exception itself could not travel: {why})\n"), b"", ()))
+    with contextlib.suppress(Exception):  # memory is short, or somebody has changed what pickles
+        yield dumps(((*words[:3], f"{words[3]}(the exception itself could not travel: {why})\n"), b"", ()))
     yield _LAST_WORDS
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -14,12 +13,13 @@ from monarch_hpc.actor.local import Line
 from monarch_hpc.actor.payload import pack_fault, pack_result, send_failure
 from monarch_hpc.core.description import trace_of
 from monarch_hpc.core.errors import ForkedError, FrameError, TransportError
+from monarch_hpc.core.logger import Logger
 from monarch_hpc.transport.engine import Engine
 from monarch_hpc.wire.frames import Buffer, Frame, Kind
 
 __all__ = ["Ending", "Replier"]
 
-_log = logging.getLogger(__name__)
+_log = Logger(__name__)
 
 _CODE: Any = vars(SystemExit)["code"]
 """A subclass may have an attribute of that name that does anything."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import ClassVar
@@ -25,6 +24,7 @@ from monarch_hpc.actor.replies import Replier
 from monarch_hpc.actor.wards import Wards
 from monarch_hpc.core.errors import ActorDied, ActorError, DeliveryUnknown, FrameError, PeerLost, TransportError
 from monarch_hpc.core.fork import watch_forks
+from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.recent import Recent
 from monarch_hpc.core.shape import Region
 from monarch_hpc.telemetry.recorder import Recorder
@@ -40,7 +40,7 @@ _CALL = Kind.CALL  # on the way of every frame: a member of an enum costs ten ti
 _RESULT = Kind.RESULT
 _FAILURE = Kind.FAILURE
 
-_log = logging.getLogger(__name__)
+_log = Logger(__name__)
 
 HELD = -1
 """In the place of the number of a call that was not sent."""
@@ -293,7 +293,9 @@ class Runtime(Replier, Mourner, Guardian):
             else:
                 self._refuse(channel, frame)
         elif kind is Kind.SPAWN:
-            self._cells[frame.dest] = Cell(self, channel, frame)
+            cell = Cell(self, channel, frame)
+            if not cell.ended:  # for want of a thread
+                self._cells[frame.dest] = cell
         elif kind is Kind.STOP:
             if cell is not None:
                 cell.stop(channel, frame)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import signal
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from monarch_hpc.agent.sweep import cookies, find, strangers, strike
 from monarch_hpc.agent.vigil import Vigil
 from monarch_hpc.agent.zygotes import MAX_PROCS_PER_ORDER, Zygotes
 from monarch_hpc.core.clock import Deadline
+from monarch_hpc.core.logger import Logger
 from monarch_hpc.supervision.lease import Life
 from monarch_hpc.transport.engine import Engine
 from monarch_hpc.wire.calls import Calls, CallsReport
@@ -43,7 +43,7 @@ __all__ = ["Agent"]
 _SWEEP_S = 5.0
 _SWEEP_AGAIN_S = 0.01
 
-_log = logging.getLogger(__name__)
+_log = Logger(__name__)
 
 
 class Agent:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import platform
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from monarch_hpc.config.schema import Config
 from monarch_hpc.core.attempts import newest_attempt
 from monarch_hpc.core.errors import AllocationError, ConfigError, TransportError
 from monarch_hpc.core.ids import Identity, Role, new_incarnation
+from monarch_hpc.core.logger import Logger
 from monarch_hpc.transport.api import Channel, Listener
 from monarch_hpc.transport.engine import Engine
 from monarch_hpc.transport.node import Node
@@ -108,7 +108,7 @@ def _open_ucx(engine: Engine, config: Config, ready: Ready) -> UcxFabric:
     )
 
 
-_log = logging.getLogger(__name__)
+_log = Logger(__name__)
 
 
 class HeadStatus(TypedDict):

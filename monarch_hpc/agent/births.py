@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import os
 from collections.abc import Callable
 from dataclasses import asdict
@@ -20,6 +19,7 @@ from monarch_hpc.agent.start import ProcOrder, ProcStart
 from monarch_hpc.agent.steps import Steps
 from monarch_hpc.agent.zygotes import Problem, Spawned, Zygotes
 from monarch_hpc.core.errors import FrameError
+from monarch_hpc.core.logger import Logger
 from monarch_hpc.telemetry.memory import make_memory
 from monarch_hpc.transport.engine import Engine
 from monarch_hpc.wire.messages import Message, ProcHello, ProcReady, SpawnFailed, SpawnProcs, decode
@@ -28,7 +28,7 @@ __all__ = ["Births", "Parent"]
 
 _MAX_HELLO_BYTES = 64 << 10
 
-_log = logging.getLogger(__name__)
+_log = Logger(__name__)
 
 
 class Parent(Protocol):

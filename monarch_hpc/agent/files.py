@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.core.files import private_dir
+from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.recent import Recent
 
 __all__ = ["OLD", "LogFiles"]
@@ -30,7 +30,7 @@ _ROUND_BYTES = 1 << 20
 _KEEP = 1024
 """Files and folders of which something is remembered: more than write at the same time."""
 
-_log = logging.getLogger(__name__)
+_log = Logger(__name__)
 
 
 class LogFiles:

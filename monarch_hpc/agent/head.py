@@ -6,7 +6,6 @@ It understands messages only as far as it must to pass them on. No I/O here: lin
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Callable
 from functools import partial
 
@@ -15,6 +14,7 @@ from monarch_hpc.agent.orders import problem_of, problem_of_links, problem_of_ru
 from monarch_hpc.agent.runs import Mesh, OpenWitness, Run, report
 from monarch_hpc.agent.seats import Seats
 from monarch_hpc.agent.survey import Surveys
+from monarch_hpc.core.logger import Logger
 from monarch_hpc.supervision.lease import Life
 from monarch_hpc.wire.calls import Calls, CallsReport, Recording
 from monarch_hpc.wire.logs import LogsSet, SetLogs
@@ -55,7 +55,7 @@ _ORPHAN_S = 2.0
 _News = ProcReady | ProcLife | SpawnFailed | ProcEnded | ProcsStopped | Output | LogsSet | Refused
 """What agents say of a mesh, for who made it."""
 
-_log = logging.getLogger(__name__)
+_log = Logger(__name__)
 
 Later = Callable[[float, Callable[[], None]], object]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import os
 import platform
 import sys
@@ -32,6 +31,7 @@ from monarch_hpc.core.errors import (
 )
 from monarch_hpc.core.files import read_json, write_json, write_private
 from monarch_hpc.core.ids import Identity, Role, new_allocation_id, new_incarnation
+from monarch_hpc.core.logger import Logger
 from monarch_hpc.transport.address import parse_address
 from monarch_hpc.transport.api import Channel
 from monarch_hpc.transport.engine import Engine
@@ -46,7 +46,7 @@ _END_S = 15.0
 """Beyond the procs' grace, how long workers may take to say that their agents have ended."""
 
 
-_log = logging.getLogger(__name__)
+_log = Logger(__name__)
 
 
 @dataclass(slots=True)

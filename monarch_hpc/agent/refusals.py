@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections import Counter
 from collections.abc import Collection
 
 from monarch_hpc.agent.proc import Proc
+from monarch_hpc.core.logger import Logger
 from monarch_hpc.telemetry.layout import REFUSED, REFUSED_AT
 from monarch_hpc.transport.engine import Engine
 
@@ -19,7 +19,7 @@ _SAY_AGAIN_S = 60.0
 """A scan of ports is one line in the log, with a count in the next one."""
 _MAX_NAMED = 4
 
-_log = logging.getLogger(__name__)
+_log = Logger(__name__)
 
 
 class Refusals:

@@ -7,7 +7,6 @@ good.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import shutil
 import stat
@@ -15,13 +14,14 @@ from pathlib import Path
 
 from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.core.files import private_dir
+from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.scratch import PREFIX, hold_scratch, sweep_scratch
 
 __all__ = ["find_segments", "make_segments", "remove_segments"]
 
 _ROOT = Path("/dev/shm")
 
-_log = logging.getLogger(__name__)
+_log = Logger(__name__)
 
 
 def make_segments(allocation: str, host_rank: int, root: Path = _ROOT) -> tuple[str, int]:

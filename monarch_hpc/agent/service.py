@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import platform
 import secrets
@@ -31,6 +30,7 @@ from monarch_hpc.config import Config
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.errors import ConfigError, FrameError, TransportError
 from monarch_hpc.core.ids import Identity, Role, SlurmIds, new_incarnation
+from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.version import __version__
 from monarch_hpc.supervision.lease import Lease, Life
 from monarch_hpc.transport.api import Channel
@@ -47,7 +47,7 @@ _POLL_S = 0.05
 _FAREWELL_S = 2.0
 """How long a last message may take to leave before the process ends."""
 
-_log = logging.getLogger(__name__)
+_log = Logger(__name__)
 
 
 class Service:

@@ -6,7 +6,6 @@ They are apart from the channels of control messages, which so wait behind no us
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,6 +15,7 @@ from monarch_hpc.agent.router import Router
 from monarch_hpc.config.schema import TransportConfig
 from monarch_hpc.core.errors import FrameError, TransportError
 from monarch_hpc.core.ids import Role
+from monarch_hpc.core.logger import Logger
 from monarch_hpc.transport.api import Channel
 from monarch_hpc.transport.engine import Engine
 from monarch_hpc.transport.node import Node
@@ -28,7 +28,7 @@ __all__ = ["Switchboard"]
 _WORD_S = 3.0
 """How long a proc whose channel broke may take to be reported dead; that takes milliseconds where it is."""
 
-_log = logging.getLogger(__name__)
+_log = Logger(__name__)
 
 
 @dataclass(slots=True)

@@ -7,7 +7,6 @@ makes and whose key comes through the sealed channel; agent and procs end with t
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import platform
 import queue
@@ -33,6 +32,7 @@ from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.errors import FrameError, PeerLost, TransportError
 from monarch_hpc.core.files import open_output, private_dir, read_json, write_json
 from monarch_hpc.core.ids import Identity, Role, new_incarnation
+from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.scratch import make_scratch
 from monarch_hpc.transport.api import Channel
 from monarch_hpc.transport.engine import Engine
@@ -48,7 +48,7 @@ _WATCH_S = 0.5
 _SWEEP_S = 5.0
 _NUM_LAST_LINES = 20
 
-_log = logging.getLogger(__name__)
+_log = Logger(__name__)
 
 
 def rendezvous_folder(config: Config) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import array
 import contextlib
 import json
-import logging
 import os
 import select
 import signal
@@ -20,6 +19,7 @@ from monarch_hpc.agent.newborn import Newborn, ZygoteSettings, bear
 from monarch_hpc.agent.reap import Exit, Reaper
 from monarch_hpc.agent.start import ProcOrder, render_order
 from monarch_hpc.agent.zygote import FDS_PER_PROC, MAX_FDS, render, versions
+from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.version import __version__
 from monarch_hpc.transport.engine import Engine
 
@@ -28,7 +28,7 @@ __all__ = ["MAX_PROCS_PER_ORDER", "Problem", "Spawned", "Zygotes"]
 MAX_PROCS_PER_ORDER = MAX_FDS // FDS_PER_PROC
 """Their descriptors go with one message."""
 
-_log = logging.getLogger(__name__)
+_log = Logger(__name__)
 
 _MAX_ZYGOTES = 4
 _MAX_WORDS_BYTES = 64 << 10

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import os
 import pwd
 import re
@@ -19,6 +18,7 @@ from monarch_hpc.config.site import Profile, choose_profile, find_cluster_name, 
 from monarch_hpc.config.tls import TCP_REFUSED, opens
 from monarch_hpc.core.assets import asset
 from monarch_hpc.core.errors import ConfigError
+from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.ownership import others_may_write, unsafe_folder
 
 __all__ = ["Loaded", "load", "load_config"]
@@ -28,7 +28,7 @@ _PROJECT_FILE = "monarch-hpc.yaml"
 # People write a hundred lines at most; more is a mistake, such as a link to a log.
 _MAX_FILE_BYTES = 64 << 10
 _SLURM_KEYS = ("account", "partition", "qos", "reservation", "constraint")
-_log = logging.getLogger(__name__)
+_log = Logger(__name__)
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::-([^}]*))?\})", re.ASCII)
 
 

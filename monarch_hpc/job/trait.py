@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import uuid
 from abc import ABC, abstractmethod
@@ -14,6 +13,7 @@ from typing import Any, Self
 from monarch_hpc.core.arguments import check_path
 from monarch_hpc.core.errors import AllocationError
 from monarch_hpc.core.files import open_folder, read_private, write_private
+from monarch_hpc.core.logger import Logger
 from monarch_hpc.job.seal import break_seal, seal
 from monarch_hpc.job.state import JobState
 
@@ -27,7 +27,7 @@ _MAX_BYTES = 1 << 20
 
 _SCHEMA = 1
 
-_log = logging.getLogger(__name__)
+_log = Logger(__name__)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
-import logging
 import os
 import platform
 import sys
@@ -25,6 +24,7 @@ from monarch_hpc.agent.attach import attach
 from monarch_hpc.agent.pulse import Pulse
 from monarch_hpc.core.errors import ActorDied, ActorError, AllocationError, SpawnError, TransportError
 from monarch_hpc.core.ids import Role
+from monarch_hpc.core.logger import Logger
 from monarch_hpc.mesh.deaths import Deaths
 from monarch_hpc.mesh.deputy import open_deputy
 from monarch_hpc.mesh.fleet import Fleet, Owner
@@ -49,7 +49,7 @@ from monarch_hpc.wire.messages import HostEntry, Message
 
 __all__ = ["Controller"]
 
-_log = logging.getLogger(__name__)
+_log = Logger(__name__)
 
 
 class Controller(Runtime):

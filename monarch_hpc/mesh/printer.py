@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TextIO
 
 from monarch_hpc.config.schema import LogsConfig
+from monarch_hpc.core.logger import Logger
 from monarch_hpc.mesh.fold import Fold, Said, Shown
 from monarch_hpc.supervision.lease import Life
 from monarch_hpc.wire.messages import Output, ProcLife
@@ -39,7 +40,7 @@ _LINE_CHARS = 64
 _Proc = tuple[int, int]
 """A proc, by its mesh and rank."""
 
-_log = logging.getLogger(__name__)
+_log = Logger(__name__)
 
 
 class _Mesh:

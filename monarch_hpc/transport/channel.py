@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import logging
 import math
 import socket
 
 from monarch_hpc.config.schema import TransportConfig
 from monarch_hpc.core.errors import ChannelClosed, FrameError, PeerLost, TransportError
+from monarch_hpc.core.logger import Logger
 from monarch_hpc.transport.api import Listener, Peer
 from monarch_hpc.transport.credit import Credit, Ticket, cost_of
 from monarch_hpc.transport.engine import Engine
@@ -35,7 +35,7 @@ _BYE = Kind.BYE
 _LAST_PASSED_ON = Kind.STOP  # those above are the transport's own, but for CANCEL and those of casts
 _FIRST_OF_CASTS = Kind.CAST
 
-_log = logging.getLogger(__name__)
+_log = Logger(__name__)
 
 _COMPLAIN_S = 10.0
 """How long a thread is held back before it says so: longer than most endpoints run, shorter than a person puzzles."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 import _thread
 import heapq
 import itertools
-import logging
 import select
 import threading
 import time
@@ -24,6 +23,7 @@ from contextlib import nullcontext
 
 from monarch_hpc.core.description import trace_of
 from monarch_hpc.core.fork import Owned, divert, watch_forks
+from monarch_hpc.core.logger import Logger
 from monarch_hpc.transport.interrupts import Bed, make_bed, may_be_signal
 from monarch_hpc.transport.poller import Poller
 from monarch_hpc.transport.sleeper import Sleeper
@@ -44,7 +44,7 @@ _LONGEST_S = 86400.0
 _STALE_S = 0.1  # a timer that is so late shows that the process was stopped or starved
 _MAX_EVENTS = 64  # in one round; select's own default takes room for a thousand each time
 
-_log = logging.getLogger(__name__)
+_log = Logger(__name__)
 
 
 class Engine(Owned):

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from monarch_hpc.config.schema import TransportConfig
 from monarch_hpc.core.errors import AuthenticationError, PeerLost, VersionMismatch
 from monarch_hpc.core.ids import Identity, Role
+from monarch_hpc.core.logger import Logger
 from monarch_hpc.transport.address import make_socket, render_address, tune
 from monarch_hpc.transport.api import Peer
 from monarch_hpc.transport.crowd import GRACE_S, Crowd
@@ -51,7 +52,7 @@ _SAY_AGAIN_S = 60.0
 
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: on, 0 s
 
-_log = logging.getLogger(__name__)
+_log = Logger(__name__)
 
 
 class Gate:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import _thread
-import logging
 import select
 import socket
 import sys
@@ -12,6 +11,7 @@ from typing import Protocol
 
 from monarch_hpc.config.schema import TransportConfig
 from monarch_hpc.core.errors import ChannelClosed, FrameError, PeerLost, TransportError
+from monarch_hpc.core.logger import Logger
 from monarch_hpc.transport.api import Peer
 from monarch_hpc.transport.engine import Engine
 from monarch_hpc.transport.noise import Cipher
@@ -41,7 +41,7 @@ _TURN_BYTES = 4 * 2**20
 _INLINE_BODY_BYTES = INLINE_BYTES - HEAD_BYTES
 
 
-_log = logging.getLogger(__name__)
+_log = Logger(__name__)
 
 
 class WireTaker(Protocol):

@@ -77,7 +77,8 @@ def test_commands_are_real(block: Block) -> None:
     for command in commands(block.text):
         name = Path(command[0]).name
         if name == "make":
-            assert set(command[1:]) <= TARGETS, f"{block.place}: {command}"
+            targets = {word for word in command[1:] if "=" not in word}  # the others are variables
+            assert targets <= TARGETS, f"{block.place}: {command}"
         elif name == "monarch-hpc":
             try:
                 check_monarch_hpc(command[1:])

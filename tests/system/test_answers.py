@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import pickle
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 
@@ -128,6 +131,29 @@ class Victim(Actor):
     @endpoint
     async def stop_the_loop(self) -> None:
         asyncio.get_running_loop().stop()
+
+    @endpoint
+    async def make_tasks_by(self, factory: Any) -> None:
+        asyncio.get_running_loop().set_task_factory(factory)
+
+    @endpoint
+    def start_no_thread(self) -> None:
+        """Let the process be at its limit of threads."""
+
+        def refuse(_thread: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        threading.Thread.start = refuse  # type: ignore[method-assign, assignment]
+
+    @endpoint
+    def pickle_nothing(self) -> None:
+        """Let memory be too short for any answer but one that stands ready."""
+
+        def refuse(*_args: object) -> bytes:
+            raise MemoryError
+
+        pickle.dumps = refuse  # type: ignore[assignment]
+        cloudpickle.Pickler = refuse
 
     @endpoint
     def close_stderr(self) -> None:
@@ -276,6 +302,48 @@ def test_a_task_that_nobody_awaits_does_not_end_the_loop(victim: ActorMesh[Victi
 def test_a_loop_that_was_stopped_goes_on(victim: ActorMesh[Victim]) -> None:
     victim.stop_the_loop.call_one().get(_PATIENCE_S)
     assert isinstance(victim.fail_waiting.call_one("coded").exception(_PATIENCE_S), Coded)
+
+
+@pytest.mark.parametrize("refuses", [True, False])
+def test_the_task_factory_of_a_user_makes_the_users_tasks(hosts: HostMesh, refuses: bool) -> None:
+    def refuse(*_args: object, **_kwargs: object) -> asyncio.Task[object]:
+        raise RuntimeError("no tasks")
+
+    def make(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[object, object, object]) -> asyncio.Task[object]:
+        return asyncio.Task(coroutine, loop=loop)  # takes no context, as those written before Python 3.11
+
+    with hosts.spawn_procs() as procs:
+        victim = procs.spawn("victim", Victim)
+        victim.make_tasks_by.call_one(refuse if refuses else make).get(_PATIENCE_S)
+        assert isinstance(victim.fail_waiting.call_one("coded").exception(_PATIENCE_S), Coded)
+        assert isinstance(victim.fail_beside.call_one("coded").exception(_PATIENCE_S), Coded)
+
+
+def test_an_actor_without_a_thread_is_told_of(hosts: HostMesh, faults: list[MeshFailure]) -> None:
+    with hosts.spawn_procs(per_host={"gpus": 2}) as procs:
+        procs.spawn("greedy", Victim).slice(gpus=1).start_no_thread.call_one().get(_PATIENCE_S)
+        late = procs.spawn("late", Victim)
+        (failure,) = wait_until("the failure", lambda: list(faults), accept=bool)
+        assert (failure.mesh_name, failure.rank) == ("late", 1)
+        with pytest.raises(ActorDied, match="can't start new thread"):
+            late.slice(gpus=1).alive.call_one().get(_PATIENCE_S)
+        assert late.slice(gpus=0).alive.call_one().get(_PATIENCE_S)
+
+
+def test_an_actor_that_cannot_be_rebuilt_is_told_of_by_name_and_rank(
+    hosts: HostMesh, faults: list[MeshFailure]
+) -> None:
+    with hosts.spawn_procs(per_host={"gpus": 2}) as procs:
+        procs.spawn("lost", Victim, Unsettled("OSError"))
+        wait_until("both failures", lambda: len(faults), accept=lambda seen: seen == 2)
+        assert sorted((failure.mesh_name, failure.rank) for failure in faults) == [("lost", 0), ("lost", 1)]
+
+
+def test_where_nothing_can_be_pickled_a_constant_is_the_answer(hosts: HostMesh) -> None:
+    with hosts.spawn_procs() as procs:
+        victim = procs.spawn("victim", Victim)
+        victim.pickle_nothing.call_one().exception(_PATIENCE_S)
+        assert isinstance(victim.alive.call_one().exception(_PATIENCE_S), ActorFailed)
 
 
 @pytest.mark.parametrize("name", ["KeyboardInterrupt", "GeneratorExit", "ValueError"])

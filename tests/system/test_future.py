@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import logging
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -33,6 +35,10 @@ def fail(error: Exception) -> int:
 
 def cancel(future: Future[int]) -> None:
     assert future.cancel()
+
+
+async def awaited(future: Future[int]) -> int:
+    return await asyncio.wait_for(future.as_asyncio(), _PATIENCE_S)
 
 
 def build(built: list[int]) -> int:
@@ -126,6 +132,39 @@ def test_callbacks_run_once_each_and_one_that_fails_stops_no_other(
     futures[1].add_done_callback(lambda _: futures[2].get())
     engine.call_soon(lambda: futures[1].set_result(1))
     assert engine.wait(lambda: "must not wait for a future" in caplog.text, _PATIENCE_S)
+
+
+@pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt])
+def test_the_engine_goes_on_where_even_the_log_fails(
+    engine: Engine, futures: list[Future[int]], monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    refused = threading.Event()
+
+    def refuse(_filters: object, _record: logging.LogRecord) -> bool:
+        refused.set()
+        raise error
+
+    monkeypatch.setattr(logging.getLogger("monarch_hpc.actor.future"), "filter", refuse.__get__(engine))
+    monkeypatch.setattr(logging.getLogger("monarch_hpc.transport.engine"), "filter", refuse.__get__(engine))
+    futures[0].add_done_callback(lambda _: fail(KeyError("mine")))
+    engine.call_soon(lambda: futures[0].set_result(1))  # on the thread of the engine, as nobody drives
+    assert refused.wait(_PATIENCE_S)
+    engine.call_soon(lambda: futures[1].set_result(2))
+    assert asyncio.run(awaited(futures[1])) == 2
+
+
+def test_a_callback_that_awaits_is_refused(engine: Engine, futures: list[Future[int]]) -> None:
+    async def wait() -> int:
+        return await futures[1]
+
+    def check(_future: Future[int]) -> None:
+        with pytest.raises(RuntimeError, match="must not wait for a future"):
+            asyncio.run(asyncio.wait_for(wait(), _PATIENCE_S))
+        futures[2].set_result(1)
+
+    futures[0].add_done_callback(check)
+    engine.call_soon(lambda: futures[0].set_result(1))
+    assert futures[2].get(_PATIENCE_S) == 1
 
 
 def test_get_in_a_running_loop_says_what_to_write_whether_it_would_block_or_not(futures: list[Future[int]]) -> None:

@@ -6,7 +6,6 @@ does it, and channels go on over their sockets meanwhile.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import weakref
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 from monarch_hpc.config.schema import FabricConfig, UcxConfig
 from monarch_hpc.config.tls import opens
 from monarch_hpc.core.errors import PeerLost
+from monarch_hpc.core.logger import Logger
 from monarch_hpc.transport.engine import Engine
 from monarch_hpc.transport.memory import Memory
 from monarch_hpc.transport.offer import Ask, read_place
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["UcxFabric"]
 
-_log = logging.getLogger(__name__)
+_log = Logger(__name__)
 
 _starting = threading.Lock()
 """The environment is one for all."""

@@ -11,11 +11,11 @@ another way.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Protocol
 
+from monarch_hpc.core.logger import Logger
 from monarch_hpc.transport.engine import Engine
 
 __all__ = ["STUCK", "Asked", "Probe"]
@@ -28,7 +28,7 @@ _PATIENCE_S = 2.0
 
 STUCK = "shared memory of this process carries nothing more: one that wrote there was killed in the middle of it"
 
-_log = logging.getLogger(__name__)
+_log = Logger(__name__)
 
 
 class Asked(Protocol):
