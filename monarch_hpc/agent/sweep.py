@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from monarch_hpc.core.clock import Deadline
+from monarch_hpc.core.ids import MAX_RUN_CHARS
 
 __all__ = [
     "COOKIE",
@@ -37,8 +38,8 @@ HOST_COOKIE = "MONARCH_HPC_HOST"
 RUN_COOKIE = "MONARCH_HPC_RUN_COOKIE"
 """The run."""
 
-NO_RUN = "0" * 8
-"""Stands for a run in the zygote's own environment, and is overwritten in each proc."""
+NO_RUN = "0" * MAX_RUN_CHARS
+"""Stands for a run in the zygote's own environment, and is overwritten in each proc; NUL bytes fill it up."""
 
 _PROC = Path("/proc")
 
