@@ -10,7 +10,8 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Collection, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from monarch_hpc.core.clock import Deadline
@@ -26,6 +27,7 @@ __all__ = [
     "has_entries",
     "strangers",
     "strike",
+    "strike_runs",
     "sweep",
 ]
 
@@ -68,6 +70,17 @@ def find(entries: Collection[bytes]) -> list[int]:
 def strike(entries: Collection[bytes]) -> int:
     """Send SIGKILL to all that `find` finds; return how many those were."""
     return sum(_kill(pid, entries) for pid in _others())
+
+
+def strike_runs(allocation: str, host: int, runs: Iterable[str]) -> Counter[str]:
+    """Do as `strike` for each of *runs*, in one look at all processes; return how many were found of each."""
+    common = cookies(allocation, host)
+    wanted = {f"{RUN_COOKIE}={run}".encode(): run for run in runs}
+    found: Counter[str] = Counter()
+    for pid in _others():
+        for entry in wanted.keys() & _environ(pid).split(b"\0"):
+            found[wanted[entry]] += _kill(pid, [*common, entry])
+    return found
 
 
 def strangers(known: Collection[int]) -> list[int]:
