@@ -17,7 +17,7 @@ from monarch_hpc.agent.reap import Exit, Reaper
 from monarch_hpc.agent.refusals import Refusals
 from monarch_hpc.agent.segments import remove_segments
 from monarch_hpc.agent.steps import Steps
-from monarch_hpc.agent.sweep import cookies, find, strangers, strike
+from monarch_hpc.agent.sweep import cookies, find, strangers, strike, strike_runs
 from monarch_hpc.agent.vigil import Vigil
 from monarch_hpc.agent.zygotes import MAX_PROCS_PER_ORDER, Zygotes
 from monarch_hpc.core.clock import Deadline
@@ -77,6 +77,7 @@ class Agent:
         self._births = Births(engine, place, zygotes, steps, outlet, send, self)
         self._stopping_meshes: set[tuple[str, int]] = set()
         self._closing_runs: dict[str, Deadline | None] = {}  # None: procs are still ending
+        self._clearing = False
         self._leaving: Callable[[int], None] | None = None
 
     def handle(self, message: Message) -> None:
@@ -258,22 +259,32 @@ class Agent:
             if not self._of_mesh(run, mesh):
                 self._stopping_meshes.discard((run, mesh))
                 self._send(ProcsStopped(run, mesh, self._place.rank))
-        for run, deadline in list(self._closing_runs.items()):
-            if deadline is None and not any(proc.start.run == run for proc in self.procs):
+        alive = {proc.start.run for proc in self.procs}
+        for run, deadline in self._closing_runs.items():
+            if deadline is None and run not in alive:
                 self._closing_runs[run] = Deadline(_SWEEP_S, self._engine.clock)
-                self._clear_run(run)
+                self._clear_runs_in(0.0)
 
-    def _clear_run(self, run: str) -> None:
-        entries = cookies(self._place.allocation, self._place.rank, run)
-        num_found = strike(entries) + self._strike_strangers()
-        deadline = self._closing_runs[run]
-        if num_found and deadline is not None and not deadline.passed():
-            self._engine.call_later(_SWEEP_AGAIN_S, lambda: self._clear_run(run))
-            return
-        if num_found:
-            _log.warning("%d processes of run %s do not die", num_found, run)
-        del self._closing_runs[run]
-        self._send(RunClosed(run))
+    def _clear_runs_in(self, delay_s: float) -> None:
+        # Of thousands that end at once each would else look at all processes, and no heartbeat would leave meanwhile.
+        if not self._clearing:
+            self._clearing = True
+            self._engine.call_later(delay_s, self._clear_runs)
+
+    def _clear_runs(self) -> None:
+        self._clearing = False
+        ending = {run: deadline for run, deadline in self._closing_runs.items() if deadline is not None}
+        num_found = strike_runs(self._place.allocation, self._place.rank, ending)
+        num_strangers = self._strike_strangers()
+        for run, deadline in ending.items():
+            num_left = num_found[run] + num_strangers
+            if num_left and not deadline.passed():
+                self._clear_runs_in(_SWEEP_AGAIN_S)
+                continue
+            if num_left:
+                _log.warning("%d processes of run %s do not die", num_left, run)
+            del self._closing_runs[run]
+            self._send(RunClosed(run))
 
     def _strike_strangers(self) -> int:
         # Orphans that emptied their environment tell no run, so they can only go when no run is left.

@@ -243,7 +243,7 @@ class Head:
         seats = self._seats.all()
         asked = {seat.link: f"host {seat.entry.name}" for seat in seats if seat.link is not None}
         asked.update({link: f"the program of run {name}" for name, run in self._runs.items() for link in run.unseen()})
-        known = [told for run in self._runs.values() for told in run.seen()]
+        known = (told for run in self._runs.values() for told in run.seen())
         missing = [f"host {seat.entry.name}" for seat in seats if seat.link is None]
         self._surveys.begin(asker, question, asked, known, missing)
 
@@ -267,8 +267,7 @@ class Head:
                 run.epoch = number
                 for member in run.members:
                     member.close(f"another controller has taken over run {message.run}")
-            run.take_over(link)
-            run.opened = message
+            run.take_over(link, message)
         if link not in run.members:
             run.members.append(link)
         link.send(RunOpened(message.run, run.epoch, number, self._seats.hosts()))

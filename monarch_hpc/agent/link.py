@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from monarch_hpc.core.errors import TransportError
+from monarch_hpc.core.ids import Role
 from monarch_hpc.transport.api import Channel
 from monarch_hpc.wire.frames import Frame, Kind
 from monarch_hpc.wire.messages import Message, encode
@@ -15,6 +16,10 @@ __all__ = ["CROWDED_BYTES", "ChannelLink", "Link", "LocalLink"]
 
 CROWDED_BYTES = 4 << 20
 """More than this on the way to somebody, and output is left out for him: half a second of a slow login node."""
+
+_FULL_BYTES = 32 << 20
+"""More than this, and whoever it waits for is given up. Output has been left out for long, so these are answers to
+questions without end, which would fill the agent's memory; a hundred thousand procs tell less of themselves."""
 
 
 class Link(Protocol):
@@ -67,6 +72,9 @@ class ChannelLink:
 
     def send(self, message: Message) -> None:
         """Send *message*."""
+        if self.channel.queued_bytes > _FULL_BYTES and self.channel.peer.role is not Role.AGENT:
+            self.channel.close("it asked for more than it reads")
+            return
         # A channel that is over reports that itself, with the reason.
         with contextlib.suppress(TransportError):
             self.channel.send(Frame(Kind.CONTROL, body=encode(message)))

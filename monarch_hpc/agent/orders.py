@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 
+from monarch_hpc.core.ids import MAX_RUN_CHARS
 from monarch_hpc.wire.messages import MAX_PROCS_PER_HOST, SpawnProcs
 
 __all__ = ["problem_of", "problem_of_links", "problem_of_run"]
@@ -16,7 +17,7 @@ _MAX_BITS = 63
 
 _MAX_DEADLINE_S = 1e9
 
-_RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_RUN = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_RUN_CHARS - 1}}}")
 """What names a run names a folder of each host, too."""
 
 _LINK = {"host": int, "fabric": str, "why": str, "procs": int}
@@ -25,7 +26,11 @@ _LINK = {"host": int, "fabric": str, "why": str, "procs": int}
 
 def problem_of_run(run: str) -> str:
     """Say why nothing can be called *run*; empty if something can."""
-    return "" if _RUN.fullmatch(run) else f"run {run!r:.80}: 1 to 64 letters, digits, '.', '_' or '-' name a run"
+    return (
+        ""
+        if _RUN.fullmatch(run)
+        else f"run {run!r:.80}: 1 to {MAX_RUN_CHARS} letters, digits, '.', '_' or '-' name a run"
+    )
 
 
 def problem_of_links(links: Iterable[Mapping[str, object]]) -> str:

@@ -20,6 +20,9 @@ _OUTPUT_BYTES = 4 << 20
 """In a second, output of all procs of a run for its program, which reads it beside its own work: so much costs it a
 tenth of a core. A terminal shows less."""
 
+_TITLE_CHARS = 1000
+"""What is kept of a program's command line, which may have two megabytes: all runs go into one answer to `status`."""
+
 _FEW_BYTES = 4 << 10
 """So little at a time passes all the same: who prints little is not to suffer from those that print without end."""
 
@@ -69,6 +72,7 @@ class Run:
     _allowance: Allowance = field(init=False)
 
     def __post_init__(self) -> None:
+        self.opened = _shorten(self.opened)
         self._allowance = Allowance(_OUTPUT_BYTES, self.opened_s)
 
     def note(self, link: Link, news: RunLinks | Recording) -> None:
@@ -86,9 +90,10 @@ class Run:
         elif self.owner is not None and self.owner is not link:
             self.owner.send(news)
 
-    def take_over(self, owner: Link) -> None:
+    def take_over(self, owner: Link, opened: OpenRun) -> None:
         """Somebody owns the run from now on, and may be on the machine of a member that nobody here can look at."""
         self.owner = owner
+        self.opened = _shorten(opened)
         self.spoken_for.clear()
         for link, recording in self.recordings.items():
             if link is not owner and link not in self.witnesses:
@@ -133,6 +138,11 @@ class Run:
             for stream in ("out", "err")
             if (num_lines := self.dropped.pop((*where, stream), 0))
         ]
+
+
+def _shorten(opened: OpenRun) -> OpenRun:
+    title, host = opened.title, opened.controller_host
+    return replace(opened, title=title[:_TITLE_CHARS], controller_host=host[:_TITLE_CHARS])
 
 
 def report(seats: Seats, runs: Mapping[str, Run], now_s: float) -> StatusReport:

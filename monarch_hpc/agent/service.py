@@ -20,6 +20,7 @@ from monarch_hpc.agent.place import Place
 from monarch_hpc.agent.post import Post
 from monarch_hpc.agent.pulse import Pulse
 from monarch_hpc.agent.reap import Reaper
+from monarch_hpc.agent.retention import Retention
 from monarch_hpc.agent.segments import make_segments
 from monarch_hpc.agent.steps import Steps, StepSettings
 from monarch_hpc.agent.switchboard import Switchboard
@@ -37,7 +38,17 @@ from monarch_hpc.transport.api import Channel
 from monarch_hpc.transport.engine import Engine
 from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.frames import Frame, Kind
-from monarch_hpc.wire.messages import HostEntry, Join, Message, Refused, Roster, ShutDown, ShutDownDone, decode
+from monarch_hpc.wire.messages import (
+    HostEntry,
+    Join,
+    Message,
+    Refused,
+    Roster,
+    RunClosed,
+    ShutDown,
+    ShutDownDone,
+    decode,
+)
 from monarch_hpc.wire.refusal import refuse
 
 __all__ = ["Service"]
@@ -143,6 +154,7 @@ class Service:
         self._links: dict[Channel, ChannelLink] = {}
         self._up: Link = LocalLink(lambda _message: None, lambda _reason: None)  # until the head is known
         self._head: Head | None = None
+        self._retention: Retention | None = None
         self._said_bye = False
         self._leaving = False
         self._code = 0
@@ -169,6 +181,7 @@ class Service:
         return ""
 
     def _start_head(self, problem: str) -> None:
+        self._retention = Retention(self._post.directory, self._config.logs.keep_runs)
         bootstrap.claim(self._post.folder, f"process {os.getpid()} on {self._post.name}")
         head = self._head = Head(
             self._post.num_hosts,
@@ -230,6 +243,8 @@ class Service:
     def _send_up(self, message: Message) -> None:
         self._whereabouts.note(message)
         self._casts.note(message)
+        if self._retention is not None and isinstance(message, RunClosed):
+            self._retention.ended(message.run)
         self._up.send(message)
 
     def _on_order(self, message: Message) -> None:
@@ -377,4 +392,6 @@ class Service:
     def _end(self) -> None:
         finished, self._finished = self._finished, lambda _code: None
         self._files.close(_FAREWELL_S)
+        if self._retention is not None:
+            self._retention.close(_FAREWELL_S)
         finished(self._code)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
 from monarch_hpc.agent.link import Link
 from monarch_hpc.wire.calls import Calls, CallsReport, ProcCalls
 from monarch_hpc.wire.messages import Refused
+from monarch_hpc.wire.refusal import refuse
 
 __all__ = ["Surveys"]
 
 MAX_WAIT_S = 30.0
 """Who asks waits no longer than this for who does not answer, whatever he says."""
+
+_MAX_AT_ONCE = 64
+"""Questions under way: each asks all hosts and holds their answers. More than people who look at one allocation."""
 
 
 @dataclass(slots=True, eq=False)
@@ -38,16 +42,21 @@ class Surveys:
         self._tickets = itertools.count(1)
 
     def begin(
-        self, asker: Link, question: Calls, asked: Mapping[Link, str], known: list[ProcCalls], missing: list[str]
+        self, asker: Link, question: Calls, asked: Mapping[Link, str], known: Iterable[ProcCalls], missing: list[str]
     ) -> None:
-        """Ask all of *asked*, whose names in words are given.
+        """Ask all of *asked*, whose names in words are given; refuse a question too many.
 
         Args:
-            known: what need not be asked.
+            known: what need not be asked; read only where the question is answered.
             missing: who cannot even be asked.
         """
+        if len(self._surveys) >= _MAX_AT_ONCE:
+            asker.send(
+                refuse(question, f"{_MAX_AT_ONCE} such questions are under way; ask again when they are answered")
+            )
+            return
         ticket = next(self._tickets)
-        survey = self._surveys[ticket] = _Survey(asker, known, dict(asked), missing)
+        survey = self._surveys[ticket] = _Survey(asker, list(known), dict(asked), missing)
         self._later(min(max(question.timeout_s, 0.0), MAX_WAIT_S), partial(self._finish, ticket))
         for link in asked:
             link.send(Calls(ticket, question.timeout_s))

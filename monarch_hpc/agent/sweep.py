@@ -10,10 +10,12 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Collection, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from monarch_hpc.core.clock import Deadline
+from monarch_hpc.core.ids import MAX_RUN_CHARS
 
 __all__ = [
     "COOKIE",
@@ -25,6 +27,7 @@ __all__ = [
     "has_entries",
     "strangers",
     "strike",
+    "strike_runs",
     "sweep",
 ]
 
@@ -37,8 +40,8 @@ HOST_COOKIE = "MONARCH_HPC_HOST"
 RUN_COOKIE = "MONARCH_HPC_RUN_COOKIE"
 """The run."""
 
-NO_RUN = "0" * 8
-"""Stands for a run in the zygote's own environment, and is overwritten in each proc."""
+NO_RUN = "0" * MAX_RUN_CHARS
+"""Stands for a run in the zygote's own environment, and is overwritten in each proc; NUL bytes fill it up."""
 
 _PROC = Path("/proc")
 
@@ -67,6 +70,17 @@ def find(entries: Collection[bytes]) -> list[int]:
 def strike(entries: Collection[bytes]) -> int:
     """Send SIGKILL to all that `find` finds; return how many those were."""
     return sum(_kill(pid, entries) for pid in _others())
+
+
+def strike_runs(allocation: str, host: int, runs: Iterable[str]) -> Counter[str]:
+    """Do as `strike` for each of *runs*, in one look at all processes; return how many were found of each."""
+    common = cookies(allocation, host)
+    wanted = {f"{RUN_COOKIE}={run}".encode(): run for run in runs}
+    found: Counter[str] = Counter()
+    for pid in _others():
+        for entry in wanted.keys() & _environ(pid).split(b"\0"):
+            found[wanted[entry]] += _kill(pid, [*common, entry])
+    return found
 
 
 def strangers(known: Collection[int]) -> list[int]:

@@ -257,8 +257,8 @@ def _stamp(run: str) -> None:
         fields = file.read().rpartition(b")")[2].split()
         begin, end = int(fields[47]), int(fields[48])  # env_start and env_end of proc(5), from the third field on
         found = ctypes.string_at(begin, end - begin).find(name + NO_RUN.encode()) if begin else -1
-        if found >= 0 and len(run) == len(NO_RUN):
-            ctypes.memmove(begin + found + len(name), run.encode(), len(run))
+        if found >= 0:
+            ctypes.memmove(begin + found + len(name), run.encode().ljust(len(NO_RUN), b"\0"), len(NO_RUN))
 
 
 def resolve(entry: str) -> Callable[[ProcStart], int]:

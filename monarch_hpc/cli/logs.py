@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from monarch_hpc.agent.files import OLD
+from monarch_hpc.agent.retention import printed_runs, removed_runs
 from monarch_hpc.cli.main import load_for_command
 from monarch_hpc.cli.output import current_output, output_options
 from monarch_hpc.core.errors import AllocationError
@@ -18,6 +19,8 @@ __all__ = ["command"]
 _PROC_LOG = re.compile(r"r(\d+)\.(.+)\.log")
 # What is printed of one file, from its end. The whole is where the heading says.
 _SHOWN_BYTES = 1 << 20
+# Of the runs that there are so many are named, the latest: a line or two.
+_NAMED = 10
 
 
 @click.command()
@@ -34,7 +37,7 @@ def command(name: str | None, agents: bool, run: str | None, rank: int | None) -
     if agents and (run is not None or rank is not None):
         raise click.UsageError("--agents goes with neither --run nor --rank")
     record = Allocations.open(load_for_command({}).config).find(name)
-    runs = _runs(record)
+    runs = printed_runs(record.directory)
     if agents or (not runs and run is None and rank is None):
         files = {"agents": record.directory / "slurm.out"}
         if not files["agents"].exists():
@@ -51,18 +54,15 @@ def command(name: str | None, agents: bool, run: str | None, rank: int | None) -
     return 0
 
 
-def _runs(record: Record) -> list[str]:
-    """Return the runs that left logs, the last one last."""
-    folder = record.directory / "runs"
-    found = [entry for entry in folder.iterdir() if entry.is_dir()] if folder.is_dir() else []
-    return [entry.name for entry in sorted(found, key=lambda entry: (entry.stat().st_mtime, entry.name))]
-
-
 def _proc_files(record: Record, runs: list[str], run: str | None, rank: int | None) -> dict[str, Path]:
+    if run is not None and run not in runs and run in removed_runs(record.directory):
+        why = "enough later ones have printed since (config key 'logs.keep_runs')"
+        raise AllocationError(record.name, f"the logs of run {run} were removed: {why}")
     if not runs or (run is not None and run not in runs):
-        known = ", ".join(runs) or "none"
+        known = ", ".join(runs[-_NAMED:]) or "none"
+        more = f"{len(runs) - _NAMED} more, and " if len(runs) > _NAMED else ""
         raise AllocationError(
-            record.name, f"no logs of {'a run' if run is None else f'run {run}'} (there are: {known})"
+            record.name, f"no logs of {'a run' if run is None else f'run {run}'} (there are: {more}{known})"
         )
     folder = record.directory / "runs" / (run or runs[-1])
     found: list[tuple[int, str, Path]] = []

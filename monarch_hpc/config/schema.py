@@ -194,6 +194,7 @@ class LogsConfig:
     proc_rate_bytes: int
     host_rate_bytes: int
     max_file_bytes: int
+    keep_runs: int
 
 
 @dataclass(frozen=True)

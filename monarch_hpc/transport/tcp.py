@@ -22,7 +22,8 @@ from monarch_hpc.wire.frames import HEAD_BYTES, Frame, Kind, pack_frame, pack_he
 __all__ = ["CHUNK_BYTES", "INLINE_BYTES", "LINGER_S", "TcpChannel", "WireTaker", "read_reason"]
 
 _MAX_REASON_BYTES = 400
-_READS_PER_EVENT = 16  # then other channels get their turn
+_READS_PER_EVENT = 16  # then other channels get their turn, and timers
+_READING_S = 0.01  # as they do after one that took longer: of small messages 16 can keep heartbeats waiting for 10 s
 LINGER_S = 2.0
 """How long a closing channel may take to send what was accepted: a peer that does not read loses it."""
 
@@ -314,7 +315,7 @@ class TcpChannel:
                     raise PeerLost(str(self._peer), "the connection ended")
                 self._heard_s = self._engine.clock()
                 inbox.arrived(count)
-                if count < len(room):  # the socket is empty
+                if count < len(room) or self._engine.clock() - self._heard_s > _READING_S:  # less: the socket is empty
                     return
         except BlockingIOError:
             return

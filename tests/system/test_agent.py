@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from monarch_hpc.agent.attach import query_status, shut_down
+from monarch_hpc.agent.local import open_local
+from monarch_hpc.agent.retention import printed_runs, removed_runs
 from monarch_hpc.config.load import load
 from monarch_hpc.config.schema import Config
 from monarch_hpc.wire.messages import (
@@ -22,7 +24,7 @@ from monarch_hpc.wire.messages import (
     SpawnFailed,
     StopProcs,
 )
-from tests.system.agent_client import Client, alive, cookie_holders, eventually
+from tests.system.agent_client import ENTRY, Client, alive, cookie_holders, eventually, standin_path
 
 
 @pytest.fixture
@@ -190,6 +192,24 @@ def test_a_run_takes_along_what_its_procs_left(directory: Path, tmp_path: Path) 
         assert not any(alive(pid) for pid in children)
 
 
+@pytest.mark.parametrize("name", ["short", "abcdef012345", "a-name-of-16-is."])
+def test_a_run_takes_along_what_its_procs_forked_while_another_goes_on(directory: Path, name: str) -> None:
+    code = (
+        "import os, time\n"
+        "pid = os.fork()\n"
+        "if not pid:\n    os.setsid(); time.sleep(603); os._exit(0)\n"
+        "print(pid); time.sleep(600)"
+    )
+    with Client(directory, "another") as other, Client(directory, name) as client:
+        (bystander,) = other.spawn_ready([0])
+        mesh = client.spawn([0], 1, code)
+        eventually(lambda: client.lines(mesh, 0), "a child")
+        child = int(client.lines(mesh, 0)[0])
+        client.send(CloseRun(name, 0))
+        client.wait(RunClosed)
+        assert not alive(child) and alive(bystander)
+
+
 def test_a_closed_run_takes_no_orders(directory: Path) -> None:
     with Client(directory, "aaaaaaaa") as client:
         client.spawn_ready([0])
@@ -254,3 +274,21 @@ def test_a_second_agent_of_a_host_is_refused(directory: Path, config: Config) ->
     assert b"host 1 has an agent already: process %d on local1" % head in err
     with Client(directory, "aaaaaaaa") as client:
         client.spawn_ready([0, 1])
+
+
+def test_the_files_of_runs_that_ended_long_ago_go(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", standin_path(tmp_path))
+    config = replace(config, logs=replace(config.logs, keep_runs=2))
+    code = "print('hello', flush=True); import time; time.sleep(600)"
+    with open_local(1, config, entry=ENTRY) as directory, Client(directory, "stays") as stays:
+        stays.spawn_ready([0], code=code)
+        for name in (f"run{number}" for number in range(4)):
+            with Client(directory, name) as client:
+                client.spawn_ready([0], code=code)
+                eventually(lambda: name in printed_runs(directory), f"what {name} prints")  # noqa: B023 called at once
+                client.send(CloseRun(name, 0))
+                client.wait(RunClosed)
+        eventually(lambda: set(printed_runs(directory)) == {"stays", "run2", "run3"}, "the end of two runs' files")
+        assert removed_runs(directory) == ["run0", "run1"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import socket
 import struct
@@ -21,6 +22,7 @@ from monarch_hpc.core.errors import FrameError
 from monarch_hpc.core.ids import Role
 from monarch_hpc.testing import wait_until
 from monarch_hpc.transport.address import parse_address
+from monarch_hpc.transport.api import Channel
 from monarch_hpc.transport.handshake import HELLO_BYTES
 from monarch_hpc.transport.noise import TAG_BYTES
 from monarch_hpc.wire.frames import MAX_BUFFERS, PROTOCOL, Frame, Kind
@@ -205,6 +207,33 @@ def test_a_million_tiny_frames_cost_time_and_no_memory(doorkeeper: Doorkeeper) -
         grown_bytes = doorkeeper.memory_bytes - before_bytes
     print(f"{tally.frames} frames in {took_s:.1f} s; {grown_bytes // 1024} KiB more")
     assert grown_bytes <= 2**20
+
+
+def test_small_frames_by_the_thousand_let_timers_pass(parties: Callable[..., Party]) -> None:
+    """Heartbeats are sent by a timer: a crowd of messages that each take a while must not keep it waiting."""
+    one = parties()
+    told = [0]
+
+    def tell() -> None:
+        told.append(len(one.frames))
+        one.engine.call_later(0.0, tell)
+
+    def work(_channel: Channel, _frame: Frame) -> None:
+        end_s = time.perf_counter() + 0.00002
+        while time.perf_counter() < end_s:
+            pass
+
+    one.on_frame_hook = work
+    one.engine.call_soon(tell)
+    num_frames = 100_000
+    with ByHand(one.node.listen(["127.0.0.1"])[0]) as session:
+        session.prove()
+        frame = plain(Frame(Kind.CONTROL, body=b"{}"))
+        session.sock.sendall(b"".join(session.record(frame) for _ in range(num_frames)))
+        one.until(lambda: len(one.frames) == num_frames)
+    most = max(after - before for before, after in itertools.pairwise(told))
+    print(f"at most {most} frames between two timers")
+    assert most < 8_000  # of two reads of 128 KiB
 
 
 def test_brackets_a_hundred_thousand_deep_are_no_control_message() -> None:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from monarch_hpc.agent.attach import query_status
 from monarch_hpc.config import Config
 from monarch_hpc.config.load import load
 from monarch_hpc.testing import wait_until
+from monarch_hpc.transport.api import Channel
 from monarch_hpc.wire.calls import Calls, CallsReport
 from monarch_hpc.wire.frames import Frame, Kind
-from monarch_hpc.wire.messages import Message, Refused, SpawnFailed, SpawnProcs, StatusReport, encode
-from tests.system.agent_client import Client, alive
+from monarch_hpc.wire.messages import Message, OpenRun, Refused, SpawnFailed, SpawnProcs, Status, StatusReport, encode
+from tests.system.agent_client import Client, alive, eventually
 
 
 @pytest.fixture
@@ -84,3 +88,59 @@ def test_a_request_that_breaks_an_agent_fails_at_once(directory: Path) -> None:
         assert (answer.request, answer.mesh) == ("SpawnProcs", (1 << 62) + 5)
         assert answer.problem.startswith("local0 failed on it: ")
         assert client.lost is None and alive(pid)
+
+
+def test_who_opens_thousands_of_runs_and_leaves_disturbs_nobody(directory: Path) -> None:
+    """Each looked at all processes of each host when it ended: for longer than a host may be silent."""
+    with Client(directory, "bystander") as bystander:
+        pids = bystander.spawn_ready([0, 1])
+        with Client(directory, "many") as client:
+            for number in range(3000):
+                client.send(OpenRun(f"run{number}", "x" * 100_000 if number < 200 else "", "here", 1, owner=False))
+            eventually(lambda: len(client.messages) >= 3000, "the runs")
+            report = query_status(directory, 10.0)
+            assert report is not None and len(report["runs"]) == 3002
+            assert len(next(str(run["title"]) for run in report["runs"] if run["run"] == "run1")) == 1000
+        eventually(lambda: len((query_status(directory, 10.0) or {"runs": []})["runs"]) == 1, "the end of the runs")
+        assert bystander.lost is None and all(map(alive, pids))
+        assert bystander.spawn_ready([0, 1])
+
+
+def test_who_asks_and_does_not_read_is_given_up(directory: Path) -> None:
+    held, over = threading.Event(), threading.Event()
+
+    class Deaf(Client):
+        def on_frame(self, channel: Channel, frame: Frame) -> None:
+            super().on_frame(channel, frame)
+            if isinstance(self.messages[-1], StatusReport):
+                held.set()
+                over.wait()
+
+    with Client(directory, "bystander") as bystander:
+        pids = bystander.spawn_ready([0, 1])
+        deaf = Deaf(directory, "deaf")
+        try:
+            for number in range(200):
+                deaf.send(OpenRun(f"run{number}", "x" * 1000, "here", 1, owner=False))
+            (head, _) = (host.pid for host in deaf.opened.hosts)
+            before_bytes = memory_bytes(head)
+            deaf.send(Status())
+            held.wait()
+            for _ in range(2000):  # each answer has 200 KB
+                deaf.send(Status())
+            eventually(lambda: "deaf" not in runs_of(directory), "the end of the run")
+            assert memory_bytes(head) - before_bytes < 150 << 20
+        finally:
+            over.set()
+            deaf.close()
+        assert bystander.lost is None and all(map(alive, pids))
+
+
+def runs_of(directory: Path) -> list[object]:
+    report = query_status(directory, 10.0)
+    assert report is not None
+    return [run["run"] for run in report["runs"]]
+
+
+def memory_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from monarch_hpc.wire.calls import Calls, CallsReport, ProcCalls, Recording
-from monarch_hpc.wire.messages import OpenRun
+from monarch_hpc.wire.messages import OpenRun, Refused
 from tests.unit.agent.test_head import Party, World
 
 
@@ -122,3 +122,16 @@ def test_the_owner_of_a_run_answers_for_a_program_on_its_machine(world: World) -
     second.take()
     world.head.on_client(tool, Calls(0, 2.0))
     assert second.take() == [Calls(2, 2.0)] and program.take() == []  # nobody can read that one
+
+
+def test_questions_without_end_are_refused_and_asked_again_later(world: World) -> None:
+    tool = Party()
+    for _ in range(70):
+        world.head.on_client(tool, Calls(0, 2.0))
+    refused = tool.take()
+    assert len(refused) == 6 and all(isinstance(answer, Refused) and answer.request == "Calls" for answer in refused)
+    assert [len(asked) for asked in world.take_all()] == [64, 64]
+    world.sleep(3.0)
+    assert len(tool.take()) == 64
+    world.head.on_client(tool, Calls(0, 2.0))
+    assert tool.take() == [] and [len(asked) for asked in world.take_all()] == [1, 1]

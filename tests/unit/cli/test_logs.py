@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from monarch_hpc.cli.main import main
-from monarch_hpc.core.files import write_json
+from monarch_hpc.core.files import write_json, write_private
 from monarch_hpc.slurm.owner import current_owner
 from monarch_hpc.slurm.registry import Record, Registry
 
@@ -76,6 +76,20 @@ def test_what_is_not_there_is_named(
     write_runs(directory)
     assert main(["logs", *arguments]) == code
     assert words in capsys.readouterr().err
+
+
+def test_a_run_whose_files_were_removed_is_told_from_one_that_never_was(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_runs(directory)
+    write_private(directory / "runs.removed", b"0000\ncccc\n")
+    assert main(["logs", "--run", "cccc"]) == 72
+    assert "the logs of run cccc were removed" in (told := capsys.readouterr().err) and "'logs.keep_runs'" in told
+    for number in range(20):
+        (directory / "runs" / f"d{number:03d}").mkdir()
+    assert main(["logs", "--run", "dddd"]) == 72
+    told = capsys.readouterr().err
+    assert "no logs of run dddd (there are: 12 more, and d010, d011," in told and "d009" not in told
 
 
 def test_status_tells_from_files_how_far_it_has_come(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
