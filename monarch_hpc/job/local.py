@@ -28,7 +28,7 @@ class LocalJob(JobTrait):
 
     def __init__(self, hosts: Sequence[str] = ("hosts",)) -> None:
         super().__init__()
-        self._names = check_texts("hosts", hosts, "['trainers', 'readers']")
+        self._names = list(check_texts("hosts", hosts, "['trainers', 'readers']"))
 
     def spec(self) -> Mapping[str, object]:
         """The names of the meshes."""

@@ -322,12 +322,12 @@ class PeerChannel:
 
     def _on_probe(self, frame: Frame) -> None:
         if frame.dest:
-            if self._ucx is not None:
-                self._ucx.probe.answered(frame.reply)
+            if self._ucx is not None and self._incoming is not None:
+                self._ucx.probe.answered(frame.reply, self._incoming)
         elif self._lane is not None:
-            with contextlib.suppress(TransportError):
+            with contextlib.suppress(TransportError):  # who could not speak on the lane does not say so
                 self._lane.send(Frame(Kind.PROBE, 1))
-            self.send_on_wire(Frame(Kind.PROBE, 1, frame.reply))
+                self.send_on_wire(Frame(Kind.PROBE, 1, frame.reply))
 
     def send_on_wire(self, frame: Frame) -> None:
         """Send on the socket, also when there is a lane."""

@@ -26,8 +26,8 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     found: list[None] = []
     judge = probe.Probe._judge
 
-    def look(self: probe.Probe, asked_s: float) -> None:
-        judge(self, asked_s)
+    def look(self: probe.Probe, asked_s: float, answered: probe.Asked) -> None:
+        judge(self, asked_s, answered)
         found.append(None)
 
     monkeypatch.setattr(probe, "_PATIENCE_S", 0.3)
@@ -72,7 +72,7 @@ def test_of_a_death_that_left_no_hole_nobody_else_hears(parties: Parties, judged
         client.until(lambda: [frame.dest for frame in client.frames] == [2])
 
 
-def test_a_late_answer_tells_nothing_of_what_was_asked_after_it(judged: list[None]) -> None:
+def test_a_late_answer_tells_nothing_of_what_was_asked_after_it_nor_one_of_a_lane_that_ended(judged: list[None]) -> None:
     class Lane:
         heard_s = 0.0
 
@@ -82,7 +82,7 @@ def test_a_late_answer_tells_nothing_of_what_was_asked_after_it(judged: list[Non
         def ask(self, word: int) -> None:
             self.words.append(word)
 
-    engine, lane = Engine(), Lane()
+    engine, lane, ended = Engine(), Lane(), Lane()
     stuck: list[None] = []
     asked = probe.Probe(engine, lambda: [lane], lambda: stuck.append(None))
     engine.call_soon(asked.suspect)
@@ -90,11 +90,14 @@ def test_a_late_answer_tells_nothing_of_what_was_asked_after_it(judged: list[Non
     lane.heard_s = engine.clock()  # and then the peer stands still before it answers on its socket
     engine.call_soon(asked.suspect)
     assert engine.wait(lambda: len(lane.words) == 2, PATIENCE_S)
-    asked.answered(lane.words[0])
+    asked.answered(lane.words[0], lane)
     assert engine.wait(lambda: len(judged) == 1, PATIENCE_S)
     assert not stuck
-    asked.answered(lane.words[1])
+    asked.answered(lane.words[1], ended)
     assert engine.wait(lambda: len(judged) == 2, PATIENCE_S)
+    assert not stuck  # what was said on a lane that has ended meanwhile went with it
+    asked.answered(lane.words[1], lane)
+    assert engine.wait(lambda: len(judged) == 3, PATIENCE_S)
     assert stuck
     engine.close()
 

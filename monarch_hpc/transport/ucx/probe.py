@@ -73,12 +73,14 @@ class Probe:
         for lane in list(self._lanes()):
             lane.ask(word)
 
-    def answered(self, word: int) -> None:
-        """A peer says on its socket that it has spoken on its lane."""
-        self._engine.call_later(_PATIENCE_S, partial(self._judge, word * 1e-6))
+    def answered(self, word: int, lane: Asked) -> None:
+        """A peer says on its socket that it has spoken on *lane*."""
+        self._engine.call_later(_PATIENCE_S, partial(self._judge, word * 1e-6, lane))
 
-    def _judge(self, asked_s: float) -> None:
-        if self._over or any(lane.heard_s >= asked_s for lane in self._lanes()):
+    def _judge(self, asked_s: float, answered: Asked) -> None:
+        lanes = list(self._lanes())
+        # A lane that has ended meanwhile took along what was said on it.
+        if self._over or answered not in lanes or any(lane.heard_s >= asked_s for lane in lanes):
             return
         self._over = True
         _log.warning("%s; its channels begin anew, without it", STUCK)
