@@ -204,7 +204,11 @@ CALLS: list[tuple[str, Call, str]] = [
     ("accumulator", lambda w: Accumulator(w.probe, 0, max), "endpoint is <ActorMesh probe"),
     ("combine", lambda w: Accumulator(w.probe.add, 0, 1), "combine is 1, an int: give a function"),  # type: ignore[arg-type]
     ("merge", lambda w: Accumulator(w.probe.add, 0, max, "max"), "merge is 'max', a str"),  # type: ignore[arg-type]
-    ("collects", lambda w: Accumulator(w.probe.add.options(on_error="collect"), 0, max), "call collect() of the Accumulator"),
+    (
+        "collects",
+        lambda w: Accumulator(w.probe.add.options(on_error="collect"), 0, max),
+        "call collect() of the Accumulator",
+    ),
     ("endpoint timeout", lambda w: endpoint(timeout="3")(print_one), "the timeout of endpoint print_one is '3'"),  # type: ignore
     ("endpoint flag", lambda w: endpoint(concurrent="no")(print_one), "concurrent is 'no', a str"),  # type: ignore
     ("endpoint of", lambda w: endpoint("name"), "@endpoint marks methods; got 'name'"),  # type: ignore

@@ -72,7 +72,9 @@ def test_of_a_death_that_left_no_hole_nobody_else_hears(parties: Parties, judged
         client.until(lambda: [frame.dest for frame in client.frames] == [2])
 
 
-def test_a_late_answer_tells_nothing_of_what_was_asked_after_it_nor_one_of_a_lane_that_ended(judged: list[None]) -> None:
+def test_late_answers_and_those_of_lanes_that_ended_tell_nothing(
+    judged: list[None],
+) -> None:
     class Lane:
         heard_s = 0.0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import threading
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,17 @@ from monarch_hpc.testing import wait_until
 from monarch_hpc.transport.api import Channel
 from monarch_hpc.wire.calls import Calls, CallsReport
 from monarch_hpc.wire.frames import Frame, Kind
-from monarch_hpc.wire.messages import Message, OpenRun, Refused, SpawnFailed, SpawnProcs, Status, StatusReport, encode
+from monarch_hpc.wire.messages import (
+    Message,
+    OpenRun,
+    Refused,
+    RunOpened,
+    SpawnFailed,
+    SpawnProcs,
+    Status,
+    StatusReport,
+    encode,
+)
 from tests.system.agent_client import Client, alive, eventually
 
 
@@ -80,14 +91,19 @@ def test_each_is_answered_by_its_number_and_nothing_else_ends(directory: Path) -
 
 
 def test_a_request_that_breaks_an_agent_fails_at_once(directory: Path) -> None:
-    """A mesh's number is packed into a field that is smaller than it may be in a message."""
+    """It may open no more files: the error comes while it carries the order out, whatever was checked before."""
     with Client(directory, "feed") as client:
         (pid,) = client.spawn_ready([0])
-        client.attachment.channel.send(Frame(Kind.CONTROL, body=json.dumps({**order("feed", (1 << 62) + 5)}).encode()))
-        answer = client.wait(Refused)
-        assert (answer.request, answer.mesh) == ("SpawnProcs", (1 << 62) + 5)
-        assert answer.problem.startswith("local0 failed on it: ")
+        agent = client.wait(RunOpened).hosts[0].pid
+        limits = resource.prlimit(agent, resource.RLIMIT_NOFILE)
+        resource.prlimit(agent, resource.RLIMIT_NOFILE, (3, limits[1]))
+        client.attachment.channel.send(Frame(Kind.CONTROL, body=json.dumps({**order("feed", 5)}).encode()))
+        eventually(lambda: any(isinstance(said, (Refused, SpawnFailed)) for said in client.messages), "an answer")
+        (answer,) = (said for said in client.messages if isinstance(said, (Refused, SpawnFailed)))
+        assert answer.mesh == 5 and "Too many open files" in str(answer)
+        resource.prlimit(agent, resource.RLIMIT_NOFILE, limits)
         assert client.lost is None and alive(pid)
+        assert client.spawn_ready([0])
 
 
 def test_who_opens_thousands_of_runs_and_leaves_disturbs_nobody(directory: Path) -> None:

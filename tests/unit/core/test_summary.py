@@ -64,7 +64,7 @@ def test_the_length_is_bounded_whatever_was_raised() -> None:
 def test_one_whose_text_cannot_be_had_is_still_told() -> None:
     mute = _Mute()
     mute.__notes__ = [_Mute(), 3]  # type: ignore[list-item]  # user code may do so
-    assert "first rank 0: _Mute: <its text cannot be had" in str(MeshError("a.step", {0: mute, 1: _Mute()}))
+    assert "first rank 0: _Mute: <str() of _Mute raised" in str(MeshError("a.step", {0: mute, 1: _Mute()}))
 
 
 def test_what_has_no_traceback_shows_its_other_lines() -> None:
