@@ -114,9 +114,11 @@ def walls(held: Alice) -> Iterator[None]:
     rule = f"to {held.lab.address('login')} ipproto tcp sport 32768-60999 dport 32768-60999 blackhole".split()
     for host in HOSTS[1:]:
         held.lab.run(["ip", "rule", "add", *rule], user="root", host=host, check=True)
-    yield
-    for host in HOSTS[1:]:
-        held.lab.run(["ip", "rule", "del", *rule], user="root", host=host, check=True)
+    try:
+        yield
+    finally:
+        for host in HOSTS[1:]:
+            held.lab.run(["ip", "rule", "del", *rule], user="root", host=host, check=True)
 
 
 def test_a_program_reaches_hosts_through_the_head_and_starts_no_relay(held: Alice) -> None:
@@ -130,8 +132,9 @@ say(time.monotonic() - begun)
 """
     path = program(held, text)
     begun_s = time.monotonic()
-    assert held.run("run", "-a", "dev", path).returncode == 0
+    free = held.run("run", "-a", "dev", path)
     free_s = time.monotonic() - begun_s
+    assert free.returncode == 0, free.stderr
     begun_s = time.monotonic()
     with walls(held):
         done = held.run("run", "-a", "dev", path)
@@ -141,7 +144,8 @@ say(time.monotonic() - begun)
     ways, answers, again_s = done.stdout.splitlines()
     head = f"tcp://{held.lab.address('n1')}"
     assert (ways, answers) == (f"{head} via+{head}", "3")
-    assert float(again_s) <= 0.9  # what led around before is tried at once, not after a second
+    # What led around before is tried at once, not after a second.
+    assert float(again_s) <= 1.5 * float(free.stdout.split()[-1]) + 0.7
     steps = held.slurm("squeue", "--me", "-h", "-s", "-o", "%j").split()
     assert "relay" not in steps
     assert states(held) == ["alive"] * 3
