@@ -6,15 +6,17 @@ A recipe is plain data: it travels to an actor, which makes the object there, wh
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 from hypothesis import strategies as st
 
-__all__ = ["ERRORS", "HUGE_CHARS", "OBJECTS", "Recipe", "make", "make_error", "recipes"]
+__all__ = ["ERRORS", "HUGE_CHARS", "OBJECTS", "Recipe", "collected", "make", "make_error", "recipes"]
 
 HUGE_CHARS = 3 << 20
 """Over the frame limit that tests with huge objects set."""
@@ -25,6 +27,14 @@ _DEPTH = 10_000
 _SLOW_S = 0.02
 
 OBJECTS: dict[str, type] = {"object": object, "dict": dict, "str": str, "list": list, "int": int}
+
+
+@pytest.fixture(autouse=True)
+def collected() -> Iterator[None]:
+    """Let objects of a test misbehave in `__del__` before the next test, which knows nothing of them."""
+    yield
+    gc.collect()
+
 
 ERRORS: dict[str, type[BaseException]] = {
     error.__name__: error

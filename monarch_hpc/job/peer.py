@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Self
 
 from monarch_hpc.agent.task import peer_uid
 
-__all__ = ["Owners", "find_owner", "parse_owners", "peers_owner", "read_owners"]
+__all__ = ["OwnerTables", "Owners", "find_owner", "parse_owners", "peers_owner"]
 
 Owners = Mapping[tuple[str, str], int]
 """The users of one end each: by its own address and the other end's, as the kernel writes them."""
@@ -22,15 +24,29 @@ _MAPPED = b"\0" * 10 + b"\xff\xff"
 """Begins an IPv4 address in IPv6."""
 
 
-def read_owners() -> Owners:
-    """Read the kernel's tables. It takes milliseconds: once for all connections that were accepted before it."""
-    owners: dict[tuple[str, str], int] = {}
-    for table in _TABLES:
-        try:
-            owners.update(parse_owners(table.read_text().splitlines()))
-        except FileNotFoundError:  # a machine without IPv6
-            continue
-    return owners
+class OwnerTables:
+    """The kernel's tables of sockets, kept open: they can be read when no descriptor is left for another file."""
+
+    def __init__(self) -> None:
+        self._open = contextlib.ExitStack()
+        self._tables = []
+        for path in _TABLES:
+            with contextlib.suppress(FileNotFoundError):  # a machine without IPv6
+                self._tables.append(self._open.enter_context(path.open()))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def read(self) -> Owners:
+        """Read them. It takes milliseconds: once for all connections that were accepted before it."""
+        owners: dict[tuple[str, str], int] = {}
+        for table in self._tables:
+            table.seek(0)
+            owners.update(parse_owners(table))
+        return owners
 
 
 def parse_owners(lines: Iterable[str]) -> Owners:

@@ -17,7 +17,7 @@ from monarch_hpc.actor.endpoint import Actor, endpoint
 from monarch_hpc.actor.port import Channel, Port, PortReceiver
 from monarch_hpc.core.errors import PortClosed
 from monarch_hpc.core.shape import Point
-from monarch_hpc.job.peer import Owners, peers_owner, read_owners
+from monarch_hpc.job.peer import Owners, OwnerTables, peers_owner
 from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.mesh.proc import ProcMesh
 
@@ -195,18 +195,19 @@ class _Near(Actor):
         listening.setblocking(False)
         poll = select.poll()
         poll.register(listening, select.POLLIN)
-        while not self._over.is_set():
-            poll.poll()
-            arrived, is_scarce = _accept_waiting(listening)
-            owners = read_owners() if arrived else {}
-            for sock in arrived:
-                if not _is_welcome(sock, owners):
-                    sock.close()
-                    continue
-                self._relays.room.acquire()
-                threading.Thread(target=self._join, args=(sock,), name="monarch-forward", daemon=True).start()
-            if is_scarce:
-                self._over.wait(_PAUSE_S)
+        with OwnerTables() as tables:
+            while not self._over.is_set():
+                poll.poll()
+                arrived, is_scarce = _accept_waiting(listening)
+                owners = tables.read() if arrived else {}
+                for sock in arrived:
+                    if not _is_welcome(sock, owners):
+                        sock.close()
+                        continue
+                    self._relays.room.acquire()
+                    threading.Thread(target=self._join, args=(sock,), name="monarch-forward", daemon=True).start()
+                if is_scarce:
+                    self._over.wait(_PAUSE_S)
 
     def _join(self, sock: socket.socket) -> None:
         back, receiver = Channel.open(capacity=_CAPACITY)

@@ -13,7 +13,9 @@ from monarch_hpc.core.description import class_name, literal_of, summary_of, tex
 from monarch_hpc.core.errors import ActorFailed, MeshError
 from monarch_hpc.wire.frames import Buffer, Frame, Kind
 from monarch_hpc.wire.serializer import loads
-from tests.hostile import ERRORS, HUGE_CHARS, OBJECTS, Recipe, make, recipes
+from tests.hostile import ERRORS, HUGE_CHARS, OBJECTS, Recipe, collected, make, recipes
+
+__all__ = ["collected"]
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of `__del__` that raise
 

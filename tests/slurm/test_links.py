@@ -110,8 +110,9 @@ def test_two_hosts_that_cannot_connect_speak_through_the_head(held: Alice) -> No
 @contextlib.contextmanager
 def walls(held: Alice) -> Iterator[None]:
     """Of the hosts, the login host reaches the first only."""
-    # Our connections have ports from the kernel's range at both ends, Slurm's at one end only.
-    rule = f"to {held.lab.address('login')} ipproto tcp sport 32768-60999 dport 32768-60999 blackhole".split()
+    # Our connections have ports from the kernel's range at both ends, Slurm's at one end only. 6 is TCP where no
+    # /etc/protocols says so.
+    rule = f"to {held.lab.address('login')} ipproto 6 sport 32768-60999 dport 32768-60999 blackhole".split()
     for host in HOSTS[1:]:
         held.lab.run(["ip", "rule", "add", *rule], user="root", host=host, check=True)
     try:

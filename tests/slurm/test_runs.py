@@ -167,8 +167,9 @@ def test_a_host_without_power_fails_its_calls_and_the_next_run_goes_on_without_i
 @pytest.fixture
 def blocked(held: Alice) -> Iterator[Alice]:
     """Nothing passes between login and hosts but Slurm's own connections, as at many sites."""
-    # Our connections have ports from the kernel's range at both ends, Slurm's at one end only.
-    rule = f"to {held.lab.address('login')} ipproto tcp sport 32768-60999 dport 32768-60999 blackhole".split()
+    # Our connections have ports from the kernel's range at both ends, Slurm's at one end only. 6 is TCP where no
+    # /etc/protocols says so.
+    rule = f"to {held.lab.address('login')} ipproto 6 sport 32768-60999 dport 32768-60999 blackhole".split()
     for host in HOSTS:
         held.lab.run(["ip", "rule", "add", *rule], user="root", host=host, check=True)
     yield held

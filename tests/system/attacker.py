@@ -23,6 +23,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
 from monarch_hpc.core.ids import Identity, Role, new_allocation_id, new_incarnation
 from monarch_hpc.transport.address import parse_address
 from monarch_hpc.transport.handshake import ANSWER_BYTES, HELLO_BYTES, PROOF_BYTES, Dialing
@@ -242,6 +244,7 @@ def _try(loot: Loot, what: str, attempt: Callable[[], object]) -> None:
 def main() -> None:
     told = Told(**json.load(sys.stdin))
     socket.getaddrinfo("127.0.0.1", 1)  # loads a codec
+    X25519PrivateKey.generate()  # and this a backend
     os.setgroups([])
     os.setresgid(told.gid, told.gid, told.gid)
     os.setresuid(told.uid, told.uid, told.uid)

@@ -29,8 +29,10 @@ from monarch_hpc.actor.turn import ResponsePort
 from monarch_hpc.config.load import load
 from monarch_hpc.mesh.sending import send
 from monarch_hpc.testing import wait_until
-from tests.hostile import ERRORS, HUGE_CHARS, OBJECTS, Recipe, make, recipes
+from tests.hostile import ERRORS, HUGE_CHARS, OBJECTS, Recipe, collected, make, recipes
 from tests.system.controlling import controlled, settle
+
+__all__ = ["collected"]
 
 _PATIENCE_S = 30.0
 _FRAME_BYTES = HUGE_CHARS // 3

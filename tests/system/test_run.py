@@ -21,6 +21,7 @@ from monarch_hpc.config.load import load
 from monarch_hpc.core.files import read_json, write_json
 from monarch_hpc.slurm.owner import current_owner
 from monarch_hpc.slurm.registry import Record, Registry
+from monarch_hpc.testing.slurmlab.processes import read_command
 from tests.system.agent_client import alive, cookie_holders, eventually
 
 SCRIPT = """
@@ -184,7 +185,7 @@ def test_lost_agents_end_the_run_with_a_sentence(folder: Path) -> None:
 
     eventually(lambda: process.pid in owners(), "the run at the head")
     for pid in cookie_holders(directory):
-        if b"monarch_hpc.agent\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
+        if "monarch_hpc.agent" in read_command(pid):
             os.kill(pid, signal.SIGKILL)
     code, _, err = finish(process)
     assert code == 72

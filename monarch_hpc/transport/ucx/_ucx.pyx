@@ -683,8 +683,8 @@ cdef list _abandoned = []
 
 
 def num_abandoned():
-    """How many closed workers of this process could not be ended; see `Worker.close`."""
-    return len(_abandoned)
+    """How many closed workers of this process cannot be ended yet, see `Worker.close`; it ends those that can be."""
+    return _reap()
 
 
 cdef int _reap() except -1:
