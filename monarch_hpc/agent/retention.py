@@ -6,7 +6,6 @@ The first host's agent removes the others, in a thread of its own: a stalled fil
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import queue
 import shutil
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.core.files import read_private, write_private
+from monarch_hpc.core.logger import Logger
 
 __all__ = ["Retention", "printed_runs", "removed_runs"]
 
@@ -26,7 +26,7 @@ _REMEMBERED = 1000
 
 _MAX_BYTES = 1 << 20
 
-_log = logging.getLogger(__name__)
+_log = Logger(__name__)
 
 
 class Retention:

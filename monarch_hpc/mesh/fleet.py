@@ -13,6 +13,7 @@ from pathlib import Path
 from monarch_hpc.actor.reference import ProcRef
 from monarch_hpc.config.program import own_import_path
 from monarch_hpc.config.schema import ProcsConfig
+from monarch_hpc.core.description import summary_of
 from monarch_hpc.core.errors import SpawnError, TransportError
 from monarch_hpc.core.ids import mesh_number
 from monarch_hpc.core.recent import Recent
@@ -172,7 +173,7 @@ class Fleet:
         except (OSError, TransportError) as error:
             self._fail(mesh, SpawnError("any host", f"it could not be asked for: {error}"))
         except Exception as error:  # noqa: BLE001 a plan from anywhere, on the driver: who waits must hear of it at once
-            cause = f"it could not be asked for: {type(error).__name__}: {error}"
+            cause = f"it could not be asked for: {summary_of(error)}"
             self._fail(mesh, SpawnError("any host", cause))
 
     def _order(self, mesh: _Mesh) -> messages.SpawnProcs:

@@ -1,4 +1,4 @@
-"""Where things are in the memory that a process records into: version 3, described in docs/telemetry.md.
+"""Layout of the memory that a process records into: version 3, described in docs/telemetry.md.
 
 A record is 64 bytes, little-endian:
 
