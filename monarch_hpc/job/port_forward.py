@@ -35,6 +35,9 @@ threads here and two there. More of this user's wait."""
 _PAUSE_S = 0.1
 """Before the next try to accept where the process, or the machine, has no descriptor or memory left."""
 
+_STOP_S = 5.0
+"""What those that carry may take to end: a proc that is stuck must not hold up the end of the program."""
+
 _UNIX = "unix:"
 _MAX_PATH_BYTES = 107
 """Of a Unix socket's name."""
@@ -80,6 +83,12 @@ class PortForwarder(Actor):
         near = src_proc_mesh.spawn("forward-from", _Near, far)
         self._forwards.append(near)
         near.listen.call(src_address).get()
+
+    def __cleanup__(self, error: BaseException | None) -> None:
+        # Who stops it may listen there himself at once; what an actor owns ends by itself, but later.
+        for mesh in reversed(self._forwards):
+            with contextlib.suppress(Exception):  # a host that died listens no more
+                mesh.stop().get(_STOP_S)
 
 
 class _Relays:
