@@ -15,7 +15,7 @@ from monarch_hpc.core.arguments import check_seconds
 from monarch_hpc.core.description import trace_of
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.telemetry.recorder import Recorder
-from monarch_hpc.transport.engine import Engine
+from monarch_hpc.transport.engine.engine import Engine
 
 __all__ = ["Future"]
 

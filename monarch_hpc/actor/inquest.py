@@ -12,7 +12,7 @@ from monarch_hpc.core.errors import ActorDied, ActorError, DeliveryUnknown, Mona
 from monarch_hpc.core.ids import Role
 from monarch_hpc.core.recent import Recent
 from monarch_hpc.core.shape import Extent, Region
-from monarch_hpc.transport.engine import Engine
+from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.frames import Buffer, Frame, Kind
 from monarch_hpc.wire.serializer import loads

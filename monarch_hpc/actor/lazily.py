@@ -12,7 +12,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from monarch_hpc.actor.future import Future
 from monarch_hpc.core.fork import Owned
-from monarch_hpc.transport.engine import Engine
+from monarch_hpc.transport.engine.engine import Engine
 
 __all__ = ["completed", "pending", "returns_future"]
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from monarch_hpc.actor.context import context
 from monarch_hpc.transport.credit import Credit, cost_of
-from monarch_hpc.transport.engine import Engine
+from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.frames import Frame, Kind
 
 __all__ = ["Line", "LocalLine"]

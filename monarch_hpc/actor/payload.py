@@ -15,7 +15,7 @@ from monarch_hpc.actor.remote import as_actor_error
 from monarch_hpc.core.description import class_name, summary_of, text_of, trace_of
 from monarch_hpc.core.errors import ActorFailed
 from monarch_hpc.core.shape import Extent, Region
-from monarch_hpc.transport.interrupts import may_be_signal
+from monarch_hpc.transport.engine.interrupts import may_be_signal
 from monarch_hpc.wire.frames import Buffer, Frame
 from monarch_hpc.wire.obstacle import refusal
 from monarch_hpc.wire.serializer import dumps, loads

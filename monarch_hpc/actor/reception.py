@@ -19,7 +19,7 @@ from monarch_hpc.core.ids import Role
 from monarch_hpc.telemetry.layout import CAST
 from monarch_hpc.telemetry.recorder import Recorder
 from monarch_hpc.transport.api import Peer
-from monarch_hpc.transport.engine import Engine
+from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.casts import Cast, Mark, Note, Tag, pack_notes, parse_cast, parse_number, parse_target
 from monarch_hpc.wire.frames import Frame, Kind

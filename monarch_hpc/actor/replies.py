@@ -14,7 +14,7 @@ from monarch_hpc.actor.payload import pack_fault, pack_result, send_failure
 from monarch_hpc.core.description import trace_of
 from monarch_hpc.core.errors import ForkedError, FrameError, TransportError
 from monarch_hpc.core.logger import Logger
-from monarch_hpc.transport.engine import Engine
+from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.frames import Buffer, Frame, Kind
 
 __all__ = ["Ending", "Replier"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from monarch_hpc.transport.engine import Engine
-from monarch_hpc.transport.sleeper import Sleeper
+from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.transport.engine.sleeper import Sleeper
 
 __all__ = ["Wait", "rest"]
 

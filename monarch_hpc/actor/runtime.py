@@ -30,7 +30,7 @@ from monarch_hpc.core.shape import Region
 from monarch_hpc.telemetry.recorder import Recorder
 from monarch_hpc.transport.api import Channel
 from monarch_hpc.transport.credit import cost_of
-from monarch_hpc.transport.engine import Engine
+from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.frames import Buffer, Frame, Kind
 

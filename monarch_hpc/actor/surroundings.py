@@ -10,7 +10,7 @@ from monarch_hpc.actor.local import Line
 from monarch_hpc.actor.loop import EventLoop
 from monarch_hpc.actor.replies import Ending
 from monarch_hpc.telemetry.recorder import Recorder
-from monarch_hpc.transport.engine import Engine
+from monarch_hpc.transport.engine.engine import Engine
 
 __all__ = ["CellProcess"]
 

@@ -13,7 +13,7 @@ from monarch_hpc.actor.loop import Running
 from monarch_hpc.actor.recall import Due
 from monarch_hpc.actor.replies import Ending
 from monarch_hpc.core.errors import ActorDied, CallTimeout, PortClosed
-from monarch_hpc.transport.engine import Engine
+from monarch_hpc.transport.engine.engine import Engine
 
 __all__ = ["ResponsePort", "Turn", "TurnTaker"]
 

@@ -23,7 +23,7 @@ from monarch_hpc.core.dumps import forbid_core_dumps
 from monarch_hpc.core.errors import ConfigError, MonarchError
 from monarch_hpc.core.hostlist import expand
 from monarch_hpc.core.scratch import remove_unheld
-from monarch_hpc.transport.engine import Engine
+from monarch_hpc.transport.engine.engine import Engine
 
 if TYPE_CHECKING:
     from monarch_hpc.agent.service import Service

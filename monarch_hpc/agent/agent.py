@@ -23,7 +23,7 @@ from monarch_hpc.agent.zygotes import MAX_PROCS_PER_ORDER, Zygotes
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.supervision.lease import Life
-from monarch_hpc.transport.engine import Engine
+from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.calls import Calls, CallsReport
 from monarch_hpc.wire.logs import LogsSet, SetLogs
 from monarch_hpc.wire.messages import (

@@ -17,9 +17,9 @@ from monarch_hpc.core.errors import AllocationError, ConfigError, TransportError
 from monarch_hpc.core.ids import Identity, Role, new_incarnation
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.transport.api import Channel, Listener
-from monarch_hpc.transport.engine import Engine
+from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.transport.engine.flag import Signal
 from monarch_hpc.transport.node import Node
-from monarch_hpc.transport.signal import Signal
 from monarch_hpc.transport.ucx.fabric import UcxFabric
 from monarch_hpc.transport.ucx.settings import wants_ucx
 from monarch_hpc.wire.calls import Calls, CallsReport

@@ -21,7 +21,7 @@ from monarch_hpc.agent.zygotes import Problem, Spawned, Zygotes
 from monarch_hpc.core.errors import FrameError
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.telemetry.memory import make_memory
-from monarch_hpc.transport.engine import Engine
+from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.messages import Message, ProcHello, ProcReady, SpawnFailed, SpawnProcs, decode
 
 __all__ = ["Births", "Parent"]

@@ -34,7 +34,7 @@ from monarch_hpc.core.ids import Identity, Role, new_allocation_id, new_incarnat
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.transport.address import parse_address
 from monarch_hpc.transport.api import Channel
-from monarch_hpc.transport.engine import Engine
+from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.frames import Frame
 

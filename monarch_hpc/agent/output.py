@@ -18,8 +18,8 @@ from pathlib import Path
 from monarch_hpc.agent.files import LogFiles
 from monarch_hpc.agent.rations import Allowance, Rations, cost_bytes
 from monarch_hpc.config.schema import LogsConfig
-from monarch_hpc.transport.engine import Engine
-from monarch_hpc.transport.timer import Timer
+from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.transport.engine.timer import Timer
 from monarch_hpc.wire.messages import Output
 from monarch_hpc.wire.record import MARK, Unmarker, parse_record, split_marked
 

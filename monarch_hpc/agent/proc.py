@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from monarch_hpc.agent.output import ProcOutput
 from monarch_hpc.agent.start import ProcStart
-from monarch_hpc.transport.timer import Timer
+from monarch_hpc.transport.engine.timer import Timer
 
 __all__ = ["Proc", "State"]
 

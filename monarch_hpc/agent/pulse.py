@@ -7,7 +7,7 @@ from collections.abc import Callable
 from monarch_hpc.core.errors import TransportError
 from monarch_hpc.supervision.lease import Lease, Life
 from monarch_hpc.transport.api import Channel
-from monarch_hpc.transport.engine import Engine
+from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.frames import Frame, Kind
 
 __all__ = ["Pulse"]

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from monarch_hpc.transport.engine import Engine
+from monarch_hpc.transport.engine.engine import Engine
 
 __all__ = ["Exit", "Reaper"]
 

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from monarch_hpc.agent.proc import Proc
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.telemetry.layout import REFUSED, REFUSED_AT
-from monarch_hpc.transport.engine import Engine
+from monarch_hpc.transport.engine.engine import Engine
 
 __all__ = ["Refusals"]
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from monarch_hpc.agent.spawn import launch
 from monarch_hpc.core.errors import PeerLost
 from monarch_hpc.slurm.argv import relay_argv, scrubbed
-from monarch_hpc.transport.engine import Engine
-from monarch_hpc.transport.relay import Relay
-from monarch_hpc.transport.signal import Signal
+from monarch_hpc.transport.connect.relay import Relay
+from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.transport.engine.flag import Signal
 
 __all__ = ["SlurmRelay", "main"]
 
@@ -28,7 +28,7 @@ _END_S = 2.0
 
 
 class SlurmRelay:
-    """A way to the hosts of a job through one step of it; see `transport.dial.Opener`.
+    """A way to the hosts of a job through one step of it; see `transport.connect.dial.Opener`.
 
     The step is started by the first use, and holds no CPU, memory or GPU of the job.
 

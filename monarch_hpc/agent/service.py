@@ -35,7 +35,7 @@ from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.version import __version__
 from monarch_hpc.supervision.lease import Lease, Life
 from monarch_hpc.transport.api import Channel
-from monarch_hpc.transport.engine import Engine
+from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.frames import Frame, Kind
 from monarch_hpc.wire.messages import (

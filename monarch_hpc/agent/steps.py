@@ -25,7 +25,7 @@ from monarch_hpc.agent.task import peer_uid, socket_path
 from monarch_hpc.agent.zygote import FDS_PER_PROC, LENGTH, render, versions
 from monarch_hpc.agent.zygotes import Problem, Spawned
 from monarch_hpc.config import FlagValue
-from monarch_hpc.transport.engine import Engine
+from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.messages import SpawnProcs
 
 __all__ = ["StepSettings", "Steps"]

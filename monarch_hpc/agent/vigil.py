@@ -8,8 +8,8 @@ from pathlib import Path
 
 from monarch_hpc.supervision.lease import Lease, Life
 from monarch_hpc.supervision.standstill import Standstill
-from monarch_hpc.transport.engine import Engine
-from monarch_hpc.transport.timer import Timer
+from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.transport.engine.timer import Timer
 
 __all__ = ["Changed", "Vigil"]
 

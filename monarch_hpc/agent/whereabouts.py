@@ -10,7 +10,7 @@ __all__ = ["Whereabouts"]
 
 
 class Whereabouts:
-    """An agent's address book of procs; see `transport.gate.Forwards`."""
+    """An agent's address book of procs; see `transport.connect.listen.Forwards`."""
 
     def __init__(self) -> None:
         self._known: dict[int, ProcReady] = {}

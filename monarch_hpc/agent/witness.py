@@ -10,7 +10,7 @@ from pathlib import Path
 
 from monarch_hpc.telemetry import layout
 from monarch_hpc.telemetry.reading import memory_of, read_scene, tell
-from monarch_hpc.transport.offer import read_place
+from monarch_hpc.transport.ucx.negotiation import read_place
 from monarch_hpc.wire.calls import PROGRAM_MESH, ProcCalls, Recording
 
 __all__ = ["Witness", "is_stopped", "open_witness"]

@@ -21,7 +21,7 @@ from monarch_hpc.agent.start import ProcOrder, render_order
 from monarch_hpc.agent.zygote import FDS_PER_PROC, MAX_FDS, render, versions
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.version import __version__
-from monarch_hpc.transport.engine import Engine
+from monarch_hpc.transport.engine.engine import Engine
 
 __all__ = ["MAX_PROCS_PER_ORDER", "Problem", "Spawned", "Zygotes"]
 

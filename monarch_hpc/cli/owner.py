@@ -18,7 +18,7 @@ from monarch_hpc.core.errors import ChannelClosed, TransportError
 from monarch_hpc.core.ids import Role
 from monarch_hpc.supervision.lease import Lease
 from monarch_hpc.transport.api import Channel
-from monarch_hpc.transport.engine import Engine
+from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.calls import Calls, CallsReport, Recording
 from monarch_hpc.wire.frames import Frame
 from monarch_hpc.wire.messages import CloseRun, OpenRun, Refused, RunClosed, decode

@@ -38,9 +38,9 @@ from monarch_hpc.supervision.lease import Lease
 from monarch_hpc.telemetry.memory import make_memory
 from monarch_hpc.telemetry.recorder import Recorder
 from monarch_hpc.transport.api import Channel
-from monarch_hpc.transport.engine import Engine
-from monarch_hpc.transport.offer import read_place
-from monarch_hpc.transport.signal import Signal
+from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.transport.engine.flag import Signal
+from monarch_hpc.transport.ucx.negotiation import read_place
 from monarch_hpc.wire import messages
 from monarch_hpc.wire.calls import Calls, CallsReport, Recording
 from monarch_hpc.wire.frames import Frame, Kind

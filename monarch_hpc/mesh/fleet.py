@@ -17,7 +17,7 @@ from monarch_hpc.core.description import summary_of
 from monarch_hpc.core.errors import SpawnError, TransportError
 from monarch_hpc.core.ids import mesh_number
 from monarch_hpc.core.recent import Recent
-from monarch_hpc.transport.engine import Engine
+from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire import messages
 from monarch_hpc.wire.messages import HostEntry, Message
 

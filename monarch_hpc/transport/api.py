@@ -8,7 +8,7 @@ from typing import Protocol
 from monarch_hpc.core.errors import TransportError
 from monarch_hpc.core.ids import Role
 from monarch_hpc.transport.address import FORWARD_PREFIX, RELAY_PREFIX
-from monarch_hpc.transport.transfer import Transfer
+from monarch_hpc.transport.memory.operations import Transfer
 from monarch_hpc.wire.frames import Frame
 
 __all__ = ["Channel", "Listener", "Peer"]
@@ -112,7 +112,7 @@ class Channel(Protocol):
         """Fill *into* with the bytes from *offset* on of a memory of the peer, none of whose code runs for it.
 
         Args:
-            key: of the memory, see `transport.memory.Memory.key`.
+            key: of the memory, see `transport.memory.registry.Memory.key`.
             into: a writable, contiguous buffer; not to be touched until the transfer is done.
         """
         ...

@@ -16,14 +16,14 @@ from monarch_hpc.core.errors import ChannelClosed, FrameError, PeerLost, Transpo
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.transport.api import Listener, Peer
 from monarch_hpc.transport.credit import Credit, Ticket, cost_of
-from monarch_hpc.transport.engine import Engine
-from monarch_hpc.transport.introduce import FIRST_S, Introduction
-from monarch_hpc.transport.memory import Memories
-from monarch_hpc.transport.noise import Cipher
-from monarch_hpc.transport.tcp import LINGER_S, TcpChannel, read_reason
-from monarch_hpc.transport.timer import Timer
-from monarch_hpc.transport.transfer import Operations, Transfer
+from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.transport.engine.timer import Timer
+from monarch_hpc.transport.memory.operations import Operations, Transfer
+from monarch_hpc.transport.memory.registry import Memories
+from monarch_hpc.transport.secure.noise import Cipher
+from monarch_hpc.transport.tcp.channel import LINGER_S, TcpChannel, read_reason
 from monarch_hpc.transport.ucx.fabric import UcxFabric
+from monarch_hpc.transport.ucx.introduction import FIRST_S, Introduction
 from monarch_hpc.transport.ucx.lane import UcxLane
 from monarch_hpc.wire.frames import Buffer, Frame, Head, Kind
 
@@ -317,7 +317,7 @@ class PeerChannel:
     # ---- the lane ----
 
     def ask_for_word(self, word: int) -> None:
-        """Have the peer speak on the lane, and then say *word* on the socket; see `transport.ucx.probe`."""
+        """Have the peer speak on the lane, and then say *word* on the socket; see `transport.ucx.hole_probe`."""
         self.send_on_wire(Frame(Kind.PROBE, 0, word))
 
     def _on_probe(self, frame: Frame) -> None:

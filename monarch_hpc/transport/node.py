@@ -12,18 +12,18 @@ from monarch_hpc.core.errors import PeerLost, TransportError
 from monarch_hpc.core.ids import Identity, Role
 from monarch_hpc.transport.api import Channel, Listener, Peer
 from monarch_hpc.transport.channel import PeerChannel
-from monarch_hpc.transport.dial import Done, Opener, Race
-from monarch_hpc.transport.engine import Engine
-from monarch_hpc.transport.fence import Fence
-from monarch_hpc.transport.gate import Forwards, Gate
-from monarch_hpc.transport.handshake import Dialing, make_proof
-from monarch_hpc.transport.memory import Memories, Memory
-from monarch_hpc.transport.noise import Cipher
-from monarch_hpc.transport.signal import Signal
-from monarch_hpc.transport.tcp import LINGER_S
+from monarch_hpc.transport.connect.dial import Done, Opener, Race
+from monarch_hpc.transport.connect.listen import Forwards, Gate
+from monarch_hpc.transport.connect.routes import Ways
+from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.transport.engine.flag import Signal
+from monarch_hpc.transport.memory.registry import Memories, Memory
+from monarch_hpc.transport.secure.fence import Fence
+from monarch_hpc.transport.secure.handshake import Dialing, make_proof
+from monarch_hpc.transport.secure.noise import Cipher
+from monarch_hpc.transport.tcp.channel import LINGER_S
+from monarch_hpc.transport.tcp.keepalive import Wires
 from monarch_hpc.transport.ucx.fabric import UcxFabric
-from monarch_hpc.transport.ways import Ways
-from monarch_hpc.transport.wires import Wires
 from monarch_hpc.wire.frames import Frame
 
 __all__ = ["Node"]

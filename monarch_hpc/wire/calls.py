@@ -190,7 +190,7 @@ class Recording(Message):
     The owner sends it back if it can read them, and from then on answers for the program.
 
     Args:
-        place: what processes have in common that can read each other's, see `transport.offer.read_place`.
+        place: what processes have in common that can read each other's, see `transport.ucx.negotiation.read_place`.
         fd: descriptor of the memory, in the process *pid*.
         incarnation: of the program, hexadecimal.
     """

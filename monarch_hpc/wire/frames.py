@@ -65,13 +65,13 @@ class Kind(enum.IntEnum):
     STOP = 6  # stop an actor: dest = actor id, reply = reply slot or 0
     PING = 7  # sign of life; never passed on
     BYE = 8  # the sender closes; body is the reason, UTF-8
-    OFFER = 9  # what faster lanes the sender has, see transport.offer; never passed on
+    OFFER = 9  # what faster lanes the sender has, see transport.ucx.negotiation; never passed on
     SWITCH = 10  # all later frames of the sender come on the lane that was offered; never passed on
     GET = 11  # read registered memory: reply = the operation, see transport.memory
     PUT = 12  # write registered memory: reply = the operation, buffers = the data
     DATA = 13  # answers GET and PUT: dest = the operation
     CREDIT = 14  # so much of what was sent to an actor is handled: dest = actor id, reply = bytes
-    PROBE = 16  # dest = 0: say it with dest = 1 on the lane, then here with this reply, see transport.ucx.probe
+    PROBE = 16  # dest = 0: say it with dest = 1 on the lane, then here with this reply, see transport.ucx.hole_probe
     CANCEL = 15  # nobody waits for a call any more: dest = actor id, reply = its reply slot
     CAST = 20  # one message to many procs: dest = actor id, reply = its number, see wire.casts
     NOTES = 21  # answers to casts, and other news of them

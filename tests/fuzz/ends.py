@@ -17,14 +17,14 @@ from unittest.mock import patch
 
 from monarch_hpc.core.errors import FrameError, PeerLost, TransportError
 from monarch_hpc.core.ids import Identity, Role
-from monarch_hpc.transport import relay
 from monarch_hpc.transport.address import parse_address
 from monarch_hpc.transport.api import Channel, Peer
-from monarch_hpc.transport.engine import Engine
+from monarch_hpc.transport.connect import relay
+from monarch_hpc.transport.connect.relay import Relay
+from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.node import Node
-from monarch_hpc.transport.noise import Cipher
-from monarch_hpc.transport.records import CHUNK_BYTES, Inbox
-from monarch_hpc.transport.relay import Relay
+from monarch_hpc.transport.secure.noise import Cipher
+from monarch_hpc.transport.secure.records import CHUNK_BYTES, Inbox
 from monarch_hpc.transport.ucx.fabric import UcxFabric
 from monarch_hpc.transport.ucx.lane import UcxLane
 from monarch_hpc.wire.frames import Frame
@@ -65,7 +65,7 @@ class _Here:
         self.lost: list[TransportError] = []
         self.ended: list[str] = []
         self._escaped = _Escaped()
-        logger = logging.getLogger("monarch_hpc.transport.engine")
+        logger = logging.getLogger("monarch_hpc.transport.engine.engine")
         logger.propagate = False
         logger.addHandler(self._escaped)
 

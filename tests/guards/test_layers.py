@@ -29,7 +29,7 @@ LAYERS = (
 DOORS = {
     "click": {"cli"},
     "cloudpickle": {"wire.serializer"},
-    "cryptography": {"transport.noise", "transport.tcp"},
+    "cryptography": {"transport.secure.noise", "transport.tcp.channel"},
     "mpi4py": {"actor.mpi"},
     "pytest": {"testing.fixtures"},
     "rich": {"cli.output"},

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monarch_hpc.core.errors import FrameError
-from monarch_hpc.transport.noise import TAG_BYTES, Cipher
-from monarch_hpc.transport.records import CHUNK_BYTES, INLINE_BYTES, Bulk, Inbox, Outbox
+from monarch_hpc.transport.secure.noise import TAG_BYTES, Cipher
+from monarch_hpc.transport.secure.records import CHUNK_BYTES, INLINE_BYTES, Bulk, Inbox, Outbox
 from monarch_hpc.wire.frames import Buffer, Frame, Head, Kind, pack_frame, pack_head, parse_frame
 
 _KEY = bytes(32)

@@ -17,7 +17,7 @@ import pytest
 
 from monarch_hpc.core.ids import Identity, Role, new_incarnation
 from monarch_hpc.testing.slurmlab import SlurmLab
-from monarch_hpc.transport.handshake import Dialing
+from monarch_hpc.transport.secure.handshake import Dialing
 from tests.guards.tree import ROOT
 from tests.slurm.commands import HOSTS, SLEEPER, Alice, alice, argv, held, until_said, write
 from tests.system.attacker import Loot, Told
@@ -91,7 +91,7 @@ _SCAN = """
 import collections, json, os, random, socket, sys
 from monarch_hpc.core.ids import Identity, Role, new_incarnation
 from monarch_hpc.transport.address import parse_address
-from monarch_hpc.transport.handshake import Dialing
+from monarch_hpc.transport.secure.handshake import Dialing
 
 addresses, allocation, num_sessions = json.loads(sys.argv[1])
 silent = collections.deque()

@@ -13,7 +13,7 @@ from monarch_hpc.agent.attach import Attachment, attach
 from monarch_hpc.core.errors import TransportError
 from monarch_hpc.core.ids import Role, mesh_number
 from monarch_hpc.transport.api import Channel
-from monarch_hpc.transport.engine import Engine
+from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.frames import Frame
 from monarch_hpc.wire.messages import (
     Message,

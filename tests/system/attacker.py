@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from monarch_hpc.core.ids import Identity, Role, new_allocation_id, new_incarnation
 from monarch_hpc.transport.address import parse_address
-from monarch_hpc.transport.handshake import ANSWER_BYTES, HELLO_BYTES, PROOF_BYTES, Dialing
+from monarch_hpc.transport.secure.handshake import ANSWER_BYTES, HELLO_BYTES, PROOF_BYTES, Dialing
 from tests.guards.tree import ROOT
 
 __all__ = ["Loot", "Told", "attack"]

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from monarch_hpc.core.ids import Identity, Role, new_incarnation
 from monarch_hpc.transport.address import parse_address, tune
 from monarch_hpc.transport.api import Peer
-from monarch_hpc.transport.handshake import ANSWER_BYTES, Dialing, make_proof
-from monarch_hpc.transport.noise import Cipher
+from monarch_hpc.transport.secure.handshake import ANSWER_BYTES, Dialing, make_proof
+from monarch_hpc.transport.secure.noise import Cipher
 from monarch_hpc.wire.frames import Frame, pack_head
 from tests.system.parties import ALLOCATION, KEY, PATIENCE_S
 

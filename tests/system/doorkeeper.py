@@ -20,7 +20,7 @@ from monarch_hpc.core.errors import TransportError
 from monarch_hpc.core.ids import Identity, Role, new_incarnation
 from monarch_hpc.testing import wait_until
 from monarch_hpc.transport.api import Channel
-from monarch_hpc.transport.engine import Engine
+from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.frames import Frame
 from tests.guards.tree import ROOT

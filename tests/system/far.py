@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from monarch_hpc.core.errors import TransportError
 from monarch_hpc.core.ids import Identity, Role, new_incarnation
 from monarch_hpc.transport.api import Channel
-from monarch_hpc.transport.engine import Engine
+from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.transport.engine.flag import Signal
 from monarch_hpc.transport.node import Node
-from monarch_hpc.transport.signal import Signal
 from monarch_hpc.wire.frames import Frame, Kind
 from tests.system import parties
 

@@ -14,11 +14,11 @@ from monarch_hpc.core.errors import (
 )
 from monarch_hpc.core.ids import Identity, Role, new_allocation_id, new_incarnation
 from monarch_hpc.transport.api import Channel
-from monarch_hpc.transport.engine import Engine
-from monarch_hpc.transport.gate import Forwards
+from monarch_hpc.transport.connect.listen import Forwards
+from monarch_hpc.transport.connect.relay import Relay
+from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.transport.engine.flag import Signal
 from monarch_hpc.transport.node import Node
-from monarch_hpc.transport.relay import Relay
-from monarch_hpc.transport.signal import Signal
 from monarch_hpc.transport.ucx.fabric import UcxFabric
 from monarch_hpc.wire.frames import Frame
 

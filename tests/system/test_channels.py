@@ -23,8 +23,8 @@ from monarch_hpc.core.errors import (
 from monarch_hpc.core.ids import Role
 from monarch_hpc.testing import wait_until
 from monarch_hpc.transport.api import Channel
-from monarch_hpc.transport.signal import Signal
-from monarch_hpc.transport.tcp import CHUNK_BYTES, INLINE_BYTES
+from monarch_hpc.transport.engine.flag import Signal
+from monarch_hpc.transport.tcp.channel import CHUNK_BYTES, INLINE_BYTES
 from monarch_hpc.wire.frames import Frame, Kind
 from tests.system.parties import BLOCKED, LIMITS, PATIENCE_S, UCX, Party, parties
 

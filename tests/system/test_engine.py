@@ -14,8 +14,8 @@ from monarch_hpc.actor.future import Future
 from monarch_hpc.config.load import load
 from monarch_hpc.mesh.controller import Controller
 from monarch_hpc.testing import wait_until
-from monarch_hpc.transport.engine import Engine
-from monarch_hpc.transport.signal import Signal
+from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.transport.engine.flag import Signal
 from tests.system.controlling import controlled
 
 _PATIENCE_S = 20.0

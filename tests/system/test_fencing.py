@@ -20,7 +20,7 @@ from monarch_hpc.core.files import read_json
 from monarch_hpc.core.ids import Role
 from monarch_hpc.supervision.lease import Lease, Life
 from monarch_hpc.transport.api import Channel
-from monarch_hpc.transport.signal import Signal
+from monarch_hpc.transport.engine.flag import Signal
 from monarch_hpc.wire.frames import Frame, Kind
 from monarch_hpc.wire.messages import CloseRun, HostLost, ProcEnded
 from tests.system.agent_client import Client, alive, eventually

@@ -23,8 +23,8 @@ from monarch_hpc.core.ids import Role
 from monarch_hpc.testing import wait_until
 from monarch_hpc.transport.address import parse_address
 from monarch_hpc.transport.api import Channel
-from monarch_hpc.transport.handshake import HELLO_BYTES
-from monarch_hpc.transport.noise import TAG_BYTES
+from monarch_hpc.transport.secure.handshake import HELLO_BYTES
+from monarch_hpc.transport.secure.noise import TAG_BYTES
 from monarch_hpc.wire.frames import MAX_BUFFERS, PROTOCOL, Frame, Kind
 from monarch_hpc.wire.messages import decode
 from tests.system.byhand import ByHand, last_words, plain

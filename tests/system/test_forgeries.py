@@ -18,7 +18,7 @@ import pytest
 from monarch_hpc.core.errors import AuthenticationError, FrameError
 from monarch_hpc.core.ids import Identity, Role, new_allocation_id, new_incarnation
 from monarch_hpc.transport.address import parse_address
-from monarch_hpc.transport.handshake import (
+from monarch_hpc.transport.secure.handshake import (
     ANSWER_BYTES,
     HELLO_BYTES,
     PROOF_BYTES,
@@ -27,8 +27,8 @@ from monarch_hpc.transport.handshake import (
     check_proof,
     make_proof,
 )
-from monarch_hpc.transport.noise import Cipher
-from monarch_hpc.transport.records import Inbox
+from monarch_hpc.transport.secure.noise import Cipher
+from monarch_hpc.transport.secure.records import Inbox
 from monarch_hpc.wire.frames import Frame, Kind, pack_head
 from tests.system.byhand import ByHand, bits, flipped, last_words, plain, seal
 from tests.system.parties import ALLOCATION, KEY, PATIENCE_S, Party, parties

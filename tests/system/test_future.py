@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from monarch_hpc.actor.future import Future
-from monarch_hpc.transport.engine import Engine
+from monarch_hpc.transport.engine.engine import Engine
 
 _PATIENCE_S = 20.0
 
@@ -145,7 +145,7 @@ def test_the_engine_goes_on_where_even_the_log_fails(
         raise error
 
     monkeypatch.setattr(logging.getLogger("monarch_hpc.actor.future"), "filter", refuse.__get__(engine))
-    monkeypatch.setattr(logging.getLogger("monarch_hpc.transport.engine"), "filter", refuse.__get__(engine))
+    monkeypatch.setattr(logging.getLogger("monarch_hpc.transport.engine.engine"), "filter", refuse.__get__(engine))
     futures[0].add_done_callback(lambda _: fail(KeyError("mine")))
     engine.call_soon(lambda: futures[0].set_result(1))  # on the thread of the engine, as nobody drives
     assert refused.wait(_PATIENCE_S)

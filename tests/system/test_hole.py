@@ -8,8 +8,8 @@ import pytest
 
 from monarch_hpc.core.errors import PeerLost
 from monarch_hpc.core.ids import Role
-from monarch_hpc.transport.engine import Engine
-from monarch_hpc.transport.ucx import probe
+from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.transport.ucx import hole_probe as probe
 from monarch_hpc.transport.ucx.lane import UcxLane
 from monarch_hpc.wire.frames import Frame, Kind
 from tests.system.far import ECHO, LEAVE, far

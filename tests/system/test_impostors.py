@@ -18,7 +18,7 @@ import pytest
 from monarch_hpc.core.errors import AuthenticationError, FrameError, PeerLost, TransportError
 from monarch_hpc.core.ids import Identity, Role, new_incarnation
 from monarch_hpc.transport.address import parse_address
-from monarch_hpc.transport.handshake import ANSWER_BYTES, HELLO_BYTES, PROOF_BYTES, Accepting, Dialing
+from monarch_hpc.transport.secure.handshake import ANSWER_BYTES, HELLO_BYTES, PROOF_BYTES, Accepting, Dialing
 from monarch_hpc.wire.frames import Frame, Kind
 from tests.system.parties import ALLOCATION, KEY, PATIENCE_S, Party, parties
 

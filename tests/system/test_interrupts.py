@@ -13,7 +13,7 @@ from types import FrameType
 
 import pytest
 
-from monarch_hpc.transport.engine import Engine
+from monarch_hpc.transport.engine.engine import Engine
 
 _PATIENCE_S = 30.0
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from monarch_hpc.testing import wait_until
-from monarch_hpc.transport.engine import Engine
-from monarch_hpc.transport.relay import GREETING, Relay
+from monarch_hpc.transport.connect.relay import GREETING, Relay
+from monarch_hpc.transport.engine.engine import Engine
 
 _PAGE_BYTES = 4096
 _HEAD = struct.Struct("<BII")

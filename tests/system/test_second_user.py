@@ -21,7 +21,7 @@ import pytest
 
 from monarch_hpc.core.ids import Identity, Role, new_incarnation
 from monarch_hpc.testing import wait_until
-from monarch_hpc.transport.handshake import Dialing
+from monarch_hpc.transport.secure.handshake import Dialing
 from monarch_hpc.wire.frames import Frame, Kind
 from tests.system.attacker import PATIENCE_S, Told, attack
 from tests.system.byhand import ByHand, plain

@@ -17,8 +17,8 @@ from monarch_hpc.core.ids import Role
 from monarch_hpc.testing import wait_until
 from monarch_hpc.transport.address import parse_address
 from monarch_hpc.transport.api import Channel
-from monarch_hpc.transport.handshake import HELLO_BYTES, PROOF_BYTES, Dialing
-from monarch_hpc.transport.noise import Cipher
+from monarch_hpc.transport.secure.handshake import HELLO_BYTES, PROOF_BYTES, Dialing
+from monarch_hpc.transport.secure.noise import Cipher
 from monarch_hpc.wire.frames import Frame, Kind
 from tests.system.byhand import ByHand, flipped, last_words, plain, seal
 from tests.system.parties import KEY, LIMITS, PATIENCE_S, Party, parties

@@ -10,8 +10,8 @@ import pytest
 
 from monarch_hpc.core.ids import Role
 from monarch_hpc.transport.api import Channel
-from monarch_hpc.transport.records import CHUNK_BYTES, INLINE_BYTES
-from monarch_hpc.transport.signal import Signal
+from monarch_hpc.transport.engine.flag import Signal
+from monarch_hpc.transport.secure.records import CHUNK_BYTES, INLINE_BYTES
 from monarch_hpc.wire.frames import Frame, Kind
 from tests.system.parties import PATIENCE_S, Party, parties
 from tests.system.programs import Programs, programs

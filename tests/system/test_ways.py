@@ -16,8 +16,8 @@ from monarch_hpc.core.errors import PeerLost
 from monarch_hpc.core.ids import Role, new_incarnation
 from monarch_hpc.transport.address import parse_address
 from monarch_hpc.transport.api import Channel
-from monarch_hpc.transport.handshake import ANSWER_BYTES, HELLO_BYTES, Dialing
-from monarch_hpc.transport.signal import Signal
+from monarch_hpc.transport.engine.flag import Signal
+from monarch_hpc.transport.secure.handshake import ANSWER_BYTES, HELLO_BYTES, Dialing
 from monarch_hpc.wire.frames import Frame, Kind
 from tests.system.parties import BLOCKED, KEY, LIMITS, PATIENCE_S, Party, parties
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from monarch_hpc.transport.engine import Engine
-from monarch_hpc.transport.signal import Signal
-from monarch_hpc.transport.wires import Wires
+from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.transport.engine.flag import Signal
+from monarch_hpc.transport.tcp.keepalive import Wires
 
 _CUT_S = 3.0
 _PATIENCE_S = 20.0

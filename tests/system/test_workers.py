@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from monarch_hpc.testing import wait_until
-from monarch_hpc.transport.handshake import ANSWER_BYTES, HELLO_BYTES
+from monarch_hpc.transport.secure.handshake import ANSWER_BYTES, HELLO_BYTES
 from tests.system.programs import PATIENCE_S, Programs, programs
 
 __all__ = ["programs"]

@@ -17,12 +17,12 @@ from monarch_hpc.config.schema import FabricConfig, UcxConfig
 from monarch_hpc.config.tls import opens
 from monarch_hpc.core.errors import PeerLost
 from monarch_hpc.core.logger import Logger
-from monarch_hpc.transport.engine import Engine
-from monarch_hpc.transport.memory import Memory
-from monarch_hpc.transport.offer import Ask, read_place
+from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.transport.memory.registry import Memory
+from monarch_hpc.transport.ucx.hole_probe import STUCK, Probe
 from monarch_hpc.transport.ucx.library import load_library
 from monarch_hpc.transport.ucx.machine import Machine, read_machine
-from monarch_hpc.transport.ucx.probe import STUCK, Probe
+from monarch_hpc.transport.ucx.negotiation import Ask, read_place
 from monarch_hpc.transport.ucx.settings import choose_transports, named_library, ucx_variables
 
 if TYPE_CHECKING:
@@ -213,12 +213,12 @@ class UcxFabric:
         return self._worker.fd
 
     def poll(self, epoll_fd: int, spin_s: float, timeout_s: float) -> Sequence[tuple[int, int]]:
-        """Wait for UCX or sockets; see `transport.poller.Poller`."""
+        """Wait for UCX or sockets; see `transport.engine.poller.Poller`."""
         assert self._worker is not None
         return self._worker.poll(epoll_fd, spin_s, timeout_s)
 
     def wait_away(self) -> None:
-        """Return when nobody has polled for some milliseconds; see `transport.poller.Poller`."""
+        """Return when nobody has polled for some milliseconds; see `transport.engine.poller.Poller`."""
         worker = self._worker
         if worker is not None:
             worker.wait_away()

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from monarch_hpc.core.errors import FrameError, MemoryAccessError, PeerLost, TransportError
-from monarch_hpc.transport.engine import Engine
-from monarch_hpc.transport.key import Key
-from monarch_hpc.transport.transfer import Transfer
+from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.transport.memory.key import Key
+from monarch_hpc.transport.memory.operations import Transfer
 from monarch_hpc.wire.frames import HEAD_BYTES, Buffer, Frame, Head, pack_head, parse_alone, parse_frame, parse_head
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class UcxLane:
         return self._opened and self._error is None
 
     def ask(self, word: int) -> None:
-        """Have the peer speak, see `transport.ucx.probe`."""
+        """Have the peer speak, see `transport.ucx.hole_probe`."""
         self._taker.ask_for_word(word)
 
     def fail(self, error: TransportError) -> None:

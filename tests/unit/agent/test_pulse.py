@@ -9,7 +9,7 @@ from monarch_hpc.agent.pulse import Pulse
 from monarch_hpc.core.errors import PeerLost
 from monarch_hpc.supervision import Lease, Life
 from monarch_hpc.transport.api import Channel
-from monarch_hpc.transport.engine import Engine
+from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.frames import Frame, Kind
 
 

@@ -13,7 +13,7 @@ import pytest
 from monarch_hpc.agent.witness import open_witness
 from monarch_hpc.telemetry.memory import make_memory
 from monarch_hpc.telemetry.recorder import Recorder
-from monarch_hpc.transport.offer import read_place
+from monarch_hpc.transport.ucx.negotiation import read_place
 from monarch_hpc.wire.calls import PROGRAM_MESH, Recording
 
 HERE = 0xFEED

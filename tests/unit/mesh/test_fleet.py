@@ -14,7 +14,7 @@ from monarch_hpc.config.schema import ProcsConfig
 from monarch_hpc.core.errors import PeerLost, SpawnError
 from monarch_hpc.core.ids import mesh_number
 from monarch_hpc.mesh.fleet import Fleet, Outcome, Owner, ProcPlan, Started
-from monarch_hpc.transport.engine import Engine
+from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.messages import HostEntry, Message, SpawnProcs, StopProcs, encode
 
 CONFIG = ProcsConfig(start_s=60.0, gpu_visible="own", bind="auto", mpi="pmix", preload=("torch",), stop_s=5.0)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch_hpc.transport.crowd import GRACE_S, MAX_PER_ADDRESS, SLOW_S, Crowd
+from monarch_hpc.transport.connect.half_open import GRACE_S, MAX_PER_ADDRESS, SLOW_S, Crowd
 
 
 @dataclass(eq=False)

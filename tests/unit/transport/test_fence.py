@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from monarch_hpc.core.ids import Role
 from monarch_hpc.transport.api import Peer
-from monarch_hpc.transport.fence import Fence
+from monarch_hpc.transport.secure.fence import Fence
 
 
 def peer(role: Role, incarnation: int, epoch: int = 0) -> Peer:

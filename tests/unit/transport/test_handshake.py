@@ -10,7 +10,7 @@ import pytest
 from monarch_hpc.core.errors import AuthenticationError, VersionMismatch
 from monarch_hpc.core.ids import Identity, Role
 from monarch_hpc.core.version import __version__
-from monarch_hpc.transport.handshake import ANSWER_BYTES, HELLO_BYTES, Accepting, Dialing, check_versions
+from monarch_hpc.transport.secure.handshake import ANSWER_BYTES, HELLO_BYTES, Accepting, Dialing, check_versions
 
 _KEY = bytes(range(32))
 _CONTROLLER = Identity("ab" * 16, Role.CONTROLLER, "login", incarnation=11, epoch=2)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from monarch_hpc.core.errors import FrameError, MemoryAccessError
-from monarch_hpc.transport.key import ID_BYTES, Key, device_span, host_view, pack_span, parse_span
+from monarch_hpc.transport.memory.key import ID_BYTES, Key, device_span, host_view, pack_span, parse_span
 
 ID = bytes(range(ID_BYTES))
 

@@ -7,7 +7,7 @@ import warnings
 import pytest
 
 from monarch_hpc.core.errors import AuthenticationError
-from monarch_hpc.transport.noise import TAG_BYTES, Cipher, Initiator, Responder
+from monarch_hpc.transport.secure.noise import TAG_BYTES, Cipher, Initiator, Responder
 
 with warnings.catch_warnings():  # the reference is old; its warnings are not ours
     warnings.simplefilter("ignore")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_hpc.core.errors import FrameError
-from monarch_hpc.transport.offer import Ask, Offer, choose, decode_offer, encode_offer
+from monarch_hpc.transport.ucx.negotiation import Ask, Offer, choose, decode_offer, encode_offer
 
 ASKS = st.builds(Ask, st.sampled_from(["", "here", "there"]), st.booleans(), st.booleans(), st.sampled_from(["", "no"]))
 

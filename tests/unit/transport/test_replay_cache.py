@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monarch_hpc.transport.replay_cache import ReplayCache
+from monarch_hpc.transport.secure.replay_cache import ReplayCache
 
 
 def test_the_latest_keys_are_known_and_the_oldest_forgotten() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from monarch_hpc.transport.noise import Cipher
-from monarch_hpc.transport.records import CHUNK_BYTES, Bulk, Inbox, Outbox
+from monarch_hpc.transport.secure.noise import Cipher
+from monarch_hpc.transport.secure.records import CHUNK_BYTES, Bulk, Inbox, Outbox
 from monarch_hpc.wire.frames import Frame, Kind, pack_frame, pack_head
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from monarch_hpc.transport.ways import Way, Ways
+from monarch_hpc.transport.connect.routes import Way, Ways
 
 N1, N2 = ["tcp://10.0.0.1:1", "tcp://192.168.0.1:1"], ["tcp://10.0.0.2:1"]
 

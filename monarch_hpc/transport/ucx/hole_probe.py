@@ -16,7 +16,7 @@ from functools import partial
 from typing import Protocol
 
 from monarch_hpc.core.logger import Logger
-from monarch_hpc.transport.engine import Engine
+from monarch_hpc.transport.engine.engine import Engine
 
 __all__ = ["STUCK", "Asked", "Probe"]
 

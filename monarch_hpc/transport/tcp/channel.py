@@ -1,4 +1,4 @@
-"""The `tcp` fabric: frames on a plain socket, each record sealed; see `transport.records` for what is on the wire."""
+"""The `tcp` fabric: sealed records on a plain socket; see `transport.secure.records` for the wire format."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from monarch_hpc.config.schema import TransportConfig
 from monarch_hpc.core.errors import ChannelClosed, FrameError, PeerLost, TransportError
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.transport.api import Peer
-from monarch_hpc.transport.engine import Engine
-from monarch_hpc.transport.noise import Cipher
-from monarch_hpc.transport.records import CHUNK_BYTES, INLINE_BYTES, Bulk, Inbox, Landing, Outbox
-from monarch_hpc.transport.timer import Timer
+from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.transport.engine.timer import Timer
+from monarch_hpc.transport.secure.noise import Cipher
+from monarch_hpc.transport.secure.records import CHUNK_BYTES, INLINE_BYTES, Bulk, Inbox, Landing, Outbox
 from monarch_hpc.wire.frames import HEAD_BYTES, Frame, Kind, pack_frame, pack_head
 
 __all__ = ["CHUNK_BYTES", "INLINE_BYTES", "LINGER_S", "TcpChannel", "WireTaker", "read_reason"]

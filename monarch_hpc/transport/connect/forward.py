@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 
 from monarch_hpc.core.errors import PeerLost
 from monarch_hpc.transport.address import begin_connect
-from monarch_hpc.transport.engine import Engine
-from monarch_hpc.transport.wires import Wires
+from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.transport.tcp.keepalive import Wires
 
 __all__ = ["BUFFER_BYTES", "Forward"]
 

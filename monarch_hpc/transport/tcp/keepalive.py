@@ -14,8 +14,8 @@ import socket
 import struct
 from collections.abc import Callable
 
-from monarch_hpc.transport.engine import Engine
-from monarch_hpc.transport.timer import Timer
+from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.transport.engine.timer import Timer
 
 __all__ = ["Wires"]
 

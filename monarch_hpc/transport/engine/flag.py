@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monarch_hpc.transport.engine import Engine
+from monarch_hpc.transport.engine.engine import Engine
 
 __all__ = ["Signal"]
 

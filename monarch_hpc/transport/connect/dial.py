@@ -12,11 +12,11 @@ from monarch_hpc.config.schema import TransportConfig
 from monarch_hpc.core.errors import AuthenticationError, PeerLost, TransportError
 from monarch_hpc.transport.address import begin_connect
 from monarch_hpc.transport.api import Channel, Peer
-from monarch_hpc.transport.engine import Engine
-from monarch_hpc.transport.handshake import ANSWER_BYTES, Dialing
-from monarch_hpc.transport.noise import Cipher
-from monarch_hpc.transport.relay import CLOSED_THERE
-from monarch_hpc.transport.ways import Way, Ways
+from monarch_hpc.transport.connect.relay import CLOSED_THERE
+from monarch_hpc.transport.connect.routes import Way, Ways
+from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.transport.secure.handshake import ANSWER_BYTES, Dialing
+from monarch_hpc.transport.secure.noise import Cipher
 
 __all__ = ["Dialer", "Done", "Opener", "Race"]
 

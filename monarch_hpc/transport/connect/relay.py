@@ -27,7 +27,7 @@ from collections.abc import Callable
 
 from monarch_hpc.core.errors import FrameError, PeerLost
 from monarch_hpc.transport.address import begin_connect
-from monarch_hpc.transport.engine import Engine
+from monarch_hpc.transport.engine.engine import Engine
 
 __all__ = ["CLOSED_THERE", "GREETING", "KEEP_S", "SILENCE_S", "WINDOW_BYTES", "Relay"]
 

@@ -5,7 +5,7 @@
     answer  Noise message 2 around the card of the listening side
     proof   an empty record under the fresh keys: only this shows that the hello was no recorded one
 
-Pure: bytes in, bytes out; sockets and deadlines are those of `transport.gate` and `transport.dial`.
+Pure: bytes in, bytes out; sockets and deadlines are those of `transport.connect.listen` and `transport.connect.dial`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from monarch_hpc.core.errors import AuthenticationError, VersionMismatch
 from monarch_hpc.core.ids import Identity, Role
 from monarch_hpc.core.version import __version__
 from monarch_hpc.transport.api import Peer
-from monarch_hpc.transport.noise import PUBLIC_BYTES, TAG_BYTES, Cipher, Initiator, Responder
+from monarch_hpc.transport.secure.noise import PUBLIC_BYTES, TAG_BYTES, Cipher, Initiator, Responder
 from monarch_hpc.wire.frames import PROTOCOL
 
 __all__ = [

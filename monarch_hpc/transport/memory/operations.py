@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Callable
 
 from monarch_hpc.core.errors import MemoryAccessError, TransportError
-from monarch_hpc.transport.engine import Engine
-from monarch_hpc.transport.key import Key, host_view, pack_span
+from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.transport.memory.key import Key, host_view, pack_span
 from monarch_hpc.wire.frames import Buffer, Frame, Head, Kind
 
 __all__ = ["PIECE_BYTES", "WINDOW_BYTES", "Operations", "Transfer"]
@@ -205,7 +205,7 @@ class Operations:
     # ---- on the driver ----
 
     def land(self, head: Head) -> list[memoryview] | None:
-        """Where the buffers of a DATA frame go that begins to arrive; see `transport.records.Landing`."""
+        """Where the buffers of a DATA frame go that begins to arrive; see `transport.secure.records.Landing`."""
         operation = self._running.get(head.dest)
         if operation is None or operation.kind is not Kind.GET:
             return None

@@ -1,4 +1,4 @@
-"""The introduction of two processes to each other's UCX, through the channel that they have; see `transport.offer`."""
+"""The introduction of two processes to each other's UCX, over their channel; see `transport.ucx.negotiation`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Protocol
 from monarch_hpc.core.errors import FrameError, TransportError
 from monarch_hpc.core.ids import Role
 from monarch_hpc.transport.api import Peer
-from monarch_hpc.transport.offer import Ask, Offer, choose, decode_offer, encode_offer
 from monarch_hpc.transport.ucx.fabric import UcxFabric
 from monarch_hpc.transport.ucx.lane import UcxLane
+from monarch_hpc.transport.ucx.negotiation import Ask, Offer, choose, decode_offer, encode_offer
 from monarch_hpc.wire.frames import Buffer, Frame, Kind
 
 __all__ = ["FIRST_S", "Introduction"]

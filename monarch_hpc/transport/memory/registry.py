@@ -1,6 +1,6 @@
 """Memory that other processes read and write without this process's code: registered here, served by the engine.
 
-Where UCX reaches it, it does all of this itself; see `transport.transfer` for the other side.
+Where UCX reaches it, it does all of this itself; see `transport.memory.operations` for the other side.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Self
 
 from monarch_hpc.core.errors import TransportError
 from monarch_hpc.transport.api import Channel
-from monarch_hpc.transport.engine import Engine
-from monarch_hpc.transport.key import ID_BYTES, Key, device_span, host_view, parse_span
+from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.transport.memory.key import ID_BYTES, Key, device_span, host_view, parse_span
 from monarch_hpc.wire.frames import Buffer, Frame, Head, Kind
 
 __all__ = ["Memories", "Memory"]
@@ -129,7 +129,7 @@ class Memories:
         self._engine.wake_waiters()
 
     def land(self, channel: Channel, head: Head, body: Buffer) -> list[memoryview] | None:
-        """Where the data of a PUT frame goes that begins to arrive; see `transport.records.Landing`."""
+        """Where the data of a PUT frame goes that begins to arrive; see `transport.secure.records.Landing`."""
         if head.kind is not Kind.PUT or len(head.buffer_bytes) != 1:
             return None
         identifier, offset, nbytes = parse_span(body)

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from monarch_hpc.core.errors import AuthenticationError, FrameError
-from monarch_hpc.transport.noise import TAG_BYTES, Cipher
+from monarch_hpc.transport.secure.noise import TAG_BYTES, Cipher
 from monarch_hpc.wire.frames import (
     HEAD_BYTES,
     MAX_BUFFERS,

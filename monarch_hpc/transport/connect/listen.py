@@ -18,11 +18,12 @@ from monarch_hpc.core.ids import Identity, Role
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.transport.address import make_socket, render_address, tune
 from monarch_hpc.transport.api import Peer
-from monarch_hpc.transport.crowd import GRACE_S, Crowd
-from monarch_hpc.transport.engine import Engine
-from monarch_hpc.transport.fence import Fence
-from monarch_hpc.transport.forward import Forward
-from monarch_hpc.transport.handshake import (
+from monarch_hpc.transport.connect.forward import Forward
+from monarch_hpc.transport.connect.half_open import GRACE_S, Crowd
+from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.transport.engine.timer import Timer
+from monarch_hpc.transport.secure.fence import Fence
+from monarch_hpc.transport.secure.handshake import (
     HELLO_BYTES,
     PROOF_BYTES,
     Accepting,
@@ -30,11 +31,10 @@ from monarch_hpc.transport.handshake import (
     check_versions,
     ephemeral_key,
 )
-from monarch_hpc.transport.noise import Cipher
-from monarch_hpc.transport.records import Outbox
-from monarch_hpc.transport.replay_cache import ReplayCache
-from monarch_hpc.transport.timer import Timer
-from monarch_hpc.transport.wires import Wires
+from monarch_hpc.transport.secure.noise import Cipher
+from monarch_hpc.transport.secure.records import Outbox
+from monarch_hpc.transport.secure.replay_cache import ReplayCache
+from monarch_hpc.transport.tcp.keepalive import Wires
 from monarch_hpc.wire.frames import Frame, Kind, pack_frame
 
 __all__ = ["Forwards", "Gate", "Welcome"]

@@ -24,11 +24,11 @@ from contextlib import nullcontext
 from monarch_hpc.core.description import trace_of
 from monarch_hpc.core.fork import Owned, divert, watch_forks
 from monarch_hpc.core.logger import Logger
-from monarch_hpc.transport.interrupts import Bed, make_bed, may_be_signal
-from monarch_hpc.transport.poller import Poller
-from monarch_hpc.transport.sleeper import Sleeper
-from monarch_hpc.transport.timer import Timer
-from monarch_hpc.transport.wakeup import Wakeup
+from monarch_hpc.transport.engine.interrupts import Bed, make_bed, may_be_signal
+from monarch_hpc.transport.engine.poller import Poller
+from monarch_hpc.transport.engine.sleeper import Sleeper
+from monarch_hpc.transport.engine.timer import Timer
+from monarch_hpc.transport.engine.wakeup import Wakeup
 
 __all__ = ["Engine"]
 

@@ -1,0 +1,1 @@
+"""Connections: dialing, listening, routes around networks that let nothing through, forwarding."""

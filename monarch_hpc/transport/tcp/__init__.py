@@ -1,0 +1,1 @@
+"""The socket of a channel: encrypted frames over TCP, and detection of cut connections."""
