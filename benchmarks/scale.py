@@ -3,9 +3,9 @@
     python benchmarks/scale.py                    # 1 to 10 000 hosts
     python benchmarks/scale.py --hosts 4096 --per-host 8
 
-The routing is the real one (`agent.router`, `wire.casts`); sockets, sealing and actors are left out. The work is what
-this one process does for all hosts, one after the other; it is no latency. The second line of each size is a call whose
-answers of four bytes are added up on the hosts, as by `Accumulator(..., merge=)`.
+The routing is the real one (`agent.casts.router`, `wire.casts`); sockets, sealing and actors are left out. The work is
+what this one process does for all hosts, one after the other; it is not a latency. The second line of each size is a
+call whose answers of four bytes are added up on the hosts, as by `Accumulator(..., merge=)`.
 """
 
 from __future__ import annotations

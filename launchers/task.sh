@@ -5,4 +5,4 @@ export MONARCH_HPC_COOKIE=$2 MONARCH_HPC_RUN_COOKIE=$3
 python=$1 mesh=("${@:2:3}")
 shift $((4 + SLURM_NODEID))
 export MONARCH_HPC_HOST=$1
-exec "$python" -P -m monarch_hpc.agent.task "${mesh[@]}" "$1"
+exec "$python" -P -m monarch_hpc.agent.procs.mpi_task "${mesh[@]}" "$1"

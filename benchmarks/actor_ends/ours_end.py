@@ -130,7 +130,7 @@ def _status(pid: int, key: str) -> str:
 
 def _is_zygote(path: Path, agents: set[int]) -> bool:
     try:
-        return b"monarch_hpc.agent.zygote" in (path / "cmdline").read_bytes() and (
+        return b"monarch_hpc.agent.procs.zygote" in (path / "cmdline").read_bytes() and (
             int(_status(int(path.name), "PPid")) in agents
         )
     except (OSError, StopIteration):  # it has just ended

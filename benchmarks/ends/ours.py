@@ -46,7 +46,7 @@ class _PipeRelay:
 
     def open(self, address: str, failed: Callable[[str], None]) -> socket.socket:
         if self._relay is None:
-            argv = [sys.executable, "-m", "monarch_hpc.agent.relay"]
+            argv = [sys.executable, "-m", "monarch_hpc.attach.slurm_relay"]
             self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
             assert self._process.stdin is not None
             assert self._process.stdout is not None

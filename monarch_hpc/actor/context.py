@@ -10,8 +10,8 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from monarch_hpc.agent.gpus import TELLING_VARIABLES, usable_gpus
 from monarch_hpc.config.program import own_slurm_ids, own_variables
+from monarch_hpc.core.gpus import TELLING_VARIABLES, usable_gpus
 from monarch_hpc.core.ids import SlurmIds
 from monarch_hpc.core.shape import Extent, Point
 

@@ -11,7 +11,6 @@ from monarch_hpc.actor.context import ProcInfo, outside
 from monarch_hpc.actor.logs import listen
 from monarch_hpc.actor.reference import ProcRef
 from monarch_hpc.actor.runtime import STOPPED, Runtime
-from monarch_hpc.agent.start import ProcStart
 from monarch_hpc.core.fork import watch_forks
 from monarch_hpc.core.ids import Identity, Role, SlurmIds, new_incarnation
 from monarch_hpc.telemetry.recorder import Recorder
@@ -20,6 +19,7 @@ from monarch_hpc.transport.node import Node
 from monarch_hpc.transport.ucx.fabric import UcxFabric
 from monarch_hpc.transport.ucx.settings import wants_ucx
 from monarch_hpc.wire.messages import ProcHello, encode
+from monarch_hpc.wire.start import ProcStart
 
 __all__ = ["main"]
 

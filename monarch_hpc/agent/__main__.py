@@ -14,16 +14,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from monarch_hpc.agent.bootstrap import KEY_BYTES
-from monarch_hpc.agent.grant import host_name, raise_file_limit
-from monarch_hpc.agent.newborn import ZygoteSettings, bear
-from monarch_hpc.agent.start import DEFAULT_ENTRY
+from monarch_hpc.agent.procs.zygote_launch import ZygoteSettings, bear
+from monarch_hpc.allocation.files import KEY_BYTES
 from monarch_hpc.core.attempts import attempt_folder, attempt_identity
 from monarch_hpc.core.dumps import forbid_core_dumps
 from monarch_hpc.core.errors import ConfigError, MonarchError
 from monarch_hpc.core.hostlist import expand
+from monarch_hpc.core.interfaces import host_name, raise_file_limit
 from monarch_hpc.core.scratch import remove_unheld
 from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.wire.start import DEFAULT_ENTRY
 
 if TYPE_CHECKING:
     from monarch_hpc.agent.service import Service
@@ -68,10 +68,10 @@ def _serve(options: argparse.Namespace, name: str, key: bytes, environment: Mapp
     allocation = attempt_identity(options.allocation, options.attempt)
     settings = ZygoteSettings(allocation, options.rank, options.entry, environment)
     newborn = bear(settings)
-    from monarch_hpc.agent.grant import read_grant
     from monarch_hpc.agent.post import Post
+    from monarch_hpc.agent.resources.grant import read_grant
     from monarch_hpc.agent.service import Service
-    from monarch_hpc.agent.settings import read_config
+    from monarch_hpc.allocation.settings import read_config
 
     config = read_config(options.directory)
     grant = read_grant(

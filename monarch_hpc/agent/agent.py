@@ -8,19 +8,20 @@ import signal
 from collections.abc import Callable
 from functools import partial
 
-from monarch_hpc.agent.births import Births
-from monarch_hpc.agent.ledger import Ledger
-from monarch_hpc.agent.output import Outlet
+from monarch_hpc.agent.children.reaper import Reaper
+from monarch_hpc.agent.children.stop_watch import Vigil
+from monarch_hpc.agent.children.sweep import cookies, find, strangers, strike, strike_runs
+from monarch_hpc.agent.output.proc_output import Outlet
+from monarch_hpc.agent.output.refusals import Refusals
 from monarch_hpc.agent.place import Place
-from monarch_hpc.agent.proc import Proc, State
-from monarch_hpc.agent.reap import Exit, Reaper
-from monarch_hpc.agent.refusals import Refusals
-from monarch_hpc.agent.segments import remove_segments
-from monarch_hpc.agent.steps import Steps
-from monarch_hpc.agent.sweep import cookies, find, strangers, strike, strike_runs
-from monarch_hpc.agent.vigil import Vigil
-from monarch_hpc.agent.zygotes import MAX_PROCS_PER_ORDER, Zygotes
+from monarch_hpc.agent.procs.mpi_step import Steps
+from monarch_hpc.agent.procs.proc import Proc, State
+from monarch_hpc.agent.procs.records import Ledger
+from monarch_hpc.agent.procs.spawner import Births
+from monarch_hpc.agent.procs.zygote_pool import MAX_PROCS_PER_ORDER, Zygotes
+from monarch_hpc.agent.resources.shm_folder import remove_segments
 from monarch_hpc.core.clock import Deadline
+from monarch_hpc.core.exit import Exit
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.supervision.lease import Life
 from monarch_hpc.transport.engine.engine import Engine

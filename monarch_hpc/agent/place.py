@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from monarch_hpc.agent.grant import Grant
+from monarch_hpc.agent.resources.grant import Grant
 from monarch_hpc.config.schema import FabricConfig, LogsConfig, TransportConfig, UcxConfig
 from monarch_hpc.core.ids import SlurmIds
 from monarch_hpc.supervision.lease import Lease

@@ -8,25 +8,24 @@ import secrets
 from collections.abc import Callable
 from functools import partial
 
-from monarch_hpc.agent import bootstrap, cgroup
 from monarch_hpc.agent.agent import Agent
-from monarch_hpc.agent.files import LogFiles
-from monarch_hpc.agent.grant import Grant
-from monarch_hpc.agent.head import Head
-from monarch_hpc.agent.link import ChannelLink, Link, LocalLink
-from monarch_hpc.agent.newborn import Newborn, ZygoteSettings
-from monarch_hpc.agent.output import Outlet
+from monarch_hpc.agent.casts.channels import Switchboard
+from monarch_hpc.agent.children.reaper import Reaper
+from monarch_hpc.agent.head.head import Head
+from monarch_hpc.agent.head.link import ChannelLink, Link, LocalLink
+from monarch_hpc.agent.output.log_files import LogFiles
+from monarch_hpc.agent.output.proc_output import Outlet
+from monarch_hpc.agent.output.retention import Retention
 from monarch_hpc.agent.place import Place
 from monarch_hpc.agent.post import Post
-from monarch_hpc.agent.pulse import Pulse
-from monarch_hpc.agent.reap import Reaper
-from monarch_hpc.agent.retention import Retention
-from monarch_hpc.agent.segments import make_segments
-from monarch_hpc.agent.steps import Steps, StepSettings
-from monarch_hpc.agent.switchboard import Switchboard
-from monarch_hpc.agent.whereabouts import Whereabouts
-from monarch_hpc.agent.witness import open_witness
-from monarch_hpc.agent.zygotes import Zygotes
+from monarch_hpc.agent.proc_addresses import Whereabouts
+from monarch_hpc.agent.procs.mpi_step import Steps, StepSettings
+from monarch_hpc.agent.procs.zygote_launch import Newborn, ZygoteSettings
+from monarch_hpc.agent.procs.zygote_pool import Zygotes
+from monarch_hpc.agent.resources import cgroup
+from monarch_hpc.agent.resources.grant import Grant
+from monarch_hpc.agent.resources.shm_folder import make_segments
+from monarch_hpc.allocation import files as bootstrap
 from monarch_hpc.config import Config
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.errors import ConfigError, FrameError, TransportError
@@ -34,8 +33,10 @@ from monarch_hpc.core.ids import Identity, Role, SlurmIds, new_incarnation
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.version import __version__
 from monarch_hpc.supervision.lease import Lease, Life
+from monarch_hpc.telemetry.observer import open_witness
 from monarch_hpc.transport.api import Channel
 from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.transport.heartbeat import Pulse
 from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.frames import Frame, Kind
 from monarch_hpc.wire.messages import (

@@ -55,7 +55,7 @@ def show_calls(name: str | None, config: Config, output: Output) -> int:
 
 def ask(targets: Sequence[tuple[str, Path]], output: Output) -> list[Answer]:
     """Return what allocations answer, and warn of those who do not."""
-    from monarch_hpc.agent.attach import query_calls
+    from monarch_hpc.attach.attach import query_calls
 
     answers = []
     for target, directory in targets:
@@ -74,7 +74,7 @@ def ask(targets: Sequence[tuple[str, Path]], output: Output) -> list[Answer]:
 
 def find_targets(name: str | None, config: Config) -> Sequence[tuple[str, Path]]:
     """Return names and directories of the allocation called *name*, or in that directory, or of all that live."""
-    from monarch_hpc.agent.local import find_local
+    from monarch_hpc.attach.embedded import find_local
     from monarch_hpc.slurm import Allocations
 
     local = find_local()

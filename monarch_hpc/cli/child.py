@@ -10,8 +10,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from monarch_hpc.agent.spawn import launch
 from monarch_hpc.core.clock import Deadline
+from monarch_hpc.core.spawn import launch
 
 __all__ = ["Child", "End", "await_signal", "block_signals", "wake"]
 

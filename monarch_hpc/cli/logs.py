@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from monarch_hpc.agent.files import OLD
-from monarch_hpc.agent.retention import printed_runs, removed_runs
+from monarch_hpc.agent.output.log_files import OLD
+from monarch_hpc.agent.output.retention import printed_runs, removed_runs
 from monarch_hpc.cli.main import load_for_command
 from monarch_hpc.cli.output import current_output, output_options
 from monarch_hpc.core.errors import AllocationError

@@ -10,15 +10,15 @@ import platform
 from collections.abc import Callable
 from pathlib import Path
 
-from monarch_hpc.agent.attach import attach
-from monarch_hpc.agent.pulse import Pulse
-from monarch_hpc.agent.witness import Witness, open_witness
+from monarch_hpc.attach.attach import attach
 from monarch_hpc.config import Config
 from monarch_hpc.core.errors import ChannelClosed, TransportError
 from monarch_hpc.core.ids import Role
 from monarch_hpc.supervision.lease import Lease
+from monarch_hpc.telemetry.observer import Witness, open_witness
 from monarch_hpc.transport.api import Channel
 from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.transport.heartbeat import Pulse
 from monarch_hpc.wire.calls import Calls, CallsReport, Recording
 from monarch_hpc.wire.frames import Frame
 from monarch_hpc.wire.messages import CloseRun, OpenRun, Refused, RunClosed, decode

@@ -63,7 +63,7 @@ def command(name: str | None, everything: bool) -> int:
 
 def _release(allocations: Allocations, record: Record, stop_s: float, output: Output) -> Released:
     def shut_down(directory: Path) -> Mapping[str, int] | None:
-        from monarch_hpc.agent.attach import shut_down as ask_head
+        from monarch_hpc.attach.attach import shut_down as ask_head
 
         try:
             return ask_head(directory, stop_s)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from monarch_hpc.agent.bootstrap import check_allocation
+from monarch_hpc.allocation.files import check_allocation
 from monarch_hpc.cli.child import Child, End, await_signal, block_signals, wake
 from monarch_hpc.cli.main import load_to_start
 from monarch_hpc.cli.output import Output, current_output
@@ -123,14 +123,14 @@ def plan_argv(program: Sequence[str], *, plain: bool) -> list[str] | Missing:
 def _choose(
     name: str | None, num_local: int | None, config: Config, resources: contextlib.ExitStack, output: Output
 ) -> _Target:
-    from monarch_hpc.agent.local import open_local
+    from monarch_hpc.attach.embedded import open_local
 
     if num_local is not None:
         return _Target(resources.enter_context(open_local(num_local, config)))
     from monarch_hpc.slurm import Allocations, find_job_here, open_inside
 
     if name is None and find_job_here(os.environ) is not None:
-        from monarch_hpc.agent.attach import shut_down
+        from monarch_hpc.attach.attach import shut_down
 
         end = partial(shut_down, timeout_s=config.procs.stop_s)
         return _Target(resources.enter_context(open_inside(config, os.environ, end)))

@@ -15,7 +15,7 @@ from monarch_hpc.core.units import format_duration
 from monarch_hpc.slurm import Allocations, JobState, Phase, QueueRow, Record, Seen, look, reason_in_words
 
 if TYPE_CHECKING:
-    from monarch_hpc.agent.attach import HeadStatus
+    from monarch_hpc.attach.attach import HeadStatus
 
 __all__ = ["command"]
 
@@ -97,7 +97,7 @@ def _view(allocations: Allocations, record: Record, row: QueueRow | None) -> _Vi
     elif record.live and _suspended(row):
         pass  # no process of it can answer
     elif record.live and seen.ready is not None and seen.exit_status is None:
-        from monarch_hpc.agent.attach import query_status
+        from monarch_hpc.attach.attach import query_status
 
         try:
             head = query_status(record.directory, _ASK_S)

@@ -20,7 +20,7 @@ __all__ = [
 ]
 
 MAX_RUN_CHARS = 16
-"""Longest name of a run: what is left in the path of a socket (`agent.task.socket_path`), which may have 107 bytes."""
+"""Longest name of a run: what is left in the path of a socket (`agent.procs.mpi_task.socket_path`) of 107 bytes."""
 
 _PROGRAM_BITS = 32
 """Low bits of a mesh's number that count within its program. Members take those above, of a signed 64-bit number.

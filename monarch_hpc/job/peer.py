@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Self
 
-from monarch_hpc.agent.task import peer_uid
+from monarch_hpc.agent.procs.mpi_task import peer_uid
 
 __all__ = ["OwnerTables", "Owners", "find_owner", "parse_owners", "peers_owner"]
 

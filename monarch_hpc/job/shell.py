@@ -20,9 +20,9 @@ from typing import Any
 from monarch_hpc.actor.context import context
 from monarch_hpc.actor.endpoint import Actor, endpoint
 from monarch_hpc.actor.port import Channel, Port, PortReceiver
-from monarch_hpc.agent.spawn import launch
 from monarch_hpc.core.arguments import check_instance, check_path
 from monarch_hpc.core.errors import PortClosed
+from monarch_hpc.core.spawn import launch
 from monarch_hpc.job.execute import command_environment
 from monarch_hpc.job.state import check_env
 from monarch_hpc.mesh.host import HostMesh

@@ -36,7 +36,7 @@ class BootstrapCommand:
 
 def default_bootstrap_cmd() -> BootstrapCommand:
     """How procs start: this interpreter, with the environment of their host's agent."""
-    return BootstrapCommand(sys.executable, None, ["-m", "monarch_hpc.agent.zygote"])
+    return BootstrapCommand(sys.executable, None, ["-m", "monarch_hpc.agent.procs.zygote"])
 
 
 def variables_of(command: BootstrapCommand | None) -> dict[str, str | None]:

@@ -20,11 +20,11 @@ from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.local import Line
 from monarch_hpc.actor.reference import ProcRef
 from monarch_hpc.actor.runtime import Runtime
-from monarch_hpc.agent.attach import attach
-from monarch_hpc.agent.pulse import Pulse
+from monarch_hpc.attach.attach import attach
 from monarch_hpc.core.errors import ActorDied, ActorError, AllocationError, SpawnError, TransportError
 from monarch_hpc.core.ids import Role
 from monarch_hpc.core.logger import Logger
+from monarch_hpc.core.place import read_place
 from monarch_hpc.mesh.deaths import Deaths
 from monarch_hpc.mesh.deputy import open_deputy
 from monarch_hpc.mesh.fleet import Fleet, Owner
@@ -40,7 +40,7 @@ from monarch_hpc.telemetry.recorder import Recorder
 from monarch_hpc.transport.api import Channel
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.engine.flag import Signal
-from monarch_hpc.transport.ucx.negotiation import read_place
+from monarch_hpc.transport.heartbeat import Pulse
 from monarch_hpc.wire import messages
 from monarch_hpc.wire.calls import Calls, CallsReport, Recording
 from monarch_hpc.wire.frames import Frame, Kind

@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from monarch_hpc.agent.attach import shut_down
-from monarch_hpc.agent.bootstrap import Ready
-from monarch_hpc.agent.local import open_local
-from monarch_hpc.agent.settings import read_config
-from monarch_hpc.agent.sweep import COOKIE
+from monarch_hpc.allocation.files import Ready
+from monarch_hpc.allocation.settings import read_config
+from monarch_hpc.attach.attach import shut_down
+from monarch_hpc.attach.embedded import open_local
 from monarch_hpc.config.load import load
 from monarch_hpc.config.program import read_program
 from monarch_hpc.config.schema import Config
 from monarch_hpc.core.ids import new_run_id
 from monarch_hpc.wire.messages import HostEntry
+from monarch_hpc.wire.start import COOKIE
 
 __all__ = ["TAKEN", "Opened", "Opener", "find_own_rank", "open_allocation", "open_embedded"]
 

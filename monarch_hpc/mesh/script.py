@@ -24,13 +24,13 @@ from monarch_hpc.actor.fault import MeshFailure
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.payload import unpack_failure
 from monarch_hpc.actor.runtime import current_runtime
-from monarch_hpc.agent.grant import read_interfaces
-from monarch_hpc.agent.reap import Exit
-from monarch_hpc.agent.spawn import launch
 from monarch_hpc.core.arguments import check_instance, check_path, check_texts
 from monarch_hpc.core.description import summary_of
 from monarch_hpc.core.errors import ScriptFailed
+from monarch_hpc.core.exit import Exit
+from monarch_hpc.core.interfaces import read_interfaces
 from monarch_hpc.core.shape import Extent, Region
+from monarch_hpc.core.spawn import launch
 from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.mesh.here import proc_of
 from monarch_hpc.mesh.proc import ProcMesh

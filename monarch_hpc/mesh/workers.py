@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.lazily import pending
-from monarch_hpc.agent.hire import Hired, open_workers
-from monarch_hpc.agent.secret import Secret
-from monarch_hpc.agent.worker import Worker
+from monarch_hpc.attach.workers.attach import Hired, open_workers
+from monarch_hpc.attach.workers.key import Secret
+from monarch_hpc.attach.workers.worker import Worker
 from monarch_hpc.config.load import load
 from monarch_hpc.core.arguments import check_instance, check_seconds, check_text, shown
 from monarch_hpc.core.dumps import forbid_core_dumps

@@ -13,8 +13,8 @@ from monarch_hpc.actor.context import context, current_rank
 from monarch_hpc.actor.endpoint import Actor, endpoint
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.runtime import current_runtime
-from monarch_hpc.agent.host_address import resolve_host
 from monarch_hpc.core.arguments import check_instance, check_number, check_text
+from monarch_hpc.core.host_address import resolve_host
 from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.mesh.proc import ProcMesh
 from monarch_hpc.mesh.torchrun import TorchRank, retold_gpus

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
-from monarch_hpc.agent.router import Router
+from monarch_hpc.agent.casts.router import Router
 from monarch_hpc.core.shape import Extent, Region
 from monarch_hpc.wire.casts import (
     Cast,

@@ -101,7 +101,7 @@ class Cast:
         origin: incarnation of the sender.
         number: counts the casts of this sender, from 1.
         root: rank of the host where it entered the tree.
-        low, high: the positions of the tree that the receiver sees to, see `agent.branches`.
+        low, high: the positions of the tree that the receiver sees to, see `agent.casts.tree`.
         target: a packed `Target`.
         hosts: ranks of the hosts with procs of the target, of those that the receiver sees to.
         waits: ranks of procs that are to wait for a BEFORE mark with this cast's number.

@@ -169,7 +169,7 @@ class SpawnProcs(Message):
         deadline_s: seconds until a proc must have reported.
         unset: names of variables that procs are to be without.
         bind: ``auto`` or ``none``, see config key `procs.bind`; ``given`` takes *bindings*.
-        bindings: for each proc of a host; see `agent.binding`.
+        bindings: for each proc of a host; see `agent.resources.binding`.
         python: interpreter that procs run in; empty for the agent's own.
         mpi: plugin of the step that they are tasks of; empty where they are none.
     """

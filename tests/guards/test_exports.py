@@ -11,8 +11,8 @@ import click
 import pytest
 
 import monarch_hpc
-from monarch_hpc.agent.start import DEFAULT_ENTRY
 from monarch_hpc.cli.main import VERBS, cli
+from monarch_hpc.wire.start import DEFAULT_ENTRY
 from tests.guards.tree import Module, modules
 
 # Nobody pays for these who does not use them: seconds of import time, and hundreds of megabytes.

@@ -16,10 +16,10 @@ LAYERS = (
     {"cli"},
     {"job", "spmd"},
     {"mesh"},
-    {"actor"},
-    {"agent"},
-    {"slurm", "transport", "supervision"},
-    {"telemetry"},
+    {"attach"},
+    {"actor", "agent"},
+    {"slurm", "transport"},
+    {"telemetry", "supervision", "allocation"},
     {"wire"},
     {"config"},
     {"core"},
@@ -38,21 +38,21 @@ DOORS = {
 }
 
 # Who may start a process; others may name the types of what these return.
-PROCESS_DOORS = {"agent.spawn", "slurm.client", "testing"}
+PROCESS_DOORS = {"core.spawn", "slurm.client", "testing"}
 STARTERS = {
     "subprocess": {"Popen", "call", "check_call", "check_output", "getoutput", "run"},
     "os": {"popen", "posix_spawn", "posix_spawnp", "spawnl", "spawnv", "system"},
 }
 ENVIRON_DOORS = {
     "agent.__main__",
-    "agent.local",
+    "attach.embedded",
     # srun gets it, without what would change it.
-    "agent.relay",
+    "attach.slurm_relay",
     # A task of a step is told its place in it by variables.
-    "agent.task",
+    "agent.procs.mpi_task",
     # Its agents inherit it, and the GPUs that nobody granted.
-    "agent.worker",
-    "agent.zygote",
+    "attach.workers.worker",
+    "agent.procs.zygote",
     "cli.doctor",
     "cli.main",
     # The program that `run` starts gets the environment of `run`.

@@ -14,7 +14,7 @@ EXEMPT = {
     "config.load": "the default of a key; who starts it adds -P",
     "job.execute": "the user's command, which finds the files beside it, or those of its folder with -m",
     "mesh.command": "compared with what a moved program gives, never started",
-    "agent.steps": "an argument of task.sh, and shown to the user",
+    "agent.procs.mpi_step": "an argument of task.sh, and shown to the user",
     "testing.slurmlab.lab": "as users would start it, in a machine of the tests",
     "testing.slurmlab.openings": "looked at, not started",
 }

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_hpc.actor.merge import Merge
-from monarch_hpc.agent.branches import branches, narrow, position_of, rank_at
+from monarch_hpc.agent.casts.tree import branches, narrow, position_of, rank_at
 from monarch_hpc.core.errors import FrameError
 from monarch_hpc.core.shape import Extent, Region
 from monarch_hpc.testing.fabric import Fabric

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch_hpc.agent.reduction import Reduction
+from monarch_hpc.agent.casts.reduction import Reduction
 from monarch_hpc.core.errors import FrameError
 from monarch_hpc.core.shape import Extent, Region
 from monarch_hpc.testing.fabric import Fabric

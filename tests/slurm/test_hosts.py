@@ -136,7 +136,9 @@ def test_procs_of_a_step_end_with_their_agent_and_with_their_run(held: Alice) ->
     pytest.importorskip("mpi4py", reason="mpi4py is not installed")
 
     def tasks(host: str) -> list[int]:
-        return [pid for pid, command in held.lab.processes("alice", host) if "monarch_hpc.agent.task" in command]
+        return [
+            pid for pid, command in held.lab.processes("alice", host) if "monarch_hpc.agent.procs.mpi_task" in command
+        ]
 
     before = steps(held)
     running = held.start("run", write(held, "waiting.py", WAITING))

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from monarch_hpc.agent.sweep import NO_RUN, RUN_COOKIE
 from monarch_hpc.testing import wait_until
+from monarch_hpc.wire.start import NO_RUN, RUN_COOKIE
 from tests.guards.tree import ROOT
 from tests.slurm.commands import HOSTS, SLEEPER, Alice, alice, held, until_said, write
 

@@ -223,8 +223,9 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
         words = open(f"/proc/{pid}/cmdline").read().split(chr(0))
     except OSError:
         continue
-    if "monarch_hpc.agent.task" in words and not taken:
-        told = "-".join(words[words.index("monarch_hpc.agent.task") + 1:]).strip("-").removeprefix("monarch-hpc-")
+    if "monarch_hpc.agent.procs.mpi_task" in words and not taken:
+        words = words[words.index("monarch_hpc.agent.procs.mpi_task") + 1:]
+        told = "-".join(words).strip("-").removeprefix("monarch-hpc-")
         base, mesh, host = re.fullmatch(r"(.*-)(\\d+)-(\\d+)", told).groups()
         for later in range(1, 20):
             taken.append(socket.socket(socket.AF_UNIX))

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
-from monarch_hpc.agent.attach import Attachment, attach
+from monarch_hpc.attach.attach import Attachment, attach
 from monarch_hpc.core.errors import TransportError
 from monarch_hpc.core.ids import Role, mesh_number
 from monarch_hpc.transport.api import Channel

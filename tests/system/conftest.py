@@ -9,7 +9,7 @@ import pytest
 
 import monarch_hpc.actor
 from monarch_hpc.actor.fault import MeshFailure
-from monarch_hpc.agent.local import open_local
+from monarch_hpc.attach.embedded import open_local
 from monarch_hpc.config import Config
 from tests.system.agent_client import ENTRY, cookie_holders, standin_path
 

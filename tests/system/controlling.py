@@ -9,7 +9,7 @@ import pytest
 
 import monarch_hpc
 from monarch_hpc import HostMesh, ProcMesh
-from monarch_hpc.agent.local import open_local
+from monarch_hpc.attach.embedded import open_local
 from monarch_hpc.config.program import DIRECTORY_VARIABLE, RUN_VARIABLE
 from monarch_hpc.config.schema import Config
 from monarch_hpc.mesh.controller import Controller

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_hpc.agent.sweep import COOKIE
+from monarch_hpc.wire.start import COOKIE
 
 __all__ = ["PATIENCE_S", "Programs", "programs"]
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from monarch_hpc.agent.attach import attach, query_status
-from monarch_hpc.agent.bootstrap import read_ready
-from monarch_hpc.agent.settings import write_config
+from monarch_hpc.allocation.files import read_ready
+from monarch_hpc.allocation.settings import write_config
+from monarch_hpc.attach.attach import attach, query_status
 from monarch_hpc.config.load import load
 from monarch_hpc.config.schema import Config
 from monarch_hpc.core.errors import AllocationError, AuthenticationError, VersionMismatch
@@ -171,7 +171,7 @@ def test_a_killed_opener_leaves_nothing(tmp_path: Path, config: Config) -> None:
     write_config(private_dir(tmp_path / "settings"), config)
     program = (
         "import sys, time; from pathlib import Path\n"
-        "from monarch_hpc.agent.local import open_local; from monarch_hpc.agent.settings import read_config\n"
+        "from monarch_hpc.attach.embedded import open_local; from monarch_hpc.allocation.settings import read_config\n"
         f"with open_local(2, read_config(Path({str(tmp_path / 'settings')!r})), Path({str(where)!r})):\n"
         "    print('ready', flush=True); time.sleep(600)"
     )

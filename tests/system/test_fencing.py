@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_hpc.agent.attach import query_status
-from monarch_hpc.agent.pulse import Pulse
+from monarch_hpc.attach.attach import query_status
 from monarch_hpc.config.load import load
 from monarch_hpc.config.schema import Config
 from monarch_hpc.core.errors import PeerLost
@@ -21,6 +20,7 @@ from monarch_hpc.core.ids import Role
 from monarch_hpc.supervision.lease import Lease, Life
 from monarch_hpc.transport.api import Channel
 from monarch_hpc.transport.engine.flag import Signal
+from monarch_hpc.transport.heartbeat import Pulse
 from monarch_hpc.wire.frames import Frame, Kind
 from monarch_hpc.wire.messages import CloseRun, HostLost, ProcEnded
 from tests.system.agent_client import Client, alive, eventually

@@ -276,7 +276,7 @@ def test_an_interpreter_that_cannot_serve_says_why(hosts: HostMesh, tmp_path: Pa
     assert "No module named 'no_such_package_of_ours'" in caught.value.last_lines[-1]
     old = tmp_path / "old"
     code = (
-        "import monarch_hpc.agent.zygote as zygote, sys\n"
+        "import monarch_hpc.agent.procs.zygote as zygote, sys\n"
         "zygote.versions = lambda: ['Python 3.9', 'monarch-hpc 0.0.1']\n"
         "sys.argv = ['zygote', sys.argv[-1]]\n"
         "sys.exit(zygote.main())\n"

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from monarch_hpc import Actor, HostMesh, endpoint
-from monarch_hpc.agent.attach import query_status
-from monarch_hpc.agent.files import OLD
+from monarch_hpc.agent.output.log_files import OLD
+from monarch_hpc.attach.attach import query_status
 from monarch_hpc.config.load import load
 from monarch_hpc.config.program import read_program
 from monarch_hpc.testing import wait_until

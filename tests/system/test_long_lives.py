@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from monarch_hpc import Actor, ActorDied, DeliveryUnknown, HostMesh, endpoint
-from monarch_hpc.agent.local import open_local
+from monarch_hpc.attach.embedded import open_local
 from monarch_hpc.config.load import load
 from monarch_hpc.config.schema import Config
 from monarch_hpc.core.ids import mesh_number
@@ -65,8 +65,8 @@ def test_an_order_that_makes_no_sense_is_refused_at_once(directory: Path, mesh: 
 
 _FAULTY = """
 from monarch_hpc.agent.agent import Agent
-from monarch_hpc.agent.ledger import Ledger
-from monarch_hpc.agent.reap import Reaper
+from monarch_hpc.agent.procs.records import Ledger
+from monarch_hpc.agent.children.reaper import Reaper
 
 starts, watch, handle = Ledger.starts, Reaper.watch, Agent._handle
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_hpc.agent.attach import query_status
+from monarch_hpc.attach.attach import query_status
 from monarch_hpc.config.load import load
 from monarch_hpc.config.schema import Config
 from monarch_hpc.wire.messages import ProcEnded, ProcLife, StopProcs

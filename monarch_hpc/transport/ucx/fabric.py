@@ -17,12 +17,13 @@ from monarch_hpc.config.schema import FabricConfig, UcxConfig
 from monarch_hpc.config.tls import opens
 from monarch_hpc.core.errors import PeerLost
 from monarch_hpc.core.logger import Logger
+from monarch_hpc.core.place import read_place
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.memory.registry import Memory
 from monarch_hpc.transport.ucx.hole_probe import STUCK, Probe
 from monarch_hpc.transport.ucx.library import load_library
 from monarch_hpc.transport.ucx.machine import Machine, read_machine
-from monarch_hpc.transport.ucx.negotiation import Ask, read_place
+from monarch_hpc.transport.ucx.negotiation import Ask
 from monarch_hpc.transport.ucx.settings import choose_transports, named_library, ucx_variables
 
 if TYPE_CHECKING:

@@ -12,15 +12,12 @@ Then each side sends SWITCH through the socket, and all later frames on the lane
 from __future__ import annotations
 
 import base64
-import functools
 import json
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
 from monarch_hpc.core.errors import FrameError
 
-__all__ = ["Ask", "Offer", "choose", "decode_offer", "encode_offer", "read_place"]
+__all__ = ["Ask", "Offer", "choose", "decode_offer", "encode_offer"]
 
 _MAX_OFFER_BYTES = 64 * 1024  # a worker's address takes some hundred bytes for each of its devices
 
@@ -105,14 +102,3 @@ def decode_offer(body: bytes) -> Offer:
         return Offer(Ask(place, rdma, tcp, problem), base64.b64decode(address, validate=True), bytes.fromhex(token))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise FrameError(f"an offer that cannot be read: {error}") from error
-
-
-@functools.cache
-def read_place() -> str:
-    """What two processes have in common when they can share memory: kernel, user, process ids and /dev/shm."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        shared = os.stat("/dev/shm")
-        return f"{boot} {os.getuid()} {os.readlink('/proc/self/ns/pid')} {shared.st_dev} {shared.st_ino}"
-    except OSError:
-        return ""

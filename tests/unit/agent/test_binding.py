@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_hpc.agent.binding import (
+from monarch_hpc.agent.resources.binding import (
     Binding,
     Topology,
     apply,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_hpc.agent.bootstrap import (
+from monarch_hpc.allocation.files import (
     check_allocation,
     claim,
     read_head,
@@ -15,7 +15,7 @@ from monarch_hpc.agent.bootstrap import (
     write_host,
     write_ready,
 )
-from monarch_hpc.agent.settings import read_config, write_config
+from monarch_hpc.allocation.settings import read_config, write_config
 from monarch_hpc.config.load import load
 from monarch_hpc.core.errors import AllocationError, ConfigError
 from monarch_hpc.core.files import private_dir, read_json, write_json, write_private

@@ -10,8 +10,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch_hpc.agent.files import OLD, LogFiles
-from monarch_hpc.agent.output import NUM_LAST_LINES, LineSplitter
+from monarch_hpc.agent.output.log_files import OLD, LogFiles
+from monarch_hpc.agent.output.proc_output import NUM_LAST_LINES, LineSplitter
 
 
 @contextlib.contextmanager

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from monarch_hpc.agent.head import Head
-from monarch_hpc.agent.runs import OpenWitness
+from monarch_hpc.agent.head.head import Head
+from monarch_hpc.agent.head.runs import OpenWitness
 from monarch_hpc.supervision import Life
 from monarch_hpc.wire.messages import (
     CloseRun,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_hpc.agent.newborn import ZygoteSettings, bear
+from monarch_hpc.agent.procs.zygote_launch import ZygoteSettings, bear
 
 _PATIENCE_S = 30.0
 

@@ -5,11 +5,11 @@ from typing import cast
 
 import pytest
 
-from monarch_hpc.agent.pulse import Pulse
 from monarch_hpc.core.errors import PeerLost
 from monarch_hpc.supervision import Lease, Life
 from monarch_hpc.transport.api import Channel
 from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.transport.heartbeat import Pulse
 from monarch_hpc.wire.frames import Frame, Kind
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monarch_hpc.agent.rations import Allowance, Rations, cost_bytes
+from monarch_hpc.agent.output.rate_limit import Allowance, Rations, cost_bytes
 
 KIB = 1 << 10
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from monarch_hpc.agent import retention
-from monarch_hpc.agent.retention import Retention, printed_runs, removed_runs
+from monarch_hpc.agent.output import retention
+from monarch_hpc.agent.output.retention import Retention, printed_runs, removed_runs
 from monarch_hpc.core.files import private_dir
 from monarch_hpc.core.ids import new_run_id
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_hpc.agent.secret import read_secret
+from monarch_hpc.attach.workers.key import read_secret
 from monarch_hpc.core.errors import ConfigError
 
 

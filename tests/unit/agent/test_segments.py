@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_hpc.agent.segments import find_segments, make_segments, remove_segments
+from monarch_hpc.agent.resources.shm_folder import find_segments, make_segments, remove_segments
 
 
 def test_what_is_left_in_the_folder_goes_with_it(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monarch_hpc.agent.whereabouts import Whereabouts
+from monarch_hpc.agent.proc_addresses import Whereabouts
 from monarch_hpc.wire.messages import ProcEnded, ProcReady, RunClosed
 
 

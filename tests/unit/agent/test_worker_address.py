@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_hpc.agent.worker_address import (
+from monarch_hpc.attach.workers.address import (
     Place,
     dialling_addresses,
     listening_addresses,

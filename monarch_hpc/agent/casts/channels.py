@@ -1,0 +1,212 @@
+"""The channels of an agent that casts travel on: to other agents, to its procs, and from whoever sends casts to it.
+
+They are apart from the channels of control messages, which so wait behind no user's data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from monarch_hpc.agent.casts.router import Router
+from monarch_hpc.config.schema import TransportConfig
+from monarch_hpc.core.errors import FrameError, TransportError
+from monarch_hpc.core.ids import Role
+from monarch_hpc.core.logger import Logger
+from monarch_hpc.transport.api import Channel
+from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.transport.heartbeat import Pulse
+from monarch_hpc.transport.node import Node
+from monarch_hpc.wire.casts import parse_cast
+from monarch_hpc.wire.frames import Frame, Kind
+from monarch_hpc.wire.messages import HostEntry, Message, ProcEnded, ProcReady, RunClosed
+
+__all__ = ["Switchboard"]
+
+_WORD_S = 3.0
+"""How long a proc whose channel broke may take to be reported dead; that takes milliseconds where it is."""
+
+_log = Logger(__name__)
+
+
+@dataclass(slots=True)
+class _Line:
+    """A channel that this agent dials, and what waits for it meanwhile."""
+
+    addresses: Sequence[str]
+    channel: Channel | None = None
+    waiting: list[Frame] = field(default_factory=list)
+
+
+class Switchboard:
+    """Connects an agent's `Router` with the world. All methods are for the driver of the engine.
+
+    Args:
+        pulse: beats on the channels between agents.
+        rank: of this host.
+    """
+
+    def __init__(
+        self, engine: Engine, node: Node, pulse: Pulse, rank: int, num_hosts: int, limits: TransportConfig
+    ) -> None:
+        self._engine = engine
+        self._node = node
+        self._pulse = pulse
+        self._addresses: dict[int, Sequence[str]] = {}
+        self._procs: dict[tuple[str, int, int], int] = {}
+        self._hosts: dict[int, _Line] = {}
+        self._lines: dict[int, _Line] = {}  # to procs, by incarnation
+        self._known: dict[Channel, Callable[[Frame], None]] = {}  # who is behind a channel that was dialled
+        self._upstreams: set[Channel] = set()
+        usable = self._addresses.__contains__
+        self._router: Router[Channel] = Router(
+            rank, num_hosts, limits.cast_fanout, usable, self, limits.max_frame_bytes
+        )
+
+    # ---- news ----
+
+    def on_roster(self, hosts: Sequence[HostEntry]) -> None:
+        """These agents can be dialled."""
+        self._addresses.update({host.rank: host.addresses for host in hosts})
+
+    def note(self, message: Message) -> None:
+        """Take note of what this agent says of its procs; other messages are ignored."""
+        match message:
+            case ProcReady():
+                incarnation = int(message.incarnation)
+                self._procs[message.run, message.mesh, message.rank] = incarnation
+                self._lines[incarnation] = _Line(message.addresses)
+                self._router.on_proc(message.run, message.mesh, message.rank, incarnation)
+            case ProcEnded():
+                self._lines.pop(self._procs.pop((message.run, message.mesh, message.rank), 0), None)
+                cause = "it was stopped" if message.expected else message.cause
+                self._router.on_proc_ended(message.run, message.mesh, message.rank, cause)
+            case RunClosed():
+                self._router.on_run_closed(message.run)
+
+    # ---- channels ----
+
+    def on_channel(self, channel: Channel) -> bool:
+        """Take a channel that another agent or a proc has opened, for its casts; False for those of others."""
+        if channel.peer.role is Role.AGENT:
+            self._pulse.watch(channel)
+        return channel.peer.role in (Role.AGENT, Role.PROC)
+
+    def on_frame(self, channel: Channel, frame: Frame) -> bool:
+        """Take a frame if it belongs to a cast."""
+        if frame.kind is not Kind.CAST and frame.kind is not Kind.NOTES:
+            return False
+        try:
+            if frame.kind is Kind.CAST:
+                self._on_cast(channel, frame)
+            else:
+                self._on_notes(channel, frame)
+        except FrameError as error:
+            channel.close(str(error))
+        return True
+
+    def _on_cast(self, channel: Channel, frame: Frame) -> None:
+        # Agents vouch for the sender; at the first one it is whoever opened the channel.
+        enters = channel.peer.role is not Role.AGENT
+        if enters and parse_cast(frame).origin != channel.peer.incarnation:
+            raise FrameError("a cast in somebody else's name")
+        self._upstreams.add(channel)
+        self._router.on_cast(channel, frame, enters=enters)
+
+    def _on_notes(self, channel: Channel, frame: Frame) -> None:
+        take = self._known.get(channel)
+        if take is None:
+            raise FrameError("nobody here waits for notes of casts")
+        take(frame)
+
+    def on_lost(self, channel: Channel, error: TransportError) -> bool:
+        """A channel is over; False if no cast has gone through it."""
+        ours = channel in self._upstreams or channel in self._known
+        if channel in self._upstreams:
+            self._upstreams.discard(channel)
+            self._router.on_upstream_lost(channel)
+        if self._known.pop(channel, None) is not None:
+            for rank, line in list(self._hosts.items()):
+                if line.channel is channel:
+                    line.channel = None
+                    self._router.on_host_cut(rank, str(error))
+                    self._dial_host(rank, line)
+            for incarnation, line in list(self._lines.items()):
+                if line.channel is channel:
+                    self._engine.call_later(_WORD_S, partial(self._give_up_proc, incarnation, line, str(error)))
+        return ours
+
+    # ---- what the router sends ----
+
+    def to_host(self, rank: int, frame: Frame) -> None:
+        """Send to the agent of a host; the first time, dial it."""
+        line = self._hosts.get(rank)
+        if line is None:
+            line = self._hosts[rank] = _Line(self._addresses[rank])
+            self._dial_host(rank, line)
+        self._send(line, frame)
+
+    def to_proc(self, incarnation: int, frame: Frame) -> None:
+        """Send to a proc of this host; the first time, dial it."""
+        line = self._lines.get(incarnation)
+        if line is None:
+            return  # it is gone, and the router is told at any moment
+        if line.channel is None and not line.waiting:
+            self._engine.call_soon(
+                lambda: self._node.dial(line.addresses, incarnation, partial(self._on_proc, incarnation, line))
+            )
+        self._send(line, frame)
+
+    def up(self, upstream: Channel, frame: Frame) -> None:
+        """Send to one who sent casts to here."""
+        with contextlib.suppress(TransportError):  # its end is reported
+            upstream.send(frame)
+
+    def later(self, delay_s: float, callback: Callable[[], None]) -> object:
+        """Call back in so many seconds."""
+        return self._engine.call_later(delay_s, callback)
+
+    def at_end_of_turn(self, callback: Callable[[], None]) -> None:
+        """Call back once all that has come by now was handled."""
+        self._engine.at_end_of_turn(callback)
+
+    @staticmethod
+    def _send(line: _Line, frame: Frame) -> None:
+        if line.channel is None:
+            line.waiting.append(frame)
+            return
+        with contextlib.suppress(TransportError):  # its end is reported
+            line.channel.send(frame)
+
+    def _connected(self, line: _Line, channel: Channel, take: Callable[[Frame], None]) -> None:
+        line.channel = channel
+        self._known[channel] = take
+        waiting, line.waiting = line.waiting, []
+        for frame in waiting:
+            self._send(line, frame)
+
+    def _dial_host(self, rank: int, line: _Line) -> None:
+        # Whoever it is: the channel of control messages stays another one.
+        self._engine.call_soon(lambda: self._node.dial(line.addresses, 0, partial(self._on_host, rank, line)))
+
+    def _on_host(self, rank: int, line: _Line, result: Channel | TransportError) -> None:
+        if isinstance(result, TransportError):
+            _log.warning("casts go around host %d: %s", rank, result)
+            del self._hosts[rank]
+            self._router.on_host_lost(rank, str(result))
+            return
+        self._pulse.watch(result)
+        self._connected(line, result, partial(self._router.on_notes_of_host, rank))
+
+    def _on_proc(self, incarnation: int, line: _Line, result: Channel | TransportError) -> None:
+        if isinstance(result, TransportError):
+            self._engine.call_later(_WORD_S, partial(self._give_up_proc, incarnation, line, str(result)))
+            return
+        self._connected(line, result, partial(self._router.on_notes_of_proc, incarnation))
+
+    def _give_up_proc(self, incarnation: int, line: _Line, cause: str) -> None:
+        if self._lines.get(incarnation) is line:
+            self._lines[incarnation] = _Line(line.addresses)
+            self._router.on_proc_silent(incarnation, cause)

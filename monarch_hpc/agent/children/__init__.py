@@ -1,0 +1,1 @@
+"""Child processes: reaping, sweeping leftovers, detection of stopped ones, their environment."""

@@ -1,0 +1,133 @@
+"""Find and end processes by what their environment carries: whatever procs started must not outlive them.
+
+A process group or session is not enough: daemons leave both. The environment is inherited for life
+unless somebody empties it, and who did that becomes the agent's child and is found as such.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+
+from monarch_hpc.core.clock import Deadline
+from monarch_hpc.wire.start import COOKIE, HOST_COOKIE, RUN_COOKIE
+
+__all__ = ["cookies", "find", "has_entries", "strangers", "strike", "strike_runs", "sweep"]
+
+
+_PROC = Path("/proc")
+
+
+def cookies(allocation: str, host: int | None = None, run: str | None = None) -> list[bytes]:
+    """Return the environment entries of the processes of an allocation, on one host, of one run."""
+    entries = [f"{COOKIE}={allocation}"]
+    if host is not None:
+        entries.append(f"{HOST_COOKIE}={host}")
+    if run is not None:
+        entries.append(f"{RUN_COOKIE}={run}")
+    return [entry.encode() for entry in entries]
+
+
+def has_entries(environ: bytes, entries: Collection[bytes]) -> bool:
+    """Tell whether ``/proc/PID/environ`` holds all of *entries*."""
+    held = set(environ.split(b"\0"))
+    return all(entry in held for entry in entries)
+
+
+def find(entries: Collection[bytes]) -> list[int]:
+    """Return our user's processes whose environment holds all of *entries*; never this one or its ancestors."""
+    return [pid for pid in _others() if has_entries(_environ(pid), entries)]
+
+
+def strike(entries: Collection[bytes]) -> int:
+    """Send SIGKILL to all that `find` finds; return how many those were."""
+    return sum(_kill(pid, entries) for pid in _others())
+
+
+def strike_runs(allocation: str, host: int, runs: Iterable[str]) -> Counter[str]:
+    """Do as `strike` for each of *runs*, in one look at all processes; return how many were found of each."""
+    common = cookies(allocation, host)
+    wanted = {f"{RUN_COOKIE}={run}".encode(): run for run in runs}
+    found: Counter[str] = Counter()
+    for pid in _others():
+        for entry in wanted.keys() & _environ(pid).split(b"\0"):
+            found[wanted[entry]] += _kill(pid, [*common, entry])
+    return found
+
+
+def strangers(known: Collection[int]) -> list[int]:
+    """Return the living children of this process that are not *known*: orphans that the kernel gave us."""
+    own = os.getpid()
+    return [pid for pid in _others() if pid not in known and _stat(pid)[:1] != [b"Z"] and _parent(pid) == own]
+
+
+def sweep(entries: Collection[bytes], timeout_s: float) -> int:
+    """Kill all that `find` finds until nothing is found; return how many are left at the deadline.
+
+    It waits, so it is not for callbacks of the engine.
+    """
+    deadline = Deadline(timeout_s)
+    while strike(entries):
+        if deadline.passed():
+            return len(find(entries))
+        time.sleep(0.005)
+    return 0
+
+
+def _others() -> Iterator[int]:
+    spared = set(_lineage())
+    own_uid = os.geteuid()
+    for name in os.listdir(_PROC):
+        if name.isdecimal() and int(name) not in spared:
+            with contextlib.suppress(OSError):  # it has just ended
+                if os.stat(_PROC / name).st_uid == own_uid:
+                    yield int(name)
+
+
+def _lineage() -> Iterator[int]:
+    pid = os.getpid()
+    while pid:
+        yield pid
+        pid = _parent(pid)
+
+
+def _kill(pid: int, entries: Collection[bytes]) -> bool:
+    try:
+        # The descriptor first: what is read and killed after it is one and the same process.
+        handle = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        if not has_entries(_environ(pid), entries):
+            return False
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+    return True
+
+
+def _environ(pid: int) -> bytes:
+    try:
+        return (_PROC / str(pid) / "environ").read_bytes()
+    except OSError:
+        return b""  # ended, a zombie, or not ours to read
+
+
+def _stat(pid: int) -> list[bytes]:
+    """Return the fields of ``/proc/PID/stat`` after the name, which may hold anything."""
+    try:
+        return (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return []
+
+
+def _parent(pid: int) -> int:
+    fields = _stat(pid)
+    return int(fields[1]) if len(fields) > 1 else 0

@@ -1,0 +1,94 @@
+"""Who is there: the seats of the agents, one for each host of the allocation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from monarch_hpc.agent.head.link import Link
+from monarch_hpc.supervision.lease import Life
+from monarch_hpc.wire.messages import HostEntry, Join, Message
+
+__all__ = ["Seat", "Seats"]
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """One host whose agent has reported.
+
+    Attributes:
+        problem: what is wrong with the host, empty if nothing.
+        link: the way to its agent; None once that is lost, for *cause*.
+    """
+
+    entry: HostEntry
+    problem: str
+    link: Link | None
+    life: Life = Life.ALIVE
+    cause: str = ""
+
+
+class Seats:
+    """The seats of *num_hosts* agents."""
+
+    def __init__(self, num_hosts: int) -> None:
+        self._num_hosts = num_hosts
+        self._seats: dict[int, Seat] = {}
+
+    def join(self, link: Link, join: Join) -> str:
+        """Seat an agent; return why not, empty if it is seated. One host has one agent."""
+        rank = join.host.rank
+        seat = self._seats.get(rank)
+        if seat is not None and seat.link is not None:
+            return f"host {rank} has an agent already: process {seat.entry.pid} on {seat.entry.name}"
+        if not 0 <= rank < self._num_hosts:
+            return f"there is no host {rank} among {self._num_hosts}"
+        self._seats[rank] = Seat(join.host, join.problem, link)
+        return ""
+
+    def of(self, link: Link) -> Seat | None:
+        """The seat of the agent behind *link*."""
+        return next((seat for seat in self._seats.values() if seat.link is link), None)
+
+    def all(self) -> list[Seat]:
+        """All seats ever taken, by rank."""
+        return [seat for _, seat in sorted(self._seats.items())]
+
+    def linked(self) -> set[int]:
+        """Ranks of the hosts whose agent can be spoken to."""
+        return {rank for rank, seat in self._seats.items() if seat.link is not None}
+
+    def usable(self, rank: int) -> bool:
+        """Tell whether procs can be started on a host."""
+        seat = self._seats.get(rank)
+        return seat is not None and seat.link is not None and not seat.problem
+
+    def hosts(self) -> list[HostEntry]:
+        """The usable hosts, by rank."""
+        return [seat.entry for seat in self.all() if self.usable(seat.entry.rank)]
+
+    def missing(self) -> dict[int, str]:
+        """Ranks that no working agent has reported for, and why."""
+        return {
+            rank: self.absence(rank)
+            for rank in range(self._num_hosts)
+            if rank not in self._seats or self._seats[rank].problem
+        }
+
+    def absence(self, rank: int) -> str:
+        """Say why a host cannot be used."""
+        seat = self._seats.get(rank)
+        if seat is None:
+            return "its agent did not report"
+        return seat.problem or f"the host is lost: {seat.cause}"
+
+    def name(self, rank: int) -> str:
+        """The name of a host that has reported."""
+        return self._seats[rank].entry.name
+
+    def send(self, ranks: Iterable[int], message: Message) -> None:
+        """Send *message* to those of *ranks* that can be spoken to."""
+        for rank in ranks:
+            seat = self._seats.get(rank)
+            if seat is not None and seat.link is not None:
+                seat.link.send(message)

@@ -1,0 +1,272 @@
+"""What procs print: read without blocking, kept in files, and sent to the program in batches.
+
+A proc that prints faster than the file system takes it, or than its share of the host's reading, is slowed down by
+its pipe, so that its file has all of it. What goes on to the program is limited, and a program that does not keep up
+slows nobody down: lines are left out for it, and counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from monarch_hpc.agent.output.log_files import LogFiles
+from monarch_hpc.agent.output.rate_limit import Allowance, Rations, cost_bytes
+from monarch_hpc.config.schema import LogsConfig
+from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.transport.engine.timer import Timer
+from monarch_hpc.wire.messages import Output
+from monarch_hpc.wire.record import MARK, Unmarker, parse_record, split_marked
+
+__all__ = ["MAX_LINE_BYTES", "LineSplitter", "Outlet", "ProcOutput", "Tag"]
+
+MAX_LINE_BYTES = 64 << 10
+NUM_LAST_LINES = 20
+
+_READ_BYTES = 64 << 10
+_BATCH_S = 0.05
+_BATCH_BYTES = 64 << 10
+_NOTICE_S = 1.0
+"""How long lines may be left out before the program is told how many."""
+
+
+class LineSplitter:
+    """Turns chunks of bytes into lines: invalid UTF-8 is replaced, a line of more than 64 KiB is cut into several."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[str]:
+        """Return the lines that *data* completes."""
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > MAX_LINE_BYTES:
+            whole.append(self._rest)
+            self._rest = b""
+        lines: list[str] = []
+        for line in whole:
+            for at in range(0, max(len(line), 1), MAX_LINE_BYTES):
+                lines.append(line[at : at + MAX_LINE_BYTES].decode("utf-8", "replace"))
+        return lines
+
+    def skip(self, data: bytes) -> tuple[int, list[str]]:
+        """Return how many lines *data* completes, and the last few of them: `feed` for who needs no more, and cheap."""
+        num_lines = data.count(b"\n")
+        if num_lines <= NUM_LAST_LINES:
+            lines = self.feed(data)
+            return len(lines), lines[-NUM_LAST_LINES:]
+        at = len(data)
+        for _ in range(NUM_LAST_LINES + 1):
+            at = data.rfind(b"\n", 0, at)
+        self._rest = b""
+        return num_lines, self.feed(data[at + 1 :])
+
+    def flush(self) -> list[str]:
+        """Return what follows the last line feed, if anything."""
+        rest, self._rest = self._rest, b""
+        return [rest.decode("utf-8", "replace")] if rest else []
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """Whose output it is."""
+
+    run: str
+    mesh: int
+    rank: int
+    host: int
+
+
+class Outlet:
+    """What the procs of a host share for their output.
+
+    Args:
+        send: passes a batch towards the program.
+        crowded: tells whether too much already waits on that way.
+    """
+
+    def __init__(
+        self, files: LogFiles, config: LogsConfig, send: Callable[[Output], None], crowded: Callable[[], bool]
+    ) -> None:
+        self.files = files
+        self.config = config
+        self.rations = Rations(config.host_rate_bytes, _READ_BYTES)
+        self.send = send
+        self.crowded = crowded
+
+
+class ProcOutput:
+    """The two pipes of one proc.
+
+    Args:
+        pipes: stream name (``out``, ``err``) -> descriptor to read, owned from here on.
+        path: its log file.
+    """
+
+    def __init__(self, engine: Engine, tag: Tag, pipes: dict[str, int], path: Path, outlet: Outlet) -> None:
+        self._engine = engine
+        self._tag = tag
+        self._pipes = dict(pipes)
+        self._path = path
+        self._outlet = outlet
+        self._streaming = outlet.config.stream_to_client
+        self._allowance = Allowance(outlet.config.proc_rate_bytes, engine.clock())
+        self._unmarkers = {stream: Unmarker(records=stream == "err") for stream in pipes}
+        self._splitters = {stream: LineSplitter() for stream in pipes}
+        self._batches: dict[str, list[str]] = {stream: [] for stream in pipes}
+        self._batch_bytes = 0
+        self._num_dropped = dict.fromkeys(pipes, 0)
+        self._tails: dict[str, deque[str]] = {stream: deque(maxlen=NUM_LAST_LINES) for stream in pipes}
+        self._timer: Timer | None = None
+        self._notice: Timer | None = None
+        self._ration: Timer | None = None
+        self._last: deque[tuple[str, str]] = deque(maxlen=NUM_LAST_LINES)
+        self._paused = False
+        for fd in pipes.values():
+            os.set_blocking(fd, False)
+        self._watch()
+
+    @property
+    def last_lines(self) -> list[str]:
+        """The last lines that the proc wrote, both streams as they came."""
+        lines: list[str] = []
+        for stream, line in self._last:
+            record = parse_record(line) if stream == "err" else None
+            lines += str(record).splitlines() if record is not None else [line]
+        return lines[-NUM_LAST_LINES:]
+
+    def stream(self, on: bool) -> None:
+        """Send what it prints from here on to the program, or keep it in the file alone."""
+        self._flush()
+        self._streaming = on
+
+    def resume(self) -> None:
+        """Read again after the files were full."""
+        if self._paused and self._ration is None and not self._outlet.files.full:
+            self._paused = False
+            self._watch()
+
+    def finish(self) -> None:
+        """The proc has ended: take what it left in the pipes, send everything, and close them."""
+        for stream, fd in list(self._pipes.items()):
+            with contextlib.suppress(OSError):
+                # A pipe holds 64 KiB by default and at most 1 MiB; a child that goes on writing is cut off.
+                for _ in range((1 << 20) // _READ_BYTES + 1):
+                    data = os.read(fd, _READ_BYTES)
+                    if not data:
+                        break
+                    self._take(stream, data)
+            self._close(stream)
+        self._flush(tell=True)
+        if self._ration is not None:
+            self._ration.cancel()
+
+    def _watch(self) -> None:
+        for stream, fd in self._pipes.items():
+            self._engine.watch(fd, partial(self._on_ready, stream))
+
+    def _pause(self) -> None:
+        self._paused = True
+        for fd in self._pipes.values():
+            self._engine.unwatch(fd)
+
+    def _on_ready(self, stream: str, _mask: int) -> None:
+        if self._outlet.files.full:
+            self._pause()
+            return
+        try:
+            data = os.read(self._pipes[stream], _READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._close(stream)
+            return
+        self._take(stream, data)
+        wait_s = self._outlet.rations.take(self, len(data), self._engine.clock())
+        if wait_s:
+            self._pause()
+            self._ration = self._engine.call_later(wait_s, self._fed)
+
+    def _fed(self) -> None:
+        self._ration = None
+        self.resume()
+
+    def _close(self, stream: str) -> None:
+        fd = self._pipes.pop(stream)
+        self._engine.unwatch(fd)
+        os.close(fd)
+        end = self._unmarkers[stream].flush()
+        if end:
+            self._outlet.files.append(self._path, end)
+        self._add(stream, self._splitters[stream].flush())
+
+    def _take(self, stream: str, data: bytes) -> None:
+        text = self._unmarkers[stream].feed(data)
+        if text:
+            self._outlet.files.append(self._path, text)
+        splitter = self._splitters[stream]
+        cost = cost_bytes(data.count(b"\n"), len(data))
+        if self._streaming and self._allowance.take(cost, self._engine.clock()):
+            self._batch_bytes += len(data)
+            self._add(stream, splitter.feed(data))
+        else:
+            self._skip(stream, *splitter.skip(data))
+
+    def _add(self, stream: str, lines: list[str]) -> None:
+        lines = self._noted(stream, lines)
+        if not lines or not self._streaming:
+            return
+        self._batches[stream].extend(lines)
+        if self._batch_bytes >= _BATCH_BYTES:
+            self._flush()
+        elif self._timer is None:
+            self._timer = self._engine.call_later(_BATCH_S, self._flush)
+
+    def _skip(self, stream: str, num_lines: int, last: list[str]) -> None:
+        """Leave lines out, but for the last few, which stay ready to be told with their number."""
+        last = self._noted(stream, last)
+        if not num_lines or not self._streaming:
+            return
+        self._flush()
+        self._drop(stream, num_lines, last)
+
+    def _noted(self, stream: str, lines: list[str]) -> list[str]:
+        """Keep the last of *lines*; return them with each record in a line of its own."""
+        if stream == "err" and any(MARK in line for line in lines):
+            lines = [part for line in lines for part in split_marked(line)]
+        self._last.extend((stream, line) for line in lines[-NUM_LAST_LINES:])
+        return lines
+
+    def _drop(self, stream: str, num_lines: int, last: list[str]) -> None:
+        self._num_dropped[stream] += max(num_lines, len(last))
+        self._tails[stream].extend(last)
+        if self._notice is None:
+            self._notice = self._engine.call_later(_NOTICE_S, partial(self._flush, tell=True))
+
+    def _flush(self, *, tell: bool = False) -> None:
+        """Send what waits; with *tell* also how much was left out."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if tell and self._notice is not None:
+            self._notice.cancel()
+            self._notice = None
+        self._batch_bytes = 0
+        tag = self._tag
+        for stream, lines in self._batches.items():
+            if lines and self._outlet.crowded():
+                self._drop(stream, len(lines), lines)
+                lines.clear()
+            if lines or (tell and self._num_dropped[stream]):
+                tail = self._tails[stream]
+                num_dropped, self._num_dropped[stream] = self._num_dropped[stream] - len(tail), 0
+                whole = [*tail, *lines]
+                self._outlet.send(Output(tag.run, tag.mesh, tag.rank, tag.host, stream, whole, num_dropped))
+                tail.clear()
+                lines.clear()

@@ -1,0 +1,356 @@
+"""Procs as tasks of a step of Slurm's own, so that MPI finds its world: `spawn_procs(mpi=True)`.
+
+The agent of the mesh's first host starts the step. Each task calls the agent of its host on a socket in the folder
+that only this user can enter, gets what a zygote would get, and stays as its proc's parent: see `agent.procs.mpi_task`.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from monarch_hpc.agent.children.reaper import Reaper
+from monarch_hpc.agent.procs.mpi_task import peer_uid, socket_path
+from monarch_hpc.agent.procs.zygote_order import FDS_PER_PROC, LENGTH, render, versions
+from monarch_hpc.agent.procs.zygote_pool import Problem, Spawned
+from monarch_hpc.config import FlagValue
+from monarch_hpc.core.exit import Exit
+from monarch_hpc.core.spawn import launch
+from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.wire.messages import SpawnProcs
+from monarch_hpc.wire.start import ProcOrder, render_order
+
+__all__ = ["StepSettings", "Steps"]
+
+_MAX_WORDS_BYTES = 64 << 10
+_NUM_LAST_LINES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class StepSettings:
+    """What all steps of an agent have in common.
+
+    Args:
+        entry: ``module:function`` that procs run.
+        sockets: the host's folder for them, see `segments`; empty where there is none.
+        job_id: of Slurm; None in an allocation that is none of Slurm's.
+        host_names: by rank, as Slurm calls them.
+        flags: of the agents' step; this one differs from it where it must.
+        environment: the agent's.
+    """
+
+    allocation: str
+    host_rank: int
+    num_gpus: int
+    num_cpus: int
+    entry: str
+    directory: Path
+    sockets: str
+    job_id: int | None
+    host_names: Sequence[str]
+    flags: Mapping[str, FlagValue]
+    environment: Mapping[str, str]
+
+
+class Steps:
+    """The procs of this host that are tasks. All methods are for the driver of the engine."""
+
+    def __init__(self, engine: Engine, reaper: Reaper, settings: StepSettings) -> None:
+        self._engine = engine
+        self._reaper = reaper
+        self._settings = settings
+        self._musters: dict[tuple[str, int], _Muster] = {}
+        self._tasks: dict[int, _Task] = {}
+
+    @property
+    def watched(self) -> Collection[int]:
+        """The process ids of procs that have not ended, each of which is nobody else's."""
+        return self._tasks.keys()
+
+    def spawn(self, order: SpawnProcs, request: ProcOrder, fds: Sequence[int], done: Callable[[Spawned], None]) -> None:
+        """Start the procs of *request*; otherwise as `Zygotes.spawn`.
+
+        Raises:
+            ValueError: there is no Slurm to make a step, or no folder for the socket.
+            OSError: no socket or no process can be made.
+        """
+        if self._settings.job_id is None:
+            raise ValueError("mpi=True needs a job of Slurm, whose srun starts the procs; this allocation is none")
+        if not self._settings.sockets:
+            raise ValueError(
+                "mpi=True needs a folder in /dev/shm of the host, and it has none; the agent's log says why"
+            )
+        muster = _Muster(self._engine, self._settings, order, request, fds, done, self._tasks)
+        key = order.run, order.mesh
+        self._musters[key] = muster
+        muster.closed = lambda: self._musters.pop(key, None)
+        if order.hosts[0] == self._settings.host_rank:
+            try:
+                muster.start(self._reaper)
+            except OSError:
+                muster.close()
+                raise
+
+    def watch(self, pid: int, ended: Callable[[Exit], None]) -> None:
+        """Call *ended* once, on the driver, when the proc has ended."""
+        task = self._tasks[pid]
+        task.ended = ended
+        if task.over:
+            self._engine.call_soon(task.bury)
+
+    def abandon(self, run: str, mesh: int) -> None:
+        """Wait no longer for the tasks of a mesh that is given up."""
+        muster = self._musters.get((run, mesh))
+        if muster is not None:
+            muster.fail("it was given up", [])
+
+    def close(self) -> None:
+        """Let go of all tasks, which kill their procs."""
+        for muster in list(self._musters.values()):
+            muster.fail("the allocation is being released", [])
+        for task in list(self._tasks.values()):
+            task.close()
+
+
+class _Muster:
+    """Waits for the tasks of one mesh on this host."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: StepSettings,
+        order: SpawnProcs,
+        request: ProcOrder,
+        fds: Sequence[int],
+        done: Callable[[Spawned], None],
+        tasks: dict[int, _Task],
+    ) -> None:
+        self.engine = engine
+        self.tasks = tasks
+        self.closed: Callable[[], object] = lambda: None
+        self._settings = settings
+        self._order = order
+        self._request = request
+        self._done: Callable[[Spawned], None] | None = done
+        self._pids: dict[int, int] = {}
+        self._visitors: set[_Task] = set()
+        self._step: subprocess.Popen[bytes] | None = None
+        self._words = -1
+        self._path = socket_path(settings.sockets, order.run, order.mesh)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._listener.bind(self._path)
+            self._listener.listen(order.per_host)
+        except OSError:
+            self._listener.close()
+            raise
+        self._listener.setblocking(False)
+        self._fds = [os.dup(fd) for fd in fds]
+        engine.watch(self._listener.fileno(), self._accept)
+        self._timer = engine.call_later(order.deadline_s, lambda: self.fail(self._late(), self._last_lines()))
+
+    def start(self, reaper: Reaper) -> None:
+        """Start the step, for all hosts of the mesh."""
+        # Here: few meshes need a step, and what speaks to Slurm is a sixth of what an agent would load.
+        from monarch_hpc.slurm.argv import mpi_step_argv, scrubbed
+
+        settings, order = self._settings, self._order
+        assert settings.job_id is not None
+        command = [
+            *("bash", str(settings.directory / "task.sh"), order.python or sys.executable),
+            *(settings.allocation, order.run, str(order.mesh), *map(str, order.hosts)),
+        ]
+        argv = mpi_step_argv(
+            settings.job_id,
+            [settings.host_names[host] for host in order.hosts],
+            order.per_host,
+            {
+                **settings.flags,
+                "mpi": order.mpi,
+                "gres": f"gpu:{settings.num_gpus}" if settings.num_gpus else None,
+                "overcommit": order.per_host > settings.num_cpus,
+            },
+            command,
+        )
+        words = os.memfd_create("step")
+        try:
+            self._step = launch(
+                argv,
+                scrubbed(settings.environment),
+                stdin=subprocess.DEVNULL,
+                stdout=words,
+                stderr=words,
+                new_session=True,
+            )
+        except OSError as error:
+            os.close(words)
+            raise OSError(error.errno, f"srun: {error.strerror}") from error
+        self._words = words
+        reaper.watch(self._step.pid, self._step_ended)
+
+    def _step_ended(self, how: Exit) -> None:
+        assert self._step is not None
+        self._step.returncode = how.code if how.code is not None else -(how.signal or 0)
+        cause = f"srun, which was to start it, ended: {how} (config key 'procs.mpi' names the plugin)"
+        self.fail(cause, self._last_lines())
+        os.close(self._words)
+        self._words = -1
+
+    def _late(self) -> str:
+        return f"its task did not come within {self._order.deadline_s:g} s (config key 'procs.start_s')"
+
+    def _last_lines(self) -> list[str]:
+        if self._words < 0:
+            return []
+        text = os.pread(self._words, _MAX_WORDS_BYTES, 0).decode(errors="replace")
+        return text.splitlines()[-_NUM_LAST_LINES:]
+
+    def _accept(self, _mask: int) -> None:
+        with contextlib.suppress(OSError):
+            sock, _ = self._listener.accept()
+            if peer_uid(sock) != os.getuid():
+                sock.close()
+            else:
+                self._visitors.add(_Task(self, sock))
+
+    def answer(self, sock: socket.socket, local_rank: int, theirs: list[str]) -> str:
+        """Tell a task what to do; return why not, empty if it was told."""
+        if theirs != versions():
+            found, wanted = " with ".join(theirs), " with ".join(versions())
+            return f"{self._order.python or sys.executable} is {found}; the program and its hosts are {wanted}"
+        ranks = [start.local_rank for start in self._request.starts]
+        if self._done is None or local_rank not in ranks:
+            return "the mesh was given up"
+        index = ranks.index(local_rank)
+        request = replace(self._request, starts=[self._request.starts[index]])
+        message = render(
+            {"order": render_order(request), "entry": self._settings.entry, "preload": self._order.preload}
+        )
+        fds = array.array("i", self._fds[index * FDS_PER_PROC : (index + 1) * FDS_PER_PROC])
+        sock.setblocking(True)  # it waits for nothing else, and takes all
+        socket.send_fds(sock, [message[:1]], list(fds))
+        sock.sendall(message[1:])
+        sock.setblocking(False)
+        return ""
+
+    def forked(self, local_rank: int, pid: int) -> None:
+        """A task has forked its proc."""
+        self._pids[local_rank] = pid
+        if len(self._pids) == len(self._request.starts) and self._done is not None:
+            done, self._done = self._done, None
+            self.close()
+            done([self._pids[start.local_rank] for start in self._request.starts])
+
+    def left(self, task: _Task) -> None:
+        """A task is gone."""
+        self._visitors.discard(task)
+
+    def fail(self, cause: str, last_lines: list[str]) -> None:
+        """Give up what was not forked yet."""
+        done, self._done = self._done, None
+        if done is None:
+            return
+        for task in list(self._visitors):
+            task.close()
+        for pid in self._pids.values():
+            self.tasks.pop(pid, None)
+        if self._step is not None and self._step.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                # srun takes it as a wish to end the step.
+                os.kill(self._step.pid, signal.SIGTERM)
+        self.close()
+        done(Problem(cause, last_lines))
+
+    def close(self) -> None:
+        """Wait for no more tasks."""
+        self._timer.cancel()
+        if self._listener.fileno() >= 0:
+            self.engine.unwatch(self._listener.fileno())
+            self._listener.close()
+            with contextlib.suppress(FileNotFoundError):  # the folder may have gone before it
+                os.unlink(self._path)
+        for fd in self._fds:
+            os.close(fd)
+        self._fds = []
+        self.closed()
+
+
+class _Task:
+    """The agent's end of one task."""
+
+    def __init__(self, muster: _Muster, sock: socket.socket) -> None:
+        self.ended: Callable[[Exit], None] | None = None
+        self._muster = muster
+        self._sock = sock
+        self._incoming = b""
+        self._local_rank = -1
+        self._pid = 0
+        self._exit: Exit | None = None
+        sock.setblocking(False)
+        muster.engine.watch(sock.fileno(), self._on_ready)
+
+    def close(self) -> None:
+        """Let go of it; a proc that it still has is killed by it."""
+        if self.over:
+            return
+        self._muster.engine.unwatch(self._sock.fileno())
+        self._sock.close()
+        self._muster.left(self)
+        if self.ended is not None:
+            self.bury()
+
+    @property
+    def over(self) -> bool:
+        """Whether it is gone."""
+        return self._sock.fileno() < 0
+
+    def bury(self) -> None:
+        """Tell how its proc ended; who is to be told may come later than the end."""
+        self._muster.tasks.pop(self._pid, None)
+        assert self.ended is not None
+        self.ended(self._exit or Exit(None, int(signal.SIGKILL)))
+
+    def _on_ready(self, _mask: int) -> None:
+        try:
+            data = self._sock.recv(1 << 16)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        self._incoming += data
+        while len(self._incoming) >= LENGTH.size:
+            end = LENGTH.size + LENGTH.unpack_from(self._incoming)[0]
+            if len(self._incoming) < end:
+                break
+            message, self._incoming = self._incoming[LENGTH.size : end], self._incoming[end:]
+            self._take(json.loads(message))
+        if not data or self._exit is not None:
+            self.close()
+
+    def _take(self, message: dict[str, object]) -> None:
+        match message:
+            case {"local_rank": int(local_rank), "versions": list(theirs)}:
+                self._local_rank = local_rank
+                try:
+                    problem = self._muster.answer(self._sock, local_rank, [str(version) for version in theirs])
+                except OSError as error:
+                    problem = f"its task is gone: {error.strerror}"
+                if problem:
+                    self._muster.fail(problem, [])
+            case {"pid": int(pid)}:
+                self._pid = pid
+                self._muster.tasks[pid] = self
+                self._muster.forked(self._local_rank, pid)
+            case {"exited": int(code)}:
+                self._exit = Exit(code, None)
+            case {"killed": int(number)}:
+                self._exit = Exit(None, number)

@@ -1,0 +1,47 @@
+"""What an agent keeps of each of its procs, from the order to the end."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from monarch_hpc.agent.output.proc_output import ProcOutput
+from monarch_hpc.transport.engine.timer import Timer
+from monarch_hpc.wire.start import ProcStart
+
+__all__ = ["Proc", "State"]
+
+
+class State(enum.Enum):
+    """How far a proc has come."""
+
+    STARTING = enum.auto()
+    READY = enum.auto()
+
+
+@dataclass(slots=True, eq=False)
+class Proc:
+    """One proc from its order to its end.
+
+    Attributes:
+        record_fd: memory that it records into, see `telemetry.recorder`; -1 once that is closed.
+        hello_fd: where it says that it is ready; -1 once that is closed.
+        pid: 0 until the zygote has told it.
+        asked: its end was asked for.
+        cause: why we killed it, if not asked.
+        in_step: it is a task of a step, see `agent.procs.mpi_step`.
+    """
+
+    start: ProcStart
+    output: ProcOutput
+    hello_fd: int
+    record_fd: int
+    in_step: bool = False
+    deadline: Timer | None = None
+    state: State = State.STARTING
+    pid: int = 0
+    hello: bytes = b""
+    stopping: bool = False
+    asked: bool = False
+    cause: str = ""
+    killer: Timer | None = None

@@ -1,0 +1,279 @@
+"""How procs come to life: pipes, zygote, the word that they are ready, and the end of the patience with them."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from typing import Protocol
+
+from monarch_hpc.agent.output.proc_output import Outlet, ProcOutput, Tag
+from monarch_hpc.agent.place import Place
+from monarch_hpc.agent.procs.mpi_step import Steps
+from monarch_hpc.agent.procs.proc import Proc, State
+from monarch_hpc.agent.procs.records import Ledger
+from monarch_hpc.agent.procs.zygote_pool import Problem, Spawned, Zygotes
+from monarch_hpc.agent.resources.binding import Binding, check_bindings, given_bindings, read_topology, shares
+from monarch_hpc.core.errors import FrameError
+from monarch_hpc.core.gpus import visible_gpus
+from monarch_hpc.core.logger import Logger
+from monarch_hpc.telemetry.memory import make_memory
+from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.wire.messages import Message, ProcHello, ProcReady, SpawnFailed, SpawnProcs, decode
+from monarch_hpc.wire.start import ProcOrder, ProcStart
+
+__all__ = ["Births", "Parent"]
+
+_MAX_HELLO_BYTES = 64 << 10
+
+_log = Logger(__name__)
+
+
+class Parent(Protocol):
+    """Who keeps the procs from their order to their end."""
+
+    procs: set[Proc]
+    ledger: Ledger
+
+    def born(self, proc: Proc) -> None:
+        """Its process is there: watch it, or kill it if it was given up meanwhile."""
+        ...
+
+    def gone(self, proc: Proc, cause: str, last_lines: list[str]) -> None:
+        """It did not come to life."""
+        ...
+
+    def kill(self, proc: Proc) -> None:
+        """End its process at once."""
+        ...
+
+
+class Births:
+    """Starts the procs of a host. All methods are for the driver of the engine.
+
+    Args:
+        outlet: where the procs' output goes.
+        send: passes a message to the head.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        place: Place,
+        zygotes: Zygotes,
+        steps: Steps,
+        outlet: Outlet,
+        send: Callable[[Message], None],
+        parent: Parent,
+    ) -> None:
+        self._engine = engine
+        self._place = place
+        self._zygotes = zygotes
+        self._steps = steps
+        self._outlet = outlet
+        self._send = send
+        self._parent = parent
+        self._topology = functools.cache(read_topology)  # hundreds of files on a large machine
+
+    def start(self, order: SpawnProcs, places: list[tuple[int, int]]) -> None:
+        """Start procs of *order*: for each of *places* the one of that mesh rank and local rank.
+
+        Whatever fails once they are prepared ends them, and so is told at once.
+
+        Raises:
+            ValueError: a binding cannot be had here; nothing was started.
+        """
+        bindings, num_threads = self._bindings(order)
+        starts = [self._one(order, rank, local_rank, bindings[local_rank], num_threads) for rank, local_rank in places]
+        procs: list[Proc] = []
+        theirs: list[int] = []
+        try:
+            # Before anything is asked for: what is forked then has somebody who keeps it.
+            for start in starts:
+                self._prepare(order, start, procs, theirs)
+            self._ask(order, starts, theirs, partial(self._forked, procs))
+        except Exception as error:  # noqa: BLE001 a callback's edge: who waits for these procs is told
+            cause = _words(error)
+            for proc in procs:
+                self._parent.gone(proc, cause, [])
+            for start in starts[len(procs) :]:
+                self._send(SpawnFailed(start.run, start.mesh, start.rank, start.host_rank, cause, []))
+        finally:
+            for fd in theirs:
+                os.close(fd)
+
+    def _prepare(self, order: SpawnProcs, start: ProcStart, procs: list[Proc], theirs: list[int]) -> None:
+        """Make what a proc is to be kept by, and add it to *procs*; and to *theirs* the descriptors that it is to get.
+
+        Raises:
+            OSError: no descriptor or no memory is left; nothing was made.
+        """
+        ours: list[int] = []
+        num_theirs = len(theirs)
+        try:
+            for _ in range(3):
+                read, write = os.pipe()
+                ours.append(read)
+                theirs.append(write)
+            out, err, hello = ours
+            ours.append(make_memory(f"proc {start.rank}"))
+            theirs.append(os.dup(ours[-1]))
+            os.set_blocking(hello, False)
+            tag = Tag(start.run, start.mesh, start.rank, start.host_rank)
+            path = self._outlet.files.path(start.run, start.rank, start.host_name)
+            output = ProcOutput(self._engine, tag, {"out": out, "err": err}, path, self._outlet)
+        except OSError:
+            for fd in (*ours, *theirs[num_theirs:]):
+                os.close(fd)
+            del theirs[num_theirs:]
+            raise
+        proc = Proc(start, output, hello, ours[-1], in_step=bool(order.mpi))
+        procs.append(proc)
+        self._parent.procs.add(proc)
+        proc.deadline = self._engine.call_later(order.deadline_s, partial(self._late, proc, order.deadline_s))
+        self._engine.watch(hello, partial(self.read_hello, proc))
+        self._parent.ledger.starts(proc)
+
+    def _ask(
+        self, order: SpawnProcs, starts: list[ProcStart], fds: list[int], forked: Callable[[Spawned], None]
+    ) -> None:
+        """Ask the zygote, or the tasks of a step, to fork."""
+        request = ProcOrder(
+            starts=starts,
+            environment=order.environment,
+            sys_path=order.sys_path,
+            cwd=order.cwd,
+            umask=order.umask,
+            gpu_variable=self._place.grant.gpu_variable,
+            unset=order.unset,
+            in_step=bool(order.mpi),
+        )
+        if order.mpi:
+            self._steps.spawn(order, request, fds, forked)
+        else:
+            self._zygotes.spawn(order.python, order.preload, request, fds, forked)
+
+    def _bindings(self, order: SpawnProcs) -> tuple[list[Binding], int]:
+        """For each proc of this host where it is bound to, and how many threads OpenMP is to start in each."""
+        cpus = self._place.grant.cpus
+        match order.bind:
+            case "given":
+                check_bindings(order.bindings, order.per_host, {self._place.name: cpus})
+                return given_bindings(order.bindings, cpus, self._topology()), 0
+            case "auto" if order.per_host > 1:
+                gpus = [self._gpus(order, local_rank) for local_rank in range(order.per_host)]
+                return [Binding(share) for share in shares(cpus, gpus, self._topology())], max(
+                    1, len(cpus) // order.per_host
+                )
+            case _:
+                return [Binding()] * order.per_host, 0
+
+    def _gpus(self, order: SpawnProcs, local_rank: int) -> list[str]:
+        return visible_gpus(self._place.grant.gpus, local_rank, order.per_host, order.gpu_visible)
+
+    def _one(self, order: SpawnProcs, rank: int, local_rank: int, binding: Binding, num_threads: int) -> ProcStart:
+        place = self._place
+        # A spinning thread without a core of its own only takes time from the one it waits for.
+        room = len(self._parent.procs) + order.per_host < len(place.grant.cpus)
+        return ProcStart(
+            allocation=place.allocation,
+            run=order.run,
+            mesh=order.mesh,
+            rank=rank,
+            num_ranks=order.num_ranks,
+            local_rank=local_rank,
+            per_host=order.per_host,
+            host_rank=place.rank,
+            host_name=place.name,
+            key=place.key,
+            listen_hosts=place.listen_hosts,
+            gpus=self._gpus(order, local_rank),
+            hello_fd=-1,
+            record_fd=-1,
+            spin_s=place.fabric.spin_us / 1e6 if room else 0.0,
+            agent=place.addresses,
+            forwarders=place.forwarders,
+            interfaces=list(place.grant.interfaces),
+            segments=place.segments,
+            limits=place.limits,
+            fabric=place.fabric,
+            ucx=place.ucx,
+            logs=place.logs,
+            cpus=binding.cpus,
+            memory_nodes=binding.memory_nodes,
+            num_threads=num_threads,
+            slurm=asdict(place.slurm),
+            python=order.python,
+        )
+
+    def _forked(self, procs: list[Proc], outcome: Spawned) -> None:
+        if isinstance(outcome, Problem):
+            for proc in procs:
+                self._parent.gone(proc, outcome.cause, outcome.last_lines)
+            return
+        for proc, pid in zip(procs, outcome, strict=True):
+            proc.pid = pid
+        for proc in procs:
+            self._parent.born(proc)
+            if proc in self._parent.procs:
+                self._welcome(proc)
+
+    def read_hello(self, proc: Proc, _mask: int = 0) -> None:
+        """Take what the proc has said of itself, if it has."""
+        try:
+            data = os.read(proc.hello_fd, _MAX_HELLO_BYTES)
+        except BlockingIOError:
+            return
+        proc.hello += data
+        if data and b"\n" not in proc.hello and len(proc.hello) < _MAX_HELLO_BYTES:
+            return
+        self.close_hello(proc)
+        self._welcome(proc)
+
+    def _welcome(self, proc: Proc) -> None:
+        """Report a proc as ready when both it and the zygote have spoken, whoever was first."""
+        if not proc.pid or proc.stopping or proc.state is State.READY:
+            return
+        try:
+            hello = decode(proc.hello)
+        except FrameError:
+            return  # not all of it, or nonsense: its end or the deadline tells
+        if isinstance(hello, ProcHello):
+            proc.state = State.READY
+            if proc.deadline is not None:
+                proc.deadline.cancel()
+            self._parent.ledger.ready(proc, hello.incarnation)
+            start = proc.start
+            incarnation = str(hello.incarnation)
+            self._send(
+                ProcReady(start.run, start.mesh, start.rank, start.host_rank, proc.pid, incarnation, hello.addresses)
+            )
+
+    def close_hello(self, proc: Proc) -> None:
+        """Listen to its hello no more."""
+        if proc.hello_fd >= 0:
+            self._engine.unwatch(proc.hello_fd)
+            os.close(proc.hello_fd)
+            proc.hello_fd = -1
+
+    def _late(self, proc: Proc, deadline_s: float) -> None:
+        late = f"after {deadline_s:g} s (config key 'procs.start_s')"
+        if proc.pid:
+            proc.cause = f"it was not ready {late}"
+            proc.stopping = True
+            self._parent.kill(proc)
+        else:
+            self._parent.gone(proc, f"the zygote still imports what is to be preloaded {late}", [])
+
+
+def _words(error: Exception) -> str:
+    """Why procs were not started, in words; what nobody has thought of is written to the agent's log, too."""
+    match error:
+        case OSError():
+            return error.strerror or str(error)
+        case ValueError():
+            return str(error)
+    _log.exception("procs could not be started")
+    return f"their agent failed: {type(error).__name__}: {error}; its log has more"

@@ -1,0 +1,230 @@
+"""A warm process that procs are forked from, so that a proc starts in milliseconds and shares its memory.
+
+It runs no user code but the modules it is told to import, and holds one thread. Started by the agent
+with a socket; it lives until the socket ends, and then ends what the agent may have left behind.
+
+A proc is forked twice: the one in between ends at once, so that the kernel gives the proc to the
+agent, which then sees its death and its exit code itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import dataclasses
+import faulthandler
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+
+from monarch_hpc.agent.children.environment import proc_environment
+from monarch_hpc.agent.children.sweep import cookies, sweep
+from monarch_hpc.agent.procs.zygote_order import FDS_PER_PROC, receive, render, versions
+from monarch_hpc.agent.resources import binding
+from monarch_hpc.agent.resources.shm_folder import remove_segments
+from monarch_hpc.core.dumps import allow_core_dumps, forbid_core_dumps
+from monarch_hpc.wire.start import NO_RUN, RUN_COOKIE, ProcOrder, ProcStart, parse_order
+
+__all__ = ["main", "resolve", "run"]
+
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_ADOPTION_S = 10.0
+_SWEEP_S = 5.0
+_NUM_LAST_LINES = 20
+
+
+def main() -> int:
+    """Serve one agent until its socket ends."""
+    # The agent takes its signals from a queue; what it blocks must not stay blocked in procs.
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    _libc().prctl(_PR_SET_NAME, b"monarch-zygote", 0, 0, 0)
+    forbid_core_dumps()  # the keys of procs pass through here
+    with contextlib.suppress(Exception):  # it fails again when the agent hears of it
+        for entry_of_agent in sys.argv[2:]:
+            resolve(entry_of_agent)
+    with socket.socket(fileno=int(sys.argv[1])) as sock:
+        hello = receive(sock)
+        if hello is None:
+            return 0
+        settings = json.loads(hello[0])
+        if settings["versions"] != versions():
+            wanted, found = " with ".join(settings["versions"]), " with ".join(versions())
+            sock.sendall(render({"mismatch": f"is {found}; the program and its hosts are {wanted}"}))
+            return 1
+        try:
+            entry = resolve(settings["entry"])
+            for module in settings["preload"]:
+                importlib.import_module(module)
+        except BaseException:  # noqa: BLE001
+            # Whatever a module does on import, the agent must hear of it: SystemExit too.
+            sock.sendall(render({"failed": traceback.format_exc().splitlines()[-_NUM_LAST_LINES:]}))
+            return 1
+        # What exists now is shared by all procs until somebody writes to it; the collector would.
+        gc.collect()
+        gc.freeze()
+        sock.sendall(render({"ready": True}))
+        while (request := receive(sock)) is not None:
+            sock.sendall(render(_serve(sock, *request, settings["agent_pid"], entry)))
+    # Procs died with the agent. What they started did not, and nobody else is left to look for it.
+    sweep(cookies(settings["allocation"], settings["host"]), _SWEEP_S)
+    remove_segments(settings["allocation"], settings["host"])
+    return 0
+
+
+def _serve(
+    sock: socket.socket, body: bytes, fds: list[int], agent_pid: int, entry: Callable[[ProcStart], int]
+) -> dict[str, object]:
+    """Fork the procs of one request; return the answer: their process ids, or an error."""
+    order = parse_order(body)
+    read, write = os.pipe()
+    try:
+        try:
+            between = os.fork()
+        except OSError as error:
+            return {"error": f"fork: {error.strerror}"}
+        if not between:
+            _fork_all(sock, order, fds, (read, write), agent_pid, entry)
+        os.waitpid(between, 0)
+        os.set_blocking(read, False)
+        try:
+            answer: dict[str, object] = json.loads(os.read(read, 1 << 16))
+        except (BlockingIOError, ValueError):
+            return {"error": "the process between zygote and proc died"}
+        return answer
+    finally:
+        for fd in (read, write, *fds):
+            os.close(fd)
+
+
+def _fork_all(
+    sock: socket.socket,
+    order: ProcOrder,
+    fds: list[int],
+    pipe: tuple[int, int],
+    agent_pid: int,
+    entry: Callable[[ProcStart], int],
+) -> None:
+    """In between: fork the procs, report them, and go."""
+    pids: list[int] = []
+    answer: dict[str, object] = {"pids": pids}
+    try:
+        for index, start in enumerate(order.starts):
+            pid = os.fork()
+            if not pid:
+                own = fds[index * FDS_PER_PROC : (index + 1) * FDS_PER_PROC]
+                for fd in (sock.detach(), *pipe, *(fd for fd in fds if fd not in own)):
+                    os.close(fd)
+                run(order, start, own, agent_pid, entry)
+            pids.append(pid)
+    except OSError as error:
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        answer = {"error": f"fork: {error.strerror}"}
+    os.write(pipe[1], json.dumps(answer).encode())
+    os._exit(0)
+
+
+def run(
+    order: ProcOrder, start: ProcStart, fds: Sequence[int], agent_pid: int, entry: Callable[[ProcStart], int]
+) -> None:
+    """In the proc: settle, run *entry*, and leave without returning.
+
+    Args:
+        fds: where its output, its errors and its hello go.
+        agent_pid: its parent, once the kernel has settled that.
+    """
+    code = 1
+    try:
+        out, err, hello, record = fds
+        os.dup2(out, 1)
+        os.dup2(err, 2)
+        os.close(out)
+        os.close(err)
+        _settle(order, start, agent_pid)
+        code = entry(dataclasses.replace(start, hello_fd=hello, record_fd=record))
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if isinstance(error.code, str):
+            print(error.code, file=sys.stderr)
+    except BaseException:  # noqa: BLE001  # this is the last frame of the proc: it says what happened and exits
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(BaseException):
+            atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code & 0xFF)
+
+
+def _settle(order: ProcOrder, start: ProcStart, agent_pid: int) -> None:
+    os.setsid()
+    end_s = time.monotonic() + _ADOPTION_S
+    while os.getppid() != agent_pid:
+        if time.monotonic() > end_s:
+            raise SystemExit(f"process {agent_pid}, the agent, is not the parent of this proc: it has ended")
+        time.sleep(0.0002)
+    _libc().prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    # As top shows it. Without a space: Slurm's proctrack/linuxproc would misread /proc/PID/stat, and kill nobody.
+    _libc().prctl(_PR_SET_NAME, f"monarch-r{start.rank:02d}".encode(), 0, 0, 0)
+    if os.getppid() != agent_pid:
+        os._exit(1)  # it died before the kernel knew of our wish
+    binding.apply(start.cpus, start.memory_nodes)
+    _stamp(start.run)
+    environment = proc_environment(os.environ, order, start)
+    os.environ.clear()
+    os.environ.update(environment)
+    with contextlib.suppress(OSError):  # it is the controller's; a host may not have it
+        os.chdir(order.cwd)
+    os.umask(order.umask)
+    allow_core_dumps()
+    sys.path[:0] = [path or order.cwd for path in order.sys_path if path not in sys.path]
+    sys.argv = [f"proc {start.rank}"]
+    # Fresh objects: those of the zygote remember that they were made on a file, and seek.
+    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    faulthandler.enable(all_threads=False)  # the thread that did it: few lines are kept of the dead
+    if "numpy" in sys.modules:
+        # A fork copies the state of its generator: all procs would draw the same numbers.
+        importlib.import_module("numpy.random").seed()
+
+
+def _stamp(run: str) -> None:
+    """Write the run's cookie into the environment that the kernel shows of this process.
+
+    ``/proc/PID/environ`` shows the memory of the last exec, which was the zygote's; what a proc
+    forks without exec is to be found by its run as well.
+    """
+    name = f"{RUN_COOKIE}=".encode()
+    with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/self/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+        begin, end = int(fields[47]), int(fields[48])  # env_start and env_end of proc(5), from the third field on
+        found = ctypes.string_at(begin, end - begin).find(name + NO_RUN.encode()) if begin else -1
+        if found >= 0:
+            ctypes.memmove(begin + found + len(name), run.encode().ljust(len(NO_RUN), b"\0"), len(NO_RUN))
+
+
+def resolve(entry: str) -> Callable[[ProcStart], int]:
+    """Import what procs run, given as ``module:function``."""
+    module, _, function = entry.partition(":")
+    target: Callable[[ProcStart], int] = getattr(importlib.import_module(module), function)
+    return target
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,233 @@
+"""The agent's side of its zygotes: started when needed, kept warm, asked for procs, replaced when they die."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from monarch_hpc.agent.children.reaper import Reaper
+from monarch_hpc.agent.procs.zygote_launch import Newborn, ZygoteSettings, bear
+from monarch_hpc.agent.procs.zygote_order import FDS_PER_PROC, MAX_FDS, render, versions
+from monarch_hpc.core.exit import Exit
+from monarch_hpc.core.logger import Logger
+from monarch_hpc.core.version import __version__
+from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.wire.start import ProcOrder, render_order
+
+__all__ = ["MAX_PROCS_PER_ORDER", "Problem", "Spawned", "Zygotes"]
+
+MAX_PROCS_PER_ORDER = MAX_FDS // FDS_PER_PROC
+"""Their descriptors go with one message."""
+
+_log = Logger(__name__)
+
+_MAX_ZYGOTES = 4
+_MAX_WORDS_BYTES = 64 << 10
+_NUM_LAST_LINES = 20
+_LENGTH = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why procs could not be forked."""
+
+    cause: str
+    last_lines: list[str]
+
+
+Spawned = list[int] | Problem
+"""Process ids in the order of the order, or why there are none."""
+
+_Done = Callable[[Spawned], None]
+
+
+_Kind = tuple[str, tuple[str, ...]]
+"""An interpreter, empty for our own, and what is imported in it."""
+
+
+class Zygotes:
+    """The agent's zygotes, one for each interpreter and list of preloaded modules, kept warm for the next order."""
+
+    def __init__(self, engine: Engine, reaper: Reaper, settings: ZygoteSettings) -> None:
+        self._engine = engine
+        self._reaper = reaper
+        self._settings = settings
+        self._zygotes: dict[_Kind, _Zygote] = {}  # least recently used first
+
+    def warm(self, newborn: Newborn, preload: Sequence[str]) -> None:
+        """Have a zygote with these modules ready: this one, which runs our own interpreter."""
+        kind = "", tuple(preload)
+        self._zygotes[kind] = _Zygote(self._engine, self._reaper, self._settings, newborn, *kind)
+
+    def spawn(self, python: str, preload: Sequence[str], order: ProcOrder, fds: Sequence[int], done: _Done) -> None:
+        """Fork the procs of *order* from a zygote that has imported *preload*; call *done* with the outcome.
+
+        Args:
+            python: the interpreter; empty for our own.
+            fds: for each proc where its output, errors and hello go, and its memory; they may be closed on return.
+
+        Raises:
+            OSError: no zygote can be started.
+        """
+        assert len(order.starts) <= MAX_PROCS_PER_ORDER
+        assert len(fds) == len(order.starts) * FDS_PER_PROC
+        self._get((python, tuple(preload))).send(render(render_order(order)), fds, done)
+
+    def close(self) -> None:
+        """Kill all zygotes; what was forked from them lives on."""
+        for zygote in self._zygotes.values():
+            zygote.kill()
+        self._zygotes.clear()
+
+    def _get(self, kind: _Kind) -> _Zygote:
+        zygote = self._zygotes.pop(kind, None)
+        if zygote is None or zygote.gone:
+            newborn = bear(self._settings, python=kind[0])
+            zygote = _Zygote(self._engine, self._reaper, self._settings, newborn, *kind)
+        self._zygotes[kind] = zygote
+        if len(self._zygotes) > _MAX_ZYGOTES:
+            idle = next((key for key, one in self._zygotes.items() if not one.busy and one is not zygote), None)
+            if idle is not None:
+                self._zygotes.pop(idle).kill()
+        return zygote
+
+
+class _Zygote:
+    """One zygote process, from its first word on: requests go in, answers come out in the same order."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        reaper: Reaper,
+        settings: ZygoteSettings,
+        newborn: Newborn,
+        python: str,
+        preload: tuple[str, ...],
+    ) -> None:
+        self._engine = engine
+        self._python = python
+        self._process, self._sock, self._words = newborn.process, newborn.sock, newborn.words
+        self._waiting: deque[_Done] = deque()
+        self._outgoing: deque[tuple[bytes, list[int]]] = deque()
+        self._incoming = b""
+        self._problem: Problem | None = None
+        self.gone = False
+        engine.watch(self._sock.fileno(), self._on_ready)
+        reaper.watch(self._process.pid, self._ended)
+        hello = {
+            "entry": settings.entry,
+            "preload": list(preload),
+            "agent_pid": os.getpid(),
+            "allocation": settings.allocation,
+            "host": settings.host_rank,
+            "versions": versions(),
+        }
+        self._queue(render(hello), [])
+
+    @property
+    def busy(self) -> bool:
+        """Whether somebody waits for it."""
+        return bool(self._waiting)
+
+    def send(self, request: bytes, fds: Sequence[int], done: _Done) -> None:
+        """Send one request; the descriptors are duplicated until it has gone out."""
+        self._waiting.append(done)
+        self._queue(request, [os.dup(fd) for fd in fds])
+
+    def kill(self) -> None:
+        """End the process; its `_ended` tells those who wait."""
+        if not self.gone:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, signal.SIGKILL)
+
+    def _queue(self, data: bytes, fds: list[int]) -> None:
+        self._outgoing.append((data, fds))
+        if len(self._outgoing) == 1:
+            self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._outgoing:
+                data, fds = self._outgoing[0]
+                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+                sent = self._sock.sendmsg([data], rights)
+                for fd in fds:
+                    os.close(fd)
+                if sent < len(data):
+                    self._outgoing[0] = (data[sent:], [])
+                else:
+                    self._outgoing.popleft()
+        except BlockingIOError:
+            pass
+        except OSError:
+            return  # the zygote has ended; the reaper tells
+        self._engine.watch(self._sock.fileno(), self._on_ready, write=bool(self._outgoing))
+
+    def _on_ready(self, mask: int) -> None:
+        if mask & select.EPOLLOUT:
+            self._flush()
+        if mask & ~select.EPOLLOUT:
+            self._read()
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError):  # nothing more for now, or a broken socket: the reaper tells
+            while data := self._sock.recv(1 << 16):
+                self._incoming += data
+            self._engine.unwatch(self._sock.fileno())
+        while len(self._incoming) >= _LENGTH.size:
+            end = _LENGTH.size + _LENGTH.unpack_from(self._incoming)[0]
+            if len(self._incoming) < end:
+                return
+            answer, self._incoming = self._incoming[_LENGTH.size : end], self._incoming[end:]
+            self._take(json.loads(answer))
+
+    def _take(self, answer: dict[str, object]) -> None:
+        match answer:
+            case {"failed": list(lines)}:
+                self._problem = Problem("a module to preload cannot be imported", [str(line) for line in lines])
+            case {"mismatch": str(cause)}:
+                self._problem = Problem(f"{self._python or sys.executable} {cause}", [])
+            case {"pids": list(pids)}:
+                self._waiting.popleft()(pids)
+            case {"error": str(cause)}:
+                self._waiting.popleft()(Problem(cause, []))
+
+    def _ended(self, how: Exit) -> None:
+        self._read()  # the reason may be there
+        self.gone = True
+        self._process.returncode = how.code if how.code is not None else -(how.signal or 0)
+        self._engine.unwatch(self._sock.fileno())
+        self._sock.close()
+        for _, fds in self._outgoing:
+            for fd in fds:
+                os.close(fd)
+        self._outgoing.clear()
+        problem = self._problem or self._unsaid(how)
+        self._forget_words()
+        waiting, self._waiting = self._waiting, deque()
+        if self._problem is not None and not waiting:
+            _log.warning("%s (config key 'procs.preload'):\n%s", problem.cause, "\n".join(problem.last_lines))
+        for done in waiting:
+            done(problem)
+
+    def _forget_words(self) -> None:
+        if self._words >= 0:
+            os.close(self._words)
+
+    def _unsaid(self, how: Exit) -> Problem:
+        """It ended without a word to us."""
+        if not self._python:
+            return Problem(f"the zygote, which procs are forked from, ended: {how}", [])
+        lines = os.pread(self._words, _MAX_WORDS_BYTES, 0).decode(errors="replace").splitlines()
+        cause = f"{self._python} ended: {how}; it needs monarch-hpc {__version__} and the modules to preload"
+        return Problem(cause, lines[-_NUM_LAST_LINES:])

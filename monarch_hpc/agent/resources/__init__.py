@@ -1,0 +1,1 @@
+"""Resources of this host: what Slurm granted, cgroups, CPU binding, shared memory."""

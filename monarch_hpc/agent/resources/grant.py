@@ -1,0 +1,70 @@
+"""What was granted to this host: CPUs, memory, GPUs and the addresses to listen on.
+
+Granted, never what the machine has: a job that shares a host would else be sized for all of it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from monarch_hpc.agent.resources import cgroup
+from monarch_hpc.core.gpus import own_block, parse_device_gpus, parse_gpus
+from monarch_hpc.core.interfaces import choose_interfaces, read_interfaces
+
+__all__ = ["Grant", "granted_memory", "read_grant"]
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What procs on this host may use.
+
+    Attributes:
+        cpus: CPU numbers.
+        gpus: indices or UUIDs, in Slurm's order.
+        gpu_variable: the environment variable that tells a proc its GPUs.
+        interfaces: name -> IPv4 address of those chosen to listen on, best first.
+    """
+
+    cpus: list[int]
+    memory_bytes: int
+    gpus: list[str]
+    gpu_variable: str
+    interfaces: dict[str, str]
+
+
+def granted_memory(environment: Mapping[str, str], limit_bytes: int | None, total_bytes: int) -> int:
+    """Return the smallest of what Slurm says, what the control group allows and what the machine has."""
+    sizes = [total_bytes]
+    if limit_bytes is not None:
+        sizes.append(limit_bytes)
+    told_mib = environment.get("SLURM_MEM_PER_NODE", "")
+    if told_mib.isdecimal() and int(told_mib):  # 0 asks for all of it
+        sizes.append(int(told_mib) << 20)
+    return min(sizes)
+
+
+def read_grant(environment: Mapping[str, str], wanted: Sequence[str], local_place: tuple[int, int] | None) -> Grant:
+    """Look at this process and its host.
+
+    Args:
+        wanted: configured interfaces, see `choose_interfaces`.
+        local_place: in an allocation that is all on this machine: this host's rank and the number of hosts.
+
+    Raises:
+        ConfigError: see `choose_interfaces`.
+    """
+    variable, gpus = parse_gpus(environment) or ("CUDA_VISIBLE_DEVICES", [])
+    if local_place is not None:
+        if parse_gpus(environment) is None:
+            gpus = parse_device_gpus(os.listdir("/dev"))
+        gpus = own_block(gpus, *local_place)
+    total_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Grant(
+        cpus=sorted(os.sched_getaffinity(0)),
+        memory_bytes=granted_memory(environment, cgroup.memory_limit(), total_bytes),
+        gpus=gpus,
+        gpu_variable=variable,
+        interfaces=choose_interfaces(read_interfaces(), wanted, local=local_place is not None),
+    )

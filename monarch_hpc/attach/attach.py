@@ -1,0 +1,198 @@
+"""Reach the head of an allocation from a controller or a command."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypedDict
+
+from monarch_hpc.agent.resources.shm_folder import find_segments
+from monarch_hpc.allocation.files import Ready, check_allocation, read_key
+from monarch_hpc.allocation.settings import read_config
+from monarch_hpc.config.schema import Config
+from monarch_hpc.core.attempts import newest_attempt
+from monarch_hpc.core.errors import AllocationError, ConfigError, TransportError
+from monarch_hpc.core.ids import Identity, Role, new_incarnation
+from monarch_hpc.core.interfaces import choose_interfaces, raise_file_limit, read_interfaces
+from monarch_hpc.core.logger import Logger
+from monarch_hpc.transport.api import Channel, Listener
+from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.transport.engine.flag import Signal
+from monarch_hpc.transport.node import Node
+from monarch_hpc.transport.ucx.fabric import UcxFabric
+from monarch_hpc.transport.ucx.settings import wants_ucx
+from monarch_hpc.wire.calls import Calls, CallsReport
+from monarch_hpc.wire.frames import Frame, Kind
+from monarch_hpc.wire.messages import Message, Refused, ShutDown, ShutDownDone, Status, StatusReport, decode, encode
+
+__all__ = ["Attachment", "HeadStatus", "attach", "query_calls", "query_status", "shut_down"]
+
+_DIAL_S = 4.0
+"""Beyond what the head waits for others, how long the way to it may take: the relay needs a second and an srun."""
+
+_ANSWER_S = 12.0
+"""Beyond the procs' grace, how long a head may take to end an allocation; its agents have a deadline before that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """A process's place in an allocation, and its channel to the head."""
+
+    ready: Ready
+    node: Node
+    channel: Channel
+
+    def send(self, message: Message) -> None:
+        """Send a control message to the head.
+
+        Raises:
+            TransportError: the channel is over.
+        """
+        self.channel.send(Frame(Kind.CONTROL, body=encode(message)))
+
+
+def attach(
+    directory: Path, role: Role, listener: Listener, engine: Engine, timeout_s: float | None = None
+) -> Attachment:
+    """Dial the head of the allocation in *directory*.
+
+    Args:
+        listener: told of frames and of the end of channels; the attachment's node is its own from here on.
+        engine: started.
+        timeout_s: longest wait for the head; None for as long as every way to it may take.
+
+    Raises:
+        AllocationError: the allocation has ended, or its agents are not ready.
+        VersionMismatch: the two sides would not understand each other.
+        PeerLost: the head does not answer.
+        AuthenticationError: somebody else does.
+    """
+    ready = check_allocation(directory)
+    key = read_key(directory)
+    config = read_config(directory)
+    relay = None
+    if ready.job_id is not None and "relay" in config.fabric.order:
+        from monarch_hpc.attach.slurm_relay import SlurmRelay  # it loads what speaks to Slurm
+
+        ended = newest_attempt(directory)[1] / "ended.json"
+        relay = SlurmRelay(engine, ready.job_id, ready.hosts[0], config.agent.python, ended)
+    identity = Identity(ready.allocation, role, platform.node(), new_incarnation())
+    if role is Role.CONTROLLER:
+        raise_file_limit()
+    fabric = _open_ucx(engine, config, ready) if role is Role.CONTROLLER and wants_ucx(config.fabric) else None
+    node = Node(engine, identity, key, listener, config.transport, relay, forwarders=ready.addresses, fabric=fabric)
+    try:
+        return Attachment(ready, node, node.connect(ready.addresses, timeout_s=timeout_s))
+    except TransportError:
+        node.close("the head cannot be reached")
+        raise
+
+
+def _open_ucx(engine: Engine, config: Config, ready: Ready) -> UcxFabric:
+    # Workers that were started by hand are no Slurm job, and may be other machines.
+    local = ready.job_id is None and all("//127." in address for address in ready.addresses)
+    here = [rank for rank, name in ready.hosts.items() if local or name == platform.node()]
+    login = not here
+    wanted = config.fabric.interfaces.login if login else config.fabric.interfaces.compute
+    return UcxFabric(
+        engine,
+        config.fabric,
+        config.ucx,
+        login=login,
+        interfaces=list(
+            choose_interfaces(read_interfaces(), wanted, local=local, side="login" if login else "compute")
+        ),
+        max_frame_bytes=config.transport.max_frame_bytes,
+        segments="" if login else find_segments(ready.allocation, here[0]),
+    )
+
+
+_log = Logger(__name__)
+
+
+class HeadStatus(TypedDict):
+    """What a head says of its allocation, and over which link it was asked and why: `transport.api.Channel.fabric`."""
+
+    hosts: list[dict[str, object]]
+    runs: list[dict[str, object]]
+    link: str
+    link_why: str
+
+
+def query_status(directory: Path, timeout_s: float) -> HeadStatus | None:
+    """Ask the head what runs; None when it cannot be reached in time."""
+    answer, link, why = _ask(directory, Status(), StatusReport, timeout_s)
+    if not isinstance(answer, StatusReport):
+        return None
+    return HeadStatus(hosts=answer.hosts, runs=answer.runs, link=link, link_why=why)
+
+
+def query_calls(directory: Path, timeout_s: float) -> CallsReport | None:
+    """Ask what every process of the allocation does; None when the head cannot be reached in time.
+
+    Args:
+        timeout_s: how long the head waits for hosts and programs; those that are late are named in the answer.
+    """
+    answer, _, _ = _ask(directory, Calls(0, timeout_s), CallsReport, timeout_s + _DIAL_S)
+    return answer if isinstance(answer, CallsReport) else None
+
+
+def shut_down(directory: Path, timeout_s: float) -> dict[str, int] | None:
+    """End all procs and agents of an allocation.
+
+    Args:
+        timeout_s: how long procs have between SIGTERM and SIGKILL.
+
+    Returns:
+        How many processes are left on each host, -1 where nobody said; None when the head cannot be reached.
+    """
+    answer, _, _ = _ask(directory, ShutDown(timeout_s), ShutDownDone, timeout_s + _ANSWER_S)
+    return dict(answer.left) if isinstance(answer, ShutDownDone) else None
+
+
+class _Asker:
+    """Waits for one answer."""
+
+    def __init__(self, engine: Engine, wanted: type[Message]) -> None:
+        self._wanted = wanted
+        self.answer: Message | None = None
+        self.over = Signal(engine)
+
+    def on_channel(self, channel: Channel) -> None:
+        """Nobody dials a tool."""
+
+    def on_frame(self, channel: Channel, frame: Frame) -> None:
+        """Keep the answer."""
+        message = decode(frame.body)
+        if isinstance(message, self._wanted):
+            self.answer = message
+            self.over.set()
+        elif isinstance(message, Refused):
+            _log.warning("the head refused %s: %s", message.request, message.problem)
+            self.over.set()
+
+    def on_lost(self, channel: Channel, error: TransportError) -> None:
+        """No answer will come."""
+        self.over.set()
+
+
+def _ask(
+    directory: Path, question: Message, wanted: type[Message], timeout_s: float
+) -> tuple[Message | None, str, str]:
+    """Return the answer, the fabric that it came over, and why that one."""
+    link = why = ""
+    engine = Engine()
+    engine.start()
+    asker = _Asker(engine, wanted)
+    try:
+        attachment = attach(directory, Role.TOOL, asker, engine, timeout_s)
+        link, why = attachment.channel.fabric, attachment.channel.why
+        attachment.send(question)
+        asker.over.wait(timeout_s)
+        attachment.node.close("the question is answered")
+    except (AllocationError, ConfigError, TransportError, OSError):
+        return None, link, why
+    finally:
+        engine.close()
+    return asker.answer, link, why

@@ -1,0 +1,142 @@
+"""The relay's two processes: `srun` on the login side, and `python -m monarch_hpc.attach.slurm_relay` on a host.
+
+Some sites let no TCP connection pass between login nodes and compute nodes. Slurm's own step I/O still does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from monarch_hpc.core.errors import PeerLost
+from monarch_hpc.core.spawn import launch
+from monarch_hpc.slurm.argv import relay_argv, scrubbed
+from monarch_hpc.transport.connect.relay import Relay
+from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.transport.engine.flag import Signal
+
+__all__ = ["SlurmRelay", "main"]
+
+_END_S = 2.0
+"""How long srun may take to end after its input did, before it is killed; the step ends either way."""
+
+
+class SlurmRelay:
+    """A way to the hosts of a job through one step of it; see `transport.connect.dial.Opener`.
+
+    The step is started by the first use, and holds no CPU, memory or GPU of the job.
+
+    Args:
+        job_id: Slurm's number.
+        host: where the step runs; any host of the job reaches all others.
+        python: the interpreter there.
+        ended_file: says by being there that the job has ended, and that srun need not be asked.
+    """
+
+    def __init__(self, engine: Engine, job_id: int, host: str, python: str, ended_file: Path) -> None:
+        self._engine = engine
+        self._argv = relay_argv(job_id, host, (python, "-P", "-m", "monarch_hpc.attach.slurm_relay"))
+        self._ended_file = ended_file
+        self._process: subprocess.Popen[bytes] | None = None
+        self._relay: Relay | None = None
+
+    def open(self, address: str, failed: Callable[[str], None]) -> socket.socket:
+        """Return a socket that is joined to *address*, as seen from the step's host; on the driver.
+
+        Raises:
+            PeerLost: srun cannot be started.
+        """
+        if self._relay is None:
+            self._start()
+        assert self._relay is not None
+        return self._relay.open(address, failed)
+
+    def close(self) -> None:
+        """End the step; not on the driver, since it waits for srun."""
+        process, relay = self._process, self._relay
+        if process is None or relay is None:
+            return
+        closed = Signal(self._engine)
+
+        def close() -> None:
+            relay.close("this side is done")
+            closed.set()
+
+        self._engine.call_soon(close)
+        closed.wait(_END_S)
+        try:
+            process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        finally:
+            assert process.stderr is not None
+            process.stderr.close()
+
+    def _start(self) -> None:
+        if self._ended_file.exists():
+            raise PeerLost("the relay", "the allocation's job has ended")
+        try:
+            process = launch(
+                self._argv,
+                scrubbed(os.environ),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                new_session=True,  # the terminal's Ctrl-C is for the user's program
+            )
+        except OSError as error:
+            raise PeerLost("the relay", f"cannot start {self._argv[0]}: {error.strerror}") from error
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        os.set_blocking(process.stderr.fileno(), False)
+        self._process = process
+        # The relay closes its descriptors itself; these objects would close them a second time.
+        read_fd, write_fd = os.dup(process.stdout.fileno()), os.dup(process.stdin.fileno())
+        process.stdout.close()
+        process.stdin.close()
+        self._relay = Relay(self._engine, read_fd, write_fd, far=False, over=self._over, last_words=self._last_words)
+
+    def _last_words(self) -> str:
+        """What srun had to say when its output ended."""
+        assert self._process is not None
+        assert self._process.stderr is not None
+        with contextlib.suppress(OSError):
+            said = os.read(self._process.stderr.fileno(), 4096).decode(errors="replace").strip()
+            return said.rpartition("\n")[2]
+        return ""
+
+    def _over(self, _reason: str) -> None:
+        # The next dial starts another one: a step may end before its job does.
+        self._relay = None
+
+
+def main() -> int:
+    """Be the far end on this process's standard input and output until they end."""
+    # Only records may reach the output: whatever prints goes to stderr.
+    read_fd, write_fd = os.dup(0), os.dup(1)
+    os.dup2(2, 1)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    engine = Engine()
+    engine.start()
+    over = Signal(engine)
+
+    def begin() -> None:
+        Relay(engine, read_fd, write_fd, far=True, over=lambda _reason: over.set())
+
+    engine.call_soon(begin)
+    over.wait()
+    engine.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

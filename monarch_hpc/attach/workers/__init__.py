@@ -1,0 +1,1 @@
+"""Workers that were started by hand, and programs that attach to them."""

@@ -1,0 +1,258 @@
+"""A worker that was started by hand: waits for programs, and is a host of theirs, one after the other.
+
+It is small and runs no code of programs itself. For each it starts an agent of ours, in an allocation that the program
+makes and whose key comes through the sealed channel; agent and procs end with the program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from monarch_hpc.agent.children.sweep import cookies, sweep
+from monarch_hpc.agent.resources.shm_folder import remove_segments
+from monarch_hpc.allocation import files as bootstrap
+from monarch_hpc.attach.workers.address import WorkerAddress, listening_addresses, parse_worker_address
+from monarch_hpc.attach.workers.key import Secret, read_secret
+from monarch_hpc.attach.workers.protocol import WORKERS, read_word, word
+from monarch_hpc.config import Config
+from monarch_hpc.core.clock import Deadline
+from monarch_hpc.core.errors import FrameError, PeerLost, TransportError
+from monarch_hpc.core.files import open_output, private_dir, read_json, write_json
+from monarch_hpc.core.gpus import parse_device_gpus, parse_gpus
+from monarch_hpc.core.ids import Identity, Role, new_incarnation
+from monarch_hpc.core.logger import Logger
+from monarch_hpc.core.scratch import make_scratch
+from monarch_hpc.core.spawn import launch
+from monarch_hpc.transport.api import Channel
+from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.transport.node import Node
+from monarch_hpc.wire.frames import Frame
+
+__all__ = ["Worker", "rendezvous_folder"]
+
+_LOOK_S = 0.02
+"""Between two looks at an agent that starts: as often as a person could notice."""
+_WATCH_S = 0.5
+"""Between two looks at one that runs: its end is told to the program by the head, too."""
+_SWEEP_S = 5.0
+_NUM_LAST_LINES = 20
+
+_log = Logger(__name__)
+
+
+def rendezvous_folder(config: Config) -> Path:
+    """Where workers with ``ipc://name`` say where they listen."""
+    return private_dir(config.paths.state / "workers")
+
+
+class Worker:
+    """Waits for programs at one address.
+
+    Args:
+        address: see `worker_address`.
+        secret: see `secret`.
+
+    Raises:
+        ConfigError: the address or the key cannot be used.
+        PeerLost: the address is taken.
+    """
+
+    def __init__(self, address: str, secret: Secret, config: Config) -> None:
+        self._address = parse_worker_address(address)
+        self._config = config
+        self._news: queue.SimpleQueue[tuple[Channel, Frame | None]] = queue.SimpleQueue()
+        self._engagement: _Engagement | None = None
+        self._over = False
+        key = read_secret(secret, config.paths.state)
+        identity = Identity(WORKERS, Role.AGENT, platform.node(), new_incarnation())
+        self._engine = Engine()
+        self._node = Node(self._engine, identity, key, self, config.transport)
+        self._file: Path | None = None
+        self.addresses = self._listen(self._address)
+        """Where it listens, ``tcp://address:port``."""
+
+    def _listen(self, address: WorkerAddress) -> list[str]:
+        place = address.bind
+        if place.path:
+            self._file = place.file(rendezvous_folder(self._config))
+        found: list[str] = []
+        refused: PeerLost | None = None
+        for host in listening_addresses(place):
+            try:
+                found += self._node.listen([host], place.port)
+            except PeerLost as error:  # a name may have an IPv6 address on a machine without IPv6
+                refused = error
+        if not found:
+            assert refused is not None
+            raise PeerLost(address.text, f"a worker cannot listen there: {refused.reason}") from refused
+        return found
+
+    # ---- the engine's side: only to pass on ----
+
+    def on_channel(self, channel: Channel) -> None:
+        """Somebody has proved the key."""
+
+    def on_frame(self, channel: Channel, frame: Frame) -> None:
+        """Somebody says something."""
+        self._news.put((channel, frame))
+
+    def on_lost(self, channel: Channel, error: TransportError) -> None:
+        """Somebody is gone."""
+        self._news.put((channel, None))
+
+    # ---- the worker's own thread ----
+
+    def serve(self, *, announce: Callable[[str], None] = lambda _text: None) -> None:
+        """Serve programs, one at a time, until one of them dismisses the worker.
+
+        Args:
+            announce: told once where it listens, in words.
+        """
+        self._engine.start()
+        try:
+            if self._file is not None:
+                write_json(self._file, {"schema": 1, "addresses": self.addresses, "pid": os.getpid()})
+            announce(f"worker waits at {self._address.bind} ({', '.join(self.addresses)})")
+            while not self._over:
+                self._serve_one()
+        finally:
+            self._end_engagement()
+            if self._file is not None:
+                self._file.unlink(missing_ok=True)
+            self._node.close("the worker ends")
+            self._engine.close()
+
+    def _serve_one(self) -> None:
+        engagement = self._engagement
+        try:
+            channel, frame = self._news.get(timeout=None if engagement is None else engagement.look())
+        except queue.Empty:
+            return
+        if frame is None:
+            if engagement is not None and engagement.channel is channel:
+                _log.warning("the program on %s is gone: its work ends", channel.peer.host)
+                self._end_engagement()
+            return
+        try:
+            self._obey(channel, *read_word(frame))
+        except (FrameError, KeyError, TypeError, ValueError) as error:
+            channel.close(f"no word between program and worker: {error}")
+
+    def _obey(self, channel: Channel, kind: str, fields: Mapping[str, Any]) -> None:
+        engagement = self._engagement
+        mine = engagement is not None and engagement.channel is channel
+        if kind == "engage" and engagement is None:
+            self._engagement = _Engagement(channel, fields, self._config)
+        elif kind == "engage" and engagement is not None and not mine:
+            _tell(channel, word("busy", by=f"{engagement.program} on {engagement.channel.peer.host}"))
+        elif kind == "head" and engagement is not None and mine:
+            bootstrap.write_head(engagement.directory, [str(address) for address in fields["addresses"]])
+        elif kind == "leave" and (mine or engagement is None):
+            self._end_engagement()
+            self._over = bool(fields.get("for_good"))
+            _tell(channel, word("left"))
+        else:
+            raise FrameError(f"{kind!r} is not for now")
+
+    def _end_engagement(self) -> None:
+        if self._engagement is not None:
+            self._engagement.end()  # once more where SIGTERM came in the middle of it
+            self._engagement = None
+
+
+class _Engagement:
+    """The agent that this worker runs for one program."""
+
+    def __init__(self, channel: Channel, fields: Mapping[str, Any], config: Config) -> None:
+        self.channel = channel
+        self.program = str(fields["program"])
+        self.directory, self._held = make_scratch(Path(tempfile.gettempdir()), "worker-")
+        self._allocation = str(fields["allocation"])
+        self._rank = int(fields["rank"])
+        self._end_s = config.procs.stop_s + config.agent.grace_s + _SWEEP_S
+        self._told_head = self._told_ready = self._told_end = False
+        write_json(self.directory / "config.json", {"schema": 1, "config": fields["config"]})
+        argv = [
+            *(sys.executable, "-P", "-m", "monarch_hpc.agent", "--lifeline", "--held", str(self._held)),
+            *("--directory", str(self.directory), "--allocation", self._allocation),
+            *("--rank", str(self._rank), "--num-hosts", str(int(fields["num_hosts"]))),
+            *(("--local",) if fields["local"] else ()),
+        ]
+        err = open_output(self.directory / "agent.err")
+        try:
+            self._process = launch(
+                argv,
+                _environment(),
+                stdin=subprocess.PIPE,
+                stdout=err,
+                stderr=err,
+                pass_fds=[self._held],
+                new_session=True,
+            )
+        finally:
+            os.close(err)
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended; `look` says why
+            self._process.stdin.write(bytes.fromhex(fields["key"]))
+            self._process.stdin.flush()
+
+    def look(self) -> float:
+        """Tell the program what has happened to the agent; return when to look again, in seconds."""
+        if self._rank == 0 and not self._told_head and (addresses := bootstrap.read_head(self.directory)) is not None:
+            self._told_head = True
+            _tell(self.channel, word("head", addresses=addresses))
+        if self._rank == 0 and not self._told_ready and (self.directory / "ready.json").exists():
+            self._told_ready = True
+            _tell(self.channel, word("ready", document=read_json(self.directory / "ready.json")))
+        code = self._process.poll()
+        if code is not None and not self._told_end:
+            self._told_end = True
+            how = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+            _tell(self.channel, word("failed", cause=f"its agent ended ({how})", last_lines=self._last_lines()))
+        settled = self._told_end or self._told_ready or (self._rank > 0)
+        return _WATCH_S if settled else _LOOK_S
+
+    def end(self) -> None:
+        """End the agent with all that it started."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(Deadline(self._end_s).left_s())
+        except subprocess.TimeoutExpired:
+            _log.warning("the agent did not end within %.0f s: it is killed", self._end_s)
+            self._process.kill()
+            self._process.wait()
+        sweep(cookies(self._allocation, self._rank), _SWEEP_S)
+        remove_segments(self._allocation, self._rank)
+        shutil.rmtree(self.directory, ignore_errors=True)
+        held, self._held = self._held, -1
+        if held >= 0:
+            os.close(held)
+
+    def _last_lines(self) -> list[str]:
+        return (self.directory / "agent.err").read_text(errors="replace").splitlines()[-_NUM_LAST_LINES:]
+
+
+def _tell(channel: Channel, frame: Frame) -> None:
+    with contextlib.suppress(TransportError):  # it is gone, as `on_lost` says
+        channel.send(frame)
+
+
+def _environment() -> dict[str, str]:
+    """What the agent gets: all of ours, and where nobody granted GPUs, those of the machine."""
+    environment = dict(os.environ)
+    if parse_gpus(environment) is None and (gpus := parse_device_gpus(os.listdir("/dev"))):
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    return environment

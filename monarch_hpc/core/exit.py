@@ -1,0 +1,33 @@
+"""The end of a process: exit code, signal, out of memory."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+__all__ = ["Exit"]
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How a process ended.
+
+    Attributes:
+        code: its exit code; None if a signal ended it.
+        signal: the signal; None if it exited.
+        oom: the kernel killed it because the memory of our control group was used up.
+    """
+
+    code: int | None
+    signal: int | None
+    oom: bool = False
+
+    def __str__(self) -> str:
+        if self.signal is None:
+            return f"exit code {self.code}"
+        try:
+            name = signal.Signals(self.signal).name
+        except ValueError:  # real-time signals have no names
+            name = "real-time signal"
+        words = f"signal {self.signal} ({name})"
+        return f"out of memory: the kernel killed it with {words}" if self.oom else words

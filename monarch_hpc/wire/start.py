@@ -1,0 +1,153 @@
+"""What a proc is told at its start, and the environment that it starts with."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+
+from monarch_hpc.config.schema import FabricConfig, LogsConfig, TransportConfig, UcxConfig, as_document, from_document
+from monarch_hpc.core.ids import MAX_RUN_CHARS
+
+__all__ = [
+    "COOKIE",
+    "DEFAULT_ENTRY",
+    "HOST_COOKIE",
+    "NO_RUN",
+    "RUN_COOKIE",
+    "ProcOrder",
+    "ProcStart",
+    "parse_order",
+    "render_order",
+]
+
+DEFAULT_ENTRY = "monarch_hpc.mesh.process:main"
+"""What procs run, by its name: agents do not know what actors are."""
+
+
+_SECTIONS: dict[str, type[TransportConfig] | type[FabricConfig] | type[UcxConfig] | type[LogsConfig]] = {
+    "limits": TransportConfig,
+    "fabric": FabricConfig,
+    "ucx": UcxConfig,
+    "logs": LogsConfig,
+}
+"""The parts of the configuration in a `ProcStart`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcStart:
+    """What a proc needs to take its place in the allocation.
+
+    Args:
+        rank: place in its mesh of *num_ranks* procs.
+        local_rank: place among the *per_host* procs of its mesh on this host.
+        host_rank: the host's place in the allocation.
+        listen_hosts: IP addresses to listen on.
+        gpus: the GPUs it sees, its own first unless configured otherwise.
+        hello_fd: where it writes one encoded `ProcHello` and a line feed, and then closes.
+        record_fd: memory to record into, see `telemetry.recorder`.
+        spin_s: how long its engine may spin.
+        agent: addresses of the agent of this host.
+        forwarders: addresses of the head's agent, which passes on what is for procs that cannot be dialled.
+        interfaces: names of the network interfaces of *listen_hosts*.
+        segments: folder for shared memory; may be empty.
+        cpus: CPUs to run on; empty for all that the agent may use.
+        memory_nodes: NUMA nodes to take memory from; empty for any.
+        num_threads: what OMP_NUM_THREADS becomes where the user does not say; 0 leaves it alone.
+        slurm: Slurm's names of job, step and node, see `core.ids.SlurmIds`.
+        python: the interpreter that was asked for; empty for the agent's own.
+    """
+
+    allocation: str
+    run: str
+    mesh: int
+    rank: int
+    num_ranks: int
+    local_rank: int
+    per_host: int
+    host_rank: int
+    host_name: str
+    key: bytes
+    listen_hosts: list[str]
+    gpus: list[str]
+    hello_fd: int
+    record_fd: int
+    spin_s: float
+    agent: list[str]
+    forwarders: list[str]
+    interfaces: list[str]
+    segments: str
+    limits: TransportConfig
+    fabric: FabricConfig
+    ucx: UcxConfig
+    logs: LogsConfig
+    cpus: list[int] = field(default_factory=list)
+    memory_nodes: list[int] = field(default_factory=list)
+    num_threads: int = 0
+    slurm: dict[str, str] = field(default_factory=dict)
+    python: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcOrder:
+    """The procs of one mesh on one host, as the zygote is asked for them.
+
+    Args:
+        starts: one for each proc; their `hello_fd` and `record_fd` are filled in by the zygote.
+        environment: variables that replace or join the agent's.
+        sys_path: the controller's import path.
+        cwd: its working directory; used where it exists.
+        umask: its file mode mask: what actors write is as open as the user wants it.
+        gpu_variable: the variable that carries `ProcStart.gpus`.
+        unset: variables of the agent's that procs are to be without.
+        in_step: procs are tasks of a step of their own, and MPI is to see that.
+    """
+
+    starts: list[ProcStart]
+    environment: dict[str, str]
+    sys_path: list[str]
+    cwd: str
+    umask: int
+    gpu_variable: str
+    unset: list[str] = field(default_factory=list)
+    in_step: bool = False
+
+
+def render_order(order: ProcOrder) -> dict[str, object]:
+    """Return *order* as plain data for JSON."""
+    starts = [
+        {
+            **{field.name: getattr(start, field.name) for field in dataclasses.fields(start)},
+            "key": start.key.hex(),
+            **{name: as_document(getattr(start, name)) for name in _SECTIONS},
+        }
+        for start in order.starts
+    ]
+    return {**{field.name: getattr(order, field.name) for field in dataclasses.fields(order)}, "starts": starts}
+
+
+def parse_order(text: str | bytes) -> ProcOrder:
+    """Read what `render_order` gave, as JSON. Both ends are ours and of one version, so it is not checked."""
+    document = json.loads(text)
+    for start in document["starts"]:
+        start["key"] = bytes.fromhex(start["key"])
+        for name, section in _SECTIONS.items():
+            start[name] = from_document(section, start[name], "the agent's order")
+    document["starts"] = [ProcStart(**start) for start in document["starts"]]
+    return ProcOrder(**document)
+
+
+COOKIE = "MONARCH_HPC_COOKIE"
+"""Environment variable of all procs and what they start: the allocation."""
+
+
+HOST_COOKIE = "MONARCH_HPC_HOST"
+"""The rank of the host: in a local allocation several hosts are one machine."""
+
+
+RUN_COOKIE = "MONARCH_HPC_RUN_COOKIE"
+"""The run."""
+
+
+NO_RUN = "0" * MAX_RUN_CHARS
+"""Stands for a run in the zygote's own environment, and is overwritten in each proc; NUL bytes fill it up."""
