@@ -109,7 +109,8 @@ class _Served:
 def _main(key: str, allocation: str, fabric: str, count: str) -> None:
     engine = Engine()
     engine.start()
-    limits = dataclasses.replace(parties.LIMITS, max_half_open=512)
+    # Nobody here is a stranger, and a busy machine may leave either side half a second without a turn.
+    limits = dataclasses.replace(parties.LIMITS, max_half_open=512, handshake_s=10.0)
     ucx = parties.make_fabric(engine, parties.UCX[fabric]) if fabric in parties.UCX else None
     served = _Served(engine)
     nodes = served.nodes

@@ -208,7 +208,8 @@ def test_connections_are_carried_to_a_service_on_a_host(programs: Programs) -> N
 SHELL = (
     HEAD
     + """
-import faulthandler
+import faulthandler, signal
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # as of all that a shell starts in the background
 state = LocalJob().state()
 code = shell(state.hosts, env={"FLAVOUR": "mint", "SHELL": "/bin/sh", "PS1": "ready "}, workdir="/")
 print("code", code, flush=True)

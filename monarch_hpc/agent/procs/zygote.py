@@ -170,6 +170,10 @@ def run(
 
 def _settle(order: ProcOrder, start: ProcStart, agent_pid: int) -> None:
     os.setsid()
+    # What a shell starts in the background ignores these, and all that it starts would: Ctrl-C would end no command
+    # of a shell on this host.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     end_s = time.monotonic() + _ADOPTION_S
     while os.getppid() != agent_pid:
         if time.monotonic() > end_s:

@@ -93,21 +93,26 @@ class Crowd(Generic[A]):
         return first if first is not None and now_s - first.at_s >= grace_s else None
 
     def due(self, now_s: float) -> list[A]:
-        """Who has had all the time there is: for anybody, or for one of many slow ones of its address."""
+        """Who has had all the time there is: for anybody, or for one of many slow strangers of its address.
+
+        Those who greeted with the key are no strangers: procs of a busy host that all dial at once may be slow.
+        """
         left = self._of.copy()
         due = []
         for arrival in self._arrivals:
             age_s = now_s - arrival.at_s
-            if age_s >= self._patience_s or (age_s >= SLOW_S and left[arrival.host] > MAX_PER_ADDRESS):
+            is_slow = age_s >= SLOW_S and not arrival.greeted
+            if age_s >= self._patience_s or (is_slow and left[arrival.host] > MAX_PER_ADDRESS):
                 left[arrival.host] -= 1
                 due.append(arrival)
         return due
 
     def next_s(self) -> float | None:
         """When to ask again who is due; None when nobody is here."""
+        short_s = min(SLOW_S, self._patience_s)
         times = [
             arrival.at_s
-            + (min(SLOW_S, self._patience_s) if self._of[arrival.host] > MAX_PER_ADDRESS else self._patience_s)
+            + (short_s if self._of[arrival.host] > MAX_PER_ADDRESS and not arrival.greeted else self._patience_s)
             for arrival in self._arrivals
         ]
         return min(times, default=None)

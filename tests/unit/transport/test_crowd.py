@@ -65,6 +65,14 @@ def test_of_one_address_only_a_few_may_be_slow() -> None:
     assert crowd.due(5.0) == [*slow[4:], alice]
 
 
+def test_many_slow_ones_of_one_address_stay_if_they_have_greeted_with_the_key() -> None:
+    procs = [Somebody("bob", 0.0, greeted=True) for _ in range(MAX_PER_ADDRESS * 4)]
+    crowd = crowd_of(*procs)
+    assert crowd.due(SLOW_S * 2) == []
+    assert crowd.next_s() == 5.0
+    assert crowd.due(5.0) == procs
+
+
 def test_nobody_is_due_in_an_empty_crowd() -> None:
     crowd = crowd_of()
     assert (crowd.next_s(), crowd.due(9.0), crowd.foremost(9.0), len(crowd)) == (None, [], None, 0)
