@@ -12,13 +12,13 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from monarch_hpc.actor.cell.invocation import ResponsePort
     from monarch_hpc.actor.context import Context, context, current_actor_name, current_rank, current_size
     from monarch_hpc.actor.endpoint import Actor, concurrent_endpoint, endpoint
     from monarch_hpc.actor.fault import MeshFailure
     from monarch_hpc.actor.future import Future
-    from monarch_hpc.actor.logs import RecordHandler
-    from monarch_hpc.actor.port import Channel, Port, PortReceiver
-    from monarch_hpc.actor.turn import ResponsePort
+    from monarch_hpc.actor.ports.port import Channel, Port, PortReceiver
+    from monarch_hpc.actor.runtime.log_records import RecordHandler
     from monarch_hpc.core.errors import (
         ActorDied,
         ActorError,
@@ -54,7 +54,7 @@ _HOMES = {
     "ActorMesh": "mesh.actors",
     "AllocationError": "core.errors",
     "CallTimeout": "core.errors",
-    "Channel": "actor.port",
+    "Channel": "actor.ports.port",
     "Context": "actor.context",
     "DeliveryUnknown": "core.errors",
     "Extent": "core.shape",
@@ -64,12 +64,12 @@ _HOMES = {
     "MeshFailure": "actor.fault",
     "MonarchError": "core.errors",
     "Point": "core.shape",
-    "Port": "actor.port",
+    "Port": "actor.ports.port",
     "PortClosed": "core.errors",
-    "PortReceiver": "actor.port",
+    "PortReceiver": "actor.ports.port",
     "ProcMesh": "mesh.proc",
-    "RecordHandler": "actor.logs",
-    "ResponsePort": "actor.turn",
+    "RecordHandler": "actor.runtime.log_records",
+    "ResponsePort": "actor.cell.invocation",
     "ScriptFailed": "core.errors",
     "SpawnError": "core.errors",
     "SupervisionError": "core.errors",

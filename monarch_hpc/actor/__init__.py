@@ -20,8 +20,8 @@ from monarch_hpc.actor.fault import MeshFailure, end_program
 if TYPE_CHECKING:
     from monarch_hpc.actor import config
     from monarch_hpc.actor.future import Future
-    from monarch_hpc.actor.lazily import returns_future
-    from monarch_hpc.actor.port import Channel, Port, PortReceiver
+    from monarch_hpc.actor.local_future import returns_future
+    from monarch_hpc.actor.ports.port import Channel, Port, PortReceiver
     from monarch_hpc.actor.spans import get_meter, span, traced
     from monarch_hpc.actor.transports import ChannelTransport, attach, enable_transport
     from monarch_hpc.core.errors import ActorDied, ActorError, SupervisionError
@@ -53,15 +53,15 @@ _HOMES = {
     "ActorError": "core.errors",
     "ActorMesh": "mesh.actors",
     "BootstrapCommand": "mesh.command",
-    "Channel": "actor.port",
+    "Channel": "actor.ports.port",
     "ChannelTransport": "actor.transports",
     "Endpoint": "mesh.endpoint",
     "Extent": "core.shape",
     "Future": "actor.future",
     "HostMesh": "mesh.host",
     "Point": "core.shape",
-    "Port": "actor.port",
-    "PortReceiver": "actor.port",
+    "Port": "actor.ports.port",
+    "PortReceiver": "actor.ports.port",
     "ProcId": "core.uid",
     "ProcMesh": "mesh.proc",
     "SupervisionError": "core.errors",
@@ -75,7 +75,7 @@ _HOMES = {
     "get_meter": "actor.spans",
     "get_or_spawn_controller": "mesh.here",
     "hosts": "mesh.host",
-    "returns_future": "actor.lazily",
+    "returns_future": "actor.local_future",
     "run_worker_loop_forever": "mesh.workers",
     "run_worker_loop_until_shutdown": "mesh.workers",
     "send": "mesh.sending",

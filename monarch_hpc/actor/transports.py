@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 
-from monarch_hpc.actor.runtime import Runtime
+from monarch_hpc.actor.runtime.runtime import Runtime
 from monarch_hpc.core.arguments import check_instance, check_text
 
 __all__ = ["ChannelTransport", "attach", "enable_transport"]

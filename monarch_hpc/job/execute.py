@@ -13,7 +13,7 @@ from pathlib import Path
 from monarch_hpc.actor.context import context
 from monarch_hpc.actor.endpoint import Actor, endpoint
 from monarch_hpc.actor.future import Future
-from monarch_hpc.actor.lazily import pending
+from monarch_hpc.actor.local_future import pending
 from monarch_hpc.core.arguments import check_instance, check_path, check_texts
 from monarch_hpc.core.files import open_output
 from monarch_hpc.core.shape import Point

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from monarch_hpc.actor.runtime import Runtime
+from monarch_hpc.actor.runtime.runtime import Runtime
 from monarch_hpc.config.program import read_program
 from monarch_hpc.core.arguments import check_texts
 from monarch_hpc.job.state import JobState

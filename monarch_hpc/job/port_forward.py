@@ -14,7 +14,7 @@ from typing import Any
 
 from monarch_hpc.actor.context import context
 from monarch_hpc.actor.endpoint import Actor, endpoint
-from monarch_hpc.actor.port import Channel, Port, PortReceiver
+from monarch_hpc.actor.ports.port import Channel, Port, PortReceiver
 from monarch_hpc.core.errors import PortClosed
 from monarch_hpc.core.shape import Point
 from monarch_hpc.job.peer import Owners, OwnerTables, peers_owner

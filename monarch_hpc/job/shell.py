@@ -19,7 +19,7 @@ from typing import Any
 
 from monarch_hpc.actor.context import context
 from monarch_hpc.actor.endpoint import Actor, endpoint
-from monarch_hpc.actor.port import Channel, Port, PortReceiver
+from monarch_hpc.actor.ports.port import Channel, Port, PortReceiver
 from monarch_hpc.core.arguments import check_instance, check_path
 from monarch_hpc.core.errors import PortClosed
 from monarch_hpc.core.spawn import launch

@@ -6,8 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Generic, ParamSpec, TypeVar
 
+from monarch_hpc.actor.casts.reduction import Folding
 from monarch_hpc.actor.future import Future
-from monarch_hpc.actor.reduction import Folding
 from monarch_hpc.core.arguments import check_callable, check_instance
 from monarch_hpc.core.shape import Point
 from monarch_hpc.mesh.endpoint import Endpoint

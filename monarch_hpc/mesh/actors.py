@@ -8,8 +8,8 @@ from typing import Any, Generic, Self, TypeVar
 
 from monarch_hpc.actor.endpoint import Actor, endpoints_of
 from monarch_hpc.actor.future import Future
-from monarch_hpc.actor.reference import ProcRef
-from monarch_hpc.actor.runtime import current_runtime
+from monarch_hpc.actor.messages.proc_ref import ProcRef
+from monarch_hpc.actor.runtime.runtime import current_runtime
 from monarch_hpc.core.errors import TransportError
 from monarch_hpc.core.shape import Region
 from monarch_hpc.mesh.callee import Callee

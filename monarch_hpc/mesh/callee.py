@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Protocol
 
-from monarch_hpc.actor.aim import OpenCast, Reduce, Written
+from monarch_hpc.actor.casts.targets import OpenCast, Reduce, Written
 from monarch_hpc.actor.context import context
-from monarch_hpc.actor.payload import pack_call
-from monarch_hpc.actor.pending import Pending
-from monarch_hpc.actor.reference import ProcRef
-from monarch_hpc.actor.runtime import HELD, Runtime, current_runtime
+from monarch_hpc.actor.messages.payload import pack_call
+from monarch_hpc.actor.messages.pending import Pending
+from monarch_hpc.actor.messages.proc_ref import ProcRef
+from monarch_hpc.actor.runtime.runtime import HELD, Runtime, current_runtime
 from monarch_hpc.core.errors import MonarchError
 from monarch_hpc.core.shape import Region
 from monarch_hpc.mesh.load import Load
@@ -109,7 +109,7 @@ class Callee:
         """Send one call to every actor; the arguments are serialized once.
 
         Args:
-            head: of *method*, see `actor.payload.call_head`.
+            head: of *method*, see `actor.messages.payload.call_head`.
             pending: makes who waits for the answer of the actor at a place of the view, which has that base rank
                 and is in that proc; None for a call that has no answers.
             taker: takes all answers, where none of them was made.

@@ -17,9 +17,9 @@ from typing import ClassVar
 from monarch_hpc.actor.context import outside, own_info
 from monarch_hpc.actor.fault import MeshFailure, leaving_on_faults, tell_program
 from monarch_hpc.actor.future import Future
-from monarch_hpc.actor.local import Line
-from monarch_hpc.actor.reference import ProcRef
-from monarch_hpc.actor.runtime import Runtime
+from monarch_hpc.actor.messages.line import Line
+from monarch_hpc.actor.messages.proc_ref import ProcRef
+from monarch_hpc.actor.runtime.runtime import Runtime
 from monarch_hpc.attach.attach import attach
 from monarch_hpc.core.errors import ActorDied, ActorError, AllocationError, SpawnError, TransportError
 from monarch_hpc.core.ids import Role

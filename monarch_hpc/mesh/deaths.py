@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from monarch_hpc.actor.inquest import WORD_S, Tell
+from monarch_hpc.actor.runtime.death_causes import WORD_S, Tell
 from monarch_hpc.core.errors import ActorDied
 from monarch_hpc.core.recent import Recent
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, Protocol, TypeVar, runtime_checkable
 
+from monarch_hpc.actor.cell.invocation import ResponsePort
 from monarch_hpc.actor.endpoint import Actor, endpoint
 from monarch_hpc.actor.future import Future
-from monarch_hpc.actor.inquest import DEPUTY, program_of
-from monarch_hpc.actor.payload import pack_spawn
-from monarch_hpc.actor.reference import ProcRef
-from monarch_hpc.actor.runtime import Runtime, current_runtime
-from monarch_hpc.actor.turn import ResponsePort
+from monarch_hpc.actor.messages.payload import pack_spawn
+from monarch_hpc.actor.messages.proc_ref import ProcRef
+from monarch_hpc.actor.runtime.death_causes import DEPUTY, program_of
+from monarch_hpc.actor.runtime.runtime import Runtime, current_runtime
 from monarch_hpc.core.errors import SpawnError
 from monarch_hpc.core.shape import Extent, Region
 from monarch_hpc.mesh.actors import ActorMesh

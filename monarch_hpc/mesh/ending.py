@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from monarch_hpc.actor.future import Future
-from monarch_hpc.actor.lazily import completed
+from monarch_hpc.actor.local_future import completed
 from monarch_hpc.mesh.controller import Controller
 
 __all__ = ["shutdown_context"]

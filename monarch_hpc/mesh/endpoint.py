@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, ParamSpec, TypeVar, overload
 
+from monarch_hpc.actor.casts.reduction import Folding
 from monarch_hpc.actor.endpoint import EndpointMethod
 from monarch_hpc.actor.future import Future
-from monarch_hpc.actor.payload import call_head
-from monarch_hpc.actor.reduction import Folding
-from monarch_hpc.actor.runtime import current_runtime
+from monarch_hpc.actor.messages.payload import call_head
+from monarch_hpc.actor.runtime.runtime import current_runtime
 from monarch_hpc.core.arguments import check_seconds
 from monarch_hpc.core.errors import CallTimeout
 from monarch_hpc.core.shape import Point, Region

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from monarch_hpc.actor.reference import ProcRef
+from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.config.program import own_import_path
 from monarch_hpc.config.schema import ProcsConfig
 from monarch_hpc.core.description import summary_of

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from monarch_hpc.actor.aim import OpenCast, Reduce
+from monarch_hpc.actor.casts.targets import OpenCast, Reduce
 from monarch_hpc.actor.context import deadline, deadlines_seen
-from monarch_hpc.actor.payload import unloadable, unpack_failure
-from monarch_hpc.actor.reference import ProcRef
-from monarch_hpc.actor.runtime import HELD, Runtime
+from monarch_hpc.actor.messages.payload import unloadable, unpack_failure
+from monarch_hpc.actor.messages.proc_ref import ProcRef
+from monarch_hpc.actor.runtime.runtime import HELD, Runtime
 from monarch_hpc.core.errors import ActorDied, CallTimeout, MeshDied, MeshError, MonarchError, SupervisionError
 from monarch_hpc.mesh.callee import Callee
 from monarch_hpc.wire.frames import Frame, Kind
@@ -48,7 +48,7 @@ class CallOptions:
         """How long the answer to a call that begins now is waited for.
 
         No longer than the caller of the endpoint that makes it waits, in steps, so that many calls have the same
-        limit: see `actor.deadlines`.
+        limit: see `actor.runtime.deadlines`.
         """
         ends_s = deadline() if deadlines_seen() else None
         if ends_s is None:

@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 from monarch_hpc.actor.endpoint import Actor, endpoint
 from monarch_hpc.actor.fault import MeshFailure
 from monarch_hpc.actor.future import Future
-from monarch_hpc.actor.inquest import program_of
-from monarch_hpc.actor.payload import pack_spawn
-from monarch_hpc.actor.reference import ProcRef
-from monarch_hpc.actor.runtime import Runtime, current_runtime
+from monarch_hpc.actor.messages.payload import pack_spawn
+from monarch_hpc.actor.messages.proc_ref import ProcRef
+from monarch_hpc.actor.runtime.death_causes import program_of
+from monarch_hpc.actor.runtime.runtime import Runtime, current_runtime
 from monarch_hpc.core.ids import Role
 from monarch_hpc.core.shape import Extent, Region
 from monarch_hpc.mesh.actors import ActorMesh

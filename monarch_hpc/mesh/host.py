@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal, Self, cast
 
 from monarch_hpc.actor.context import context
 from monarch_hpc.actor.future import Future
-from monarch_hpc.actor.mpi import check_world
-from monarch_hpc.actor.runtime import Runtime, current_runtime
+from monarch_hpc.actor.runtime.mpi import check_world
+from monarch_hpc.actor.runtime.runtime import Runtime, current_runtime
 from monarch_hpc.agent.resources.binding import check_bindings
 from monarch_hpc.core.arguments import (
     check_flag,

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Literal, Self, TypeVar
 from monarch_hpc.actor.context import context
 from monarch_hpc.actor.endpoint import Actor, check_arguments
 from monarch_hpc.actor.future import Future
-from monarch_hpc.actor.logs import Level
-from monarch_hpc.actor.payload import pack_spawn
-from monarch_hpc.actor.reference import ProcRef
-from monarch_hpc.actor.runtime import Runtime, current_runtime
+from monarch_hpc.actor.messages.payload import pack_spawn
+from monarch_hpc.actor.messages.proc_ref import ProcRef
+from monarch_hpc.actor.runtime.log_records import Level
+from monarch_hpc.actor.runtime.runtime import Runtime, current_runtime
 from monarch_hpc.core.arguments import check_flag, check_seconds, check_text, shown
 from monarch_hpc.core.errors import ActorDied, TransportError
 from monarch_hpc.core.ids import new_incarnation

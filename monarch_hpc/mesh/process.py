@@ -7,7 +7,7 @@ procs are forked, that costs a proc nothing; in each of eight procs on two cores
 from __future__ import annotations
 
 from monarch_hpc.actor import port  # noqa: F401 for those who come after
-from monarch_hpc.actor.process import main
+from monarch_hpc.actor.runtime.main import main
 from monarch_hpc.mesh import accumulator, host, script, spmd  # noqa: F401 the same
 
 __all__ = ["main"]

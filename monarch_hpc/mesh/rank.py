@@ -18,7 +18,7 @@ import signal
 import sys
 from types import ModuleType
 
-from monarch_hpc.actor.payload import pack_failure
+from monarch_hpc.actor.messages.payload import pack_failure
 from monarch_hpc.core.description import text_of
 
 __all__ = ["Order", "Word", "main"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
-from monarch_hpc.actor.aim import Reduce
-from monarch_hpc.actor.reduction import Folding
-from monarch_hpc.actor.runtime import Runtime
+from monarch_hpc.actor.casts.reduction import Folding
+from monarch_hpc.actor.casts.targets import Reduce
+from monarch_hpc.actor.runtime.runtime import Runtime
 from monarch_hpc.core.errors import InternalError
 from monarch_hpc.mesh.callee import Callee
 from monarch_hpc.mesh.gather import CallOptions, Gather, read_answer

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from monarch_hpc.actor.future import Future
-from monarch_hpc.actor.port import Port
+from monarch_hpc.actor.ports.port import Port
 from monarch_hpc.core.arguments import check_instance, check_mapping
 from monarch_hpc.core.errors import PortClosed
 from monarch_hpc.mesh.endpoint import Endpoint

@@ -6,9 +6,9 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping
 
 from monarch_hpc.actor.endpoint import Actor, endpoint
-from monarch_hpc.actor.payload import pack_spawn
-from monarch_hpc.actor.reference import ProcRef
-from monarch_hpc.actor.runtime import Runtime
+from monarch_hpc.actor.messages.payload import pack_spawn
+from monarch_hpc.actor.messages.proc_ref import ProcRef
+from monarch_hpc.actor.runtime.runtime import Runtime
 from monarch_hpc.core.arguments import check_callable, shown
 from monarch_hpc.core.description import summary_of
 from monarch_hpc.core.errors import ActorDied, SpawnError

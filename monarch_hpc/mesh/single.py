@@ -6,8 +6,8 @@ from typing import Any, Generic, TypeVar, cast
 
 from monarch_hpc.actor.context import deadlines_seen
 from monarch_hpc.actor.future import Future
-from monarch_hpc.actor.payload import pack_call
-from monarch_hpc.actor.runtime import HELD, Runtime
+from monarch_hpc.actor.messages.payload import pack_call
+from monarch_hpc.actor.runtime.runtime import HELD, Runtime
 from monarch_hpc.core.errors import ActorDied, MonarchError
 from monarch_hpc.mesh.callee import Callee
 from monarch_hpc.mesh.gather import CallOptions, is_result, late, read_answer
@@ -19,7 +19,7 @@ R = TypeVar("R")
 
 
 class Single(Future[R], Generic[R]):
-    """The future of a call to one actor, and what waits for its answer, see `actor.pending.Pending`.
+    """The future of a call to one actor, and what waits for its answer, see `actor.messages.pending.Pending`.
 
     Args:
         place: of the actor in the view.

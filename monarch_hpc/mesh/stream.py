@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any, Generic, TypeVar, cast
 
 from monarch_hpc.actor.future import Future
-from monarch_hpc.actor.runtime import Runtime
+from monarch_hpc.actor.runtime.runtime import Runtime
 from monarch_hpc.core.errors import MonarchError
 from monarch_hpc.core.shape import Extent, Point
 from monarch_hpc.mesh.callee import Callee

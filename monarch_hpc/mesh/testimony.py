@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from monarch_hpc.actor.runtime import Runtime
+from monarch_hpc.actor.runtime.runtime import Runtime
 from monarch_hpc.telemetry.reading import read_scene, tell
 from monarch_hpc.wire.calls import PROGRAM_MESH, ProcCalls
 

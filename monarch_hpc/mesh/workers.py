@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any, Literal
 
 from monarch_hpc.actor.future import Future
-from monarch_hpc.actor.lazily import pending
+from monarch_hpc.actor.local_future import pending
 from monarch_hpc.attach.workers.attach import Hired, open_workers
 from monarch_hpc.attach.workers.key import Secret
 from monarch_hpc.attach.workers.worker import Worker

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from monarch_hpc.actor.context import context, current_rank
 from monarch_hpc.actor.endpoint import Actor, endpoint
 from monarch_hpc.actor.future import Future
-from monarch_hpc.actor.runtime import current_runtime
+from monarch_hpc.actor.runtime.runtime import current_runtime
 from monarch_hpc.core.arguments import check_instance, check_number, check_text
 from monarch_hpc.core.host_address import resolve_host
 from monarch_hpc.mesh.actors import ActorMesh

@@ -97,7 +97,7 @@ class Cast:
     Attributes:
         kind: SPAWN, CALL, STOP or CANCEL: what each proc is to get; the body of the last is `pack_number`.
         answered: whether the procs are to answer.
-        limited: whether the body begins with a time limit, see `actor.recall.LIMITED`.
+        limited: whether the body begins with a time limit, see `actor.cell.cancellation.LIMITED`.
         origin: incarnation of the sender.
         number: counts the casts of this sender, from 1.
         root: rank of the host where it entered the tree.

@@ -25,7 +25,7 @@ class Order:
     """Answers that a proc is to combine.
 
     Attributes:
-        functions: identity, combine and merge, see `actor.reduction.Folding`.
+        functions: identity, combine and merge, see `actor.casts.reduction.Folding`.
         parts: RESULT and PARTIAL notes, in the order of their places, without a gap between them.
     """
 

@@ -30,7 +30,7 @@ DOORS = {
     "click": {"cli"},
     "cloudpickle": {"wire.serializer"},
     "cryptography": {"transport.secure.noise", "transport.tcp.channel"},
-    "mpi4py": {"actor.mpi"},
+    "mpi4py": {"actor.runtime.mpi"},
     "pytest": {"testing.fixtures"},
     "rich": {"cli.output"},
     "torch": {"mesh.spmd"},

@@ -15,8 +15,8 @@ from typing import Any, cast
 
 import monarch_hpc
 from monarch_hpc import Actor, ActorMesh, CallTimeout, concurrent_endpoint, endpoint
+from monarch_hpc.actor.cell.invocation import ResponsePort
 from monarch_hpc.actor.context import deadlines_seen
-from monarch_hpc.actor.turn import ResponsePort
 from monarch_hpc.mesh.stream import Stream
 from tests.history.checker import Began, Closed, Ended, Event, Finished, Sent, decode, encode, token
 

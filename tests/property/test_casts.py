@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch_hpc.actor.merge import Merge
+from monarch_hpc.actor.casts.merge import Merge
 from monarch_hpc.agent.casts.tree import branches, narrow, position_of, rank_at
 from monarch_hpc.core.errors import FrameError
 from monarch_hpc.core.shape import Extent, Region

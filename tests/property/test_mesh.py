@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_hpc.actor.endpoint import Actor, endpoint
-from monarch_hpc.actor.reference import ProcRef
+from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.core.shape import Extent, Region
 from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.mesh.host import HostMesh

@@ -27,7 +27,7 @@ PEERS = """
 import itertools, sys, time
 import monarch_hpc
 from monarch_hpc import Actor, endpoint
-from monarch_hpc.actor.runtime import Runtime
+from monarch_hpc.actor.runtime.runtime import Runtime
 from monarch_hpc.core.ids import Role
 
 class Peer(Actor):

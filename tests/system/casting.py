@@ -12,7 +12,7 @@ import pytest
 
 import monarch_hpc
 from monarch_hpc import Actor, HostMesh, ProcMesh, endpoint
-from monarch_hpc.actor.caster import Caster
+from monarch_hpc.actor.casts.sender import Caster
 from monarch_hpc.config.load import load
 from monarch_hpc.config.schema import Config
 from monarch_hpc.mesh.controller import Controller

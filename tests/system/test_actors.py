@@ -15,8 +15,8 @@ import pytest
 
 import monarch_hpc
 from monarch_hpc import Actor, ActorDied, ActorMesh, HostMesh, ProcMesh, concurrent_endpoint, endpoint
+from monarch_hpc.actor.cell.invocation import ResponsePort
 from monarch_hpc.actor.fault import MeshFailure
-from monarch_hpc.actor.turn import ResponsePort
 from monarch_hpc.config.load import load
 from monarch_hpc.core.errors import PortClosed
 from monarch_hpc.testing import wait_until

@@ -14,7 +14,7 @@ import pytest
 
 import monarch_hpc
 from monarch_hpc import Actor, ActorMesh, CallTimeout, HostMesh, ProcMesh, concurrent_endpoint, endpoint
-from monarch_hpc.actor.runtime import current_runtime
+from monarch_hpc.actor.runtime.runtime import current_runtime
 from monarch_hpc.config.load import load
 from monarch_hpc.testing import wait_until
 from tests.system.controlling import controlled, settle

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from monarch_hpc import Actor, ActorError, ActorMesh, ProcMesh, concurrent_endpoint, endpoint
-from monarch_hpc.actor.runtime import current_runtime
-from monarch_hpc.actor.turn import ResponsePort
+from monarch_hpc.actor.cell.invocation import ResponsePort
+from monarch_hpc.actor.runtime.runtime import current_runtime
 from monarch_hpc.config.load import load
 from monarch_hpc.telemetry.layout import FAILED, Kind
 from monarch_hpc.telemetry.reading import Record, read_events, read_scene

@@ -24,8 +24,8 @@ from monarch_hpc import (
     concurrent_endpoint,
     endpoint,
 )
-from monarch_hpc.actor.port import Port
-from monarch_hpc.actor.turn import ResponsePort
+from monarch_hpc.actor.cell.invocation import ResponsePort
+from monarch_hpc.actor.ports.port import Port
 from monarch_hpc.config.load import load
 from monarch_hpc.mesh.sending import send
 from monarch_hpc.testing import wait_until

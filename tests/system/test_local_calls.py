@@ -65,7 +65,7 @@ class Neighbour(Actor):
     @endpoint
     def channels(self) -> int:
         """How many channels this process has to itself."""
-        runtime = monarch_hpc.actor.runtime.Runtime.current
+        runtime = monarch_hpc.actor.runtime.runtime.Runtime.current
         assert runtime is not None
         return int(runtime.own.incarnation in runtime.node.channels)
 

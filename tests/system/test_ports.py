@@ -18,7 +18,7 @@ import pytest
 import monarch_hpc
 from monarch_hpc import Actor, ActorMesh, Channel, Port, PortClosed, PortReceiver, ProcMesh, endpoint
 from monarch_hpc.actor.fault import MeshFailure
-from monarch_hpc.actor.runtime import current_runtime
+from monarch_hpc.actor.runtime.runtime import current_runtime
 from monarch_hpc.config.load import load
 from monarch_hpc.testing import wait_until
 from tests.system.controlling import controlled, settle

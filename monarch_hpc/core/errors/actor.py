@@ -23,7 +23,7 @@ __all__ = [
 
 
 class ActorError(MonarchError):
-    """Base of what goes wrong in a call to an actor; what an endpoint raises is one too, see `actor.remote`."""
+    """Base of what goes wrong in a call to an actor; also of what endpoints raise: `actor.messages.remote_error`."""
 
     exit_code = 1
 

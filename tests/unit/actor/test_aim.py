@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from monarch_hpc.actor.aim import Aims
-from monarch_hpc.actor.reference import ProcRef
+from monarch_hpc.actor.casts.targets import Aims
+from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.core.shape import Extent, Region
 
 PROCS = {rank: ProcRef(1, rank, f"n{rank // 2}", rank // 2, 100 + rank, 1000 + rank, ()) for rank in range(6)}

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from monarch_hpc.actor.deadlines import Deadlines
+from monarch_hpc.actor.runtime.deadlines import Deadlines
 
 
 class Clock:

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from monarch_hpc.actor.lazily import completed, pending, returns_future
+from monarch_hpc.actor.local_future import completed, pending, returns_future
 
 place: contextvars.ContextVar[str] = contextvars.ContextVar("place", default="nowhere")
 runs: list[str] = []

@@ -6,7 +6,14 @@ import threading
 
 import pytest
 
-from monarch_hpc.actor.payload import call_head, pack_call, pack_failure, unpack_call, unpack_failure, unpack_head
+from monarch_hpc.actor.messages.payload import (
+    call_head,
+    pack_call,
+    pack_failure,
+    unpack_call,
+    unpack_failure,
+    unpack_head,
+)
 from monarch_hpc.core.errors import ActorFailed
 from monarch_hpc.core.shape import Extent, Region
 from monarch_hpc.wire.frames import Frame, Kind

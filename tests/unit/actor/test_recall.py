@@ -7,8 +7,8 @@ from collections import deque
 
 import pytest
 
-from monarch_hpc.actor.local import Line
-from monarch_hpc.actor.recall import LIMITED, Mail, Recalls, limited
+from monarch_hpc.actor.cell.cancellation import LIMITED, Mail, Recalls, limited
+from monarch_hpc.actor.messages.line import Line
 from monarch_hpc.wire.frames import Frame, Kind
 
 

@@ -8,7 +8,7 @@ import traceback
 
 import pytest
 
-from monarch_hpc.actor.remote import as_actor_error
+from monarch_hpc.actor.messages.remote_error import as_actor_error
 from monarch_hpc.core.errors import ActorDied, ActorError
 
 

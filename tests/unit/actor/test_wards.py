@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from monarch_hpc.actor.reference import ProcRef
-from monarch_hpc.actor.wards import Wards
+from monarch_hpc.actor.messages.proc_ref import ProcRef
+from monarch_hpc.actor.runtime.ownership import Wards
 from monarch_hpc.telemetry.recorder import Recorder
 
 OWNER, OTHER = 7, 8

@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from monarch_hpc.actor.reference import ProcRef
+from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.config.schema import ProcsConfig
 from monarch_hpc.core.errors import PeerLost, SpawnError
 from monarch_hpc.core.ids import mesh_number

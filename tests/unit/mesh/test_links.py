@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
-from monarch_hpc.actor.reference import ProcRef
+from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.mesh.links import LinkReport, Links, summarize
 from monarch_hpc.transport.api import Channel
 

@@ -10,12 +10,12 @@ from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypeVar, cast, overload
 
 from monarch_hpc.actor.context import current_rank
-from monarch_hpc.actor.inbox import Inbox
-from monarch_hpc.actor.payload import send_failure
-from monarch_hpc.actor.pending import Slot
-from monarch_hpc.actor.receipt import Receipt
-from monarch_hpc.actor.reference import ProcRef
-from monarch_hpc.actor.runtime import current_runtime
+from monarch_hpc.actor.messages.payload import send_failure
+from monarch_hpc.actor.messages.pending import Slot
+from monarch_hpc.actor.messages.proc_ref import ProcRef
+from monarch_hpc.actor.ports.inbox import Inbox
+from monarch_hpc.actor.ports.receipt import Receipt
+from monarch_hpc.actor.runtime.runtime import current_runtime
 from monarch_hpc.core.arguments import check_flag, check_instance, check_number
 from monarch_hpc.core.errors import MonarchError, PortClosed
 from monarch_hpc.core.ids import new_incarnation

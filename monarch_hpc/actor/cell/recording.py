@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monarch_hpc.actor.local import Line
+from monarch_hpc.actor.messages.line import Line
 from monarch_hpc.telemetry.layout import Kind
 from monarch_hpc.telemetry.pen import Handling
 from monarch_hpc.telemetry.recorder import ActorRecord, Recorder

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from monarch_hpc.actor.fault import MeshFailure
-from monarch_hpc.actor.remote import as_actor_error
+from monarch_hpc.actor.messages.remote_error import as_actor_error
 from monarch_hpc.core.description import class_name, summary_of, text_of, trace_of
 from monarch_hpc.core.errors import ActorFailed
 from monarch_hpc.core.shape import Extent, Region

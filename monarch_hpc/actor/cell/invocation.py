@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from monarch_hpc.actor.cell.cancellation import Due
+from monarch_hpc.actor.cell.event_loop import Running
+from monarch_hpc.actor.cell.replies import Ending
 from monarch_hpc.actor.context import sent_on
 from monarch_hpc.actor.endpoint import EndpointMethod
-from monarch_hpc.actor.local import Line
-from monarch_hpc.actor.loop import Running
-from monarch_hpc.actor.recall import Due
-from monarch_hpc.actor.replies import Ending
+from monarch_hpc.actor.messages.line import Line
 from monarch_hpc.core.errors import ActorDied, CallTimeout, PortClosed
 from monarch_hpc.transport.engine.engine import Engine
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from monarch_hpc.actor.context import deadline_came
-from monarch_hpc.actor.local import Line
+from monarch_hpc.actor.messages.line import Line
 from monarch_hpc.wire.frames import Buffer, Frame
 
 __all__ = ["LIMITED", "Due", "Mail", "Recalls", "limited"]

@@ -7,11 +7,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from monarch_hpc.actor.aim import Answered, CasterProcess, OpenCast, Reduce, Written
-from monarch_hpc.actor.caster import Caster
-from monarch_hpc.actor.local import Line
-from monarch_hpc.actor.reception import Reception, ReceptionProcess
-from monarch_hpc.actor.reference import ProcRef
+from monarch_hpc.actor.casts.receiver import Reception, ReceptionProcess
+from monarch_hpc.actor.casts.sender import Caster
+from monarch_hpc.actor.casts.targets import Answered, CasterProcess, OpenCast, Reduce, Written
+from monarch_hpc.actor.messages.line import Line
+from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.core.errors import TransportError
 from monarch_hpc.core.ids import Role
 from monarch_hpc.core.shape import Region

@@ -11,18 +11,18 @@ from collections.abc import Callable
 from types import CoroutineType
 from typing import Any
 
+from monarch_hpc.actor.cell.cancellation import LIMITED, Mail, Recalls
+from monarch_hpc.actor.cell.endpoint_table import Entries, Entry, place_of
+from monarch_hpc.actor.cell.event_loop import Running
+from monarch_hpc.actor.cell.idle import rest
+from monarch_hpc.actor.cell.invocation import Turn
+from monarch_hpc.actor.cell.process import CellProcess
+from monarch_hpc.actor.cell.recording import Journal
+from monarch_hpc.actor.cell.replies import Ending
 from monarch_hpc.actor.context import Context, entered, sent_on
-from monarch_hpc.actor.entry import Entries, Entry, place_of
 from monarch_hpc.actor.fault import MeshFailure, complain
-from monarch_hpc.actor.journal import Journal
-from monarch_hpc.actor.local import Line
-from monarch_hpc.actor.loop import Running
-from monarch_hpc.actor.payload import unpack_call, unpack_spawn
-from monarch_hpc.actor.recall import LIMITED, Mail, Recalls
-from monarch_hpc.actor.replies import Ending
-from monarch_hpc.actor.rest import rest
-from monarch_hpc.actor.surroundings import CellProcess
-from monarch_hpc.actor.turn import Turn
+from monarch_hpc.actor.messages.line import Line
+from monarch_hpc.actor.messages.payload import unpack_call, unpack_spawn
 from monarch_hpc.core.description import summary_of, trace_of, traceback_of
 from monarch_hpc.core.errors import ActorDied, CallTimeout
 from monarch_hpc.telemetry.pen import Handling

@@ -9,8 +9,8 @@ from typing import Any, NoReturn, Protocol
 
 from monarch_hpc.actor.context import ProcInfo
 from monarch_hpc.actor.fault import MeshFailure, complain
-from monarch_hpc.actor.local import Line
-from monarch_hpc.actor.payload import pack_fault, pack_result, send_failure
+from monarch_hpc.actor.messages.line import Line
+from monarch_hpc.actor.messages.payload import pack_fault, pack_result, send_failure
 from monarch_hpc.core.description import trace_of
 from monarch_hpc.core.errors import ForkedError, FrameError, TransportError
 from monarch_hpc.core.logger import Logger

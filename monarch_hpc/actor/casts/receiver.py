@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from monarch_hpc.actor.casts.merge import Merge
+from monarch_hpc.actor.casts.reduction import combine
+from monarch_hpc.actor.cell.cancellation import LIMITED
 from monarch_hpc.actor.context import ProcInfo
-from monarch_hpc.actor.local import Line
-from monarch_hpc.actor.merge import Merge
-from monarch_hpc.actor.recall import LIMITED
-from monarch_hpc.actor.reduction import combine
-from monarch_hpc.actor.reference import ProcRef
+from monarch_hpc.actor.messages.line import Line
+from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.core.errors import FrameError, TransportError
 from monarch_hpc.core.ids import Role
 from monarch_hpc.telemetry.layout import CAST

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from monarch_hpc.actor.context import context
-from monarch_hpc.actor.reference import ProcRef
+from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.telemetry.layout import Kind
 from monarch_hpc.telemetry.recorder import Recorder
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from monarch_hpc.actor.context import ProcInfo
-from monarch_hpc.actor.local import Line
-from monarch_hpc.actor.reference import ProcRef
+from monarch_hpc.actor.messages.line import Line
+from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.core.errors import ActorError, MonarchError, TransportError
 from monarch_hpc.core.shape import Region
 from monarch_hpc.telemetry.layout import CAST
@@ -33,7 +33,7 @@ class Reduce:
     """How the answers to a cast are combined on their way.
 
     Attributes:
-        functions: see `actor.reduction.Folding.pack`.
+        functions: see `actor.casts.reduction.Folding.pack`.
         take: called with places that follow each other and what their answers came to; or with any places, and None
             where what they answered goes nowhere, because the call fails. Each place is named once, here or to the
             `Answered` of the cast.
@@ -126,7 +126,7 @@ class OpenCast:
         where: the callee at a place, in words.
         answer: who takes the answers; None where there are none.
         reduce: who takes those that were combined; None where none are.
-        limited: the callers of the actors give up at some time, see `actor.recall.LIMITED`.
+        limited: the callers of the actors give up at some time, see `actor.cell.cancellation.LIMITED`.
         held: it was not sent, because a mailbox was full until its callers gave up.
         written: see `Caster.cast`; None once it is recorded that all have answered.
         left: places whose answer is missing.

@@ -8,7 +8,7 @@ import inspect
 import threading
 from collections.abc import Callable, Coroutine
 
-from monarch_hpc.actor.rest import Wait
+from monarch_hpc.actor.cell.idle import Wait
 from monarch_hpc.core.description import trace_of
 from monarch_hpc.core.logger import Logger
 
@@ -76,7 +76,7 @@ class EventLoop:
         """Call *function* on the loop; return what it returns, or what that gives if it is awaitable.
 
         Args:
-            wait, wake: of the calling thread, see `actor.rest`.
+            wait, wake: of the calling thread, see `actor.cell.idle`.
 
         Raises:
             RuntimeError: the process ends.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from monarch_hpc.actor.cell.recording import Journal
 from monarch_hpc.actor.context import Context, ProcInfo
 from monarch_hpc.actor.endpoint import EndpointMethod, endpoints_of, unmarked
-from monarch_hpc.actor.journal import Journal
-from monarch_hpc.actor.payload import unpack_head
+from monarch_hpc.actor.messages.payload import unpack_head
 from monarch_hpc.core.shape import Point, Region
 
 __all__ = ["Entries", "Entry", "place_of"]
@@ -41,7 +41,7 @@ class Entry:
 
 
 class Entries(dict[bytes, Entry]):
-    """By the head of a call, see `actor.payload.call_head`; made when the first such call comes."""
+    """By the head of a call, see `actor.messages.payload.call_head`; made when the first such call comes."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal

@@ -9,8 +9,8 @@ from typing import Any, Generic, TypeVar, cast
 
 from monarch_hpc.actor.context import context
 from monarch_hpc.actor.future import Future
-from monarch_hpc.actor.inbox import Inbox
-from monarch_hpc.actor.payload import unloadable, unpack_failure
+from monarch_hpc.actor.messages.payload import unloadable, unpack_failure
+from monarch_hpc.actor.ports.inbox import Inbox
 from monarch_hpc.core.errors import PortClosed
 from monarch_hpc.wire.frames import Frame, Kind
 from monarch_hpc.wire.serializer import loads

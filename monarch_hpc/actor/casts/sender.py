@@ -8,11 +8,11 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from monarch_hpc.actor.aim import Aim, Aims, Answered, CasterProcess, OpenCast, Reduce, Written
-from monarch_hpc.actor.local import Line
-from monarch_hpc.actor.recall import limited
-from monarch_hpc.actor.reduction import take_part
-from monarch_hpc.actor.reference import ProcRef
+from monarch_hpc.actor.casts.reduction import take_part
+from monarch_hpc.actor.casts.targets import Aim, Aims, Answered, CasterProcess, OpenCast, Reduce, Written
+from monarch_hpc.actor.cell.cancellation import limited
+from monarch_hpc.actor.messages.line import Line
+from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.core.errors import ActorDied, DeliveryUnknown, FrameError, MonarchError, PeerLost, TransportError
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.recent import Recent

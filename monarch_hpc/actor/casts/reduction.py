@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from monarch_hpc.actor.aim import OpenCast
+from monarch_hpc.actor.casts.targets import OpenCast
 from monarch_hpc.actor.context import ProcInfo
-from monarch_hpc.actor.local import Line
-from monarch_hpc.actor.payload import pack_result, send_failure
+from monarch_hpc.actor.messages.line import Line
+from monarch_hpc.actor.messages.payload import pack_result, send_failure
 from monarch_hpc.core.errors import FrameError, TransportError
 from monarch_hpc.wire.casts import Note, Tag, pack_notes
 from monarch_hpc.wire.frames import Frame, Kind

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from monarch_hpc.actor.payload import call_head, pack_call
-from monarch_hpc.actor.pending import Pending, Slot
-from monarch_hpc.actor.reference import ProcRef
+from monarch_hpc.actor.messages.payload import call_head, pack_call
+from monarch_hpc.actor.messages.pending import Pending, Slot
+from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.core.errors import ActorDied, ActorError, DeliveryUnknown, MonarchError, TransportError
 from monarch_hpc.core.ids import Role
 from monarch_hpc.core.recent import Recent

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from monarch_hpc.actor.cell.event_loop import EventLoop
+from monarch_hpc.actor.cell.replies import Ending
 from monarch_hpc.actor.context import ProcInfo
 from monarch_hpc.actor.fault import MeshFailure
-from monarch_hpc.actor.local import Line
-from monarch_hpc.actor.loop import EventLoop
-from monarch_hpc.actor.replies import Ending
+from monarch_hpc.actor.messages.line import Line
 from monarch_hpc.telemetry.recorder import Recorder
 from monarch_hpc.transport.engine.engine import Engine
 

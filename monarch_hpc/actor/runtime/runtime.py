@@ -8,20 +8,20 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import ClassVar
 
-from monarch_hpc.actor.casts import Casts
-from monarch_hpc.actor.cell import CLEANUP_S, Cell
+from monarch_hpc.actor.casts.casts import Casts
+from monarch_hpc.actor.cell.cancellation import LIMITED, limited
+from monarch_hpc.actor.cell.cell import CLEANUP_S, Cell
+from monarch_hpc.actor.cell.event_loop import EventLoop
+from monarch_hpc.actor.cell.recording import peer_of
+from monarch_hpc.actor.cell.replies import Replier
 from monarch_hpc.actor.context import ProcInfo, context
-from monarch_hpc.actor.deadlines import Deadlines
-from monarch_hpc.actor.guardian import Guardian
-from monarch_hpc.actor.inquest import Inquest, Mourner
-from monarch_hpc.actor.journal import peer_of
-from monarch_hpc.actor.local import Line, LocalLine
-from monarch_hpc.actor.loop import EventLoop
-from monarch_hpc.actor.pending import Answer, Pending, Slot
-from monarch_hpc.actor.recall import LIMITED, limited
-from monarch_hpc.actor.reference import ProcRef
-from monarch_hpc.actor.replies import Replier
-from monarch_hpc.actor.wards import Wards
+from monarch_hpc.actor.messages.line import Line, LocalLine
+from monarch_hpc.actor.messages.pending import Answer, Pending, Slot
+from monarch_hpc.actor.messages.proc_ref import ProcRef
+from monarch_hpc.actor.runtime.deadlines import Deadlines
+from monarch_hpc.actor.runtime.death_causes import Inquest, Mourner
+from monarch_hpc.actor.runtime.failures import Guardian
+from monarch_hpc.actor.runtime.ownership import Wards
 from monarch_hpc.core.errors import ActorDied, ActorError, DeliveryUnknown, FrameError, PeerLost, TransportError
 from monarch_hpc.core.fork import watch_forks
 from monarch_hpc.core.logger import Logger

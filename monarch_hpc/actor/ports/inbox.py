@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from monarch_hpc.actor.local import Line
-from monarch_hpc.actor.runtime import Runtime
+from monarch_hpc.actor.messages.line import Line
+from monarch_hpc.actor.runtime.runtime import Runtime
 from monarch_hpc.core.errors import PortClosed
 from monarch_hpc.transport.credit import cost_of
 from monarch_hpc.wire.frames import Frame

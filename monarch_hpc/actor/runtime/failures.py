@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from monarch_hpc.actor.cell import Cell
+from monarch_hpc.actor.cell.cell import Cell
 from monarch_hpc.actor.fault import MeshFailure, complain
-from monarch_hpc.actor.inquest import program_of
-from monarch_hpc.actor.local import Line
-from monarch_hpc.actor.payload import unpack_fault
-from monarch_hpc.actor.pending import Answer
-from monarch_hpc.actor.reference import ProcRef
-from monarch_hpc.actor.wards import Ward, Wards
+from monarch_hpc.actor.messages.line import Line
+from monarch_hpc.actor.messages.payload import unpack_fault
+from monarch_hpc.actor.messages.pending import Answer
+from monarch_hpc.actor.messages.proc_ref import ProcRef
+from monarch_hpc.actor.runtime.death_causes import program_of
+from monarch_hpc.actor.runtime.ownership import Ward, Wards
 from monarch_hpc.core.errors import ActorError, TransportError
 from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.frames import Frame

@@ -1,0 +1,1 @@
+"""Messages to many actors at once: targets, sending, receiving, merging of answers."""

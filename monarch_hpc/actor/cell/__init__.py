@@ -1,0 +1,1 @@
+"""One actor: its mailbox, thread, endpoints, running invocations and replies."""

@@ -1,0 +1,1 @@
+"""Messages between actors: packing, addressing, pending answers, remote errors."""

@@ -1,0 +1,1 @@
+"""Ports and channels: streams of messages between actors outside of calls."""
