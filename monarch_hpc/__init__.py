@@ -35,18 +35,18 @@ if TYPE_CHECKING:
     )
     from monarch_hpc.core.shape import Extent, Point
     from monarch_hpc.core.version import __version__
-    from monarch_hpc.mesh.accumulator import Accumulator
     from monarch_hpc.mesh.actors import ActorMesh
-    from monarch_hpc.mesh.here import get_or_spawn_controller
+    from monarch_hpc.mesh.calls.accumulator import Accumulator
     from monarch_hpc.mesh.host import HostMesh, hosts, this_host, this_proc
     from monarch_hpc.mesh.proc import ProcMesh
-    from monarch_hpc.mesh.script import run_script
-    from monarch_hpc.mesh.spmd import spmd
+    from monarch_hpc.mesh.program.registry import get_or_spawn_controller
+    from monarch_hpc.mesh.scripts.script import run_script
+    from monarch_hpc.mesh.scripts.spmd import spmd
     from monarch_hpc.mesh.value import ValueMesh
     from monarch_hpc.mesh.workers import attach_to_workers, run_worker_loop_forever
 
 _HOMES = {
-    "Accumulator": "mesh.accumulator",
+    "Accumulator": "mesh.calls.accumulator",
     "Actor": "actor.endpoint",
     "ActorDied": "core.errors",
     "ActorError": "core.errors",
@@ -82,11 +82,11 @@ _HOMES = {
     "current_rank": "actor.context",
     "current_size": "actor.context",
     "endpoint": "actor.endpoint",
-    "get_or_spawn_controller": "mesh.here",
+    "get_or_spawn_controller": "mesh.program.registry",
     "hosts": "mesh.host",
-    "run_script": "mesh.script",
+    "run_script": "mesh.scripts.script",
     "run_worker_loop_forever": "mesh.workers",
-    "spmd": "mesh.spmd",
+    "spmd": "mesh.scripts.spmd",
     "this_host": "mesh.host",
     "this_proc": "mesh.host",
 }

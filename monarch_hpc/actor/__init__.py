@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from monarch_hpc.core.errors import ActorDied, ActorError, SupervisionError
     from monarch_hpc.core.shape import Extent, Point
     from monarch_hpc.core.uid import ProcId, Uid
-    from monarch_hpc.mesh.accumulator import Accumulator
     from monarch_hpc.mesh.actors import ActorMesh
-    from monarch_hpc.mesh.command import BootstrapCommand, default_bootstrap_cmd
-    from monarch_hpc.mesh.ending import shutdown_context
-    from monarch_hpc.mesh.endpoint import Endpoint
-    from monarch_hpc.mesh.here import get_or_spawn_controller
+    from monarch_hpc.mesh.bootstrap_command import BootstrapCommand, default_bootstrap_cmd
+    from monarch_hpc.mesh.calls.accumulator import Accumulator
+    from monarch_hpc.mesh.calls.as_endpoint import as_endpoint
+    from monarch_hpc.mesh.calls.endpoint import Endpoint
+    from monarch_hpc.mesh.calls.send import send
     from monarch_hpc.mesh.host import HostMesh, hosts, this_host, this_proc
     from monarch_hpc.mesh.proc import ProcMesh
-    from monarch_hpc.mesh.sending import send
-    from monarch_hpc.mesh.unmarked import as_endpoint
+    from monarch_hpc.mesh.program.registry import get_or_spawn_controller
+    from monarch_hpc.mesh.shutdown import shutdown_context
     from monarch_hpc.mesh.value import ValueMesh
     from monarch_hpc.mesh.workers import (
         attach_to_workers,
@@ -48,14 +48,14 @@ if TYPE_CHECKING:
 unhandled_fault_hook: Callable[[MeshFailure], None] = end_program
 
 _HOMES = {
-    "Accumulator": "mesh.accumulator",
+    "Accumulator": "mesh.calls.accumulator",
     "ActorDied": "core.errors",
     "ActorError": "core.errors",
     "ActorMesh": "mesh.actors",
-    "BootstrapCommand": "mesh.command",
+    "BootstrapCommand": "mesh.bootstrap_command",
     "Channel": "actor.ports.port",
     "ChannelTransport": "actor.transports",
-    "Endpoint": "mesh.endpoint",
+    "Endpoint": "mesh.calls.endpoint",
     "Extent": "core.shape",
     "Future": "actor.future",
     "HostMesh": "mesh.host",
@@ -67,19 +67,19 @@ _HOMES = {
     "SupervisionError": "core.errors",
     "Uid": "core.uid",
     "ValueMesh": "mesh.value",
-    "as_endpoint": "mesh.unmarked",
+    "as_endpoint": "mesh.calls.as_endpoint",
     "attach": "actor.transports",
     "attach_to_workers": "mesh.workers",
-    "default_bootstrap_cmd": "mesh.command",
+    "default_bootstrap_cmd": "mesh.bootstrap_command",
     "enable_transport": "actor.transports",
     "get_meter": "actor.spans",
-    "get_or_spawn_controller": "mesh.here",
+    "get_or_spawn_controller": "mesh.program.registry",
     "hosts": "mesh.host",
     "returns_future": "actor.local_future",
     "run_worker_loop_forever": "mesh.workers",
     "run_worker_loop_until_shutdown": "mesh.workers",
-    "send": "mesh.sending",
-    "shutdown_context": "mesh.ending",
+    "send": "mesh.calls.send",
+    "shutdown_context": "mesh.shutdown",
     "span": "actor.spans",
     "start_worker_loop_forever": "mesh.workers",
     "this_host": "mesh.host",

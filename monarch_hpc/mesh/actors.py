@@ -12,10 +12,10 @@ from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.runtime import current_runtime
 from monarch_hpc.core.errors import TransportError
 from monarch_hpc.core.shape import Region
-from monarch_hpc.mesh.callee import Callee
-from monarch_hpc.mesh.endpoint import Endpoint
-from monarch_hpc.mesh.load import Load
-from monarch_hpc.mesh.unmarked import attribute_of
+from monarch_hpc.mesh.calls.as_endpoint import attribute_of
+from monarch_hpc.mesh.calls.callee import Callee
+from monarch_hpc.mesh.calls.endpoint import Endpoint
+from monarch_hpc.mesh.calls.load import Load
 from monarch_hpc.mesh.view import MeshView
 
 __all__ = ["ActorMesh", "check_names"]

@@ -25,17 +25,17 @@ from monarch_hpc.core.arguments import (
 from monarch_hpc.core.errors import AllocationError
 from monarch_hpc.core.ids import number_in_program
 from monarch_hpc.core.shape import Extent, Region
-from monarch_hpc.mesh.command import BootstrapCommand, variables_of
-from monarch_hpc.mesh.deputy import ask_hosts, block, done_future, start_procs, stop_procs
-from monarch_hpc.mesh.fleet import ProcPlan
-from monarch_hpc.mesh.here import proc_of
+from monarch_hpc.mesh.bootstrap import Bootstrap, check_bootstrap, run_bootstrap
+from monarch_hpc.mesh.bootstrap_command import BootstrapCommand, variables_of
 from monarch_hpc.mesh.proc import ProcMesh
-from monarch_hpc.mesh.setup import Bootstrap, check_bootstrap, run_bootstrap
+from monarch_hpc.mesh.program.fleet import ProcPlan
+from monarch_hpc.mesh.program.registry import proc_of
+from monarch_hpc.mesh.requests import ask_hosts, block, done_future, start_procs, stop_procs
 from monarch_hpc.mesh.view import MeshView
 from monarch_hpc.wire.messages import MAX_PROCS_PER_HOST, HostEntry
 
 if TYPE_CHECKING:
-    from monarch_hpc.mesh.controller import Controller
+    from monarch_hpc.mesh.program.controller import Controller
 
 __all__ = ["HostMesh", "hosts", "hosts_of", "this_host", "this_proc"]
 
@@ -296,7 +296,7 @@ def _runtime() -> Runtime:
     if Runtime.current is not None:
         return current_runtime()
     # Here, and not above: procs import `HostMesh` with their users' modules, and never what makes allocations.
-    from monarch_hpc.mesh.controller import Controller
+    from monarch_hpc.mesh.program.controller import Controller
 
     return Controller.instance()
 

@@ -19,8 +19,8 @@ from monarch_hpc.core.errors import ActorDied, TransportError
 from monarch_hpc.core.ids import new_incarnation
 from monarch_hpc.core.shape import Region
 from monarch_hpc.mesh.actors import ActorMesh, check_names
-from monarch_hpc.mesh.deputy import block, choose_logs, done_future, stop_procs
-from monarch_hpc.mesh.logs import LogChoice, both, parse_level
+from monarch_hpc.mesh.output.choice import LogChoice, both, parse_level
+from monarch_hpc.mesh.requests import block, choose_logs, done_future, stop_procs
 from monarch_hpc.mesh.view import MeshView
 
 if TYPE_CHECKING:

@@ -6,8 +6,10 @@ procs are forked, that costs a proc nothing; in each of eight procs on two cores
 
 from __future__ import annotations
 
-from monarch_hpc.actor import port  # noqa: F401 for those who come after
+from monarch_hpc.actor.ports import port  # noqa: F401 for those who come after
 from monarch_hpc.actor.runtime.main import main
-from monarch_hpc.mesh import accumulator, host, script, spmd  # noqa: F401 the same
+from monarch_hpc.mesh import host  # noqa: F401 the same
+from monarch_hpc.mesh.calls import accumulator  # noqa: F401 the same
+from monarch_hpc.mesh.scripts import script, spmd  # noqa: F401 the same
 
 __all__ = ["main"]

@@ -20,8 +20,8 @@ from monarch_hpc.config.load import load
 from monarch_hpc.core.arguments import check_instance, check_seconds, check_text, shown
 from monarch_hpc.core.dumps import forbid_core_dumps
 from monarch_hpc.core.errors import ConfigError
-from monarch_hpc.mesh.controller import Controller
 from monarch_hpc.mesh.host import HostMesh, hosts
+from monarch_hpc.mesh.program.controller import Controller
 
 __all__ = [
     "attach_to_workers",

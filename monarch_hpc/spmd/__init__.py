@@ -1,6 +1,6 @@
 """torchrun's environment on a mesh, for programs that use `torch.distributed` themselves. The names of `monarch.spmd`.
 
-The module is callable: ``monarch_hpc.spmd(procs).init()`` sets up the process group, too, see `mesh.spmd`.
+The module is callable: ``monarch_hpc.spmd(procs).init()`` sets up the process group, too, see `mesh.scripts.spmd`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import sys
 from types import ModuleType
 
 from monarch_hpc.mesh.proc import ProcMesh
-from monarch_hpc.mesh.spmd import Spmd, spmd
+from monarch_hpc.mesh.scripts.spmd import Spmd, spmd
 from monarch_hpc.spmd.elastic import AddrType, SPMDActor, setup_torch_elastic_env, setup_torch_elastic_env_async
 
 __all__ = ["AddrType", "SPMDActor", "setup_torch_elastic_env", "setup_torch_elastic_env_async"]
@@ -19,7 +19,7 @@ class _Callable(ModuleType):
     """`monarch_hpc.spmd` is a function of the root, and this package: whichever of them is found can be called."""
 
     def __call__(self, procs: ProcMesh) -> Spmd:
-        """See `mesh.spmd.spmd`."""
+        """See `mesh.scripts.spmd.spmd`."""
         return spmd(procs)
 
 

@@ -17,7 +17,7 @@ from monarch_hpc.core.arguments import check_instance, check_number, check_text
 from monarch_hpc.core.host_address import resolve_host
 from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.mesh.proc import ProcMesh
-from monarch_hpc.mesh.torchrun import TorchRank, retold_gpus
+from monarch_hpc.mesh.scripts.torchrun import TorchRank, retold_gpus
 from monarch_hpc.transport.address import parse_address
 
 __all__ = ["AddrType", "SPMDActor", "see_own_gpu", "setup_torch_elastic_env", "setup_torch_elastic_env_async"]

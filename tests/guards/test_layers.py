@@ -33,7 +33,7 @@ DOORS = {
     "mpi4py": {"actor.runtime.mpi"},
     "pytest": {"testing.fixtures"},
     "rich": {"cli.output"},
-    "torch": {"mesh.spmd"},
+    "torch": {"mesh.scripts.spmd"},
     "yaml": {"config"},
 }
 
@@ -62,11 +62,11 @@ ENVIRON_DOORS = {
     # Commands and workers get all of ours, and more.
     "job",
     # The agents that a program starts in its Slurm job inherit it.
-    "mesh.opening",
+    "mesh.program.opening",
     # A script's process gets the environment of its proc.
-    "mesh.script",
+    "mesh.scripts.script",
     # torch.distributed takes its network interface and local rank from the environment.
-    "mesh.spmd",
+    "mesh.scripts.spmd",
     "slurm.allocation",
     # What torchrun would set.
     "spmd",

@@ -13,7 +13,7 @@ EXEMPT = {
     "cli.run": "the user's program, which finds the files beside it as with `python program.py`",
     "config.load": "the default of a key; who starts it adds -P",
     "job.execute": "the user's command, which finds the files beside it, or those of its folder with -m",
-    "mesh.command": "compared with what a moved program gives, never started",
+    "mesh.bootstrap_command": "compared with what a moved program gives, never started",
     "agent.procs.mpi_step": "an argument of task.sh, and shown to the user",
     "testing.slurmlab.lab": "as users would start it, in a machine of the tests",
     "testing.slurmlab.openings": "looked at, not started",

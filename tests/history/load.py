@@ -17,7 +17,7 @@ import monarch_hpc
 from monarch_hpc import Actor, ActorMesh, CallTimeout, concurrent_endpoint, endpoint
 from monarch_hpc.actor.cell.invocation import ResponsePort
 from monarch_hpc.actor.context import deadlines_seen
-from monarch_hpc.mesh.stream import Stream
+from monarch_hpc.mesh.calls.stream import Stream
 from tests.history.checker import Began, Closed, Ended, Event, Finished, Sent, decode, encode, token
 
 __all__ = ["PATIENCE_S", "Node", "Relay", "Sender", "close_notes", "note", "read_history"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch_hpc.mesh.fold import Fold, Said, Shown
+from monarch_hpc.mesh.output.fold import Fold, Said, Shown
 
 _WINDOW_S = 1.0
 _SAID = st.tuples(

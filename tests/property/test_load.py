@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_hpc.core.shape import Extent, Region
-from monarch_hpc.mesh.load import Load
+from monarch_hpc.mesh.calls.load import Load
 
 _WAITING = st.lists(st.integers(-1, 3), min_size=1, max_size=12)
 """For each rank how many calls it has not answered; -1 for a dead one."""

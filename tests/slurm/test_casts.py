@@ -14,7 +14,7 @@ _PROGRAM = """
 import os, signal
 import monarch_hpc
 from monarch_hpc import Actor, ActorDied, endpoint
-from monarch_hpc.mesh.controller import Controller
+from monarch_hpc.mesh.program.controller import Controller
 
 class Log(Actor):
     def __init__(self): self.lines = []

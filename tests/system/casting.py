@@ -15,7 +15,7 @@ from monarch_hpc import Actor, HostMesh, ProcMesh, endpoint
 from monarch_hpc.actor.casts.sender import Caster
 from monarch_hpc.config.load import load
 from monarch_hpc.config.schema import Config
-from monarch_hpc.mesh.controller import Controller
+from monarch_hpc.mesh.program.controller import Controller
 from monarch_hpc.testing import wait_until
 from tests.system.controlling import settle
 

@@ -12,7 +12,7 @@ from monarch_hpc import HostMesh, ProcMesh
 from monarch_hpc.attach.embedded import open_local
 from monarch_hpc.config.program import DIRECTORY_VARIABLE, RUN_VARIABLE
 from monarch_hpc.config.schema import Config
-from monarch_hpc.mesh.controller import Controller
+from monarch_hpc.mesh.program.controller import Controller
 from monarch_hpc.testing import wait_until
 
 __all__ = ["controlled", "settle"]

@@ -33,7 +33,7 @@ from monarch_hpc import (
 )
 from monarch_hpc.actor.cell.invocation import ResponsePort
 from monarch_hpc.config.load import load
-from monarch_hpc.mesh.sending import send
+from monarch_hpc.mesh.calls.send import send
 from monarch_hpc.testing import wait_until
 from tests.hostile import ERRORS, make_error
 from tests.system.controlling import controlled, settle

@@ -14,7 +14,7 @@ from monarch_hpc import Accumulator, Actor, ActorMesh, Channel, Extent, HostMesh
 from monarch_hpc.actor import BootstrapCommand, as_endpoint, attach, default_bootstrap_cmd, enable_transport, send
 from monarch_hpc.config.load import load
 from monarch_hpc.job import LocalJob, ProcessJob, SlurmJob, exec_command, set_current_job, shell
-from monarch_hpc.mesh.controller import Controller
+from monarch_hpc.mesh.program.controller import Controller
 from monarch_hpc.spmd import setup_torch_elastic_env
 from monarch_hpc.transport.channel import PeerChannel
 from monarch_hpc.wire.frames import Frame, Kind

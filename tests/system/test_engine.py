@@ -12,7 +12,7 @@ import pytest
 
 from monarch_hpc.actor.future import Future
 from monarch_hpc.config.load import load
-from monarch_hpc.mesh.controller import Controller
+from monarch_hpc.mesh.program.controller import Controller
 from monarch_hpc.testing import wait_until
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.engine.flag import Signal

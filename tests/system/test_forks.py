@@ -123,7 +123,7 @@ class Echo(Actor):
         return load()
 
 def settled():
-    from monarch_hpc.mesh.controller import Controller
+    from monarch_hpc.mesh.program.controller import Controller
     return [channel.fabric for channel in Controller.instance().node.channels.values() if channel.peer.role == 3]
 
 def begin():

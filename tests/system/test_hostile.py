@@ -27,7 +27,7 @@ from monarch_hpc import (
 from monarch_hpc.actor.cell.invocation import ResponsePort
 from monarch_hpc.actor.ports.port import Port
 from monarch_hpc.config.load import load
-from monarch_hpc.mesh.sending import send
+from monarch_hpc.mesh.calls.send import send
 from monarch_hpc.testing import wait_until
 from tests.hostile import ERRORS, HUGE_CHARS, OBJECTS, Recipe, collected, make, recipes
 from tests.system.controlling import controlled, settle

@@ -16,7 +16,7 @@ from monarch_hpc import Actor, ActorDied, AllocationError, HostMesh, ProcMesh, S
 from monarch_hpc.actor.context import Context
 from monarch_hpc.actor.fault import MeshFailure
 from monarch_hpc.config.load import load
-from monarch_hpc.mesh.controller import Controller
+from monarch_hpc.mesh.program.controller import Controller
 from monarch_hpc.testing import wait_until
 from tests.system.controlling import controlled, settle
 

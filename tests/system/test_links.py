@@ -11,7 +11,7 @@ from monarch_hpc.attach.attach import HeadStatus, query_status
 from monarch_hpc.attach.embedded import open_local
 from monarch_hpc.config.load import load
 from monarch_hpc.config.program import DIRECTORY_VARIABLE
-from monarch_hpc.mesh.controller import Controller
+from monarch_hpc.mesh.program.controller import Controller
 from monarch_hpc.testing import wait_until
 
 _PATIENCE_S = 20.0

@@ -10,6 +10,7 @@ import pytest
 
 import monarch_hpc
 from monarch_hpc import Actor, ActorMesh, HostMesh, MeshFailure, ProcMesh, endpoint
+from monarch_hpc.actor.runtime.runtime import Runtime
 from monarch_hpc.config.load import load
 from monarch_hpc.config.program import DIRECTORY_VARIABLE
 from monarch_hpc.testing import wait_until
@@ -65,7 +66,7 @@ class Neighbour(Actor):
     @endpoint
     def channels(self) -> int:
         """How many channels this process has to itself."""
-        runtime = monarch_hpc.actor.runtime.runtime.Runtime.current
+        runtime = Runtime.current
         assert runtime is not None
         return int(runtime.own.incarnation in runtime.node.channels)
 

@@ -17,7 +17,7 @@ import pytest
 
 import monarch_hpc
 from monarch_hpc import Accumulator, Actor, ActorDied, ActorMesh, CallTimeout, HostMesh, MeshError, ProcMesh, endpoint
-from monarch_hpc.mesh.spmd import spmd
+from monarch_hpc.mesh.scripts.spmd import spmd
 from monarch_hpc.testing import wait_until
 from tests.system.casting import NUM, NUM_HOSTS, PATIENCE_S, PER_HOST, caster, casting, procs, until_over
 from tests.system.controlling import controlled

@@ -9,7 +9,7 @@ import pytest
 import monarch_hpc
 from monarch_hpc import Actor, endpoint
 from monarch_hpc.config.load import load
-from monarch_hpc.mesh.controller import Controller
+from monarch_hpc.mesh.program.controller import Controller
 from tests.system.controlling import controlled, settle
 
 _PATIENCE_S = 30.0

@@ -20,7 +20,7 @@ from monarch_hpc.wire.serializer import loads
 __all__ = ["DEPUTY", "WORD_S", "Inquest", "Mourner", "Tell", "program_of"]
 
 DEPUTY = 2
-"""Number of the program's actor that its procs ask, see `mesh.deputy`. All processes know it; others are random."""
+"""Number of the program's actor that its procs ask, see `mesh.requests`. All processes know it; others are random."""
 
 WORD_S = 3.0
 """How long a lost proc's calls wait for its agent to say why; agents say so within milliseconds."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from monarch_hpc.mesh.fold import Fold, Said, Shown, render_ranks
+from monarch_hpc.mesh.output.fold import Fold, Said, Shown, render_ranks
 
 
 def said(rank: int, text: str, stream: str = "out") -> Said:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from monarch_hpc.core.shape import Extent, Region
-from monarch_hpc.mesh.load import Load
+from monarch_hpc.mesh.calls.load import Load
 
 FOUR = Region.whole(Extent.of({"hosts": 2, "gpus": 2}))
 

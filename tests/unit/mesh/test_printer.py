@@ -14,7 +14,7 @@ import pytest
 
 from monarch_hpc.config.load import load
 from monarch_hpc.config.schema import LogsConfig
-from monarch_hpc.mesh.printer import Printer
+from monarch_hpc.mesh.output.printer import Printer
 from monarch_hpc.testing import wait_until
 from monarch_hpc.wire.messages import Output
 from monarch_hpc.wire.record import Record, render_record

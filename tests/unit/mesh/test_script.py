@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from monarch_hpc.mesh.script import Place, environment_of, gpus_of
+from monarch_hpc.mesh.scripts.script import Place, environment_of, gpus_of
 
 
 def places(*hosts: int, gpus: tuple[tuple[str, ...], ...] = ()) -> list[Place]:

@@ -1,6 +1,6 @@
-"""The process that runs a script as one rank: a fresh interpreter, as torchrun gives it; see `mesh.script`.
+"""The process that runs a script as one rank: a fresh interpreter, as torchrun gives it; see `mesh.scripts.script`.
 
-    python -m monarch_hpc.mesh.rank ORDER_FD TOLD_FD SCRIPT ARGS...
+    python -m monarch_hpc.mesh.scripts.rank ORDER_FD TOLD_FD SCRIPT ARGS...
 
 Its first words are in the memory file ORDER_FD. When the script fails, it writes how over them and pokes TOLD_FD:
 its end may be long in coming, and other ranks fail of its failure before that.

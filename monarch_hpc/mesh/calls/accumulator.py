@@ -10,7 +10,7 @@ from monarch_hpc.actor.casts.reduction import Folding
 from monarch_hpc.actor.future import Future
 from monarch_hpc.core.arguments import check_callable, check_instance
 from monarch_hpc.core.shape import Point
-from monarch_hpc.mesh.endpoint import Endpoint
+from monarch_hpc.mesh.calls.endpoint import Endpoint
 
 __all__ = ["Accumulator"]
 

@@ -14,11 +14,11 @@ from monarch_hpc.actor.runtime.runtime import current_runtime
 from monarch_hpc.core.arguments import check_seconds
 from monarch_hpc.core.errors import CallTimeout
 from monarch_hpc.core.shape import Point, Region
-from monarch_hpc.mesh.callee import Callee
-from monarch_hpc.mesh.gather import CallOptions, Gather
-from monarch_hpc.mesh.reducing import Reducing
-from monarch_hpc.mesh.single import Single
-from monarch_hpc.mesh.stream import Queue, Stream
+from monarch_hpc.mesh.calls.call_one import Single
+from monarch_hpc.mesh.calls.callee import Callee
+from monarch_hpc.mesh.calls.gather import CallOptions, Gather
+from monarch_hpc.mesh.calls.reduce import Reducing
+from monarch_hpc.mesh.calls.stream import Queue, Stream
 from monarch_hpc.mesh.value import ValueMesh
 
 __all__ = ["Endpoint"]

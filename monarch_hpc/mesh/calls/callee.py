@@ -14,7 +14,7 @@ from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.runtime import HELD, Runtime, current_runtime
 from monarch_hpc.core.errors import MonarchError
 from monarch_hpc.core.shape import Region
-from monarch_hpc.mesh.load import Load
+from monarch_hpc.mesh.calls.load import Load
 from monarch_hpc.wire.frames import Buffer, Frame, Kind
 
 __all__ = ["Callee", "Sent", "Taker"]

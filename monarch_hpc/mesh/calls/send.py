@@ -11,8 +11,8 @@ from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.ports.port import Port
 from monarch_hpc.core.arguments import check_instance, check_mapping
 from monarch_hpc.core.errors import PortClosed
-from monarch_hpc.mesh.endpoint import Endpoint
-from monarch_hpc.mesh.stream import Stream
+from monarch_hpc.mesh.calls.endpoint import Endpoint
+from monarch_hpc.mesh.calls.stream import Stream
 
 __all__ = ["send"]
 

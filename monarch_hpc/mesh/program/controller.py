@@ -25,15 +25,15 @@ from monarch_hpc.core.errors import ActorDied, ActorError, AllocationError, Spaw
 from monarch_hpc.core.ids import Role
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.place import read_place
-from monarch_hpc.mesh.deaths import Deaths
-from monarch_hpc.mesh.deputy import open_deputy
-from monarch_hpc.mesh.fleet import Fleet, Owner
-from monarch_hpc.mesh.here import open_registry
-from monarch_hpc.mesh.links import LinkReport, Links, summarize
-from monarch_hpc.mesh.logs import LogRequests
-from monarch_hpc.mesh.opening import TAKEN, Opened, Opener, find_own_rank, open_allocation
-from monarch_hpc.mesh.printer import Printer
-from monarch_hpc.mesh.testimony import testify
+from monarch_hpc.mesh.output.choice import LogRequests
+from monarch_hpc.mesh.output.printer import Printer
+from monarch_hpc.mesh.program.calls_report import testify
+from monarch_hpc.mesh.program.deaths import Deaths
+from monarch_hpc.mesh.program.fleet import Fleet, Owner
+from monarch_hpc.mesh.program.link_report import LinkReport, Links, summarize
+from monarch_hpc.mesh.program.opening import TAKEN, Opened, Opener, find_own_rank, open_allocation
+from monarch_hpc.mesh.program.registry import open_registry
+from monarch_hpc.mesh.requests import open_deputy
 from monarch_hpc.supervision.lease import Lease
 from monarch_hpc.telemetry.memory import make_memory
 from monarch_hpc.telemetry.recorder import Recorder

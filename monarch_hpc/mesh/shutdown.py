@@ -6,7 +6,7 @@ import math
 
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.local_future import completed
-from monarch_hpc.mesh.controller import Controller
+from monarch_hpc.mesh.program.controller import Controller
 
 __all__ = ["shutdown_context"]
 

@@ -14,7 +14,7 @@ from monarch_hpc.actor.messages.payload import unloadable, unpack_failure
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.runtime import HELD, Runtime
 from monarch_hpc.core.errors import ActorDied, CallTimeout, MeshDied, MeshError, MonarchError, SupervisionError
-from monarch_hpc.mesh.callee import Callee
+from monarch_hpc.mesh.calls.callee import Callee
 from monarch_hpc.wire.frames import Frame, Kind
 from monarch_hpc.wire.serializer import loads
 

@@ -19,9 +19,9 @@ from monarch_hpc.actor.runtime.runtime import Runtime, current_runtime
 from monarch_hpc.core.errors import SpawnError
 from monarch_hpc.core.shape import Extent, Region
 from monarch_hpc.mesh.actors import ActorMesh
-from monarch_hpc.mesh.deaths import Deaths
-from monarch_hpc.mesh.fleet import Fleet, Outcome, Owner, ProcPlan, Started
-from monarch_hpc.mesh.logs import LogChoice, LogRequests
+from monarch_hpc.mesh.output.choice import LogChoice, LogRequests
+from monarch_hpc.mesh.program.deaths import Deaths
+from monarch_hpc.mesh.program.fleet import Fleet, Outcome, Owner, ProcPlan, Started
 from monarch_hpc.wire.messages import HostEntry
 
 __all__ = ["Program", "ask_hosts", "block", "choose_logs", "done_future", "open_deputy", "start_procs", "stop_procs"]

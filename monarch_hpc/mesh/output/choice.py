@@ -11,7 +11,7 @@ from monarch_hpc.actor.future import Future
 from monarch_hpc.config.schema import LogsConfig
 from monarch_hpc.core.arguments import check_number
 from monarch_hpc.core.errors import AllocationError, TransportError
-from monarch_hpc.mesh.printer import Printer
+from monarch_hpc.mesh.output.printer import Printer
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.logs import LogsSet, SetLogs
 

@@ -32,10 +32,10 @@ from monarch_hpc.core.interfaces import read_interfaces
 from monarch_hpc.core.shape import Extent, Region
 from monarch_hpc.core.spawn import launch
 from monarch_hpc.mesh.actors import ActorMesh
-from monarch_hpc.mesh.here import proc_of
 from monarch_hpc.mesh.proc import ProcMesh
-from monarch_hpc.mesh.rank import Order, Word
-from monarch_hpc.mesh.torchrun import TorchRank, retold_gpus
+from monarch_hpc.mesh.program.registry import proc_of
+from monarch_hpc.mesh.scripts.rank import Order, Word
+from monarch_hpc.mesh.scripts.torchrun import TorchRank, retold_gpus
 from monarch_hpc.mesh.value import ValueMesh
 from monarch_hpc.transport.address import parse_address
 from monarch_hpc.wire.frames import Frame, Kind
@@ -271,7 +271,17 @@ class _Rank(Actor):
                 pickle.dump(order, written)
             process = launch(
                 # -P: nothing of the working directory in the place of our own modules; -u as torchrun.
-                [sys.executable, "-P", "-u", "-m", "monarch_hpc.mesh.rank", str(order_fd), str(told_fd), path, *args],
+                [
+                    sys.executable,
+                    "-P",
+                    "-u",
+                    "-m",
+                    "monarch_hpc.mesh.scripts.rank",
+                    str(order_fd),
+                    str(told_fd),
+                    path,
+                    *args,
+                ],
                 _complete(os.environ, rank, places),
                 stdin=subprocess.DEVNULL,
                 pass_fds=(order_fd, told_fd),

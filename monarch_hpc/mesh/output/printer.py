@@ -15,7 +15,7 @@ from typing import TextIO
 
 from monarch_hpc.config.schema import LogsConfig
 from monarch_hpc.core.logger import Logger
-from monarch_hpc.mesh.fold import Fold, Said, Shown
+from monarch_hpc.mesh.output.fold import Fold, Said, Shown
 from monarch_hpc.supervision.lease import Life
 from monarch_hpc.wire.messages import Output, ProcLife
 from monarch_hpc.wire.record import MARK, Record, parse_record

@@ -8,8 +8,8 @@ from typing import Any, Literal, NoReturn
 
 from monarch_hpc.actor.endpoint import Actor, EndpointMethod
 from monarch_hpc.actor.future import Future
-from monarch_hpc.mesh.callee import Callee
-from monarch_hpc.mesh.endpoint import Endpoint
+from monarch_hpc.mesh.calls.callee import Callee
+from monarch_hpc.mesh.calls.endpoint import Endpoint
 
 __all__ = ["Unmarked", "as_endpoint", "attribute_of"]
 

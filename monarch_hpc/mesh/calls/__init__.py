@@ -1,0 +1,1 @@
+"""Calls on meshes: endpoints, futures of one or many answers, streams, accumulators."""

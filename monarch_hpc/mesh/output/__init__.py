@@ -1,0 +1,1 @@
+"""Output of procs as the program prints it: choice, folding, printing."""

@@ -1,0 +1,1 @@
+"""The program's side of an allocation: the controller, its fleet of procs, their deaths."""

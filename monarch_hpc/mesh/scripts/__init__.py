@@ -1,0 +1,1 @@
+"""Scripts as ranks: plain Python scripts, torchrun's conventions, SPMD."""
