@@ -14,10 +14,10 @@ from benchmarks.ends.end import End, Missing, cpu_s, cpu_share, fresh
 from monarch_hpc.config.load import load
 from monarch_hpc.core.errors import TransportError
 from monarch_hpc.core.ids import Identity, Role, new_incarnation
-from monarch_hpc.transport.api import Channel
+from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.connect.relay import Relay
 from monarch_hpc.transport.engine.engine import Engine
-from monarch_hpc.transport.engine.flag import Signal
+from monarch_hpc.transport.engine.flag import Flag
 from monarch_hpc.transport.memory.registry import Memory
 from monarch_hpc.transport.node import Node
 from monarch_hpc.transport.ucx.fabric import UcxFabric
@@ -92,18 +92,18 @@ class OurEnd(End):
         self._node = Node(self._engine, identity, _KEY, self, limits, relay, fabric=ucx)
         self._num = 0
         self._memory: Memory | None = None
-        self._channel: Channel
+        self._channel: FrameChannel
 
     # ---- what the node tells ----
 
-    def on_channel(self, channel: Channel) -> None:
+    def on_channel(self, channel: FrameChannel) -> None:
         """The near end has connected."""
         self._channel = channel
 
-    def on_lost(self, channel: Channel, error: TransportError) -> None:
+    def on_lost(self, channel: FrameChannel, error: TransportError) -> None:
         """The run is over, or broken."""
 
-    def on_frame(self, channel: Channel, frame: Frame) -> None:
+    def on_frame(self, channel: FrameChannel, frame: Frame) -> None:
         """Count what comes, and at the far end answer."""
         if self._near:
             self._num += 1
@@ -187,5 +187,5 @@ class OurEnd(End):
 
     def idle(self, seconds: float) -> float:
         begun_s, used_s = time.perf_counter(), cpu_s()
-        Signal(self._engine).wait(seconds)
+        Flag(self._engine).wait(seconds)
         return cpu_share(begun_s, used_s)

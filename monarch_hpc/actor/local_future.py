@@ -20,7 +20,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class _Bell(Owned):
+class _WaitingThreads(Owned):
     """In an engine's place: wakes who waits, and has no I/O to drive."""
 
     driving = False
@@ -40,11 +40,11 @@ class _Bell(Owned):
             return self._rung.wait_for(ready, timeout_s)
 
 
-class _Body(Future[T], Generic[T]):
+class _SharedCoroutine(Future[T], Generic[T]):
     """Runs a coroutine for the first who wants its outcome, and gives it to all."""
 
     def __init__(self, body: Coroutine[Any, Any, T], context: contextvars.Context) -> None:
-        super().__init__(cast(Engine, _Bell()), lambda: getattr(body, "__qualname__", "a coroutine"))
+        super().__init__(cast(Engine, _WaitingThreads()), lambda: getattr(body, "__qualname__", "a coroutine"))
         self._body: Coroutine[Any, Any, T] | None = body
         self._context = context
         self._claiming = threading.Lock()
@@ -104,7 +104,7 @@ def returns_future(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P,
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        return _Body(function(*args, **kwargs), contextvars.copy_context())
+        return _SharedCoroutine(function(*args, **kwargs), contextvars.copy_context())
 
     return call
 
@@ -118,4 +118,4 @@ def completed(value: T) -> Future[T]:
 
 def pending(waits_for: str) -> Future[Any]:
     """A future that a thread of this process completes."""
-    return Future(cast(Engine, _Bell()), lambda: waits_for)
+    return Future(cast(Engine, _WaitingThreads()), lambda: waits_for)

@@ -68,7 +68,7 @@ def _serve(options: argparse.Namespace, name: str, key: bytes, environment: Mapp
     allocation = attempt_identity(options.allocation, options.attempt)
     settings = ZygoteSettings(allocation, options.rank, options.entry, environment)
     newborn = bear(settings)
-    from monarch_hpc.agent.post import Post
+    from monarch_hpc.agent.agent_args import AgentArgs
     from monarch_hpc.agent.resources.grant import read_grant
     from monarch_hpc.agent.service import Service
     from monarch_hpc.allocation.settings import read_config
@@ -77,7 +77,7 @@ def _serve(options: argparse.Namespace, name: str, key: bytes, environment: Mapp
     grant = read_grant(
         environment, config.fabric.interfaces.compute, (options.rank, options.num_hosts) if options.local else None
     )
-    post = Post(
+    post = AgentArgs(
         directory=options.directory,
         folder=attempt_folder(options.directory, options.attempt),
         allocation=allocation,

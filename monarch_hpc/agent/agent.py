@@ -9,21 +9,21 @@ from collections.abc import Callable
 from functools import partial
 
 from monarch_hpc.agent.children.reaper import Reaper
-from monarch_hpc.agent.children.stop_watch import Vigil
+from monarch_hpc.agent.children.stop_watch import StoppedProcs
 from monarch_hpc.agent.children.sweep import cookies, find, strangers, strike, strike_runs
 from monarch_hpc.agent.output.proc_output import Outlet
 from monarch_hpc.agent.output.refusals import Refusals
-from monarch_hpc.agent.place import Place
-from monarch_hpc.agent.procs.mpi_step import Steps
-from monarch_hpc.agent.procs.proc import Proc, State
-from monarch_hpc.agent.procs.records import Ledger
-from monarch_hpc.agent.procs.spawner import Births
-from monarch_hpc.agent.procs.zygote_pool import MAX_PROCS_PER_ORDER, Zygotes
+from monarch_hpc.agent.proc_settings import ProcSettings
+from monarch_hpc.agent.procs.mpi_step import MpiSteps
+from monarch_hpc.agent.procs.proc import Proc, ProcState
+from monarch_hpc.agent.procs.records import HostRecords
+from monarch_hpc.agent.procs.spawner import ProcSpawner
+from monarch_hpc.agent.procs.zygote_pool import MAX_PROCS_PER_ORDER, ZygotePool
 from monarch_hpc.agent.resources.shm_folder import remove_segments
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.exit import Exit
 from monarch_hpc.core.logger import Logger
-from monarch_hpc.supervision.lease import Life
+from monarch_hpc.supervision.lease import Liveness
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.calls import Calls, CallsReport
 from monarch_hpc.wire.logs import LogsSet, SetLogs
@@ -58,9 +58,9 @@ class Agent:
     def __init__(
         self,
         engine: Engine,
-        place: Place,
-        zygotes: Zygotes,
-        steps: Steps,
+        place: ProcSettings,
+        zygotes: ZygotePool,
+        steps: MpiSteps,
         reaper: Reaper,
         outlet: Outlet,
         send: Callable[[Message], None],
@@ -71,11 +71,11 @@ class Agent:
         self._steps = steps
         self._reaper = reaper
         self._send = send
-        self._vigil = Vigil(engine, place.heartbeat_s, place.lease)
+        self._vigil = StoppedProcs(engine, place.heartbeat_s, place.lease)
         self.procs: set[Proc] = set()
-        self.ledger = Ledger(place.keep_dead)
+        self.ledger = HostRecords(place.keep_dead)
         self._refusals = Refusals(engine, self.procs)
-        self._births = Births(engine, place, zygotes, steps, outlet, send, self)
+        self._births = ProcSpawner(engine, place, zygotes, steps, outlet, send, self)
         self._stopping_meshes: set[tuple[str, int]] = set()
         self._closing_runs: dict[str, Deadline | None] = {}  # None: procs are still ending
         self._clearing = False
@@ -194,13 +194,13 @@ class Agent:
         if proc not in self.procs:
             self.kill(proc)
 
-    def _on_life(self, proc: Proc, life: Life, stopped_s: float) -> None:
+    def _on_life(self, proc: Proc, life: Liveness, stopped_s: float) -> None:
         start = proc.start
-        if life is Life.DEAD:
+        if life is Liveness.DEAD:
             proc.cause = f"stopped (SIGSTOP) for {stopped_s:.0f} s"
             proc.stopping = True
             self.kill(proc)
-        elif proc.state is State.READY and not proc.asked:
+        elif proc.state is ProcState.READY and not proc.asked:
             where = start.run, start.mesh, start.rank, start.host_rank
             self._send(ProcLife(*where, life.value, round(stopped_s, 1), self._place.lease.dead_s))
 
@@ -248,7 +248,7 @@ class Agent:
         self.ledger.ended(proc, cause)
         start = proc.start
         words = last_lines or proc.output.last_lines
-        if proc.state is State.STARTING:
+        if proc.state is ProcState.STARTING:
             self._send(SpawnFailed(start.run, start.mesh, start.rank, start.host_rank, cause, words))
         else:
             self._send(ProcEnded(start.run, start.mesh, start.rank, start.host_rank, proc.asked, cause, words))

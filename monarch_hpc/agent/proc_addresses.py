@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from monarch_hpc.wire.messages import Message, ProcEnded, ProcReady
 
-__all__ = ["Whereabouts"]
+__all__ = ["ProcAddresses"]
 
 
-class Whereabouts:
+class ProcAddresses:
     """An agent's address book of procs; see `transport.connect.listen.Forwards`."""
 
     def __init__(self) -> None:

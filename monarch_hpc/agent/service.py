@@ -9,19 +9,19 @@ from collections.abc import Callable
 from functools import partial
 
 from monarch_hpc.agent.agent import Agent
-from monarch_hpc.agent.casts.channels import Switchboard
+from monarch_hpc.agent.agent_args import AgentArgs
+from monarch_hpc.agent.casts.channels import CastChannels
 from monarch_hpc.agent.children.reaper import Reaper
 from monarch_hpc.agent.head.head import Head
 from monarch_hpc.agent.head.link import ChannelLink, Link, LocalLink
 from monarch_hpc.agent.output.log_files import LogFiles
 from monarch_hpc.agent.output.proc_output import Outlet
 from monarch_hpc.agent.output.retention import Retention
-from monarch_hpc.agent.place import Place
-from monarch_hpc.agent.post import Post
-from monarch_hpc.agent.proc_addresses import Whereabouts
-from monarch_hpc.agent.procs.mpi_step import Steps, StepSettings
-from monarch_hpc.agent.procs.zygote_launch import Newborn, ZygoteSettings
-from monarch_hpc.agent.procs.zygote_pool import Zygotes
+from monarch_hpc.agent.proc_addresses import ProcAddresses
+from monarch_hpc.agent.proc_settings import ProcSettings
+from monarch_hpc.agent.procs.mpi_step import MpiSteps, StepSettings
+from monarch_hpc.agent.procs.zygote_launch import StartingZygote, ZygoteSettings
+from monarch_hpc.agent.procs.zygote_pool import ZygotePool
 from monarch_hpc.agent.resources import cgroup
 from monarch_hpc.agent.resources.grant import Grant
 from monarch_hpc.agent.resources.shm_folder import make_segments
@@ -32,11 +32,11 @@ from monarch_hpc.core.errors import ConfigError, FrameError, TransportError
 from monarch_hpc.core.ids import Identity, Role, SlurmIds, new_incarnation
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.version import __version__
-from monarch_hpc.supervision.lease import Lease, Life
+from monarch_hpc.supervision.lease import Lease, Liveness
 from monarch_hpc.telemetry.observer import open_witness
-from monarch_hpc.transport.api import Channel
+from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
-from monarch_hpc.transport.heartbeat import Pulse
+from monarch_hpc.transport.heartbeat import Heartbeat
 from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.frames import Frame, Kind
 from monarch_hpc.wire.messages import (
@@ -74,11 +74,11 @@ class Service:
     def __init__(
         self,
         engine: Engine,
-        post: Post,
+        post: AgentArgs,
         grant: Grant,
         config: Config,
         settings: ZygoteSettings,
-        newborn: Newborn,
+        newborn: StartingZygote,
         finished: Callable[[int], None],
     ) -> None:
         self._engine = engine
@@ -87,7 +87,7 @@ class Service:
         self._finished = finished
         limits = config.transport
         identity = Identity(post.allocation, Role.AGENT, post.name, new_incarnation())
-        self._whereabouts = Whereabouts()
+        self._whereabouts = ProcAddresses()
         self._node = Node(engine, identity, post.key, self, limits, forwards=self._whereabouts.addresses)
         self._deadline = Deadline(config.slurm.bootstrap_s, engine.clock)
         listen_hosts = list(grant.interfaces.values())
@@ -104,7 +104,7 @@ class Service:
             interfaces=grant.interfaces,
         )
         self._reaper = Reaper(engine, cgroup.num_oom_kills)
-        self._zygotes = Zygotes(engine, self._reaper, settings)
+        self._zygotes = ZygotePool(engine, self._reaper, settings)
         self._newborn = newborn
         segments, self._segments_held = make_segments(post.allocation, post.rank)
         steps = StepSettings(
@@ -128,7 +128,7 @@ class Service:
         outlet = Outlet(self._files, config.logs, self._send_up, lambda: self._up.crowded)
         lease = Lease(config.liveness.suspect_s, config.liveness.dead_s)
         self._forwarders: list[str] = []
-        place = Place(
+        place = ProcSettings(
             allocation=post.allocation,
             rank=post.rank,
             name=post.name,
@@ -148,11 +148,11 @@ class Service:
             slurm=SlurmIds.of(post.environment),
             logs=config.logs,
         )
-        tasks = Steps(engine, self._reaper, steps)
+        tasks = MpiSteps(engine, self._reaper, steps)
         self._agent = Agent(engine, place, self._zygotes, tasks, self._reaper, outlet, self._send_up)
-        self._pulse = Pulse(engine, config.liveness.heartbeat_s, lease, self._on_life)
-        self._casts = Switchboard(engine, self._node, self._pulse, post.rank, post.num_hosts, limits)
-        self._links: dict[Channel, ChannelLink] = {}
+        self._pulse = Heartbeat(engine, config.liveness.heartbeat_s, lease, self._on_life)
+        self._casts = CastChannels(engine, self._node, self._pulse, post.rank, post.num_hosts, limits)
+        self._links: dict[FrameChannel, ChannelLink] = {}
         self._up: Link = LocalLink(lambda _message: None, lambda _reason: None)  # until the head is known
         self._head: Head | None = None
         self._retention: Retention | None = None
@@ -230,7 +230,7 @@ class Service:
         else:
             self._engine.call_later(_POLL_S, partial(self._find_head, problem))
 
-    def _dialled(self, problem: str, result: Channel | TransportError) -> None:
+    def _dialled(self, problem: str, result: FrameChannel | TransportError) -> None:
         if not isinstance(result, TransportError):
             link = self._links[result] = ChannelLink(result)
             self._up = link
@@ -270,7 +270,7 @@ class Service:
 
     # ---- channels ----
 
-    def on_channel(self, channel: Channel) -> None:
+    def on_channel(self, channel: FrameChannel) -> None:
         """Greet who dials the head; others are dialled by those who have casts for them."""
         if self._head is None:
             if not self._casts.on_channel(channel):
@@ -281,7 +281,7 @@ class Service:
         # until it owns a run from another host, where `monarch-hpc run` beats for it.
         self._pulse.watch(channel, judged=channel.peer.role is Role.AGENT)
 
-    def on_frame(self, channel: Channel, frame: Frame) -> None:
+    def on_frame(self, channel: FrameChannel, frame: Frame) -> None:
         """Take a control message, or what belongs to a cast; other frames are not for agents."""
         if channel.error is not None:
             return  # it had not heard yet that we closed
@@ -305,7 +305,7 @@ class Service:
         _log.error("cannot carry out %s", type(message).__name__, exc_info=error)
         link.send(refuse(message, f"{self._post.name} failed on it: {type(error).__name__}: {error!s:.500}"))
 
-    def _on_message(self, channel: Channel, link: ChannelLink, message: Message) -> None:
+    def _on_message(self, channel: FrameChannel, link: ChannelLink, message: Message) -> None:
         head = self._head
         if head is None:
             self._on_order(message)
@@ -319,7 +319,7 @@ class Service:
             self._whereabouts.note(message)
             head.on_agent(link, message)
 
-    def on_lost(self, channel: Channel, error: TransportError) -> None:
+    def on_lost(self, channel: FrameChannel, error: TransportError) -> None:
         """A channel is over."""
         link = self._links.pop(channel, None)
         self._pulse.forget(channel)
@@ -342,7 +342,7 @@ class Service:
         for incarnation in barred:
             self._node.bar(incarnation, str(error))
 
-    def _on_life(self, channel: Channel, life: Life) -> None:
+    def _on_life(self, channel: FrameChannel, life: Liveness) -> None:
         link = self._links.get(channel)
         if self._head is not None and link is not None and channel.peer.role is Role.AGENT:
             self._head.on_life(link, life)

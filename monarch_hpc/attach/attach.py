@@ -16,9 +16,9 @@ from monarch_hpc.core.errors import AllocationError, ConfigError, TransportError
 from monarch_hpc.core.ids import Identity, Role, new_incarnation
 from monarch_hpc.core.interfaces import choose_interfaces, raise_file_limit, read_interfaces
 from monarch_hpc.core.logger import Logger
-from monarch_hpc.transport.api import Channel, Listener
+from monarch_hpc.transport.api import FrameChannel, Listener
 from monarch_hpc.transport.engine.engine import Engine
-from monarch_hpc.transport.engine.flag import Signal
+from monarch_hpc.transport.engine.flag import Flag
 from monarch_hpc.transport.node import Node
 from monarch_hpc.transport.ucx.fabric import UcxFabric
 from monarch_hpc.transport.ucx.settings import wants_ucx
@@ -41,7 +41,7 @@ class Attachment:
 
     ready: Ready
     node: Node
-    channel: Channel
+    channel: FrameChannel
 
     def send(self, message: Message) -> None:
         """Send a control message to the head.
@@ -157,12 +157,12 @@ class _Asker:
     def __init__(self, engine: Engine, wanted: type[Message]) -> None:
         self._wanted = wanted
         self.answer: Message | None = None
-        self.over = Signal(engine)
+        self.over = Flag(engine)
 
-    def on_channel(self, channel: Channel) -> None:
+    def on_channel(self, channel: FrameChannel) -> None:
         """Nobody dials a tool."""
 
-    def on_frame(self, channel: Channel, frame: Frame) -> None:
+    def on_frame(self, channel: FrameChannel, frame: Frame) -> None:
         """Keep the answer."""
         message = decode(frame.body)
         if isinstance(message, self._wanted):
@@ -172,7 +172,7 @@ class _Asker:
             _log.warning("the head refused %s: %s", message.request, message.problem)
             self.over.set()
 
-    def on_lost(self, channel: Channel, error: TransportError) -> None:
+    def on_lost(self, channel: FrameChannel, error: TransportError) -> None:
         """No answer will come."""
         self.over.set()
 

@@ -19,7 +19,7 @@ from monarch_hpc.core.spawn import launch
 from monarch_hpc.slurm.argv import relay_argv, scrubbed
 from monarch_hpc.transport.connect.relay import Relay
 from monarch_hpc.transport.engine.engine import Engine
-from monarch_hpc.transport.engine.flag import Signal
+from monarch_hpc.transport.engine.flag import Flag
 
 __all__ = ["SlurmRelay", "main"]
 
@@ -62,7 +62,7 @@ class SlurmRelay:
         process, relay = self._process, self._relay
         if process is None or relay is None:
             return
-        closed = Signal(self._engine)
+        closed = Flag(self._engine)
 
         def close() -> None:
             relay.close("this side is done")
@@ -127,7 +127,7 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)
     engine = Engine()
     engine.start()
-    over = Signal(engine)
+    over = Flag(engine)
 
     def begin() -> None:
         Relay(engine, read_fd, write_fd, far=True, over=lambda _reason: over.set())

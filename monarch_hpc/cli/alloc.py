@@ -10,11 +10,20 @@ from types import FrameType, TracebackType
 import click
 
 from monarch_hpc.cli.main import load_to_start
-from monarch_hpc.cli.output import Output, current_output, output_options
+from monarch_hpc.cli.output import Console, current_output, output_options
 from monarch_hpc.core.errors import AllocationError, MonarchError
 from monarch_hpc.core.ids import new_allocation_id
 from monarch_hpc.core.units import format_duration, parse_duration
-from monarch_hpc.slurm import Allocations, Life, Record, Request, Stage, check_name, reason_in_words, render_script
+from monarch_hpc.slurm import (
+    AllocationRecord,
+    Allocations,
+    Lifecycle,
+    Request,
+    Stage,
+    check_name,
+    reason_in_words,
+    render_script,
+)
 
 __all__ = ["command"]
 
@@ -102,7 +111,7 @@ def command(
         return _wait(allocations, record, output, signals)
 
 
-def _wait(allocations: Allocations, record: Record, output: Output, signals: _Signals) -> int:
+def _wait(allocations: Allocations, record: AllocationRecord, output: Console, signals: _Signals) -> int:
     progress = _Progress(record, output)
     try:
         life = allocations.follow(record, progress.tell, lambda: signals.received is not None)
@@ -129,7 +138,7 @@ def _wait(allocations: Allocations, record: Record, output: Output, signals: _Si
     return 128 + (signals.received or signal.SIGINT)
 
 
-def _give_back(allocations: Allocations, record: Record, error: MonarchError) -> None:
+def _give_back(allocations: Allocations, record: AllocationRecord, error: MonarchError) -> None:
     try:
         allocations.release(record)
     except MonarchError as failed:
@@ -141,7 +150,7 @@ def _give_back(allocations: Allocations, record: Record, error: MonarchError) ->
 class _Progress:
     """Tells of each phase, with the time it took."""
 
-    def __init__(self, record: Record, output: Output) -> None:
+    def __init__(self, record: AllocationRecord, output: Console) -> None:
         self._record = record
         self._output = output
         self._start_s = time.monotonic()
@@ -151,7 +160,7 @@ class _Progress:
         self._counted = 0
         self._counted_s = 0.0
 
-    def tell(self, life: Life) -> None:
+    def tell(self, life: Lifecycle) -> None:
         now_s = time.monotonic()
         if life.granted is None and self._granted:
             self._output.progress(f"requeued  job {self._record.job_id} goes back to the queue: its agents are gone")
@@ -206,7 +215,7 @@ class _Signals:
             self.received = number
 
 
-def _document(record: Record, life: Life | None) -> dict[str, object]:
+def _document(record: AllocationRecord, life: Lifecycle | None) -> dict[str, object]:
     hosts: Sequence[dict[str, object]] = ()
     if life is not None and life.ready is not None:
         hosts = [{"name": host.name, "cpus": host.num_cpus, "gpus": host.num_gpus} for host in life.ready.hosts]

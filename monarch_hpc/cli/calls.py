@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from monarch_hpc.cli.output import Output, Table
+from monarch_hpc.cli.output import Console, Table
 from monarch_hpc.config import Config
 from monarch_hpc.core.errors import AllocationError
 from monarch_hpc.telemetry.picture import Picture, Row, draw
@@ -32,7 +32,7 @@ class Answer:
     missing: list[str]
 
 
-def show_calls(name: str | None, config: Config, output: Output) -> int:
+def show_calls(name: str | None, config: Config, output: Console) -> int:
     """Show the allocation called *name*, or that in the directory *name*, or all that live."""
     targets = find_targets(name, config)
     answers = ask(targets, output)
@@ -53,7 +53,7 @@ def show_calls(name: str | None, config: Config, output: Output) -> int:
     return 0
 
 
-def ask(targets: Sequence[tuple[str, Path]], output: Output) -> list[Answer]:
+def ask(targets: Sequence[tuple[str, Path]], output: Console) -> list[Answer]:
     """Return what allocations answer, and warn of those who do not."""
     from monarch_hpc.attach.attach import query_calls
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 import monarch_hpc
-from monarch_hpc.cli.findings import Finding, Sight, State, examine
+from monarch_hpc.cli.findings import Finding, Severity, Sight, examine
 from monarch_hpc.cli.main import load_for_command
 from monarch_hpc.cli.output import Table, current_output, output_options
 from monarch_hpc.config import Config
@@ -42,10 +42,10 @@ def command() -> int:
     findings = examine(_look())
     document = {
         "findings": [{"what": f.what, "state": f.state.value, "found": f.found, "advice": f.advice} for f in findings],
-        "num_problems": sum(finding.state is State.PROBLEM for finding in findings),
-        "num_warnings": sum(finding.state is State.WARN for finding in findings),
+        "num_problems": sum(finding.state is Severity.PROBLEM for finding in findings),
+        "num_warnings": sum(finding.state is Severity.WARN for finding in findings),
     }
-    quiet = [finding.what for finding in findings if finding.state is not State.OK]
+    quiet = [finding.what for finding in findings if finding.state is not Severity.OK]
     current_output().show(document, Table(["STATE", "WHAT", "FOUND"], _rows(findings)), quiet)
     return _EXIT_PROBLEM if document["num_problems"] else 0
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from monarch_hpc.cli.calls import NO_ALLOCATION, ask, document_of, find_targets, format_age
-from monarch_hpc.cli.output import Output, Table
+from monarch_hpc.cli.output import Console, Table
 from monarch_hpc.config import Config
 from monarch_hpc.telemetry.tally import Tally, Times
 
 __all__ = ["show_endpoints"]
 
 
-def show_endpoints(name: str | None, config: Config, output: Output) -> int:
+def show_endpoints(name: str | None, config: Config, output: Console) -> int:
     """Show those of the allocation called *name*, or that in the directory *name*, or of all that live."""
     targets = find_targets(name, config)
     answers = ask(targets, output)

@@ -18,7 +18,7 @@ from monarch_hpc.transport.ucx.library import Library
 from monarch_hpc.transport.ucx.machine import Machine
 from monarch_hpc.transport.ucx.settings import choose_transports, named_library, wants_ucx
 
-__all__ = ["Finding", "Sight", "State", "examine"]
+__all__ = ["Finding", "Severity", "Sight", "examine"]
 
 # One channel is one descriptor, and a program has a channel to each of its procs. Every system gives this many.
 _FEW_FILES = 1024
@@ -29,7 +29,7 @@ _SHM_LEAST_BYTES = 128 << 20
 _LOCKED_LEAST_BYTES = 1 << 30
 
 
-class State(enum.Enum):
+class Severity(enum.Enum):
     """How bad a finding is: a warning costs speed or comfort, with a problem something does not work."""
 
     OK = "ok"
@@ -48,7 +48,7 @@ class Finding:
 
     what: str
     found: str
-    state: State = State.OK
+    state: Severity = Severity.OK
     advice: str = ""
 
 
@@ -110,7 +110,7 @@ def examine(sight: Sight) -> list[Finding]:
 def _configuration(sight: Sight) -> Finding:
     if sight.config_problem:
         advice = "correct it; the rest of this report is about the shipped defaults"
-        return Finding("configuration", sight.config_problem, State.PROBLEM, advice)
+        return Finding("configuration", sight.config_problem, Severity.PROBLEM, advice)
     site = sight.config.site
     found = "no site profile matches this machine" if site == "generic" else f"site profile {site}"
     return Finding("configuration", f"{found}; all values: monarch-hpc config show --origin")
@@ -120,12 +120,12 @@ def _slurm(sight: Sight) -> Finding:
     missing = ", ".join(sight.slurm_missing)
     if not sight.slurm and not sight.slurm_problem:
         advice = "only 'monarch-hpc run --local N' works here; on a cluster, try a login node or 'module load slurm'"
-        return Finding("slurm", "no Slurm command is on PATH", State.WARN, advice)
+        return Finding("slurm", "no Slurm command is on PATH", Severity.WARN, advice)
     if sight.slurm_problem:
         advice = "'sinfo' must work before alloc can; ask your administrator which SLURM_CONF holds here"
-        return Finding("slurm", f"installed, but does not work: {sight.slurm_problem}", State.WARN, advice)
+        return Finding("slurm", f"installed, but does not work: {sight.slurm_problem}", Severity.WARN, advice)
     if missing:
-        return Finding("slurm", f"{sight.slurm}, without {missing}", State.WARN, f"put {missing} on PATH")
+        return Finding("slurm", f"{sight.slurm}, without {missing}", Severity.WARN, f"put {missing} on PATH")
     return Finding("slurm", sight.slurm)
 
 
@@ -137,12 +137,12 @@ def _interfaces(sight: Sight) -> Iterator[Finding]:
         chosen = choose_interfaces(sight.interfaces, names, local=False)
     except ConfigError as error:
         advice = f"correct fabric.interfaces.{side}, currently {error.value}"
-        yield Finding("interfaces", error.problem, State.PROBLEM, advice)
+        yield Finding("interfaces", error.problem, Severity.PROBLEM, advice)
         return
     found = ", ".join(f"{name} {address}" for name, address in chosen.items())
     why = f"chosen by fabric.interfaces.{side}" if names else "all that route"
     if all(address.startswith("127.") for address in chosen.values()):
-        yield Finding("interfaces", f"{found}: no other machine can be reached", State.WARN, "bring a network up")
+        yield Finding("interfaces", f"{found}: no other machine can be reached", Severity.WARN, "bring a network up")
     else:
         yield Finding("interfaces", f"{found} ({why})")
 
@@ -155,20 +155,22 @@ def _libucp(sight: Sight) -> Finding:
         return _no_libucp(sight, library.reason)
     found = f"{library.version}, {library.path} ({library.origin}); has {', '.join(library.transports)}"
     if library.warnings:
-        return Finding("libucp", found, State.WARN, "; ".join(library.warnings))
+        return Finding("libucp", found, Severity.WARN, "; ".join(library.warnings))
     return Finding("libucp", found)
 
 
 def _no_libucp(sight: Sight, reason: str) -> Finding:
     if named_library(sight.config.ucx, sight.environ):
-        return Finding("libucp", reason, State.PROBLEM, "correct $MONARCH_LIBUCP or ucx.library, or leave both empty")
+        return Finding(
+            "libucp", reason, Severity.PROBLEM, "correct $MONARCH_LIBUCP or ucx.library, or leave both empty"
+        )
     advice = "without it all goes over sealed tcp: slower within a host, and no RDMA between hosts"
     if "compiler" not in reason:
         advice = (
             "load the site's UCX ('module load ucx'), name its libucp.so.0 in ucx.library or $MONARCH_LIBUCP, or "
             f"'pip install monarch-hpc[ucx]'; {advice}"
         )
-    return Finding("libucp", reason, State.WARN, advice)
+    return Finding("libucp", reason, Severity.WARN, advice)
 
 
 def _unwanted(config: Config) -> str:
@@ -200,7 +202,7 @@ def _ucx_fabrics(sight: Sight) -> Iterator[Finding]:
         except ConfigError as error:
             obstacle = f"{error.key} is refused"
             reason, _, advice = error.problem.partition("; ")
-            yield Finding("transports", f"{error.key} = {error.value} {reason}", State.PROBLEM, advice)
+            yield Finding("transports", f"{error.key} = {error.value} {reason}", Severity.PROBLEM, advice)
         else:
             yield Finding("transports", tls)
     has = library.transports if library is not None else ()
@@ -215,7 +217,7 @@ def _shared_memory(tls: str, obstacle: str) -> Finding:
     if obstacle:
         return Finding("ucx/shm", f"not used: {obstacle}")
     if not any(opens(tls, name) for name in ALIASES["mm"]):
-        return Finding("ucx/shm", "not used: the transports leave it out", State.WARN, "add sm to UCX_TLS")
+        return Finding("ucx/shm", "not used: the transports leave it out", Severity.WARN, "add sm to UCX_TLS")
     return Finding("ucx/shm", "used between the processes of a host")
 
 
@@ -230,7 +232,9 @@ def _rdma(sight: Sight, tls: str, obstacle: str, has: Sequence[str]) -> Finding:
     if not any(name.startswith("ib") for name in has):
         return Finding("ucx/rdma", f"{ports}: not used: this libucp was built without it")
     if not any(opens(tls, name) for name in ALIASES["ib"]):
-        return Finding("ucx/rdma", f"{ports}: not used: the transports leave it out", State.WARN, "add ib to UCX_TLS")
+        return Finding(
+            "ucx/rdma", f"{ports}: not used: the transports leave it out", Severity.WARN, "add ib to UCX_TLS"
+        )
     return Finding("ucx/rdma", f"{ports}: used between hosts")
 
 
@@ -248,15 +252,17 @@ def _ucx_tcp(sight: Sight, tls: str, obstacle: str) -> Finding:
 def _gpu_memory(tls: str, has: Sequence[str]) -> Finding:
     if "cuda" not in has:
         cure = "load a UCX that was built with CUDA, or 'pip install monarch-hpc[ucx]'"
-        return Finding("ucx/cuda", "not used: this libucp was built without CUDA", State.WARN, cure)
+        return Finding("ucx/cuda", "not used: this libucp was built without CUDA", Severity.WARN, cure)
     if not opens(tls, "cuda_copy"):
-        return Finding("ucx/cuda", "not used: the transports leave it out", State.WARN, "add cuda to UCX_TLS")
+        return Finding("ucx/cuda", "not used: the transports leave it out", Severity.WARN, "add cuda to UCX_TLS")
     return Finding("ucx/cuda", "used for memory of NVIDIA's GPUs")
 
 
 def _shm(sight: Sight) -> Finding:
     if sight.shm is None:
-        return Finding("/dev/shm", "is not there", State.WARN, "mount a tmpfs: UCX passes frames in it within a host")
+        return Finding(
+            "/dev/shm", "is not there", Severity.WARN, "mount a tmpfs: UCX passes frames in it within a host"
+        )
     size_bytes, free_bytes = sight.shm
     found = f"{format_size(size_bytes)}, {format_size(free_bytes)} free"
     need_bytes = max(_SHM_LEAST_BYTES, sight.num_cpus[0] * _SHM_PER_CORE_BYTES)
@@ -266,7 +272,7 @@ def _shm(sight: Sight) -> Finding:
         f"free some: one process a core needs up to {format_size(need_bytes)}; start a container with a larger one "
         "(--shm-size, or --ipc=host)"
     )
-    return Finding("/dev/shm", found, State.WARN, advice)
+    return Finding("/dev/shm", found, Severity.WARN, advice)
 
 
 def _files(sight: Sight) -> Finding:
@@ -276,7 +282,7 @@ def _files(sight: Sight) -> Finding:
     if hard >= _FEW_FILES:
         return Finding("open files", found)
     advice = "ask your administrator for a higher 'nofile': a program needs one for each of its procs"
-    return Finding("open files", found, State.WARN, advice)
+    return Finding("open files", found, Severity.WARN, advice)
 
 
 def _locked(sight: Sight) -> Finding:
@@ -288,7 +294,7 @@ def _locked(sight: Sight) -> Finding:
         "RDMA locks the memory that it moves: 'ulimit -l unlimited', or ask your administrator for "
         "PropagateResourceLimitsExcept=MEMLOCK in slurm.conf and a slurmd without the limit"
     )
-    return Finding("locked memory", found, State.WARN, advice)
+    return Finding("locked memory", found, Severity.WARN, advice)
 
 
 def _cores(sight: Sight) -> Finding:

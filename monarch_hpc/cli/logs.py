@@ -12,7 +12,7 @@ from monarch_hpc.agent.output.retention import printed_runs, removed_runs
 from monarch_hpc.cli.main import load_for_command
 from monarch_hpc.cli.output import current_output, output_options
 from monarch_hpc.core.errors import AllocationError
-from monarch_hpc.slurm import Allocations, Record
+from monarch_hpc.slurm import AllocationRecord, Allocations
 
 __all__ = ["command"]
 
@@ -54,7 +54,7 @@ def command(name: str | None, agents: bool, run: str | None, rank: int | None) -
     return 0
 
 
-def _proc_files(record: Record, runs: list[str], run: str | None, rank: int | None) -> dict[str, Path]:
+def _proc_files(record: AllocationRecord, runs: list[str], run: str | None, rank: int | None) -> dict[str, Path]:
     if run is not None and run not in runs and run in removed_runs(record.directory):
         why = "enough later ones have printed since (config key 'logs.keep_runs')"
         raise AllocationError(record.name, f"the logs of run {run} were removed: {why}")

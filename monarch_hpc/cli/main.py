@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from monarch_hpc.cli.output import Format, Output, plain
+from monarch_hpc.cli.output import Console, Format, plain
 from monarch_hpc.core.dumps import forbid_core_dumps
 from monarch_hpc.core.errors import InternalError, MonarchError
 from monarch_hpc.core.version import __version__
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     forbid_core_dumps()
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    output = Output(sys.stdout, sys.stderr, colour=colour)
+    output = Console(sys.stdout, sys.stderr, colour=colour)
     try:
         result = cli.main(arguments, prog_name="monarch-hpc", standalone_mode=False, obj=output)
     except click.exceptions.NoArgsIsHelpError as error:

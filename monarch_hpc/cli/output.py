@@ -15,7 +15,7 @@ from typing import TextIO, TypeVar
 
 import click
 
-__all__ = ["Format", "Output", "Table", "current_output", "output_options", "plain"]
+__all__ = ["Console", "Format", "Table", "current_output", "output_options", "plain"]
 
 SCHEMA = 1
 """Version of the JSON documents: raised when a field goes away or changes its meaning."""
@@ -39,7 +39,7 @@ class Table:
     rows: Sequence[Sequence[str]]
 
 
-class Output:
+class Console:
     """Where one command writes.
 
     Args:
@@ -115,18 +115,18 @@ class Output:
         stream.flush()
 
 
-def current_output() -> Output:
+def current_output() -> Console:
     """Return the running command's output; plain stdout and stderr outside of a command."""
     context = click.get_current_context(silent=True)
-    found = context.find_object(Output) if context else None
-    return found or Output(sys.stdout, sys.stderr, colour=False)
+    found = context.find_object(Console) if context else None
+    return found or Console(sys.stdout, sys.stderr, colour=False)
 
 
 def output_options(function: _Function) -> _Function:
     """Give a command the options ``--json`` and ``--quiet``; it reads them from `current_output`."""
 
     def choose(context: click.Context, parameter: click.Parameter, value: bool) -> None:
-        output = context.find_object(Output)
+        output = context.find_object(Console)
         if value and output is not None:
             output.format = Format(parameter.name)
 

@@ -16,9 +16,9 @@ from monarch_hpc.core.errors import ChannelClosed, TransportError
 from monarch_hpc.core.ids import Role
 from monarch_hpc.supervision.lease import Lease
 from monarch_hpc.telemetry.observer import Witness, open_witness
-from monarch_hpc.transport.api import Channel
+from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
-from monarch_hpc.transport.heartbeat import Pulse
+from monarch_hpc.transport.heartbeat import Heartbeat
 from monarch_hpc.wire.calls import Calls, CallsReport, Recording
 from monarch_hpc.wire.frames import Frame
 from monarch_hpc.wire.messages import CloseRun, OpenRun, Refused, RunClosed, decode
@@ -53,7 +53,7 @@ class RunOwner:
         try:
             self._attachment = attach(directory, Role.CONTROLLER, self, self._engine)
             lease = Lease(config.liveness.suspect_s, config.liveness.dead_s)
-            pulse = Pulse(self._engine, config.liveness.heartbeat_s, lease)
+            pulse = Heartbeat(self._engine, config.liveness.heartbeat_s, lease)
             self._engine.call_soon(lambda: pulse.watch(self._attachment.channel))
             self._attachment.send(OpenRun(run, title, platform.node(), os.getpid(), owner=True))
         except BaseException:
@@ -74,10 +74,10 @@ class RunOwner:
         for witness in self._witnesses:
             witness.close()
 
-    def on_channel(self, channel: Channel) -> None:
+    def on_channel(self, channel: FrameChannel) -> None:
         """Nobody dials a run's owner."""
 
-    def on_frame(self, channel: Channel, frame: Frame) -> None:
+    def on_frame(self, channel: FrameChannel, frame: Frame) -> None:
         """Take the head's word."""
         match decode(frame.body):
             case RunClosed():
@@ -99,7 +99,7 @@ class RunOwner:
             self._witnesses.append(witness)
             self._attachment.send(recording)
 
-    def on_lost(self, channel: Channel, error: TransportError) -> None:
+    def on_lost(self, channel: FrameChannel, error: TransportError) -> None:
         """The head is gone, unless we left it."""
         if isinstance(error, ChannelClosed):
             return

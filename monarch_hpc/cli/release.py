@@ -8,10 +8,10 @@ from pathlib import Path
 import click
 
 from monarch_hpc.cli.main import load_for_command
-from monarch_hpc.cli.output import Output, current_output, output_options
+from monarch_hpc.cli.output import Console, current_output, output_options
 from monarch_hpc.core.errors import AllocationError, MonarchError, TransportError
 from monarch_hpc.core.units import format_duration
-from monarch_hpc.slurm import Allocations, Record, Released
+from monarch_hpc.slurm import AllocationRecord, Allocations, Released
 
 __all__ = ["command"]
 
@@ -61,7 +61,7 @@ def command(name: str | None, everything: bool) -> int:
     return 0
 
 
-def _release(allocations: Allocations, record: Record, stop_s: float, output: Output) -> Released:
+def _release(allocations: Allocations, record: AllocationRecord, stop_s: float, output: Console) -> Released:
     def shut_down(directory: Path) -> Mapping[str, int] | None:
         from monarch_hpc.attach.attach import shut_down as ask_head
 

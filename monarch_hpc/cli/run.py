@@ -18,7 +18,7 @@ import click
 from monarch_hpc.allocation.files import check_allocation
 from monarch_hpc.cli.child import Child, End, await_signal, block_signals, wake
 from monarch_hpc.cli.main import load_to_start
-from monarch_hpc.cli.output import Output, current_output
+from monarch_hpc.cli.output import Console, current_output
 from monarch_hpc.config import Config
 from monarch_hpc.config.program import DIRECTORY_VARIABLE, RUN_VARIABLE
 from monarch_hpc.core.clock import Deadline
@@ -39,7 +39,7 @@ _JOB_END_S = 10.0
 """How long Slurm may take to know how a job ended that we have lost."""
 
 
-class _Command(click.Command):
+class _ProgramCommand(click.Command):
     """Remembers whether the program came after ``--``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -59,7 +59,7 @@ class _Target:
 
 
 @click.command(
-    cls=_Command,
+    cls=_ProgramCommand,
     context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
     options_metavar="[OPTIONS]",
 )
@@ -121,7 +121,7 @@ def plan_argv(program: Sequence[str], *, plain: bool) -> list[str] | Missing:
 
 
 def _choose(
-    name: str | None, num_local: int | None, config: Config, resources: contextlib.ExitStack, output: Output
+    name: str | None, num_local: int | None, config: Config, resources: contextlib.ExitStack, output: Console
 ) -> _Target:
     from monarch_hpc.attach.embedded import open_local
 
@@ -173,7 +173,7 @@ def _why_lost(config: Config, name: str, problem: str, wait_s: float) -> Monarch
 # ---- the run ----
 
 
-def _supervise(target: _Target, argv: list[str], config: Config, output: Output) -> int:
+def _supervise(target: _Target, argv: list[str], config: Config, output: Console) -> int:
     """Start the program, own its run while it lives, and return its exit code."""
     check_allocation(target.directory)
     run = new_run_id()
@@ -211,7 +211,7 @@ def _supervise(target: _Target, argv: list[str], config: Config, output: Output)
     return child.exit_code
 
 
-def _close(owner: RunOwner, code: int, config: Config, output: Output) -> None:
+def _close(owner: RunOwner, code: int, config: Config, output: Console) -> None:
     """End the run, and wait until nothing is left of it."""
     owner.close(code)
     deadline = Deadline(config.procs.stop_s + config.agent.grace_s + _CLOSE_S)

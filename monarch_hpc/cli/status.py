@@ -12,7 +12,7 @@ from monarch_hpc.cli.main import load_for_command
 from monarch_hpc.cli.output import Table, current_output, output_options
 from monarch_hpc.core.errors import MonarchError, TransportError
 from monarch_hpc.core.units import format_duration
-from monarch_hpc.slurm import Allocations, JobState, Phase, QueueRow, Record, Seen, look, reason_in_words
+from monarch_hpc.slurm import AllocationRecord, Allocations, Phase, QueueRow, Seen, SlurmState, look, reason_in_words
 
 if TYPE_CHECKING:
     from monarch_hpc.attach.attach import HeadStatus
@@ -34,7 +34,7 @@ _MAX_NAMED = 3
 class _View:
     """All that is known of one allocation."""
 
-    record: Record
+    record: AllocationRecord
     row: QueueRow | None
     seen: Seen
     head: HeadStatus | None
@@ -87,7 +87,7 @@ def command(name: str | None, calls: bool, endpoints: bool) -> int:
     return 0
 
 
-def _view(allocations: Allocations, record: Record, row: QueueRow | None) -> _View:
+def _view(allocations: Allocations, record: AllocationRecord, row: QueueRow | None) -> _View:
     seen = look(record.directory)
     head: HeadStatus | None = None
     problem = ""
@@ -140,7 +140,7 @@ def _way(view: _View) -> str:
 
 
 def _suspended(row: QueueRow | None) -> bool:
-    return row is not None and row.state in (JobState.SUSPENDED, JobState.STOPPED)
+    return row is not None and row.state in (SlurmState.SUSPENDED, SlurmState.STOPPED)
 
 
 def _restarts(view: _View) -> str:

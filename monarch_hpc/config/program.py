@@ -12,7 +12,7 @@ from monarch_hpc.core.ids import SlurmIds
 __all__ = [
     "DIRECTORY_VARIABLE",
     "RUN_VARIABLE",
-    "Program",
+    "ProgramSettings",
     "own_import_path",
     "own_slurm_ids",
     "own_variables",
@@ -25,7 +25,7 @@ _IMPORT_PATH = "PYTHONPATH"
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class ProgramSettings:
     """Which allocation and which run this program belongs to.
 
     Attributes:
@@ -37,10 +37,10 @@ class Program:
     run: str
 
 
-def read_program() -> Program:
+def read_program() -> ProgramSettings:
     """Read this process's own environment."""
     directory = os.environ.get(DIRECTORY_VARIABLE)
-    return Program(Path(directory) if directory else None, os.environ.get(RUN_VARIABLE, ""))
+    return ProgramSettings(Path(directory) if directory else None, os.environ.get(RUN_VARIABLE, ""))
 
 
 def own_slurm_ids() -> SlurmIds:

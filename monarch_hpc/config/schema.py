@@ -176,7 +176,7 @@ class UcxConfig:
 
 
 @dataclass(frozen=True)
-class TelemetryConfig:
+class RecordingConfig:
     """What is kept of what procs record."""
 
     keep_dead: int
@@ -218,7 +218,7 @@ class Config:
     fabric: FabricConfig
     ucx: UcxConfig
     logs: LogsConfig
-    telemetry: TelemetryConfig
+    telemetry: RecordingConfig
     run: RunConfig
 
 

@@ -18,7 +18,7 @@ from monarch_hpc.job.state import JobState, check_meshes, cut
 from monarch_hpc.job.trait import JobTrait
 from monarch_hpc.mesh.host import hosts
 from monarch_hpc.mesh.program.controller import Controller
-from monarch_hpc.slurm import Allocations, Record, Request, Stage
+from monarch_hpc.slurm import AllocationRecord, Allocations, Request, Stage
 
 __all__ = ["SlurmJob"]
 
@@ -219,6 +219,6 @@ class SlurmJob(JobTrait):
         self._name = ""
 
 
-def _find(allocations: Allocations, short_id: str) -> Record | None:
+def _find(allocations: Allocations, short_id: str) -> AllocationRecord | None:
     """The record of an allocation, by the first digits of its uuid; None where nobody remembers it."""
     return next((record for record in allocations.registry.records() if record.short_id == short_id), None)

@@ -21,7 +21,7 @@ from monarch_hpc.core.shape import Extent, Region
 from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.mesh.output.choice import LogChoice, LogRequests
 from monarch_hpc.mesh.program.deaths import Deaths
-from monarch_hpc.mesh.program.fleet import Fleet, Outcome, Owner, ProcPlan, Started
+from monarch_hpc.mesh.program.fleet import Fleet, MeshOwner, Outcome, ProcPlan, Started
 from monarch_hpc.wire.messages import HostEntry
 
 __all__ = ["Program", "ask_hosts", "block", "choose_logs", "done_future", "open_deputy", "start_procs", "stop_procs"]
@@ -46,7 +46,7 @@ class _Deputy(Actor):
     """Answers the procs."""
 
     @endpoint(explicit_response_port=True)
-    def spawn_procs(self, port: ResponsePort, plan: ProcPlan, owner: Owner) -> None:
+    def spawn_procs(self, port: ResponsePort, plan: ProcPlan, owner: MeshOwner) -> None:
         """Start procs for an actor elsewhere."""
 
         def done(outcome: Outcome) -> None:
@@ -117,7 +117,7 @@ def start_procs(runtime: Runtime, plan: ProcPlan, actor: int) -> Future[Started]
     The future fails with `SpawnError` when one of them did not start; the others are gone then.
     """
     future: Future[Started] = Future(runtime.engine, lambda: f"the start of {plan.name or 'procs'}")
-    owner = Owner(runtime.own.incarnation, actor)
+    owner = MeshOwner(runtime.own.incarnation, actor)
 
     def settle(read: Callable[[], Outcome]) -> None:
         try:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.local_future import pending
-from monarch_hpc.attach.workers.attach import Hired, open_workers
+from monarch_hpc.attach.workers.attach import AttachedWorkers, open_workers
 from monarch_hpc.attach.workers.key import Secret
 from monarch_hpc.attach.workers.worker import Worker
 from monarch_hpc.config.load import load
@@ -120,7 +120,7 @@ def attach_to_workers(
         timeout = check_seconds("timeout", timeout)
     config = load().config
 
-    hired: list[Hired] = []
+    hired: list[AttachedWorkers] = []
 
     def open_them(resources: contextlib.ExitStack) -> Path:
         hired.append(resources.enter_context(open_workers(addresses, private_key, config, timeout)))

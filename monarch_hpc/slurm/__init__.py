@@ -5,26 +5,26 @@ from __future__ import annotations
 from monarch_hpc.slurm.allocation import Allocations, Census, Released
 from monarch_hpc.slurm.directory import Seen, look
 from monarch_hpc.slurm.inside import JobHere, find_job_here, open_inside
-from monarch_hpc.slurm.job import Life, Stage
+from monarch_hpc.slurm.job import Lifecycle, Stage
 from monarch_hpc.slurm.messages import reason_in_words
 from monarch_hpc.slurm.parse import QueueRow
-from monarch_hpc.slurm.registry import Ended, Record, check_name
+from monarch_hpc.slurm.registry import AllocationRecord, Ended, check_name
 from monarch_hpc.slurm.script import Request, plan_job_flags, render_script
-from monarch_hpc.slurm.states import JobState, Phase
+from monarch_hpc.slurm.states import Phase, SlurmState
 
 __all__ = [
+    "AllocationRecord",
     "Allocations",
     "Census",
     "Ended",
     "JobHere",
-    "JobState",
-    "Life",
+    "Lifecycle",
     "Phase",
     "QueueRow",
-    "Record",
     "Released",
     "Request",
     "Seen",
+    "SlurmState",
     "Stage",
     "check_name",
     "find_job_here",

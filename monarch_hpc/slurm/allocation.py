@@ -28,13 +28,13 @@ from monarch_hpc.slurm.job import (
     AskSlurm,
     CancelJob,
     CloseRecord,
-    Life,
+    Lifecycle,
     decide,
     decide_gone,
 )
 from monarch_hpc.slurm.owner import current_owner, owner_lives
 from monarch_hpc.slurm.parse import JobDetail, QueueRow
-from monarch_hpc.slurm.registry import Ended, Record, Registry, Snapshot
+from monarch_hpc.slurm.registry import AllocationRecord, Ended, Registry, Snapshot
 from monarch_hpc.slurm.script import Request, plan_job_flags, render_script
 from monarch_hpc.slurm.startup import Startup
 from monarch_hpc.slurm.states import Phase
@@ -59,7 +59,7 @@ class Census:
         problem: why Slurm could not be asked; nothing was changed then.
     """
 
-    records: tuple[Record, ...]
+    records: tuple[AllocationRecord, ...]
     rows: Mapping[str, QueueRow]
     changes: tuple[str, ...] = ()
     problem: MonarchError | None = None
@@ -75,7 +75,7 @@ class Released:
         waited_s: how long it took.
     """
 
-    record: Record
+    record: AllocationRecord
     left: Mapping[str, int] | None
     waited_s: float
 
@@ -105,7 +105,7 @@ class Allocations:
         client = SlurmClient(os.environ, min(patience_s, config.slurm.command_timeout_s))
         return cls(config, Registry(config.paths.state), client)
 
-    def find(self, name: str | None) -> Record:
+    def find(self, name: str | None) -> AllocationRecord:
         """Return the allocation that a command means; Slurm is not asked. See `Registry.find`."""
         return self.registry.find(name)
 
@@ -123,7 +123,7 @@ class Allocations:
             return Census(records, {}, (), error)
         rows = snapshot.rows()
         changes: list[str] = []
-        settled: list[Record] = []
+        settled: list[AllocationRecord] = []
         problem: MonarchError | None = None
         for record in records:
             try:
@@ -136,7 +136,7 @@ class Allocations:
         self.registry.prune(time.time())
         return Census(tuple(settled), rows, tuple(changes), problem)
 
-    def requeued(self, record: Record, row: QueueRow | None) -> bool:
+    def requeued(self, record: AllocationRecord, row: QueueRow | None) -> bool:
         """Tell whether Slurm has put the job back into its queue since its directory's newest files were written.
 
         Args:
@@ -152,7 +152,7 @@ class Allocations:
             return False
         return detail is not None and detail.state.phase.alive and detail.restarts > granted.restarts
 
-    def submit(self, request: Request) -> Record:
+    def submit(self, request: Request) -> AllocationRecord:
         """Ask Slurm for an allocation; the intent is on disk before sbatch runs.
 
         Raises:
@@ -163,7 +163,7 @@ class Allocations:
         self.slurm.require("sbatch")
         script = render_script(self._config, request)
         flags = dict(word[2:].partition("=")[::2] for word in flag_words(plan_job_flags(self._config, request)))
-        record = Record(
+        record = AllocationRecord(
             request.allocation, request.name, request.directory, request.num_hosts, current_owner(), time.time()
         )
         self.registry.create(record)
@@ -179,7 +179,9 @@ class Allocations:
             raise
         return self.registry.set_job(record, job_id, time.time())
 
-    def follow(self, record: Record, tell: Callable[[Life], None], stop: Callable[[], bool]) -> Life:
+    def follow(
+        self, record: AllocationRecord, tell: Callable[[Lifecycle], None], stop: Callable[[], bool]
+    ) -> Lifecycle:
         """Wait until the agents of *record* are ready.
 
         Args:
@@ -194,7 +196,9 @@ class Allocations:
         """
         return Startup(self._config.slurm, self.registry, self.slurm, self._snapshot, record).follow(tell, stop)
 
-    def release(self, record: Record, shut_down: Callable[[Path], Mapping[str, int] | None] | None = None) -> Released:
+    def release(
+        self, record: AllocationRecord, shut_down: Callable[[Path], Mapping[str, int] | None] | None = None
+    ) -> Released:
         """Give an allocation back, and return when Slurm's queue no longer shows its job.
 
         Args:
@@ -226,7 +230,7 @@ class Allocations:
             record = self.registry.close(record, Ended("RELEASED", record.release_why, "monarch-hpc", time.time()))
         return Released(record, left, started.elapsed_s())
 
-    def _snapshot(self, records: Sequence[Record], max_age_s: float) -> Snapshot:
+    def _snapshot(self, records: Sequence[AllocationRecord], max_age_s: float) -> Snapshot:
         """Return what squeue says of all that may have a job, asked at most every *max_age_s* seconds."""
         now_s = time.time()
         watched = [record for record in records if record.live or _may_appear(record, now_s)]
@@ -241,7 +245,7 @@ class Allocations:
         self.registry.store_snapshot(snapshot)
         return snapshot
 
-    def _settle(self, record: Record, row: QueueRow | None, changes: list[str]) -> Record:
+    def _settle(self, record: AllocationRecord, row: QueueRow | None, changes: list[str]) -> AllocationRecord:
         """Do what is due for one record and return it as it is then."""
         lives = None
         if record.live and record.job_id is None:
@@ -264,7 +268,7 @@ class Allocations:
             changes.append(f"{record.name}: {job}: {decision.ended.state}: {decision.ended.reason}")
         return record
 
-    def _submit(self, record: Record, script: Path, flags: Mapping[str, str]) -> int:
+    def _submit(self, record: AllocationRecord, script: Path, flags: Mapping[str, str]) -> int:
         try:
             return self.slurm.submit(script, flags)
         except (SlurmBusy, SlurmParseError) as error:
@@ -272,7 +276,7 @@ class Allocations:
             row = self._look_for(record, error)
         return row.job_id
 
-    def _look_for(self, record: Record, error: MonarchError) -> QueueRow:
+    def _look_for(self, record: AllocationRecord, error: MonarchError) -> QueueRow:
         deadline = Deadline(IN_FLIGHT_S)
         asked = False
         while True:
@@ -296,11 +300,11 @@ class Allocations:
             error.add_note("should the job exist after all, the next monarch-hpc command finds and cancels it")
         raise error
 
-    def _find_job(self, record: Record) -> JobDetail | None:
+    def _find_job(self, record: AllocationRecord) -> JobDetail | None:
         assert record.job_id is not None
         return self.slurm.find_job(record.job_id, record.job_name)
 
-    def _await_number(self, record: Record, deadline: Deadline) -> Record:
+    def _await_number(self, record: AllocationRecord, deadline: Deadline) -> AllocationRecord:
         """Wait for the end of a record whose job has no number yet, or for that number."""
         pause_s = 0.5
         while record.live and record.job_id is None:
@@ -316,7 +320,7 @@ class Allocations:
             pause_s = min(pause_s * 1.5, 5.0)
         return record
 
-    def _await_end(self, record: Record, deadline: Deadline) -> None:
+    def _await_end(self, record: AllocationRecord, deadline: Deadline) -> None:
         """Wait until squeue no longer shows the job; one that is COMPLETING still holds hosts."""
         pause_s = 0.2
         while rows := self.slurm.queue([record.job_name]):
@@ -330,7 +334,7 @@ class Allocations:
             pause_s = min(pause_s * 1.5, 5.0)
 
 
-def _may_appear(record: Record, now_s: float) -> bool:
+def _may_appear(record: AllocationRecord, now_s: float) -> bool:
     """Tell whether the job of a closed record may yet turn up in the queue."""
     ended = record.ended
     return ended is not None and ended.state == "NEVER_SUBMITTED" and now_s - ended.at_s < 3600.0

@@ -29,7 +29,7 @@ from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.core.files import private_dir, read_json, write_json, write_private
 from monarch_hpc.core.hostlist import expand
 
-__all__ = ["Granted", "Ready", "ReadyHost", "Seen", "last_words", "look", "prepare", "tail", "words_by_host"]
+__all__ = ["AgentsReport", "Granted", "ReadyHost", "Seen", "last_words", "look", "prepare", "tail", "words_by_host"]
 
 _TAIL_BYTES = 256 << 10
 _LABELLED = re.compile(r"\s*(\d+): (.*)")
@@ -64,7 +64,7 @@ class ReadyHost:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class AgentsReport:
     """The head's word that the agents are ready; *missing* names the hosts whose agent did not come."""
 
     hosts: tuple[ReadyHost, ...]
@@ -85,7 +85,7 @@ class Seen:
 
     granted: Granted | None = None
     reported: frozenset[int] = frozenset()
-    ready: Ready | None = None
+    ready: AgentsReport | None = None
     exit_status: int | None = None
     attempt: int = 0
 
@@ -188,12 +188,12 @@ def _granted(path: Path) -> Granted:
     )
 
 
-def _ready(path: Path) -> Ready:
+def _ready(path: Path) -> AgentsReport:
     document = _read(path)
     hosts, missing = document.get("hosts"), document.get("missing")
     if not isinstance(hosts, list) or not isinstance(missing, list):
         raise _unreadable(path, "hosts")
-    return Ready(tuple(_ready_host(host, path) for host in hosts), tuple(str(name) for name in missing))
+    return AgentsReport(tuple(_ready_host(host, path) for host in hosts), tuple(str(name) for name in missing))
 
 
 def _ready_host(host: object, path: Path) -> ReadyHost:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from monarch_hpc.core.errors import AgentsMissing, AllocationError, JobFailed
 from monarch_hpc.slurm.directory import last_words, look, tail
-from monarch_hpc.slurm.job import Life
+from monarch_hpc.slurm.job import Lifecycle
 from monarch_hpc.slurm.parse import JobDetail
-from monarch_hpc.slurm.registry import Ended, Record
-from monarch_hpc.slurm.states import JobState
+from monarch_hpc.slurm.registry import AllocationRecord, Ended
+from monarch_hpc.slurm.states import SlurmState
 
 __all__ = ["agents_missing", "job_failed"]
 
 _NUM_LINES = 5
 
 
-def job_failed(record: Record, life: Life, detail: JobDetail | None, ended: Ended) -> JobFailed:
+def job_failed(record: AllocationRecord, life: Lifecycle, detail: JobDetail | None, ended: Ended) -> JobFailed:
     """Return the error of a job that ended before its agents were ready.
 
     Args:
@@ -27,12 +27,12 @@ def job_failed(record: Record, life: Life, detail: JobDetail | None, ended: Ende
     words = tail(record.directory / "slurm.out", _NUM_LINES)
     if words:
         reason += f"; last lines of {record.directory}/slurm.out:" + "".join(f"\n    {line}" for line in words)
-    elif life.granted is None and detail is not None and detail.state is JobState.FAILED:
+    elif life.granted is None and detail is not None and detail.state is SlurmState.FAILED:
         reason += "; " + _unwritten(record, detail.batch_host)
     return JobFailed(record.job_id or 0, ended.state, reason)
 
 
-def agents_missing(record: Record, life: Life) -> AllocationError:
+def agents_missing(record: AllocationRecord, life: Lifecycle) -> AllocationError:
     """Return the error of a job that runs without all of its agents."""
     if life.granted is None:
         problem = f"job {record.job_id} runs for {life.bootstrap_s:.0f} s; {_unwritten(record, 'its first host')}"
@@ -48,7 +48,7 @@ def agents_missing(record: Record, life: Life) -> AllocationError:
     return AgentsMissing(record.name, life.bootstrap_s, {host: words.get(host, ()) for host in shown})
 
 
-def _unwritten(record: Record, host: str) -> str:
+def _unwritten(record: AllocationRecord, host: str) -> str:
     return (
         f"{host} wrote nothing into {record.directory}: is it on a file system that hosts write "
         "(config key paths.shared)?"

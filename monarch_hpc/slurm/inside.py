@@ -22,8 +22,8 @@ from monarch_hpc.core.errors import AgentsMissing, AllocationError, ConfigError,
 from monarch_hpc.core.files import private_dir, read_json, write_json
 from monarch_hpc.core.ids import new_allocation_id
 from monarch_hpc.slurm.client import SlurmClient
-from monarch_hpc.slurm.directory import Ready, last_words, look, prepare, tail
-from monarch_hpc.slurm.owner import Owner, current_owner, owner_lives
+from monarch_hpc.slurm.directory import AgentsReport, last_words, look, prepare, tail
+from monarch_hpc.slurm.owner import OwnerProcess, current_owner, owner_lives
 from monarch_hpc.slurm.script import Request, render_script
 
 __all__ = ["JobHere", "find_job_here", "open_inside"]
@@ -155,19 +155,19 @@ def _sweep(shared: Path, slurm: SlurmClient, here: JobHere) -> None:
                 shutil.rmtree(path.parent, ignore_errors=True)
 
 
-def _read_tenant(path: Path) -> tuple[JobHere | None, Owner | None]:
+def _read_tenant(path: Path) -> tuple[JobHere | None, OwnerProcess | None]:
     """Return whose directory it is; nothing where the file is not ours, or was written by another version."""
     try:
         document = read_json(path)
         if not isinstance(document, dict) or document.pop("schema", None) != 1:
             return None, None
-        owner = Owner(**document.pop("owner"))
+        owner = OwnerProcess(**document.pop("owner"))
         return JobHere(**document), owner
     except (ConfigError, OSError, TypeError, KeyError):
         return None, None
 
 
-def _await_ready(directory: Path, name: str, bootstrap_s: float, step: subprocess.Popen[bytes]) -> Ready:
+def _await_ready(directory: Path, name: str, bootstrap_s: float, step: subprocess.Popen[bytes]) -> AgentsReport:
     deadline = Deadline(bootstrap_s)
     while True:
         late = deadline.passed()

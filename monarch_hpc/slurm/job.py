@@ -1,7 +1,7 @@
 """The life of an allocation as pure decisions: what was seen goes in, what is so and what is due comes out.
 
-`Life` follows one allocation until it is ready; `decide` says what is due for a record that nobody may be
-looking after any more. Neither reads a clock, a file or Slurm. Times of a `Life` are of a clock that never jumps.
+`Lifecycle` follows one allocation until it is ready; `decide` says what is due for a record that nobody may be
+looking after any more. Neither reads a clock, a file or Slurm. Times of a `Lifecycle` are of a clock that never jumps.
 Records are read by other processes, after reboots and on other machines, so that their times are of the wall clock:
 one that is set changes how soon an intent without owner and job is given up, and touches no job that has a number.
 """
@@ -11,10 +11,10 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, replace
 
-from monarch_hpc.slurm.directory import Granted, Ready, Seen
+from monarch_hpc.slurm.directory import AgentsReport, Granted, Seen
 from monarch_hpc.slurm.parse import JobDetail, QueueRow
-from monarch_hpc.slurm.registry import Ended, Record
-from monarch_hpc.slurm.states import JobState, Phase
+from monarch_hpc.slurm.registry import AllocationRecord, Ended
+from monarch_hpc.slurm.states import Phase, SlurmState
 
 __all__ = [
     "IN_FLIGHT_S",
@@ -23,7 +23,7 @@ __all__ = [
     "CloseRecord",
     "Decision",
     "Keep",
-    "Life",
+    "Lifecycle",
     "Stage",
     "decide",
     "decide_gone",
@@ -47,7 +47,7 @@ class Stage(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class Lifecycle:
     """One allocation on its way to ready; times are in seconds of one clock that never jumps, as `time.monotonic`.
 
     Args:
@@ -74,21 +74,21 @@ class Life:
     running_s: float | None = None
     granted_s: float | None = None
     num_reported: int = 0
-    ready: Ready | None = None
+    ready: AgentsReport | None = None
     exit_status: int | None = None
     detail: JobDetail | None = None
     attempt: int = 0
     restarts: int = 0
 
-    def see_files(self, seen: Seen, now_s: float) -> Life:
+    def see_files(self, seen: Seen, now_s: float) -> Lifecycle:
         """Return this life after a look into the directory."""
         restarts = seen.granted.restarts if seen.granted is not None else self.restarts
         if seen.attempt < self.attempt or restarts < self.restarts:
             return self  # of an attempt that is over
-        life = self if seen.attempt == self.attempt or not self.attempt else Life(self.bootstrap_s)
+        life = self if seen.attempt == self.attempt or not self.attempt else Lifecycle(self.bootstrap_s)
         return replace(life, attempt=seen.attempt, restarts=restarts)._take_files(seen, now_s)
 
-    def _take_files(self, seen: Seen, now_s: float) -> Life:
+    def _take_files(self, seen: Seen, now_s: float) -> Lifecycle:
         life = replace(
             self,
             granted=seen.granted or self.granted,
@@ -108,7 +108,7 @@ class Life:
             stage = Stage.ENDED
         return life._reach(stage)
 
-    def see_queue(self, row: QueueRow, now_s: float) -> Life:
+    def see_queue(self, row: QueueRow, now_s: float) -> Lifecycle:
         """Return this life after squeue listed its job."""
         running = row.state.phase is Phase.RUNNING
         return replace(
@@ -119,7 +119,7 @@ class Life:
             running_s=now_s if running and self.running_s is None else self.running_s,
         )
 
-    def see_detail(self, detail: JobDetail | None) -> Life:
+    def see_detail(self, detail: JobDetail | None) -> Lifecycle:
         """Return this life after scontrol was asked: squeue did not list the job, or as if its attempt were over.
 
         Args:
@@ -127,7 +127,7 @@ class Life:
         """
         if detail is not None and detail.state.phase.alive:
             if detail.restarts > self.restarts:
-                return Life(self.bootstrap_s, attempt=self.attempt, restarts=detail.restarts, reason=detail.reason)
+                return Lifecycle(self.bootstrap_s, attempt=self.attempt, restarts=detail.restarts, reason=detail.reason)
             return self
         return replace(self, detail=detail)._reach(Stage.ENDED)
 
@@ -141,7 +141,7 @@ class Life:
         since_s = self.granted_s if self.granted_s is not None else self.running_s
         return since_s is not None and now_s - since_s >= self.bootstrap_s
 
-    def _reach(self, stage: Stage) -> Life:
+    def _reach(self, stage: Stage) -> Lifecycle:
         return replace(self, stage=max(stage, self.stage))
 
 
@@ -175,7 +175,7 @@ class CloseRecord:
 Decision = Keep | AskSlurm | CancelJob | CloseRecord
 
 
-def decide(record: Record, row: QueueRow | None, owner_lives: bool | None, now_s: float) -> Decision:
+def decide(record: AllocationRecord, row: QueueRow | None, owner_lives: bool | None, now_s: float) -> Decision:
     """Say what is due for *record* after squeue answered.
 
     Args:
@@ -198,7 +198,7 @@ def decide(record: Record, row: QueueRow | None, owner_lives: bool | None, now_s
     return Keep()
 
 
-def decide_gone(record: Record, detail: JobDetail | None, exit_status: int | None, now_s: float) -> Decision:
+def decide_gone(record: AllocationRecord, detail: JobDetail | None, exit_status: int | None, now_s: float) -> Decision:
     """Say what is due for a *record* with a job that squeue did not list.
 
     Args:
@@ -214,7 +214,7 @@ def decide_gone(record: Record, detail: JobDetail | None, exit_status: int | Non
     return CloseRecord(how_it_ended(record, detail, exit_status, now_s))
 
 
-def how_it_ended(record: Record, detail: JobDetail | None, exit_status: int | None, now_s: float) -> Ended:
+def how_it_ended(record: AllocationRecord, detail: JobDetail | None, exit_status: int | None, now_s: float) -> Ended:
     """Return the best account of an end: Slurm's, else the batch script's, else that nobody knows."""
     if record.release_why:
         return Ended("RELEASED", record.release_why, "monarch-hpc", now_s)
@@ -222,7 +222,7 @@ def how_it_ended(record: Record, detail: JobDetail | None, exit_status: int | No
         parts = [detail.state.meaning or detail.word]
         if detail.reason:
             parts.append(f"Slurm's reason: {detail.reason}")
-        if detail.state in (JobState.FAILED, JobState.COMPLETED) and detail.exit_code:
+        if detail.state in (SlurmState.FAILED, SlurmState.COMPLETED) and detail.exit_code:
             parts.append(f"exit code {detail.exit_code}")
         return Ended(detail.word, "; ".join(parts), "scontrol", now_s)
     if exit_status is not None:
@@ -231,7 +231,7 @@ def how_it_ended(record: Record, detail: JobDetail | None, exit_status: int | No
     return Ended("UNKNOWN", "no longer known to Slurm", "monarch-hpc", now_s)
 
 
-def _decide_intent(record: Record, row: QueueRow | None, owner_lives: bool | None, now_s: float) -> Decision:
+def _decide_intent(record: AllocationRecord, row: QueueRow | None, owner_lives: bool | None, now_s: float) -> Decision:
     if owner_lives:
         return Keep()
     age_s = now_s - record.created_s

@@ -6,11 +6,11 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Owner", "current_owner", "owner_lives"]
+__all__ = ["OwnerProcess", "current_owner", "owner_lives"]
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
+class OwnerProcess:
     """One process of one boot of one machine.
 
     Args:
@@ -26,13 +26,13 @@ class Owner:
     start_ticks: int
 
 
-def current_owner() -> Owner:
+def current_owner() -> OwnerProcess:
     """Return this process."""
     pid = os.getpid()
-    return Owner(os.uname().nodename, _boot_id(), pid, _start_ticks(pid) or 0)
+    return OwnerProcess(os.uname().nodename, _boot_id(), pid, _start_ticks(pid) or 0)
 
 
-def owner_lives(owner: Owner) -> bool | None:
+def owner_lives(owner: OwnerProcess) -> bool | None:
     """Tell whether *owner* still runs; None where that cannot be seen from this machine."""
     if owner.host != os.uname().nodename:
         return None

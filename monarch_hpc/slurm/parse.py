@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 from monarch_hpc.core.errors import SlurmParseError
-from monarch_hpc.slurm.states import JobState
+from monarch_hpc.slurm.states import SlurmState
 
 __all__ = [
     "SQUEUE_FORMAT",
@@ -53,7 +53,7 @@ class QueueRow:
 
     job_id: int
     name: str
-    state: JobState
+    state: SlurmState
     word: str
     num_hosts: int
     hosts: str
@@ -71,7 +71,7 @@ class JobDetail:
 
     job_id: int
     name: str
-    state: JobState
+    state: SlurmState
     word: str
     reason: str
     exit_code: str
@@ -121,8 +121,8 @@ def parse_show_job(text: str) -> JobDetail:
         return JobDetail(
             job_id=int(fields["JobId"]),
             name=fields["JobName"],
-            state=JobState.parse(fields["JobState"]),
-            word=fields["JobState"],
+            state=SlurmState.parse(fields["SlurmState"]),
+            word=fields["SlurmState"],
             reason=_something(fields.get("Reason", "")),
             exit_code=fields.get("ExitCode", ""),
             hosts=_something(fields.get("NodeList", "")),
@@ -167,7 +167,7 @@ def _parse_row(line: str) -> QueueRow:
     return QueueRow(
         job_id=int(job_id),
         name=name,
-        state=JobState.parse(word),
+        state=SlurmState.parse(word),
         word=word,
         # A range such as 2-4 while a job waits that asked for one.
         num_hosts=int(first[0]) if (first := re.match(r"\d+", num_hosts)) else 0,

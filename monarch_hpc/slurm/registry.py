@@ -23,10 +23,10 @@ from pathlib import Path
 
 from monarch_hpc.core.errors import AllocationError, ConfigError
 from monarch_hpc.core.files import private_dir, read_json, write_json
-from monarch_hpc.slurm.owner import Owner, owner_lives
+from monarch_hpc.slurm.owner import OwnerProcess, owner_lives
 from monarch_hpc.slurm.parse import QueueRow, parse_queue
 
-__all__ = ["Ended", "Record", "Registry", "Snapshot"]
+__all__ = ["AllocationRecord", "Ended", "Registry", "Snapshot"]
 
 _SCHEMA = 1
 _KEPT_ENDED = 50
@@ -54,7 +54,7 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class AllocationRecord:
     """One allocation, as the registry has it.
 
     Args:
@@ -74,7 +74,7 @@ class Record:
     name: str
     directory: Path
     num_hosts: str
-    owner: Owner
+    owner: OwnerProcess
     created_s: float
     job_id: int | None = None
     submitted_s: float | None = None
@@ -126,7 +126,7 @@ class Registry:
     def __init__(self, root: Path) -> None:
         self.root = private_dir(root)
 
-    def create(self, record: Record) -> None:
+    def create(self, record: AllocationRecord) -> None:
         """Write the intent, then take the name.
 
         Raises:
@@ -141,33 +141,33 @@ class Registry:
             shutil.rmtree(self._folder(record))
             raise AllocationError(record.name, _in_use(holder))
 
-    def set_job(self, record: Record, job_id: int, now_s: float) -> Record:
+    def set_job(self, record: AllocationRecord, job_id: int, now_s: float) -> AllocationRecord:
         """Write Slurm's number of the job."""
         write_json(self._folder(record) / "job.json", {"schema": _SCHEMA, "job_id": job_id, "submitted_s": now_s})
         return replace(record, job_id=job_id, submitted_s=now_s)
 
-    def want_release(self, record: Record, why: str) -> Record:
+    def want_release(self, record: AllocationRecord, why: str) -> AllocationRecord:
         """Write that the allocation is to go, and why."""
         write_json(self._folder(record) / "release.json", {"schema": _SCHEMA, "why": why})
         return replace(record, release_why=why)
 
-    def close(self, record: Record, ended: Ended) -> Record:
+    def close(self, record: AllocationRecord, ended: Ended) -> AllocationRecord:
         """Write how the allocation ended; its key, name and place among the live ones go."""
         with contextlib.suppress(FileNotFoundError):
             (record.directory / "key").unlink()
         write_json(self._folder(record) / "ended.json", {"schema": _SCHEMA, **asdict(ended)})
         return replace(record, ended=ended)
 
-    def records(self) -> tuple[Record, ...]:
+    def records(self) -> tuple[AllocationRecord, ...]:
         """Return all records, the oldest first."""
-        found: list[Record] = []
+        found: list[AllocationRecord] = []
         for folder in self._folders():
             # A record that is not there yet, or no longer, belongs to a command that just began or to `prune`.
             with contextlib.suppress(FileNotFoundError):
                 found.append(_load_record(folder))
         return tuple(sorted(found, key=lambda record: (record.created_s, record.allocation)))
 
-    def find(self, name: str | None) -> Record:
+    def find(self, name: str | None) -> AllocationRecord:
         """Return the allocation that a command means.
 
         Args:
@@ -229,10 +229,10 @@ class Registry:
     def _folders(self) -> list[Path]:
         return [self.root / name for name in os.listdir(self.root) if _SHORT_ID.fullmatch(name)]
 
-    def _folder(self, record: Record) -> Path:
+    def _folder(self, record: AllocationRecord) -> Path:
         return self.root / record.short_id
 
-    def _take_name(self, record: Record) -> Record | None:
+    def _take_name(self, record: AllocationRecord) -> AllocationRecord | None:
         """Claim the name; return the live record that has it, None when it is ours.
 
         Claims are numbered and the highest counts. A link is made whole or not at all, and only one process
@@ -272,7 +272,7 @@ def check_name(name: str) -> None:
         )
 
 
-def _in_use(holder: Record) -> str:
+def _in_use(holder: AllocationRecord) -> str:
     owner = holder.owner
     if holder.job_id is None and owner_lives(owner) is False:
         return (
@@ -286,7 +286,7 @@ def _in_use(holder: Record) -> str:
     )
 
 
-def _record_document(record: Record) -> dict[str, object]:
+def _record_document(record: AllocationRecord) -> dict[str, object]:
     return {
         "schema": _SCHEMA,
         "allocation": record.allocation,
@@ -298,7 +298,7 @@ def _record_document(record: Record) -> dict[str, object]:
     }
 
 
-def _load_record(folder: Path) -> Record:
+def _load_record(folder: Path) -> AllocationRecord:
     """Read one allocation's files.
 
     Raises:
@@ -313,12 +313,12 @@ def _load_record(folder: Path) -> Record:
     try:
         if document["schema"] != _SCHEMA:
             raise ConfigError("", "", str(path), f"was written by another version (schema {document['schema']})")
-        return Record(
+        return AllocationRecord(
             allocation=str(document["allocation"]),
             name=str(document["name"]),
             directory=Path(str(document["directory"])),
             num_hosts=str(document["num_hosts"]),
-            owner=Owner(**_object(document["owner"], path)),  # type: ignore[arg-type]  # checked by the schema number
+            owner=OwnerProcess(**_object(document["owner"], path)),  # type: ignore[arg-type]  # checked by the schema number
             created_s=float(str(document["created_s"])),
             job_id=int(str(job["job_id"])) if job else None,
             submitted_s=float(str(job["submitted_s"])) if job else None,

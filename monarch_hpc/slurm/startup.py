@@ -11,9 +11,9 @@ from monarch_hpc.core.errors import SlurmBusy
 from monarch_hpc.slurm.client import SlurmClient
 from monarch_hpc.slurm.directory import look
 from monarch_hpc.slurm.failure import agents_missing, job_failed
-from monarch_hpc.slurm.job import Life, Stage, how_it_ended
+from monarch_hpc.slurm.job import Lifecycle, Stage, how_it_ended
 from monarch_hpc.slurm.parse import JobDetail
-from monarch_hpc.slurm.registry import Record, Registry, Snapshot
+from monarch_hpc.slurm.registry import AllocationRecord, Registry, Snapshot
 from monarch_hpc.slurm.states import Phase
 
 __all__ = ["Startup"]
@@ -42,8 +42,8 @@ class Startup:
         config: SlurmConfig,
         registry: Registry,
         slurm: SlurmClient,
-        snapshot: Callable[[Sequence[Record], float], Snapshot],
-        record: Record,
+        snapshot: Callable[[Sequence[AllocationRecord], float], Snapshot],
+        record: AllocationRecord,
     ) -> None:
         self._config = config
         self._registry = registry
@@ -51,10 +51,10 @@ class Startup:
         self._snapshot = snapshot
         self._record = record
 
-    def follow(self, tell: Callable[[Life], None], stop: Callable[[], bool]) -> Life:
+    def follow(self, tell: Callable[[Lifecycle], None], stop: Callable[[], bool]) -> Lifecycle:
         """Wait until the agents are ready; see `Allocations.follow`."""
         slurm = self._config
-        life = Life(slurm.bootstrap_s)
+        life = Lifecycle(slurm.bootstrap_s)
         interval_s = slurm.poll_min_s
         poll = Deadline(0.0)
         while not stop():
@@ -77,7 +77,7 @@ class Startup:
             time.sleep(_LOOK_S)
         return life
 
-    def _see_slurm(self, life: Life, max_age_s: float) -> Life:
+    def _see_slurm(self, life: Lifecycle, max_age_s: float) -> Lifecycle:
         try:
             # All of the user's waiting commands share one squeue.
             row = self._snapshot(self._registry.records(), max_age_s).rows().get(self._record.job_name)
@@ -90,7 +90,7 @@ class Startup:
         except SlurmBusy:
             return life
 
-    def _requeued_or_overdue(self, life: Life) -> Life:
+    def _requeued_or_overdue(self, life: Lifecycle) -> Lifecycle:
         """Return the life of a job that was requeued while its agents were awaited.
 
         Raises:
@@ -104,7 +104,7 @@ class Startup:
             raise agents_missing(self._record, life)
         return requeued
 
-    def _requeued_or_failed(self, life: Life) -> Life:
+    def _requeued_or_failed(self, life: Lifecycle) -> Lifecycle:
         """Return the life of a job whose script ended because the job was requeued.
 
         Raises:

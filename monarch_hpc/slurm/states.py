@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-__all__ = ["JobState", "Phase"]
+__all__ = ["Phase", "SlurmState"]
 
 
 class Phase(enum.Enum):
@@ -24,7 +24,7 @@ class Phase(enum.Enum):
         return self is not Phase.ENDED
 
 
-class JobState(enum.Enum):
+class SlurmState(enum.Enum):
     """Every state and state flag of Slurm 20.11 to 26.05, as squeue and scontrol print them.
 
     Slurm prints a flag in place of the state that it modifies, so that both are states here.
@@ -64,7 +64,7 @@ class JobState(enum.Enum):
     UNKNOWN = "UNKNOWN"
 
     @classmethod
-    def parse(cls, word: str) -> JobState:
+    def parse(cls, word: str) -> SlurmState:
         """Return the state for Slurm's *word*, `UNKNOWN` for one that we do not know.
 
         ``CANCELLED by 1000`` and ``CANCELLED+`` are CANCELLED.
@@ -84,64 +84,64 @@ class JobState(enum.Enum):
         """
         match self:
             case (
-                JobState.PENDING
-                | JobState.EXPEDITING
-                | JobState.REQUEUED
-                | JobState.REQUEUE_FED
-                | JobState.REQUEUE_HOLD
-                | JobState.RESV_DEL_HOLD
-                | JobState.SPECIAL_EXIT
+                SlurmState.PENDING
+                | SlurmState.EXPEDITING
+                | SlurmState.REQUEUED
+                | SlurmState.REQUEUE_FED
+                | SlurmState.REQUEUE_HOLD
+                | SlurmState.RESV_DEL_HOLD
+                | SlurmState.SPECIAL_EXIT
             ):
                 return Phase.QUEUED
-            case JobState.CONFIGURING | JobState.POWER_UP_NODE:
+            case SlurmState.CONFIGURING | SlurmState.POWER_UP_NODE:
                 return Phase.STARTING
             case (
-                JobState.RUNNING
-                | JobState.SUSPENDED
-                | JobState.RESIZING
-                | JobState.SIGNALING
-                | JobState.STOPPED
-                | JobState.UPDATE_DB
+                SlurmState.RUNNING
+                | SlurmState.SUSPENDED
+                | SlurmState.RESIZING
+                | SlurmState.SIGNALING
+                | SlurmState.STOPPED
+                | SlurmState.UPDATE_DB
             ):
                 return Phase.RUNNING
-            case JobState.COMPLETING | JobState.STAGE_OUT:
+            case SlurmState.COMPLETING | SlurmState.STAGE_OUT:
                 return Phase.ENDING
             case (
-                JobState.COMPLETED
-                | JobState.CANCELLED
-                | JobState.FAILED
-                | JobState.TIMEOUT
-                | JobState.PREEMPTED
-                | JobState.NODE_FAIL
-                | JobState.BOOT_FAIL
-                | JobState.DEADLINE
-                | JobState.OUT_OF_MEMORY
-                | JobState.REVOKED
+                SlurmState.COMPLETED
+                | SlurmState.CANCELLED
+                | SlurmState.FAILED
+                | SlurmState.TIMEOUT
+                | SlurmState.PREEMPTED
+                | SlurmState.NODE_FAIL
+                | SlurmState.BOOT_FAIL
+                | SlurmState.DEADLINE
+                | SlurmState.OUT_OF_MEMORY
+                | SlurmState.REVOKED
             ):
                 return Phase.ENDED
             # A failed launch or reconfiguration is requeued, held or ended, as the site decided.
-            case JobState.LAUNCH_FAILED | JobState.RECONFIG_FAIL | JobState.UNKNOWN:
+            case SlurmState.LAUNCH_FAILED | SlurmState.RECONFIG_FAIL | SlurmState.UNKNOWN:
                 return Phase.UNKNOWN
 
     @property
     def meaning(self) -> str:
         """Why a job is in this state, for people; empty where the word says it."""
         match self:
-            case JobState.TIMEOUT:
+            case SlurmState.TIMEOUT:
                 return "the time limit was reached; ask for more with -t"
-            case JobState.NODE_FAIL:
+            case SlurmState.NODE_FAIL:
                 return "a host failed"
-            case JobState.PREEMPTED:
+            case SlurmState.PREEMPTED:
                 return "a job of higher priority took the hosts"
-            case JobState.OUT_OF_MEMORY:
+            case SlurmState.OUT_OF_MEMORY:
                 return "the job used more memory than it had been given"
-            case JobState.BOOT_FAIL:
+            case SlurmState.BOOT_FAIL:
                 return "a host did not boot"
-            case JobState.DEADLINE:
+            case SlurmState.DEADLINE:
                 return "the job's deadline passed"
-            case JobState.CANCELLED:
+            case SlurmState.CANCELLED:
                 return "it was cancelled"
-            case JobState.COMPLETED | JobState.FAILED:
+            case SlurmState.COMPLETED | SlurmState.FAILED:
                 return "its batch script ended"
             case _:
                 return ""

@@ -8,10 +8,10 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-__all__ = ["TRANSITIONS", "Lease", "Life"]
+__all__ = ["TRANSITIONS", "Lease", "Liveness"]
 
 
-class Life(enum.Enum):
+class Liveness(enum.Enum):
     """What silence tells of a peer."""
 
     ALIVE = "alive"
@@ -19,10 +19,10 @@ class Life(enum.Enum):
     DEAD = "dead"
 
 
-TRANSITIONS: dict[Life, frozenset[Life]] = {
-    Life.ALIVE: frozenset({Life.ALIVE, Life.SUSPECT, Life.DEAD}),
-    Life.SUSPECT: frozenset({Life.ALIVE, Life.SUSPECT, Life.DEAD}),
-    Life.DEAD: frozenset({Life.DEAD}),
+TRANSITIONS: dict[Liveness, frozenset[Liveness]] = {
+    Liveness.ALIVE: frozenset({Liveness.ALIVE, Liveness.SUSPECT, Liveness.DEAD}),
+    Liveness.SUSPECT: frozenset({Liveness.ALIVE, Liveness.SUSPECT, Liveness.DEAD}),
+    Liveness.DEAD: frozenset({Liveness.DEAD}),
 }
 """Where each state can go. Nobody returns from the dead: others have acted on the news."""
 
@@ -39,18 +39,18 @@ class Lease:
     suspect_s: float
     dead_s: float
 
-    def judge(self, life: Life, heard_s: float, now_s: float) -> Life:
+    def judge(self, life: Liveness, heard_s: float, now_s: float) -> Liveness:
         """Return the next state of a peer in state *life*.
 
         Args:
             heard_s: when it last gave a sign of life, in seconds of any clock that never goes back.
             now_s: the same clock, now.
         """
-        if life is Life.DEAD:
-            return Life.DEAD
+        if life is Liveness.DEAD:
+            return Liveness.DEAD
         silent_s = now_s - heard_s
         if silent_s >= self.dead_s:
-            return Life.DEAD
+            return Liveness.DEAD
         if silent_s >= self.suspect_s:
-            return Life.SUSPECT
-        return Life.ALIVE
+            return Liveness.SUSPECT
+        return Liveness.ALIVE

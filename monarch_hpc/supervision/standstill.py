@@ -6,7 +6,7 @@ nobody and is well.
 
 from __future__ import annotations
 
-from monarch_hpc.supervision.lease import Lease, Life
+from monarch_hpc.supervision.lease import Lease, Liveness
 
 __all__ = ["STOPPED", "Standstill"]
 
@@ -28,9 +28,9 @@ class Standstill:
         self._lease = lease
         self._step_s = step_s
         self._ran_s = self._seen_s = now_s
-        self._life = Life.ALIVE
+        self._life = Liveness.ALIVE
 
-    def see(self, state: str, now_s: float) -> tuple[Life, float]:
+    def see(self, state: str, now_s: float) -> tuple[Liveness, float]:
         """Take note of the kernel's *state* letter; return what it makes of the process, and how long it has stood.
 
         The length is that of the standstill that ends now, where one ends.

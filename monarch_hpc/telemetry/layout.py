@@ -3,7 +3,7 @@
 A record is 64 bytes, little-endian:
 
     u64 t       CLOCK_MONOTONIC in nanoseconds, when it began
-    u16 kind    `Kind`
+    u16 kind    `RecordKind`
     u16 flags   `FAILED`
     u32 actor   whose doing it is: a place in the actors' table plus 1; 0 for the program, or for the process
     u32 name    an entry of the names: endpoint, mesh or cause; 0 for none
@@ -60,7 +60,7 @@ __all__ = [
     "VERSION",
     "WAITS_AT",
     "WAIT_BYTES",
-    "Kind",
+    "RecordKind",
 ]
 
 MAGIC = b"MHPCTELE"
@@ -89,7 +89,7 @@ OPEN = -1
 FAILED = 1
 
 
-class Kind(enum.IntEnum):
+class RecordKind(enum.IntEnum):
     """What a record tells."""
 
     SENT = 1  # a call of this process

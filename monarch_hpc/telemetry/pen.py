@@ -17,13 +17,13 @@ from monarch_hpc.telemetry.layout import (
     OPEN,
     RECORD,
     RECORD_BYTES,
-    Kind,
+    RecordKind,
 )
 
 __all__ = ["Handling", "Pen"]
 
-_SENT = int(Kind.SENT)  # a member of an enum costs ten times a global
-_HANDLED = int(Kind.HANDLED)
+_SENT = int(RecordKind.SENT)  # a member of an enum costs ten times a global
+_HANDLED = int(RecordKind.HANDLED)
 
 # In words of 8 bytes from the start of a record.
 _WORDS = RECORD_BYTES // 8

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from monarch_hpc.telemetry import layout
-from monarch_hpc.telemetry.layout import COUNTER, HALF, HEADER, NUM_BUCKETS, OPEN, RECORD, RECORD_BYTES, Kind
+from monarch_hpc.telemetry.layout import COUNTER, HALF, HEADER, NUM_BUCKETS, OPEN, RECORD, RECORD_BYTES, RecordKind
 from monarch_hpc.telemetry.names import Name, parse_names
 from monarch_hpc.wire.calls import ActorSeen, EndpointCount, ProcCalls, RunningCall, SentCall, Wait
 
-__all__ = ["Memory", "Record", "Scene", "memory_of", "read_events", "read_scene", "tell"]
+__all__ = ["DecodedRecord", "Memory", "Scene", "memory_of", "read_events", "read_scene", "tell"]
 
 Memory = Callable[[int, int], bytes]
 """Returns so many bytes from an offset on, always all of them."""
@@ -37,15 +37,15 @@ MAX_ENDPOINTS = 64
 MAX_ENDED_ACTORS = 64
 
 _STATES = {
-    Kind.ACTOR_SPAWNED: "spawned",
-    Kind.ACTOR_READY: "ready",
-    Kind.ACTOR_STOPPED: "stopped",
-    Kind.ACTOR_FAILED: "failed",
+    RecordKind.ACTOR_SPAWNED: "spawned",
+    RecordKind.ACTOR_READY: "ready",
+    RecordKind.ACTOR_STOPPED: "stopped",
+    RecordKind.ACTOR_FAILED: "failed",
 }
 _NS = 1e-9
 
 
-class Record(NamedTuple):
+class DecodedRecord(NamedTuple):
     """One record, see `layout`."""
 
     t: int
@@ -173,7 +173,7 @@ def read_scene(memory: Memory, now_ns: int | None = None) -> Scene:
     )
 
 
-def read_events(memory: Memory) -> list[Record]:
+def read_events(memory: Memory) -> list[DecodedRecord]:
     """Return the events that are still there, oldest first, and nothing of those that were being written."""
     if _header(memory)[0]:
         return []
@@ -181,7 +181,7 @@ def read_events(memory: Memory) -> list[Record]:
     first, second = (memory(layout.EVENTS_AT, layout.NUM_EVENTS * RECORD_BYTES) for _ in range(2))
     mask = layout.NUM_EVENTS - 1
     found = [
-        Record._make(one)
+        DecodedRecord._make(one)
         for place, (one, other) in enumerate(zip(RECORD.iter_unpack(first), RECORD.iter_unpack(second), strict=True))
         if one == other and one[-1] and one[-1] & mask == place
     ]
@@ -205,7 +205,7 @@ def _header(memory: Memory) -> tuple[str, int, str]:
 # ---- tables ----
 
 
-def _open_calls(memory: Memory) -> Iterator[Record]:
+def _open_calls(memory: Memory) -> Iterator[DecodedRecord]:
     """Yield the calls that have no answer yet."""
     seen: set[int] = set()
     for start, num in ((layout.SENT_AT, layout.NUM_SENT), (layout.OLD_AT, layout.NUM_OLD)):
@@ -220,19 +220,19 @@ def _open_calls(memory: Memory) -> Iterator[Record]:
                     yield record
 
 
-def _running(memory: Memory) -> Iterator[Record]:
+def _running(memory: Memory) -> Iterator[DecodedRecord]:
     for record in _table(memory, layout.RUNNING_AT, layout.NUM_RUNNING):
-        if record.kind == Kind.HANDLED and record.dur == OPEN:
+        if record.kind == RecordKind.HANDLED and record.dur == OPEN:
             yield record
 
 
-def _actors(memory: Memory) -> Iterator[Record]:
+def _actors(memory: Memory) -> Iterator[DecodedRecord]:
     for record in _table(memory, layout.ACTORS_AT, layout.NUM_ACTORS):
         if record.kind in _STATES:
             yield record
 
 
-def _table(memory: Memory, start: int, num: int) -> Iterator[Record]:
+def _table(memory: Memory, start: int, num: int) -> Iterator[DecodedRecord]:
     """Yield the whole records of a table."""
     table = memory(start, num * RECORD_BYTES)
     for place, seq in enumerate(memoryview(table).cast("Q")[7::8].tolist()):
@@ -242,10 +242,10 @@ def _table(memory: Memory, start: int, num: int) -> Iterator[Record]:
                 yield record
 
 
-def _stable(memory: Memory, at: int, table: bytes, place: int) -> Record | None:
+def _stable(memory: Memory, at: int, table: bytes, place: int) -> DecodedRecord | None:
     """Return a record that was the same twice: while it was copied the process may have written another one there."""
     first = table[place * RECORD_BYTES : (place + 1) * RECORD_BYTES]
-    return Record._make(RECORD.unpack(first)) if memory(at, RECORD_BYTES) == first else None
+    return DecodedRecord._make(RECORD.unpack(first)) if memory(at, RECORD_BYTES) == first else None
 
 
 def _waits(memory: Memory) -> Iterator[tuple[int, int]]:
@@ -255,7 +255,7 @@ def _waits(memory: Memory) -> Iterator[tuple[int, int]]:
             yield first, last
 
 
-def _range(by_number: dict[int, Record], order: list[int], first: int, last: int) -> list[int]:
+def _range(by_number: dict[int, DecodedRecord], order: list[int], first: int, last: int) -> list[int]:
     """The open calls from *first* to *last* of one call of a mesh, in order; others were numbered between them."""
     if last == first:
         return [first] if first in by_number else []
@@ -303,13 +303,15 @@ def _part(name: Name, kind: str, index: int) -> str:
     return name[index] if name and name[0] == kind and index < len(name) else ""
 
 
-def _seen(records: Iterable[Record], look: Callable[[int], Name], age_s: Callable[[int], float]) -> list[ActorSeen]:
+def _seen(
+    records: Iterable[DecodedRecord], look: Callable[[int], Name], age_s: Callable[[int], float]
+) -> list[ActorSeen]:
     found = [
         ActorSeen(
             f"{record.msg:x}",
             _part(look(record.name), "text", 1),
             record.num_bytes,
-            _STATES[Kind(record.kind)],
+            _STATES[RecordKind(record.kind)],
             _part(look(record.peer), "text", 1),
             age_s(record.t),
         )
@@ -320,7 +322,7 @@ def _seen(records: Iterable[Record], look: Callable[[int], Name], age_s: Callabl
 
 
 def _running_call(
-    record: Record, actor: Callable[[int], str], look: Callable[[int], Name], age_s: Callable[[int], float]
+    record: DecodedRecord, actor: Callable[[int], str], look: Callable[[int], Name], age_s: Callable[[int], float]
 ) -> RunningCall:
     caller = look(record.peer)
     return RunningCall(
@@ -335,7 +337,7 @@ def _running_call(
 
 
 def _sent_call(
-    record: Record, actor: Callable[[int], str], look: Callable[[int], Name], age_s: Callable[[int], float]
+    record: DecodedRecord, actor: Callable[[int], str], look: Callable[[int], Name], age_s: Callable[[int], float]
 ) -> SentCall:
     target, endpoint = look(record.peer), look(record.name)
     return SentCall(

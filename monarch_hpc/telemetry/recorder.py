@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from monarch_hpc.core.fork import watch_forks
 from monarch_hpc.telemetry import layout, pen
-from monarch_hpc.telemetry.layout import HEADER, NUMBER, OPEN, RECORD, RECORD_BYTES, REFUSED, REFUSED_AT, Kind
+from monarch_hpc.telemetry.layout import HEADER, NUMBER, OPEN, RECORD, RECORD_BYTES, REFUSED, REFUSED_AT, RecordKind
 from monarch_hpc.telemetry.memory import disown_memory, make_memory, map_memory
 from monarch_hpc.telemetry.names import Names
 from monarch_hpc.telemetry.pen import Handling
@@ -108,7 +108,9 @@ class Recorder:
         """The actor with that mark now waits for something that is no call; otherwise as `wait`."""
         return self.wait(-self.names.text(what), mark)
 
-    def change(self, kind: Kind, *, mark: int = 0, name: int = 0, peer: int = 0, msg: int = 0, value: int = 0) -> None:
+    def change(
+        self, kind: RecordKind, *, mark: int = 0, name: int = 0, peer: int = 0, msg: int = 0, value: int = 0
+    ) -> None:
         """Write down a change of state; see `layout` for the meaning of the numbers."""
         index = self._pen.event()
         at = layout.EVENTS_AT + (index & (layout.NUM_EVENTS - 1)) * RECORD_BYTES
@@ -155,16 +157,16 @@ class ActorRecord:
         self._name = name
         self._rank = rank
         self.mark = place + 1 if place < layout.NUM_ACTORS else 0
-        self.change(Kind.ACTOR_SPAWNED)
+        self.change(RecordKind.ACTOR_SPAWNED)
 
-    def change(self, kind: Kind, cause: str = "") -> None:
+    def change(self, kind: RecordKind, cause: str = "") -> None:
         """It is in that state now. After the last one its place is free, but stays as it is until it is needed."""
         recorder = self._recorder
         why = recorder.names.text(cause) if cause else 0
         at = layout.ACTORS_AT + self._place * RECORD_BYTES
         _pack(recorder.memory, at, _now(), kind, 0, self.mark, self._name, why, self._number, self._rank, 0, 0, 1)
         recorder.change(kind, mark=self.mark, name=why, msg=self._number)
-        if kind in (Kind.ACTOR_STOPPED, Kind.ACTOR_FAILED) and self.mark:
+        if kind in (RecordKind.ACTOR_STOPPED, RecordKind.ACTOR_FAILED) and self.mark:
             self._places.append(self._place)
 
 

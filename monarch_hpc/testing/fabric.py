@@ -19,7 +19,7 @@ from monarch_hpc.core.shape import Extent, Region
 from monarch_hpc.wire.casts import (
     Cast,
     Note,
-    Tag,
+    NoteKind,
     Target,
     pack_cast,
     pack_notes,
@@ -73,8 +73,8 @@ class Sender:
 
     frames: Counter[str] = field(default_factory=Counter)
     number: int = 0
-    answers: dict[int, dict[int, Tag]] = field(default_factory=dict)
-    told: dict[int, set[Tag]] = field(default_factory=dict)
+    answers: dict[int, dict[int, NoteKind]] = field(default_factory=dict)
+    told: dict[int, set[NoteKind]] = field(default_factory=dict)
     parts: dict[int, dict[int, bytes]] = field(default_factory=dict)
     received_bytes: int = 0
 
@@ -305,10 +305,10 @@ class Fabric:
         else:
             cast = parse_cast(frame)
             proc.seen.append(cast.number)
-            tag = Tag.FAILURE if proc.fails else Tag.RESULT
+            tag = NoteKind.FAILURE if proc.fails else NoteKind.RESULT
             body = struct.pack(">I", proc.rank) if cast.functions else b"x" * 32
             key = cast.origin, cast.number
-            notes = [Note(tag, *key, 0, body), Note(Tag.DONE, *key)]
+            notes = [Note(tag, *key, 0, body), Note(NoteKind.DONE, *key)]
         link = ("answer", proc.rank, proc.host)
         self._links.setdefault(link, deque()).append(pack_notes(notes))
         self._turns.append(link)
@@ -317,12 +317,12 @@ class Fabric:
         order = parse_order(frame)
         key = order.origin, order.number
         if proc.fails:
-            return Note(Tag.FAILURE, *key)
+            return Note(NoteKind.FAILURE, *key)
         proc.num_combined += 1
         for before, after in itertools.pairwise(order.parts):
             assert span_of(before)[1] == after.place, "answers that do not follow each other"
         span = order.parts[0].place, span_of(order.parts[-1])[1]
-        return pack_span(Tag.PARTIAL, key, span, self._combine(bytes(content_of(part)) for part in order.parts))
+        return pack_span(NoteKind.PARTIAL, key, span, self._combine(bytes(content_of(part)) for part in order.parts))
 
     def _at_sender(self, frame: Frame) -> None:
         sender = self.sender
@@ -330,18 +330,18 @@ class Fabric:
         sender.received_bytes += len(frame.body)
         for note in parse_notes(frame):
             answers, region = sender.answers[note.number], self._regions[note.number]
-            if note.tag in (Tag.LAST, Tag.DONE):
+            if note.tag in (NoteKind.LAST, NoteKind.DONE):
                 assert note.tag not in sender.told[note.number], f"{note.tag.name} twice"
                 sender.told[note.number].add(note.tag)
-            elif note.tag is Tag.LOST:
+            elif note.tag is NoteKind.LOST:
                 lost = parse_lost(note.body)
                 for place, rank in enumerate(region.base_ranks()):
                     host = rank // self._per_host
                     if any(start <= host < stop for start, stop in lost.hosts):
-                        answers.setdefault(place, Tag.LOST)
+                        answers.setdefault(place, NoteKind.LOST)
             else:
                 for place in range(*span_of(note)):
-                    assert answers.get(place, Tag.LOST) is Tag.LOST, f"place {place} answered twice"
+                    assert answers.get(place, NoteKind.LOST) is NoteKind.LOST, f"place {place} answered twice"
                     answers[place] = note.tag
-                if note.tag in (Tag.RESULT, Tag.PARTIAL):
+                if note.tag in (NoteKind.RESULT, NoteKind.PARTIAL):
                     sender.parts[note.number][note.place] = bytes(content_of(note))

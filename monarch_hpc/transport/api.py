@@ -11,7 +11,7 @@ from monarch_hpc.transport.address import FORWARD_PREFIX, RELAY_PREFIX
 from monarch_hpc.transport.memory.operations import Transfer
 from monarch_hpc.wire.frames import Frame
 
-__all__ = ["Channel", "Listener", "Peer"]
+__all__ = ["FrameChannel", "Listener", "Peer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Peer:
         return f"{self.role.name.lower()} on {self.host or 'an unnamed host'} ({self.address})"
 
 
-class Channel(Protocol):
+class FrameChannel(Protocol):
     """One end of an established channel.
 
     Frames arrive at the other end in the order sent, each once, or the channel is lost as a whole.
@@ -144,14 +144,14 @@ class Listener(Protocol):
     The methods must be short and must not block.
     """
 
-    def on_channel(self, channel: Channel) -> None:
+    def on_channel(self, channel: FrameChannel) -> None:
         """A channel that the other side opened is established."""
         ...
 
-    def on_frame(self, channel: Channel, frame: Frame) -> None:
+    def on_frame(self, channel: FrameChannel, frame: Frame) -> None:
         """A frame arrived."""
         ...
 
-    def on_lost(self, channel: Channel, error: TransportError) -> None:
+    def on_lost(self, channel: FrameChannel, error: TransportError) -> None:
         """The channel is over; no frame of it follows."""
         ...

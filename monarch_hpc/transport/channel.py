@@ -25,7 +25,7 @@ from monarch_hpc.transport.tcp.channel import LINGER_S, TcpChannel, read_reason
 from monarch_hpc.transport.ucx.fabric import UcxFabric
 from monarch_hpc.transport.ucx.introduction import FIRST_S, Introduction
 from monarch_hpc.transport.ucx.lane import UcxLane
-from monarch_hpc.wire.frames import Buffer, Frame, Head, Kind
+from monarch_hpc.wire.frames import Buffer, Frame, FrameHead, Kind
 
 __all__ = ["PeerChannel"]
 
@@ -48,7 +48,7 @@ It is slowed, but not stopped: the loop that it blocks may run the very actor th
 
 
 class PeerChannel:
-    """An established channel; see `transport.api.Channel`.
+    """An established channel; see `transport.api.FrameChannel`.
 
     Args:
         sock: connected and proved.
@@ -254,7 +254,7 @@ class PeerChannel:
         # UCX puts over tcp by small messages, at 24 MB/s in 1.13: frames are faster, and take the same way.
         return None if write and self.fabric == "ucx/tcp" else lane.move(key, offset, buffer, write=write)
 
-    def _land(self, head: Head, body: Buffer) -> list[memoryview] | None:
+    def _land(self, head: FrameHead, body: Buffer) -> list[memoryview] | None:
         if head.kind is Kind.DATA:
             return self._operations.land(head)
         return self._memories.land(self, head, body)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from monarch_hpc.core.errors import TransportError
-from monarch_hpc.supervision.lease import Lease, Life
-from monarch_hpc.transport.api import Channel
+from monarch_hpc.supervision.lease import Lease, Liveness
+from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.frames import Frame, Kind
 
-__all__ = ["Pulse"]
+__all__ = ["Heartbeat"]
 
 
-class Pulse:
+class Heartbeat:
     """Sends a PING on every watched channel and judges those that are to be judged.
 
     A dead channel is given up, so that its listener's `on_lost` is called like for any other end.
@@ -28,38 +28,38 @@ class Pulse:
         engine: Engine,
         heartbeat_s: float,
         lease: Lease,
-        changed: Callable[[Channel, Life], None] = lambda _channel, _life: None,
+        changed: Callable[[FrameChannel, Liveness], None] = lambda _channel, _life: None,
     ) -> None:
         self._engine = engine
         self._heartbeat_s = heartbeat_s
         self._lease = lease
         self._changed = changed
-        self._lives: dict[Channel, Life] = {}
-        self._excused_s: dict[Channel, float] = {}  # as if it had been heard then
-        self._quiet: set[Channel] = set()
+        self._lives: dict[FrameChannel, Liveness] = {}
+        self._excused_s: dict[FrameChannel, float] = {}  # as if it had been heard then
+        self._quiet: set[FrameChannel] = set()
         self._beat_s = engine.clock()
         self._timer = engine.call_later(heartbeat_s, self._beat)
 
-    def watch(self, channel: Channel, *, judged: bool = True) -> None:
+    def watch(self, channel: FrameChannel, *, judged: bool = True) -> None:
         """Begin to beat on *channel*; one that is not *judged* is never declared dead.
 
         From callbacks of the engine only, as everything here.
         """
         if judged:
-            self._lives.setdefault(channel, Life.ALIVE)
+            self._lives.setdefault(channel, Liveness.ALIVE)
             self._quiet.discard(channel)
         elif channel not in self._lives:
             self._quiet.add(channel)
 
-    def forget(self, channel: Channel) -> None:
+    def forget(self, channel: FrameChannel) -> None:
         """Stop beating on *channel*; unknown ones are ignored."""
         self._lives.pop(channel, None)
         self._excused_s.pop(channel, None)
         self._quiet.discard(channel)
 
-    def life(self, channel: Channel) -> Life:
+    def life(self, channel: FrameChannel) -> Liveness:
         """What is known of a channel; alive if it is not judged."""
-        return self._lives.get(channel, Life.ALIVE)
+        return self._lives.get(channel, Liveness.ALIVE)
 
     def close(self) -> None:
         """Stop beating."""
@@ -68,7 +68,7 @@ class Pulse:
         self._excused_s.clear()
         self._quiet.clear()
 
-    def _heard_s(self, channel: Channel) -> float:
+    def _heard_s(self, channel: FrameChannel) -> float:
         return max(channel.heard_s, self._excused_s.get(channel, 0.0))
 
     def _beat(self) -> None:
@@ -92,5 +92,5 @@ class Pulse:
                 continue
             self._lives[channel] = after
             self._changed(channel, after)
-            if after is Life.DEAD:
+            if after is Liveness.DEAD:
                 channel.give_up(f"no heartbeat for {now_s - channel.heard_s:.1f} s")

@@ -10,19 +10,19 @@ from dataclasses import replace
 from monarch_hpc.config.schema import TransportConfig
 from monarch_hpc.core.errors import PeerLost, TransportError
 from monarch_hpc.core.ids import Identity, Role
-from monarch_hpc.transport.api import Channel, Listener, Peer
+from monarch_hpc.transport.api import FrameChannel, Listener, Peer
 from monarch_hpc.transport.channel import PeerChannel
 from monarch_hpc.transport.connect.dial import Done, Opener, Race
-from monarch_hpc.transport.connect.listen import Forwards, Gate
-from monarch_hpc.transport.connect.routes import Ways
+from monarch_hpc.transport.connect.listen import Acceptor, Forwards
+from monarch_hpc.transport.connect.routes import Routes
 from monarch_hpc.transport.engine.engine import Engine
-from monarch_hpc.transport.engine.flag import Signal
+from monarch_hpc.transport.engine.flag import Flag
 from monarch_hpc.transport.memory.registry import Memories, Memory
 from monarch_hpc.transport.secure.fence import Fence
 from monarch_hpc.transport.secure.handshake import Dialing, make_proof
 from monarch_hpc.transport.secure.noise import Cipher
 from monarch_hpc.transport.tcp.channel import LINGER_S
-from monarch_hpc.transport.tcp.keepalive import Wires
+from monarch_hpc.transport.tcp.keepalive import CutDetector
 from monarch_hpc.transport.ucx.fabric import UcxFabric
 from monarch_hpc.wire.frames import Frame
 
@@ -63,15 +63,15 @@ class Node:
         self._limits = limits
         self._channels: dict[int, PeerChannel] = {}
         self._fence = Fence(identity.role)
-        self._wires = Wires(engine, limits.cut_s)
-        self._gate = Gate(engine, identity, key, limits, self._welcome, forwards, self._fence, self._wires, refused)
+        self._wires = CutDetector(engine, limits.cut_s)
+        self._gate = Acceptor(engine, identity, key, limits, self._welcome, forwards, self._fence, self._wires, refused)
         self._open: set[PeerChannel] = set()  # all of them, also those that a later one replaced
         self._races: list[Race] = []
         self._relay = relay
         self._forwarders = forwarders
         self._fabric = fabric
         self._memories = Memories(engine)
-        self._ways = Ways()
+        self._ways = Routes()
         self._closed = False
 
     @property
@@ -80,7 +80,7 @@ class Node:
         return self._identity
 
     @property
-    def channels(self) -> Mapping[int, Channel]:
+    def channels(self) -> Mapping[int, FrameChannel]:
         """The open channels, by the peer's incarnation."""
         return self._channels
 
@@ -142,7 +142,7 @@ class Node:
             return
         self._races.append(Race(self, list(addresses), incarnation, done))
 
-    def connect(self, addresses: Sequence[str], incarnation: int = 0, timeout_s: float | None = None) -> Channel:
+    def connect(self, addresses: Sequence[str], incarnation: int = 0, timeout_s: float | None = None) -> FrameChannel:
         """Like `dial`, for threads outside the engine: wait for the channel and return it.
 
         Raises:
@@ -152,10 +152,10 @@ class Node:
         known = self.known(incarnation)
         if known is not None:
             return known
-        outcome: list[Channel | TransportError] = []
-        signal = Signal(self._engine)
+        outcome: list[FrameChannel | TransportError] = []
+        signal = Flag(self._engine)
 
-        def done(result: Channel | TransportError) -> None:
+        def done(result: FrameChannel | TransportError) -> None:
             outcome.append(result)
             signal.set()
 
@@ -217,15 +217,15 @@ class Node:
         recent = channel.opened_s - known.opened_s < race_s
         return known.error is None and known.dialed is not channel.dialed and recent
 
-    def on_channel(self, channel: Channel) -> None:
+    def on_channel(self, channel: FrameChannel) -> None:
         """Pass on a channel that the other side opened."""
         self._listener.on_channel(channel)
 
-    def on_frame(self, channel: Channel, frame: Frame) -> None:
+    def on_frame(self, channel: FrameChannel, frame: Frame) -> None:
         """Pass on a frame."""
         self._listener.on_frame(channel, frame)
 
-    def on_lost(self, channel: Channel, error: TransportError) -> None:
+    def on_lost(self, channel: FrameChannel, error: TransportError) -> None:
         """Forget a channel and pass the news on."""
         self._open.discard(channel)
         self._wires.forget(channel)
@@ -277,7 +277,7 @@ class Node:
         return self._forwarders
 
     @property
-    def ways(self) -> Ways:
+    def ways(self) -> Routes:
         """Which ways have led to whom."""
         return self._ways
 
@@ -286,7 +286,7 @@ class Node:
         """The limits of its channels."""
         return self._limits
 
-    def known(self, incarnation: int) -> Channel | None:
+    def known(self, incarnation: int) -> FrameChannel | None:
         """The open channel to a process; None for nobody, and for incarnation 0, which is anybody."""
         known = self._channels.get(incarnation)
         return known if known is not None and known.error is None else None

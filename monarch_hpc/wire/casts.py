@@ -20,8 +20,8 @@ __all__ = [
     "Lost",
     "Mark",
     "Note",
+    "NoteKind",
     "Spans",
-    "Tag",
     "Target",
     "pack_cast",
     "pack_lost",
@@ -56,7 +56,7 @@ class Mark(enum.IntEnum):
     SKIP = 3  # that cast, and those before it, will not come if they have not
 
 
-class Tag(enum.IntEnum):
+class NoteKind(enum.IntEnum):
     """What a note says of a cast."""
 
     RESULT = 1  # the body of a RESULT frame, with its buffers
@@ -71,7 +71,7 @@ class Tag(enum.IntEnum):
     VOID = 10  # such places have answered, but the call fails, and what they said goes nowhere
 
 
-_TAGS = {int(tag): tag for tag in Tag}
+_TAGS = {int(tag): tag for tag in NoteKind}
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class Note:
         place: of the proc in the target's region; 0 where the note is about no single one.
     """
 
-    tag: Tag
+    tag: NoteKind
     origin: int
     number: int
     place: int = 0

@@ -10,7 +10,7 @@ Layout, little-endian (24 bytes, then one u64 per buffer):
     u64 reply       where an answer goes; 0 for none
     u64 * num_buffers   the length of each buffer, in bytes
 
-The parser is total: any bytes give a `Head` or a `FrameError`, and no length is believed before it
+The parser is total: any bytes give a `FrameHead` or a `FrameError`, and no length is believed before it
 is checked against the limits.
 """
 
@@ -30,7 +30,7 @@ __all__ = [
     "PROTOCOL",
     "Buffer",
     "Frame",
-    "Head",
+    "FrameHead",
     "Kind",
     "pack_frame",
     "pack_head",
@@ -97,7 +97,7 @@ class Frame:
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class FrameHead:
     """A parsed header.
 
     Attributes:
@@ -144,7 +144,7 @@ def pack_frame(frame: Frame) -> bytes:
     return _HEAD.pack(PROTOCOL, frame.kind, 0, len(body), frame.dest, frame.reply) + body
 
 
-def parse_head(data: Buffer, max_frame_bytes: int) -> Head:
+def parse_head(data: Buffer, max_frame_bytes: int) -> FrameHead:
     """Read the header at the start of *data*.
 
     Raises:
@@ -161,7 +161,7 @@ def parse_head(data: Buffer, max_frame_bytes: int) -> Head:
     total = body_bytes + sum(lengths)
     if total > max_frame_bytes:
         raise FrameError(f"{total} bytes, at most {max_frame_bytes} (config key 'transport.max_frame_bytes')")
-    return Head(known, dest, reply, body_bytes, lengths, size)
+    return FrameHead(known, dest, reply, body_bytes, lengths, size)
 
 
 def parse_alone(data: bytes) -> Frame | None:

@@ -10,7 +10,7 @@ import json
 import logging
 from dataclasses import astuple, dataclass
 
-__all__ = ["MARK", "Record", "Unmarker", "parse_record", "render_record", "split_marked"]
+__all__ = ["MARK", "LogRecord", "Unmarker", "parse_record", "render_record", "split_marked"]
 
 MARK = "\x1e"
 
@@ -23,7 +23,7 @@ _MAX_RECORD_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class LogRecord:
     """One record.
 
     Attributes:
@@ -52,7 +52,7 @@ class Record:
         return f"{logging.getLevelName(self.level)} {self.name}: {self.text}"
 
 
-def render_record(record: Record) -> bytes:
+def render_record(record: LogRecord) -> bytes:
     """Return the line for *record*, with its mark and line feed; a long text is cut in the middle, and says so."""
     fields: list[object] = list(astuple(record))
     for index, value in enumerate(fields):
@@ -63,7 +63,7 @@ def render_record(record: Record) -> bytes:
     return f"{MARK}{text}\n".encode("utf-8", "backslashreplace")
 
 
-def parse_record(line: str) -> Record | None:
+def parse_record(line: str) -> LogRecord | None:
     """Read what `render_record` gave, without the line feed; None if it is something else."""
     if not line.startswith(MARK):
         return None
@@ -76,7 +76,7 @@ def parse_record(line: str) -> Record | None:
         return None
     if any(type(value) is not kind for value, kind in zip(fields, kinds, strict=True)):
         return None
-    return Record(*fields)
+    return LogRecord(*fields)
 
 
 def split_marked(line: str) -> list[str]:

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from monarch_hpc.core.errors import FrameError
-from monarch_hpc.wire.casts import Note, Tag, pack_notes, parse_notes
+from monarch_hpc.wire.casts import Note, NoteKind, pack_notes, parse_notes
 from monarch_hpc.wire.frames import Buffer, Frame, Kind
 
 __all__ = ["Order", "content_of", "pack_order", "pack_span", "parse_order", "span_of"]
 
 _SIZE = struct.Struct("<I")
-_SPANNING = frozenset({Tag.PARTIAL, Tag.VOID})
+_SPANNING = frozenset({NoteKind.PARTIAL, NoteKind.VOID})
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Order:
 
 
 def pack_span(
-    tag: Tag, key: tuple[int, int], span: tuple[int, int], body: Buffer = b"", buffers: Sequence[Buffer] = ()
+    tag: NoteKind, key: tuple[int, int], span: tuple[int, int], body: Buffer = b"", buffers: Sequence[Buffer] = ()
 ) -> Note:
     """A note about the places from the first up to, and not including, the second of *span*.
 
@@ -86,6 +86,6 @@ def parse_order(frame: Frame) -> Order:
     parts = parse_notes(Frame(Kind.NOTES, 0, 0, view[begin:], frame.buffers))
     for part in parts:
         span_of(part)
-    if not parts or any(part.tag not in (Tag.RESULT, Tag.PARTIAL) for part in parts):
+    if not parts or any(part.tag not in (NoteKind.RESULT, NoteKind.PARTIAL) for part in parts):
         raise FrameError("an order to combine something else than answers")
     return Order(frame.dest, frame.reply, view[_SIZE.size : begin], parts)

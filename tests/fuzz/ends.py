@@ -18,13 +18,13 @@ from unittest.mock import patch
 from monarch_hpc.core.errors import FrameError, PeerLost, TransportError
 from monarch_hpc.core.ids import Identity, Role
 from monarch_hpc.transport.address import parse_address
-from monarch_hpc.transport.api import Channel, Peer
+from monarch_hpc.transport.api import FrameChannel, Peer
 from monarch_hpc.transport.connect import relay
 from monarch_hpc.transport.connect.relay import Relay
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.node import Node
 from monarch_hpc.transport.secure.noise import Cipher
-from monarch_hpc.transport.secure.records import CHUNK_BYTES, Inbox
+from monarch_hpc.transport.secure.records import CHUNK_BYTES, RecordReader
 from monarch_hpc.transport.ucx.fabric import UcxFabric
 from monarch_hpc.transport.ucx.lane import UcxLane
 from monarch_hpc.wire.frames import Frame
@@ -69,14 +69,14 @@ class _Here:
         logger.propagate = False
         logger.addHandler(self._escaped)
 
-    def on_channel(self, channel: Channel) -> None:
+    def on_channel(self, channel: FrameChannel) -> None:
         """Nobody dials this process."""
 
-    def on_frame(self, _channel: Channel, frame: Frame) -> None:
+    def on_frame(self, _channel: FrameChannel, frame: Frame) -> None:
         """Keep a frame."""
         self.frames.append(frame)
 
-    def on_lost(self, _channel: Channel, error: TransportError) -> None:
+    def on_lost(self, _channel: FrameChannel, error: TransportError) -> None:
         """Keep the end."""
         self.lost.append(error)
 
@@ -149,7 +149,7 @@ def run_inbox(data: bytes) -> str:
 
 def _feed(wire: bytes, step: int) -> tuple[list[Frame], str]:
     frames: list[Frame] = []
-    inbox = Inbox(Cipher(_KEY), MAX_FRAME_BYTES, frames.append)
+    inbox = RecordReader(Cipher(_KEY), MAX_FRAME_BYTES, frames.append)
     at = 0
     while at < len(wire):
         room = inbox.room()

@@ -19,7 +19,7 @@ from monarch_hpc.wire.casts import (
     Lost,
     Mark,
     Note,
-    Tag,
+    NoteKind,
     Target,
     pack_cast,
     pack_lost,
@@ -92,7 +92,7 @@ def test_a_cast_is_read_as_it_was_written(
     assert parse_cast(pack_cast(cast)) == cast
 
 
-@given(st.lists(st.builds(Note, st.sampled_from(Tag), _U64, _U64, _U32, _BODIES, st.lists(_BODIES).map(tuple))))
+@given(st.lists(st.builds(Note, st.sampled_from(NoteKind), _U64, _U64, _U32, _BODIES, st.lists(_BODIES).map(tuple))))
 def test_notes_are_read_as_they_were_written(notes: list[Note]) -> None:
     read = parse_notes(pack_notes(notes))
     assert [dataclasses.replace(note, buffers=tuple(note.buffers)) for note in read] == notes
@@ -246,13 +246,13 @@ def test_whoever_dies_every_rank_is_answered_once_and_in_order(
     fabric.run()
     for number, region in regions.items():
         answers, told = fabric.sender.answers[number], fabric.sender.told[number]
-        assert told == {Tag.LAST, Tag.DONE}
+        assert told == {NoteKind.LAST, NoteKind.DONE}
         assert sorted(answers) == list(range(len(region)))
         for place, rank in enumerate(region.base_ranks()):
             alive = rank not in dead_procs and rank // per_host not in fabric.dead
             if alive and not fabric.dead:
-                assert answers[place] is Tag.RESULT
-            if answers[place] is Tag.RESULT:
+                assert answers[place] is NoteKind.RESULT
+            if answers[place] is NoteKind.RESULT:
                 assert number in fabric.procs[rank].seen
     for each in fabric.procs:
         assert each.seen == sorted(set(each.seen))
@@ -289,5 +289,10 @@ def test_a_cast_that_was_overtaken_on_another_way_is_dropped_and_answered_for() 
     fabric.release()
     fabric.run()
     assert fabric.procs[3].seen == [1, early]
-    assert fabric.sender.answers[late] == {0: Tag.RESULT, 1: Tag.RESULT, 2: Tag.LOST, 3: Tag.LOST}
-    assert fabric.sender.answers[early] == {0: Tag.RESULT, 1: Tag.RESULT, 2: Tag.LOST, 3: Tag.RESULT}
+    assert fabric.sender.answers[late] == {0: NoteKind.RESULT, 1: NoteKind.RESULT, 2: NoteKind.LOST, 3: NoteKind.LOST}
+    assert fabric.sender.answers[early] == {
+        0: NoteKind.RESULT,
+        1: NoteKind.RESULT,
+        2: NoteKind.LOST,
+        3: NoteKind.RESULT,
+    }

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from monarch_hpc.core.errors import FrameError
 from monarch_hpc.transport.secure.noise import TAG_BYTES, Cipher
-from monarch_hpc.transport.secure.records import CHUNK_BYTES, INLINE_BYTES, Bulk, Inbox, Outbox
-from monarch_hpc.wire.frames import Buffer, Frame, Head, Kind, pack_frame, pack_head, parse_frame
+from monarch_hpc.transport.secure.records import CHUNK_BYTES, INLINE_BYTES, Bulk, RecordReader, RecordWriter
+from monarch_hpc.wire.frames import Buffer, Frame, FrameHead, Kind, pack_frame, pack_head, parse_frame
 
 _KEY = bytes(32)
 _SIZES = st.sampled_from([0, 1, 100, 5000, INLINE_BYTES - 24, INLINE_BYTES, CHUNK_BYTES, CHUNK_BYTES + 1])
@@ -28,7 +28,7 @@ def _frame(number: int, body_bytes: int, sizes: list[int]) -> Frame:
 
 
 def _sealed(frames: list[Frame]) -> bytes:
-    outbox = Outbox(Cipher(_KEY))
+    outbox = RecordWriter(Cipher(_KEY))
     for frame in frames:
         packed = pack_frame(frame)
         outbox.queued.append(packed if len(packed) <= INLINE_BYTES else Bulk(frame, pack_head(frame), len(packed)))
@@ -39,7 +39,7 @@ def _sealed(frames: list[Frame]) -> bytes:
     return b"".join(written)
 
 
-def _feed(inbox: Inbox, data: bytes, most: int) -> None:
+def _feed(inbox: RecordReader, data: bytes, most: int) -> None:
     at = 0
     while at < len(data):
         room = inbox.room()
@@ -59,7 +59,7 @@ def _same(received: list[Frame], sent: list[Frame]) -> bool:
 def test_frames_arrive_as_sent_in_whatever_pieces(shapes: list[tuple[int, list[int]]], most: int) -> None:
     sent = [_frame(number, *shape) for number, shape in enumerate(shapes)]
     received: list[Frame] = []
-    _feed(Inbox(Cipher(_KEY), 2**30, received.append), _sealed(sent), most)
+    _feed(RecordReader(Cipher(_KEY), 2**30, received.append), _sealed(sent), most)
     assert _same(received, sent)
     assert all(not memoryview(buffer).readonly for frame in received for buffer in frame.buffers)
 
@@ -67,7 +67,7 @@ def test_frames_arrive_as_sent_in_whatever_pieces(shapes: list[tuple[int, list[i
 def test_frames_arrive_as_sent_byte_by_byte() -> None:
     sent = [_frame(1, 10, []), _frame(2, 0, [5, 0, 7]), _frame(3, 9000, [INLINE_BYTES])]
     received: list[Frame] = []
-    _feed(Inbox(Cipher(_KEY), 2**30, received.append), _sealed(sent), 1)
+    _feed(RecordReader(Cipher(_KEY), 2**30, received.append), _sealed(sent), 1)
     assert _same(received, sent)
 
 
@@ -86,22 +86,22 @@ def test_a_changed_byte_anywhere_is_a_frame_error_and_nothing_after_it_arrives(d
     received: list[Frame] = []
     # A length that grew may ask for bytes that never come; what is there is not delivered all the same.
     with contextlib.suppress(FrameError):
-        _feed(Inbox(Cipher(_KEY), 2**30, received.append), bytes(sealed), 2**30)
+        _feed(RecordReader(Cipher(_KEY), 2**30, received.append), bytes(sealed), 2**30)
     assert len(received) < len(sent)
     assert _same(received, sent[: len(received)])
 
 
 def test_large_buffers_go_where_the_landing_says() -> None:
     target = bytearray(3 * CHUNK_BYTES)
-    asked: list[tuple[Head, bytes]] = []
+    asked: list[tuple[FrameHead, bytes]] = []
 
-    def land(head: Head, body: Buffer) -> list[memoryview] | None:
+    def land(head: FrameHead, body: Buffer) -> list[memoryview] | None:
         asked.append((head, bytes(body)))
         return [memoryview(target)[CHUNK_BYTES : 2 * CHUNK_BYTES + 1]] if head.dest == 1 else None
 
     sent = [_frame(1, 30, [CHUNK_BYTES + 1]), _frame(2, 5000, [CHUNK_BYTES]), _frame(3, 30, [10])]
     received: list[Frame] = []
-    inbox = Inbox(Cipher(_KEY), 2**30, received.append)
+    inbox = RecordReader(Cipher(_KEY), 2**30, received.append)
     inbox.landing = land
     _feed(inbox, _sealed(sent), 2**30)
     assert _same(received, sent)
@@ -111,7 +111,7 @@ def test_large_buffers_go_where_the_landing_says() -> None:
 
 def test_a_frame_over_the_limit_is_refused_before_memory_is_found_for_it() -> None:
     sealed = _sealed([_frame(1, 0, [INLINE_BYTES * 2])])
-    inbox = Inbox(Cipher(_KEY), INLINE_BYTES, lambda _frame: None)
+    inbox = RecordReader(Cipher(_KEY), INLINE_BYTES, lambda _frame: None)
     with pytest.raises(FrameError, match="max_frame_bytes"):
         _feed(inbox, sealed, 2**30)
 

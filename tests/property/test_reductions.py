@@ -15,14 +15,14 @@ from monarch_hpc.agent.casts.reduction import Reduction
 from monarch_hpc.core.errors import FrameError
 from monarch_hpc.core.shape import Extent, Region
 from monarch_hpc.testing.fabric import Fabric
-from monarch_hpc.wire.casts import Note, Tag
+from monarch_hpc.wire.casts import Note, NoteKind
 from monarch_hpc.wire.frames import Frame, Kind
 from monarch_hpc.wire.reductions import Order, content_of, pack_order, pack_span, parse_order, span_of
 
 _KEY = 7, 3
 _BODIES = st.binary(max_size=20)
 _ANSWERS = st.builds(
-    Note, st.just(Tag.RESULT), st.just(7), st.just(3), st.integers(0, 99), _BODIES, st.lists(_BODIES).map(tuple)
+    Note, st.just(NoteKind.RESULT), st.just(7), st.just(3), st.integers(0, 99), _BODIES, st.lists(_BODIES).map(tuple)
 )
 
 
@@ -31,7 +31,7 @@ _ANSWERS = st.builds(
 
 @given(_BODIES, st.lists(_ANSWERS, min_size=1, max_size=5))
 def test_an_order_is_read_as_it_was_written(functions: bytes, parts: list[Note]) -> None:
-    parts.append(pack_span(Tag.PARTIAL, _KEY, (100, 120), b"some", [b"buffer"]))
+    parts.append(pack_span(NoteKind.PARTIAL, _KEY, (100, 120), b"some", [b"buffer"]))
     read = parse_order(pack_order(Order(*_KEY, functions, parts)))
     assert (read.origin, read.number, read.functions) == (*_KEY, functions)
     assert [dataclasses.replace(part, buffers=tuple(part.buffers)) for part in read.parts] == [
@@ -52,7 +52,7 @@ def test_any_bytes_are_an_order_or_refused(data: bytes) -> None:
 
 
 def _result(place: int, body: bytes = b"") -> Note:
-    return Note(Tag.RESULT, *_KEY, place, body)
+    return Note(NoteKind.RESULT, *_KEY, place, body)
 
 
 def _reduction(procs: dict[int, int], *places: int, max_frame_bytes: int = 1 << 20) -> Reduction:
@@ -72,11 +72,11 @@ def _ordered(reduction: Reduction) -> tuple[int, list[int]]:
 def test_only_answers_without_a_gap_are_combined_and_in_order() -> None:
     reduction = _reduction({501: 5, 500: 4}, 9, 5, 4, 11, 10)
     assert _ordered(reduction) == (500, [4, 5])
-    first = pack_span(Tag.PARTIAL, _KEY, (4, 6), b"45")
+    first = pack_span(NoteKind.PARTIAL, _KEY, (4, 6), b"45")
     assert reduction.on_combined(501, first) == []  # who was not asked
     assert reduction.on_combined(500, first) == []
     assert _ordered(reduction) == (500, [9, 10, 11])
-    second = pack_span(Tag.PARTIAL, _KEY, (9, 12), b"9ab")
+    second = pack_span(NoteKind.PARTIAL, _KEY, (9, 12), b"9ab")
     reduction.on_combined(500, second)
     assert reduction.next() is None
     assert reduction.release() == [first, second]
@@ -88,9 +88,9 @@ def test_what_does_not_fit_into_a_frame_is_combined_piece_by_piece() -> None:
     for place in range(5):
         reduction.add(_result(place, bytes(300)))
     assert _ordered(reduction) == (500, [0, 1])
-    reduction.on_combined(500, pack_span(Tag.PARTIAL, _KEY, (0, 2)))
+    reduction.on_combined(500, pack_span(NoteKind.PARTIAL, _KEY, (0, 2)))
     assert _ordered(reduction) == (500, [0, 2, 3])
-    large = pack_span(Tag.PARTIAL, _KEY, (0, 4), bytes(990))
+    large = pack_span(NoteKind.PARTIAL, _KEY, (0, 4), bytes(990))
     reduction.on_combined(500, large)
     assert reduction.next() is None
     assert [part.place for part in reduction.release()] == [0, 4]
@@ -100,28 +100,28 @@ def test_a_proc_that_combines_something_else_is_refused() -> None:
     reduction = _reduction({500: 4}, 4, 5)
     reduction.next()
     with pytest.raises(FrameError, match="nobody asked"):
-        reduction.on_combined(500, pack_span(Tag.PARTIAL, _KEY, (4, 7)))
+        reduction.on_combined(500, pack_span(NoteKind.PARTIAL, _KEY, (4, 7)))
 
 
 def test_a_failure_goes_up_at_once_and_empties_the_answers() -> None:
     reduction = _reduction({500: 4}, 4, 5, 8)
-    failure = Note(Tag.FAILURE, *_KEY, 6, b"why")
+    failure = Note(NoteKind.FAILURE, *_KEY, 6, b"why")
     assert reduction.add(failure) == [
         failure,
-        pack_span(Tag.VOID, _KEY, (4, 6)),
-        pack_span(Tag.VOID, _KEY, (8, 9)),
+        pack_span(NoteKind.VOID, _KEY, (4, 6)),
+        pack_span(NoteKind.VOID, _KEY, (8, 9)),
     ]
-    assert reduction.add(_result(7)) == [pack_span(Tag.VOID, _KEY, (7, 8))]
+    assert reduction.add(_result(7)) == [pack_span(NoteKind.VOID, _KEY, (7, 8))]
     assert reduction.next() is None and reduction.release() == []
 
 
 def test_the_death_of_who_combines_is_a_failure_of_its_own_place() -> None:
     reduction = _reduction({500: 4, 501: 5}, 4, 5, 6)
     assert _ordered(reduction) == (500, [4, 5, 6])
-    assert reduction.on_proc_gone(501, Tag.DIED, _KEY, "it does not matter") == []
-    assert reduction.on_proc_gone(500, Tag.DIED, _KEY, "killed") == [
-        Note(Tag.DIED, *_KEY, 4, b"killed"),
-        pack_span(Tag.VOID, _KEY, (5, 7)),
+    assert reduction.on_proc_gone(501, NoteKind.DIED, _KEY, "it does not matter") == []
+    assert reduction.on_proc_gone(500, NoteKind.DIED, _KEY, "killed") == [
+        Note(NoteKind.DIED, *_KEY, 4, b"killed"),
+        pack_span(NoteKind.VOID, _KEY, (5, 7)),
     ]
     assert not reduction.working
 
@@ -129,9 +129,9 @@ def test_the_death_of_who_combines_is_a_failure_of_its_own_place() -> None:
 def test_behind_a_lost_host_answers_that_came_still_count() -> None:
     reduction = _reduction({500: 4}, 4, 5)
     reduction.next()
-    lost = Note(Tag.LOST, *_KEY, 0, b"hosts")
+    lost = Note(NoteKind.LOST, *_KEY, 0, b"hosts")
     assert reduction.add(lost) == [_result(4), _result(5), lost]
-    assert reduction.on_combined(500, pack_span(Tag.PARTIAL, _KEY, (4, 6))) == []
+    assert reduction.on_combined(500, pack_span(NoteKind.PARTIAL, _KEY, (4, 6))) == []
     assert reduction.add(_result(6)) == [_result(6)]
 
 
@@ -172,12 +172,12 @@ def test_whoever_dies_the_result_is_that_of_a_fold_or_the_call_fails(
     fabric.run()
     for number, region in regions.items():
         answers = fabric.sender.answers[number]
-        assert fabric.sender.told[number] == {Tag.LAST, Tag.DONE}
+        assert fabric.sender.told[number] == {NoteKind.LAST, NoteKind.DONE}
         assert sorted(answers) == list(range(len(region)))
-        if set(answers.values()) <= {Tag.RESULT, Tag.PARTIAL}:
+        if set(answers.values()) <= {NoteKind.RESULT, NoteKind.PARTIAL}:
             assert fabric.sender.value(number) == b"".join(struct.pack(">I", rank) for rank in region.base_ranks())
         else:
-            assert not set(answers.values()) <= {Tag.RESULT, Tag.PARTIAL, Tag.VOID}
+            assert not set(answers.values()) <= {NoteKind.RESULT, NoteKind.PARTIAL, NoteKind.VOID}
             assert dead or fabric.dead or any(proc.fails for proc in fabric.procs)
     for rank, router in enumerate(fabric.routers):
         assert rank in fabric.dead or router.num_under_way == 0

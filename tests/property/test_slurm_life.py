@@ -7,19 +7,21 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch_hpc.slurm.directory import Granted, Ready, ReadyHost, Seen
-from monarch_hpc.slurm.job import CancelJob, CloseRecord, Keep, Life, decide, decide_gone
-from monarch_hpc.slurm.registry import Ended, Record
-from monarch_hpc.slurm.states import JobState, Phase
+from monarch_hpc.slurm.directory import AgentsReport, Granted, ReadyHost, Seen
+from monarch_hpc.slurm.job import CancelJob, CloseRecord, Keep, Lifecycle, decide, decide_gone
+from monarch_hpc.slurm.registry import AllocationRecord, Ended
+from monarch_hpc.slurm.states import Phase, SlurmState
 from tests.unit.slurm.makers import detail, record, row
 
-STATES = st.sampled_from(list(JobState))
+STATES = st.sampled_from(list(SlurmState))
 GRANTED = Granted(7, ("n1", "n2"), "n[1-2]", 1000.0)
 SEEN = st.builds(
     Seen,
     st.sampled_from([None, GRANTED, replace(GRANTED, restarts=1)]),
     st.frozensets(st.integers(0, 1)),
-    st.sampled_from([None, Ready((ReadyHost("n1", 1, 0),), ("n2",)), Ready((ReadyHost("n1", 1, 0),), ())]),
+    st.sampled_from(
+        [None, AgentsReport((ReadyHost("n1", 1, 0),), ("n2",)), AgentsReport((ReadyHost("n1", 1, 0),), ())]
+    ),
     st.sampled_from([None, 0, 1]),
     st.integers(0, 3),
 )
@@ -33,13 +35,15 @@ RECORDS = st.builds(
 
 
 @given(EVENTS)
-def test_within_an_attempt_an_allocation_never_moves_back(events: list[Seen | JobState | tuple[JobState, int]]) -> None:
-    life = Life(30.0)
+def test_within_an_attempt_an_allocation_never_moves_back(
+    events: list[Seen | SlurmState | tuple[SlurmState, int]],
+) -> None:
+    life = Lifecycle(30.0)
     for now_s, event in enumerate(events):
         before = life
         if isinstance(event, Seen):
             life = life.see_files(event, now_s)
-        elif isinstance(event, JobState):
+        elif isinstance(event, SlurmState):
             life = life.see_queue(row(event), now_s)
         else:
             life = life.see_detail(detail(event[0], restarts=event[1]))
@@ -53,7 +57,7 @@ def test_within_an_attempt_an_allocation_never_moves_back(events: list[Seen | Jo
 
 @given(RECORDS, st.none() | STATES, st.sampled_from([True, False, None]), st.floats(0, 1e6))
 def test_a_job_is_cancelled_only_if_it_is_nobodys_or_unwanted(
-    found: Record, state: JobState | None, lives: bool | None, age_s: float
+    found: AllocationRecord, state: SlurmState | None, lives: bool | None, age_s: float
 ) -> None:
     listed = None if state is None else row(state)
     decision = decide(found, listed, lives, found.created_s + age_s)
@@ -71,7 +75,7 @@ def test_a_job_is_cancelled_only_if_it_is_nobodys_or_unwanted(
 
 @given(RECORDS, st.none() | STATES, st.none() | st.integers(0, 255))
 def test_only_what_slurm_does_not_know_as_alive_is_closed(
-    found: Record, state: JobState | None, exit_status: int | None
+    found: AllocationRecord, state: SlurmState | None, exit_status: int | None
 ) -> None:
     decision = decide_gone(found, None if state is None else detail(state), exit_status, 5000.0)
     alive = state is not None and state.phase is not Phase.ENDED

@@ -11,9 +11,9 @@ from monarch_hpc.core.errors import SlurmParseError
 from monarch_hpc.slurm.messages import advice_for, reason_in_words
 from monarch_hpc.slurm.parse import QueueRow, parse_job_id, parse_queue, parse_show_job, parse_show_reservations
 from monarch_hpc.slurm.script import quoted
-from monarch_hpc.slurm.states import JobState
+from monarch_hpc.slurm.states import SlurmState
 
-WORDS = st.sampled_from([state.value for state in JobState if state is not JobState.UNKNOWN])
+WORDS = st.sampled_from([state.value for state in SlurmState if state is not SlurmState.UNKNOWN])
 # What squeue prints of a reason: words, commas, host lists; spaces are underscores.
 REASONS = st.from_regex(r"[A-Za-z][A-Za-z0-9,:|\[\]-]{0,40}", fullmatch=True)
 LINES = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=40)
@@ -29,7 +29,7 @@ def test_rows_come_back_as_they_were_printed(jobs: list[tuple[int, str, int, str
         QueueRow(
             number,
             f"mh-{number:08x}",
-            JobState(word),
+            SlurmState(word),
             word,
             hosts,
             "n1",

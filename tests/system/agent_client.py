@@ -12,7 +12,7 @@ from typing import Self, TypeVar
 from monarch_hpc.attach.attach import Attachment, attach
 from monarch_hpc.core.errors import TransportError
 from monarch_hpc.core.ids import Role, mesh_number
-from monarch_hpc.transport.api import Channel
+from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.frames import Frame
 from monarch_hpc.wire.messages import (
@@ -110,14 +110,14 @@ class Client:
         self.attachment.node.close("the test is over")
         self._engine.close()
 
-    def on_channel(self, channel: Channel) -> None:
+    def on_channel(self, channel: FrameChannel) -> None:
         """Nobody dials this client."""
 
-    def on_frame(self, channel: Channel, frame: Frame) -> None:
+    def on_frame(self, channel: FrameChannel, frame: Frame) -> None:
         """Keep the message."""
         self.messages.append(decode(frame.body))
 
-    def on_lost(self, channel: Channel, error: TransportError) -> None:
+    def on_lost(self, channel: FrameChannel, error: TransportError) -> None:
         """Keep the reason."""
         self.lost = error
 

@@ -12,7 +12,7 @@ import pytest
 
 import monarch_hpc
 from monarch_hpc import Actor, HostMesh, ProcMesh, endpoint
-from monarch_hpc.actor.casts.sender import Caster
+from monarch_hpc.actor.casts.sender import CastSender
 from monarch_hpc.config.load import load
 from monarch_hpc.config.schema import Config
 from monarch_hpc.mesh.program.controller import Controller
@@ -110,7 +110,7 @@ def casting(**transport: int) -> Config:
     return replace(loaded, transport=replace(loaded.transport, cast_direct=2, cast_fanout=2, **transport))
 
 
-def caster() -> Caster:
+def caster() -> CastSender:
     """What sends this process's casts."""
     found = Controller.instance().casts.caster
     assert found is not None

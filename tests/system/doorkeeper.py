@@ -19,7 +19,7 @@ from monarch_hpc.config.schema import TransportConfig
 from monarch_hpc.core.errors import TransportError
 from monarch_hpc.core.ids import Identity, Role, new_incarnation
 from monarch_hpc.testing import wait_until
-from monarch_hpc.transport.api import Channel
+from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.frames import Frame
@@ -95,13 +95,13 @@ class _Counting:
     def __init__(self) -> None:
         self.opened = self.frames = 0
 
-    def on_channel(self, _channel: Channel) -> None:
+    def on_channel(self, _channel: FrameChannel) -> None:
         self.opened += 1
 
-    def on_frame(self, _channel: Channel, _frame: Frame) -> None:
+    def on_frame(self, _channel: FrameChannel, _frame: Frame) -> None:
         self.frames += 1
 
-    def on_lost(self, _channel: Channel, _error: TransportError) -> None:
+    def on_lost(self, _channel: FrameChannel, _error: TransportError) -> None:
         pass
 
 

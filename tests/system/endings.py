@@ -15,14 +15,14 @@ from collections.abc import Callable
 
 from monarch_hpc.core.errors import TransportError
 from monarch_hpc.core.ids import Role
-from monarch_hpc.transport.api import Channel
+from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.wire.frames import Frame, Kind
 from tests.system.parties import BLOCKED, UCX, Party
 
 __all__ = ["run_endings"]
 
 
-def give_up(client: Party, server: Party, channel: Channel) -> None:
+def give_up(client: Party, server: Party, channel: FrameChannel) -> None:
     """Take the peer for dead, when UCX has just begun to connect to it."""
     channel.give_up("no heartbeat for 15 s")
     client.until(lambda: bool(client.lost))
@@ -30,7 +30,7 @@ def give_up(client: Party, server: Party, channel: Channel) -> None:
     server.close()
 
 
-def leave_in_full_flow(client: Party, server: Party, channel: Channel) -> None:
+def leave_in_full_flow(client: Party, server: Party, channel: FrameChannel) -> None:
     """End while small and large messages are sent both ways."""
     senders = [pour(end, size) for end in (channel, server.opened[0]) for size in (100, 300_000)]
     client.until(lambda: len(client.frames) > 10)
@@ -40,7 +40,7 @@ def leave_in_full_flow(client: Party, server: Party, channel: Channel) -> None:
         sender.join()
 
 
-def be_left_in_full_flow(client: Party, server: Party, channel: Channel) -> None:
+def be_left_in_full_flow(client: Party, server: Party, channel: FrameChannel) -> None:
     """End when the peer has, while small and large messages are sent to it."""
     senders = [pour(channel, size) for size in (100, 300_000)]
     server.until(lambda: len(server.frames) > 10)
@@ -50,7 +50,7 @@ def be_left_in_full_flow(client: Party, server: Party, channel: Channel) -> None
         sender.join()
 
 
-def pour(channel: Channel, num_bytes: int) -> threading.Thread:
+def pour(channel: FrameChannel, num_bytes: int) -> threading.Thread:
     def run() -> None:
         with contextlib.suppress(TransportError):
             while True:
@@ -61,7 +61,7 @@ def pour(channel: Channel, num_bytes: int) -> threading.Thread:
     return thread
 
 
-Way = Callable[[Party, Party, Channel], None]
+Way = Callable[[Party, Party, FrameChannel], None]
 
 
 def ways(fabric: str) -> tuple[Way, ...]:

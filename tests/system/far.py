@@ -14,9 +14,9 @@ from collections.abc import Iterator
 
 from monarch_hpc.core.errors import TransportError
 from monarch_hpc.core.ids import Identity, Role, new_incarnation
-from monarch_hpc.transport.api import Channel
+from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
-from monarch_hpc.transport.engine.flag import Signal
+from monarch_hpc.transport.engine.flag import Flag
 from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.frames import Frame, Kind
 from tests.system import parties
@@ -81,10 +81,10 @@ class _Served:
         self.engine = engine
         self.nodes: list[Node] = []
 
-    def on_channel(self, channel: Channel) -> None:
+    def on_channel(self, channel: FrameChannel) -> None:
         """Nothing to prepare."""
 
-    def on_frame(self, channel: Channel, frame: Frame) -> None:
+    def on_frame(self, channel: FrameChannel, frame: Frame) -> None:
         with contextlib.suppress(TransportError):
             if frame.reply == ECHO:
                 channel.send(
@@ -98,11 +98,11 @@ class _Served:
                 # Not here: UCX may have to start first.
                 threading.Thread(target=self._lend, args=(channel, frame.dest), daemon=True).start()
 
-    def _lend(self, channel: Channel, num_bytes: int) -> None:
+    def _lend(self, channel: FrameChannel, num_bytes: int) -> None:
         memory = self.nodes[0].register(bytearray(b"\7" * num_bytes))
         channel.send(Frame(Kind.RESULT, 0, 0, memory.key))
 
-    def on_lost(self, channel: Channel, error: TransportError) -> None:
+    def on_lost(self, channel: FrameChannel, error: TransportError) -> None:
         """They come and go."""
 
 
@@ -118,7 +118,7 @@ def _main(key: str, allocation: str, fabric: str, count: str) -> None:
         identity = Identity(allocation, Role.PROC, "there", new_incarnation())
         nodes.append(Node(engine, identity, bytes.fromhex(key), served, limits, fabric=ucx))
     print(*[address for node in nodes for address in node.listen(["127.0.0.1"])], flush=True)
-    Signal(engine).wait(1800.0)
+    Flag(engine).wait(1800.0)
 
 
 if __name__ == "__main__":

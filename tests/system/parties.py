@@ -13,11 +13,11 @@ from monarch_hpc.core.errors import (
     TransportError,
 )
 from monarch_hpc.core.ids import Identity, Role, new_allocation_id, new_incarnation
-from monarch_hpc.transport.api import Channel
+from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.connect.listen import Forwards
 from monarch_hpc.transport.connect.relay import Relay
 from monarch_hpc.transport.engine.engine import Engine
-from monarch_hpc.transport.engine.flag import Signal
+from monarch_hpc.transport.engine.flag import Flag
 from monarch_hpc.transport.node import Node
 from monarch_hpc.transport.ucx.fabric import UcxFabric
 from monarch_hpc.wire.frames import Frame
@@ -51,8 +51,8 @@ class Around:
         to_far, to_near = os.pipe(), os.pipe()
         self._near = near
         self._ends: list[Relay] = []
-        self._over = [Signal(near), Signal(near)]
-        made = Signal(near)
+        self._over = [Flag(near), Flag(near)]
+        made = Flag(near)
 
         def make_far() -> None:
             os.write(to_near[1], b"Loading modules ...\r\n")  # what a site's profile may print first
@@ -123,21 +123,21 @@ class Party:
             forwarders=forwarders,
             forwards=forwards,
         )
-        self.opened: list[Channel] = []
+        self.opened: list[FrameChannel] = []
         self.frames: list[Frame] = []
         self.lost: list[TransportError] = []
-        self.on_frame_hook: Callable[[Channel, Frame], object] = lambda _channel, _frame: None
+        self.on_frame_hook: Callable[[FrameChannel, Frame], object] = lambda _channel, _frame: None
 
-    def on_channel(self, channel: Channel) -> None:
+    def on_channel(self, channel: FrameChannel) -> None:
         self.opened.append(channel)
         self.engine.wake_waiters()
 
-    def on_frame(self, channel: Channel, frame: Frame) -> None:
+    def on_frame(self, channel: FrameChannel, frame: Frame) -> None:
         self.frames.append(frame)
         self.on_frame_hook(channel, frame)
         self.engine.wake_waiters()
 
-    def on_lost(self, channel: Channel, error: TransportError) -> None:
+    def on_lost(self, channel: FrameChannel, error: TransportError) -> None:
         self.lost.append(error)
         self.engine.wake_waiters()
 

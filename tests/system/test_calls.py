@@ -22,10 +22,10 @@ from monarch_hpc.attach.attach import query_calls
 from monarch_hpc.config.load import load
 from monarch_hpc.config.program import DIRECTORY_VARIABLE
 from monarch_hpc.telemetry import layout
-from monarch_hpc.telemetry.layout import Kind
+from monarch_hpc.telemetry.layout import RecordKind
 from monarch_hpc.telemetry.memory import make_memory
 from monarch_hpc.telemetry.picture import Picture, Row, draw
-from monarch_hpc.telemetry.reading import Memory, Record, memory_of, read_events, read_scene
+from monarch_hpc.telemetry.reading import DecodedRecord, Memory, memory_of, read_events, read_scene
 from monarch_hpc.testing import wait_until
 from tests.system.controlling import controlled, settle
 from tests.system.programs import Programs, programs
@@ -293,13 +293,13 @@ def test_a_writer_that_is_killed_leaves_no_wrong_record(pen: str) -> None:
         os.close(fd)
 
 
-def is_half_full(events: list[Record]) -> bool:
+def is_half_full(events: list[DecodedRecord]) -> bool:
     return len(events) > layout.NUM_EVENTS // 2
 
 
-def check(events: list[Record], memory: Memory) -> None:
+def check(events: list[DecodedRecord], memory: Memory) -> None:
     for event in events:
-        assert event.kind == Kind.HANDLED
+        assert event.kind == RecordKind.HANDLED
         assert (event.peer, event.num_bytes) == (event.msg & 0xFFFF, event.msg + 1)
         assert event.actor == event.name
         assert event.dur >= 0

@@ -22,8 +22,8 @@ from monarch_hpc.core.errors import (
 )
 from monarch_hpc.core.ids import Role
 from monarch_hpc.testing import wait_until
-from monarch_hpc.transport.api import Channel
-from monarch_hpc.transport.engine.flag import Signal
+from monarch_hpc.transport.api import FrameChannel
+from monarch_hpc.transport.engine.flag import Flag
 from monarch_hpc.transport.tcp.channel import CHUNK_BYTES, INLINE_BYTES
 from monarch_hpc.wire.frames import Frame, Kind
 from tests.system.parties import BLOCKED, LIMITS, PATIENCE_S, UCX, Party, parties
@@ -32,7 +32,7 @@ __all__ = ["parties"]
 
 
 @pytest.fixture(params=["tcp", "relay", "ucx-shm", "ucx-tcp"])
-def pair(parties: Callable[..., Party], request: pytest.FixtureRequest) -> tuple[Party, Party, Channel]:
+def pair(parties: Callable[..., Party], request: pytest.FixtureRequest) -> tuple[Party, Party, FrameChannel]:
     """A listening party, a dialling one, and the dialling one's channel."""
     server = parties(ucx=UCX.get(request.param, ""))
     addresses = server.node.listen(["127.0.0.1"])
@@ -73,7 +73,7 @@ def _digest(frame: Frame) -> tuple[int, int, str, list[str]]:
 )
 @pytest.mark.parametrize("body_bytes", [0, 10, 2 * CHUNK_BYTES + 3])
 def test_frames_of_any_shape_arrive_whole(
-    pair: tuple[Party, Party, Channel], sizes: list[int], body_bytes: int
+    pair: tuple[Party, Party, FrameChannel], sizes: list[int], body_bytes: int
 ) -> None:
     server, _, channel = pair
     sent = Frame(Kind.CALL, 3, 2**64 - 1, os.urandom(body_bytes), [os.urandom(size) for size in sizes])
@@ -83,13 +83,13 @@ def test_frames_of_any_shape_arrive_whole(
     assert all(not memoryview(buffer).readonly for buffer in server.frames[0].buffers)
 
 
-def test_frames_arrive_in_the_order_sent_both_ways_at_once(pair: tuple[Party, Party, Channel]) -> None:
+def test_frames_arrive_in_the_order_sent_both_ways_at_once(pair: tuple[Party, Party, FrameChannel]) -> None:
     server, client, channel = pair
     server.until(lambda: len(server.opened) == 1)
     dice = random.Random(1)
     plan = [dice.choice([0, 100, INLINE_BYTES + 1, 2 * CHUNK_BYTES]) for _ in range(300)]
 
-    def pour(into: Channel) -> None:
+    def pour(into: FrameChannel) -> None:
         for number, size in enumerate(plan):
             into.send(Frame(Kind.CALL, number, 0, b"", [bytes(size)]))
 
@@ -104,7 +104,7 @@ def test_frames_arrive_in_the_order_sent_both_ways_at_once(pair: tuple[Party, Pa
         thread.join()
 
 
-def test_a_sent_buffer_may_be_changed_at_once(pair: tuple[Party, Party, Channel]) -> None:
+def test_a_sent_buffer_may_be_changed_at_once(pair: tuple[Party, Party, FrameChannel]) -> None:
     server, _, channel = pair
     buffer = bytearray(8 * CHUNK_BYTES)
     for value in range(8):
@@ -114,7 +114,7 @@ def test_a_sent_buffer_may_be_changed_at_once(pair: tuple[Party, Party, Channel]
     assert all(set(frame.buffers[0]) == {frame.dest} for frame in server.frames)
 
 
-def test_closing_delivers_what_was_sent_and_tells_both_sides_why(pair: tuple[Party, Party, Channel]) -> None:
+def test_closing_delivers_what_was_sent_and_tells_both_sides_why(pair: tuple[Party, Party, FrameChannel]) -> None:
     server, client, channel = pair
     for number in range(100):
         channel.send(Frame(Kind.CALL, number, 0, bytes(1000)))
@@ -129,7 +129,7 @@ def test_closing_delivers_what_was_sent_and_tells_both_sides_why(pair: tuple[Par
     assert not server.node.channels and not client.node.channels
 
 
-def test_signals_interrupt_nothing(pair: tuple[Party, Party, Channel]) -> None:
+def test_signals_interrupt_nothing(pair: tuple[Party, Party, FrameChannel]) -> None:
     server, client, channel = pair
     num_signals = 0
 
@@ -148,14 +148,14 @@ def test_signals_interrupt_nothing(pair: tuple[Party, Party, Channel]) -> None:
     server.until(lambda: len(server.frames) == 1)
 
 
-def test_giving_up_on_a_peer_is_its_loss_not_our_close(pair: tuple[Party, Party, Channel]) -> None:
+def test_giving_up_on_a_peer_is_its_loss_not_our_close(pair: tuple[Party, Party, FrameChannel]) -> None:
     _, client, channel = pair
     channel.give_up("no heartbeat for 15 s")
     client.until(lambda: bool(client.lost))
     assert isinstance(channel.error, PeerLost) and "no heartbeat" in str(channel.error)
 
 
-def test_a_frame_over_the_limit_is_refused_and_the_channel_lives_on(pair: tuple[Party, Party, Channel]) -> None:
+def test_a_frame_over_the_limit_is_refused_and_the_channel_lives_on(pair: tuple[Party, Party, FrameChannel]) -> None:
     server, _, channel = pair
     with pytest.raises(FrameError, match="max_frame_bytes"):
         channel.send(Frame(Kind.CALL, 1, 0, b"", [memoryview(bytearray(2**20))] * 1025))
@@ -164,7 +164,7 @@ def test_a_frame_over_the_limit_is_refused_and_the_channel_lives_on(pair: tuple[
     assert server.frames[0].dest == 2
 
 
-def test_a_sender_waits_while_the_receiver_does_not_read(pair: tuple[Party, Party, Channel]) -> None:
+def test_a_sender_waits_while_the_receiver_does_not_read(pair: tuple[Party, Party, FrameChannel]) -> None:
     server, _, channel = pair
     gate = threading.Event()
     server.on_frame_hook = lambda _channel, _frame: (gate.wait(PATIENCE_S), None)[1]
@@ -194,7 +194,7 @@ def test_a_killed_peer_is_lost_and_a_waiting_sender_told(parties: Callable[..., 
         with contextlib.suppress(BaseException):
             server = Party()
             os.write(write_fd, server.node.listen(["127.0.0.1"])[0].encode())
-            Signal(server.engine).wait(60)
+            Flag(server.engine).wait(60)
         os._exit(0)
     address = os.read(read_fd, 100).decode()
     os.close(read_fd)
@@ -245,7 +245,7 @@ def test_where_a_direct_way_has_worked_no_relay_is_tried(parties: Callable[..., 
 
 def test_closing_a_node_ends_what_it_still_dials(parties: Callable[..., Party]) -> None:
     client = parties()
-    begun = Signal(client.engine)
+    begun = Flag(client.engine)
     outcome: list[object] = []
 
     def begin() -> None:

@@ -17,7 +17,7 @@ from monarch_hpc.core.errors import ChannelClosed, PeerLost, TransportError
 from monarch_hpc.core.ids import Role
 from monarch_hpc.testing import wait_until
 from monarch_hpc.transport import channel as channel_module
-from monarch_hpc.transport.api import Channel
+from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.wire.frames import Frame, Kind
 from tests.system.far import ECHO, HOLD, LEAVE, MEMORY, Far, far
 from tests.system.parties import BLOCKED, PATIENCE_S, UCX, Party, parties
@@ -25,11 +25,11 @@ from tests.system.parties import BLOCKED, PATIENCE_S, UCX, Party, parties
 __all__ = ["parties"]
 
 FABRICS = ["tcp", "relay", "ucx-shm", "ucx-tcp"]
-Joined = tuple[Party, Channel, Far]
+Joined = tuple[Party, FrameChannel, Far]
 Parties = Callable[..., Party]
 
 
-def settled(party: Party, channel: Channel, fabric: str) -> None:
+def settled(party: Party, channel: FrameChannel, fabric: str) -> None:
     """Wait until the channel is on the fabric that is tested."""
     if fabric in UCX:
         party.until(lambda: bool(channel.why))
@@ -55,7 +55,7 @@ def joined(parties: Parties, request: pytest.FixtureRequest) -> Iterator[Joined]
         yield client, channel, there
 
 
-def echo(client: Party, channel: Channel, num: int) -> None:
+def echo(client: Party, channel: FrameChannel, num: int) -> None:
     before = len(client.frames)
     for number in range(num):
         channel.send(Frame(Kind.RESULT, number, ECHO, b"x" * number))
@@ -63,7 +63,7 @@ def echo(client: Party, channel: Channel, num: int) -> None:
     assert [frame.dest for frame in client.frames[before:]] == list(range(num))
 
 
-def pour(channel: Channel, size: int, failure: list[BaseException]) -> threading.Thread:
+def pour(channel: FrameChannel, size: int, failure: list[BaseException]) -> threading.Thread:
     """Send until the channel ends."""
 
     def main() -> None:
@@ -107,7 +107,7 @@ def test_frames_behind_one_that_cannot_be_handled_arrive(
 ) -> None:
     client, channel, _ = joined
 
-    def refuse(_channel: Channel, frame: Frame) -> None:
+    def refuse(_channel: FrameChannel, frame: Frame) -> None:
         if frame.dest == 1:
             raise ValueError("not this one")
 
@@ -171,7 +171,7 @@ def test_a_channel_closed_before_anything_was_sent(joined: Joined) -> None:
     assert not client.node.channels
 
 
-def lend(client: Party, channel: Channel, num_bytes: int) -> bytes:
+def lend(client: Party, channel: FrameChannel, num_bytes: int) -> bytes:
     """The key of so much memory of the other process, full of sevens."""
     channel.send(Frame(Kind.RESULT, num_bytes, MEMORY))
     client.until(lambda: bool(client.frames))

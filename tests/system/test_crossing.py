@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from monarch_hpc.transport.api import Channel
+from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.wire.frames import Frame, Kind
 from tests.system.parties import PATIENCE_S, UCX, Party, parties
 
@@ -23,7 +23,7 @@ class Caller(threading.Thread):
 
     def __init__(self, party: Party, other: Party, addresses: list[str], number: int) -> None:
         super().__init__()
-        self.used: set[Channel] = set()
+        self.used: set[FrameChannel] = set()
         self._party = party
         self._other = other.identity.incarnation
         self._addresses = addresses

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_hpc.cli.findings import State
+from monarch_hpc.cli.findings import Severity
 
 
 def doctor(tmp_path: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -33,7 +33,7 @@ def test_every_finding_has_a_state_and_a_bad_one_advice(tmp_path: Path) -> None:
     assert {"python", "slurm", "libucp", "ucx/shm", "ucx/rdma", "ucx/tcp", "tcp", "relay", "/dev/shm"} <= set(findings)
     for finding in findings.values():
         assert finding["found"]
-        assert State(finding["state"]) is State.OK or finding["advice"]
+        assert Severity(finding["state"]) is Severity.OK or finding["advice"]
     assert document["num_warnings"] == sum(finding["state"] == "warn" for finding in findings.values())
     assert done.returncode == (1 if document["num_problems"] else 0)
     assert not list(tmp_path.iterdir())

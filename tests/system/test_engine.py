@@ -15,7 +15,7 @@ from monarch_hpc.config.load import load
 from monarch_hpc.mesh.program.controller import Controller
 from monarch_hpc.testing import wait_until
 from monarch_hpc.transport.engine.engine import Engine
-from monarch_hpc.transport.engine.flag import Signal
+from monarch_hpc.transport.engine.flag import Flag
 from tests.system.controlling import controlled
 
 _PATIENCE_S = 20.0
@@ -32,7 +32,7 @@ def engine() -> Iterator[Engine]:
 def test_a_waiting_thread_runs_the_callbacks_itself(engine: Engine) -> None:
     read_fd, write_fd = os.pipe()
     seen: list[int] = []
-    signal = Signal(engine)
+    signal = Flag(engine)
 
     def on_ready(_mask: int) -> None:
         os.read(read_fd, 1)
@@ -57,7 +57,7 @@ def test_a_waiting_thread_runs_the_callbacks_itself(engine: Engine) -> None:
 def test_what_came_while_the_process_stood_still_goes_before_timers_that_are_late(engine: Engine) -> None:
     read_fd, write_fd = os.pipe()
     order: list[str] = []
-    both = Signal(engine)
+    both = Flag(engine)
 
     def note(what: str) -> None:
         order.append(what)
@@ -95,7 +95,7 @@ def test_callbacks_run_when_nobody_waits(engine: Engine) -> None:
 
 def test_timers_run_in_order_and_cancelled_ones_do_not(engine: Engine) -> None:
     ran: list[str] = []
-    signal = Signal(engine)
+    signal = Flag(engine)
     engine.call_later(0.02, lambda: ran.append("second"))
     engine.call_later(0.01, lambda: ran.append("first"))
     engine.call_later(0.015, lambda: ran.append("never")).cancel()
@@ -105,14 +105,14 @@ def test_timers_run_in_order_and_cancelled_ones_do_not(engine: Engine) -> None:
 
 
 def test_a_wait_ends_at_its_time_and_can_be_repeated(engine: Engine) -> None:
-    signal = Signal(engine)
+    signal = Flag(engine)
     assert not signal.wait(0.01)
     signal.set()
     assert signal.wait(0.0)
 
 
 def test_a_signal_from_another_thread_wakes_every_waiter(engine: Engine) -> None:
-    signals = [Signal(engine) for _ in range(8)]
+    signals = [Flag(engine) for _ in range(8)]
     with ThreadPoolExecutor(8) as pool:
         waits = [pool.submit(signal.wait, _PATIENCE_S) for signal in signals]
         for signal in reversed(signals):
@@ -138,7 +138,7 @@ def test_many_threads_hand_the_driving_on_without_losing_a_wake_up(engine: Engin
 
 
 def test_a_broken_callback_stops_nothing(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
-    signal = Signal(engine)
+    signal = Flag(engine)
     engine.call_soon(lambda: [][0])
     engine.call_soon(signal.set)
     assert signal.wait(_PATIENCE_S)
@@ -146,7 +146,7 @@ def test_a_broken_callback_stops_nothing(engine: Engine, caplog: pytest.LogCaptu
 
 
 def test_an_idle_engine_uses_no_cpu(engine: Engine) -> None:
-    signal = Signal(engine)
+    signal = Flag(engine)
     engine.call_later(1.0, signal.set)
     before_s = time.process_time()
     assert signal.wait(_PATIENCE_S)
@@ -168,11 +168,11 @@ def test_closing_wakes_those_who_wait() -> None:
 def test_a_waiter_that_is_ready_when_woken_to_drive_hands_the_driving_on(engine: Engine) -> None:
     """All but one waiter become ready at once; the last one's timer must still run."""
     for _ in range(150):
-        early, late = [Signal(engine) for _ in range(4)], Signal(engine)
+        early, late = [Flag(engine) for _ in range(4)], Flag(engine)
         with ThreadPoolExecutor(5) as pool:
             waits = [pool.submit(signal.wait, 5.0) for signal in (*early, late)]
 
-            def set_early(early: list[Signal] = early) -> None:
+            def set_early(early: list[Flag] = early) -> None:
                 for signal in early:
                     signal.set()
 
@@ -183,7 +183,7 @@ def test_a_waiter_that_is_ready_when_woken_to_drive_hands_the_driving_on(engine:
 
 def test_what_the_end_of_a_turn_asks_for_runs_before_the_driver_asks_the_kernel(engine: Engine) -> None:
     read_fd, write_fd = os.pipe()
-    over = Signal(engine)
+    over = Flag(engine)
     order: list[str] = []
 
     def first() -> None:
@@ -220,7 +220,7 @@ def test_a_program_on_a_host_spins_while_all_have_a_core() -> None:
 @pytest.mark.parametrize("timeout_s", [1e7, 1e300, None])
 def test_waits_and_timers_may_be_of_any_length(engine: Engine, timeout_s: float | None) -> None:
     """The kernel takes 24 days at most in one call."""
-    signal = Signal(engine)
+    signal = Flag(engine)
     engine.call_later(1e8, signal.set)
     other = threading.Timer(0.05, signal.set)  # by then this thread waits
     other.start()

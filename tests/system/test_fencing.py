@@ -17,10 +17,10 @@ from monarch_hpc.config.schema import Config
 from monarch_hpc.core.errors import PeerLost
 from monarch_hpc.core.files import read_json
 from monarch_hpc.core.ids import Role
-from monarch_hpc.supervision.lease import Lease, Life
-from monarch_hpc.transport.api import Channel
-from monarch_hpc.transport.engine.flag import Signal
-from monarch_hpc.transport.heartbeat import Pulse
+from monarch_hpc.supervision.lease import Lease, Liveness
+from monarch_hpc.transport.api import FrameChannel
+from monarch_hpc.transport.engine.flag import Flag
+from monarch_hpc.transport.heartbeat import Heartbeat
 from monarch_hpc.wire.frames import Frame, Kind
 from monarch_hpc.wire.messages import CloseRun, HostLost, ProcEnded
 from tests.system.agent_client import Client, alive, eventually
@@ -72,19 +72,21 @@ def test_a_head_that_stood_still_has_lost_nobody(directory: Path) -> None:
     with Client(directory, "aaaaaaaa") as client:
         pids = client.spawn_ready([0, 1])
         engine, head = client.attachment.node.engine, client.attachment.channel
-        seen: list[Life] = []
+        seen: list[Liveness] = []
 
-        def note(_channel: Channel, life: Life) -> None:
+        def note(_channel: FrameChannel, life: Liveness) -> None:
             seen.append(life)
             engine.wake_waiters()
 
-        engine.call_soon(lambda: Pulse(engine, 0.1, Lease(1.2, PATIENCE_S), note).watch(head))
+        engine.call_soon(lambda: Heartbeat(engine, 0.1, Lease(1.2, PATIENCE_S), note).watch(head))
         os.kill(head_of(directory), signal.SIGSTOP)
         try:
-            assert engine.wait(lambda: seen == [Life.SUSPECT], PATIENCE_S), seen  # three times as long as agents allow
+            assert engine.wait(lambda: seen == [Liveness.SUSPECT], PATIENCE_S), (
+                seen
+            )  # three times as long as agents allow
         finally:
             os.kill(head_of(directory), signal.SIGCONT)
-        assert engine.wait(lambda: seen == [Life.SUSPECT, Life.ALIVE], PATIENCE_S), seen
+        assert engine.wait(lambda: seen == [Liveness.SUSPECT, Liveness.ALIVE], PATIENCE_S), seen
         status = query_status(directory, 5.0)
         assert status is not None
         assert [host["state"] for host in status["hosts"]] == ["alive", "alive"]
@@ -109,7 +111,7 @@ def judge(addresses: list[str], lease: Lease) -> Iterator[tuple[int, int]]:
         with contextlib.suppress(BaseException):
             party = Party(role=Role.AGENT)
             channel = party.node.connect(addresses)
-            party.engine.call_soon(lambda: Pulse(party.engine, lease.suspect_s / 4, lease).watch(channel))
+            party.engine.call_soon(lambda: Heartbeat(party.engine, lease.suspect_s / 4, lease).watch(channel))
             party.until(lambda: bool(party.lost))
             os.write(write_fd, str(party.lost[0]).encode())
         os._exit(0)
@@ -128,10 +130,10 @@ def test_whoever_was_frozen_for_longer_than_it_takes_to_be_dead_condemns_nobody(
     parties: Callable[..., Party],
 ) -> None:
     healthy = parties(role=Role.AGENT)
-    seen: list[Life] = []
-    changed = Signal(healthy.engine)
+    seen: list[Liveness] = []
+    changed = Flag(healthy.engine)
 
-    def note(_channel: Channel, life: Life) -> None:
+    def note(_channel: FrameChannel, life: Liveness) -> None:
         seen.append(life)
         healthy.engine.wake_waiters()
 
@@ -141,7 +143,7 @@ def test_whoever_was_frozen_for_longer_than_it_takes_to_be_dead_condemns_nobody(
 
         def watch() -> None:
             # Suspects after twice the time in which the other one condemns.
-            Pulse(healthy.engine, 0.05, Lease(0.4, PATIENCE_S), note).watch(healthy.opened[0])
+            Heartbeat(healthy.engine, 0.05, Lease(0.4, PATIENCE_S), note).watch(healthy.opened[0])
             changed.set()
 
         healthy.engine.call_soon(watch)
@@ -149,9 +151,9 @@ def test_whoever_was_frozen_for_longer_than_it_takes_to_be_dead_condemns_nobody(
         for _ in range(3):
             seen.clear()
             os.kill(frozen, signal.SIGSTOP)
-            healthy.until(lambda: seen == [Life.SUSPECT])
+            healthy.until(lambda: seen == [Liveness.SUSPECT])
             os.kill(frozen, signal.SIGCONT)
-            healthy.until(lambda: seen == [Life.SUSPECT, Life.ALIVE])
+            healthy.until(lambda: seen == [Liveness.SUSPECT, Liveness.ALIVE])
         assert not healthy.lost
         with pytest.raises(BlockingIOError):
             os.read(said, 1000)
@@ -162,12 +164,12 @@ def test_whoever_comes_back_too_late_is_given_up_and_not_let_in_again(parties: C
     addresses = server.node.listen(["127.0.0.1"])
     frozen.node.connect(addresses)  # and never beats
 
-    def bury(channel: Channel, life: Life) -> None:
-        if life is Life.DEAD:
+    def bury(channel: FrameChannel, life: Liveness) -> None:
+        if life is Liveness.DEAD:
             server.node.bar(channel.peer.incarnation, "no heartbeat")
 
     server.until(lambda: bool(server.opened))
-    server.engine.call_soon(lambda: Pulse(server.engine, 0.05, Lease(0.1, 0.2), bury).watch(server.opened[0]))
+    server.engine.call_soon(lambda: Heartbeat(server.engine, 0.05, Lease(0.1, 0.2), bury).watch(server.opened[0]))
     server.until(lambda: bool(server.lost))
     frozen.until(lambda: len(frozen.lost) == 1)
     frozen.node.connect(addresses)

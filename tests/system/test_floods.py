@@ -22,7 +22,7 @@ from monarch_hpc.core.errors import FrameError
 from monarch_hpc.core.ids import Role
 from monarch_hpc.testing import wait_until
 from monarch_hpc.transport.address import parse_address
-from monarch_hpc.transport.api import Channel
+from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.secure.handshake import HELLO_BYTES
 from monarch_hpc.transport.secure.noise import TAG_BYTES
 from monarch_hpc.wire.frames import MAX_BUFFERS, PROTOCOL, Frame, Kind
@@ -218,7 +218,7 @@ def test_small_frames_by_the_thousand_let_timers_pass(parties: Callable[..., Par
         told.append(len(one.frames))
         one.engine.call_later(0.0, tell)
 
-    def work(_channel: Channel, _frame: Frame) -> None:
+    def work(_channel: FrameChannel, _frame: Frame) -> None:
         end_s = time.perf_counter() + 0.00002
         while time.perf_counter() < end_s:
             pass

@@ -28,7 +28,7 @@ from monarch_hpc.transport.secure.handshake import (
     make_proof,
 )
 from monarch_hpc.transport.secure.noise import Cipher
-from monarch_hpc.transport.secure.records import Inbox
+from monarch_hpc.transport.secure.records import RecordReader
 from monarch_hpc.wire.frames import Frame, Kind, pack_head
 from tests.system.byhand import ByHand, bits, flipped, last_words, plain, seal
 from tests.system.parties import ALLOCATION, KEY, PATIENCE_S, Party, parties
@@ -281,7 +281,7 @@ def test_a_forged_chunk_leaves_nothing_of_its_maker_in_memory() -> None:
     seal = Cipher(KEY)
     head = pack_head(Frame(Kind.PUT, 0, 1, b"", [memory]))
     sealed_head, sealed_data = seal.seal(head), seal.seal(b"xxx" * 40_000)
-    inbox = Inbox(Cipher(KEY), 2**20, lambda _frame: None)
+    inbox = RecordReader(Cipher(KEY), 2**20, lambda _frame: None)
     inbox.landing = lambda _head, _body: [memory]
 
     def take(wire: bytes) -> None:

@@ -14,8 +14,8 @@ from monarch_hpc import Actor, ActorError, ActorMesh, ProcMesh, concurrent_endpo
 from monarch_hpc.actor.cell.invocation import ResponsePort
 from monarch_hpc.actor.runtime.runtime import current_runtime
 from monarch_hpc.config.load import load
-from monarch_hpc.telemetry.layout import FAILED, Kind
-from monarch_hpc.telemetry.reading import Record, read_events, read_scene
+from monarch_hpc.telemetry.layout import FAILED, RecordKind
+from monarch_hpc.telemetry.reading import DecodedRecord, read_events, read_scene
 from monarch_hpc.testing import wait_until
 from tests.system.controlling import controlled, settle
 
@@ -101,9 +101,9 @@ class Witness(Actor):
     """In the same process: tells what is written down there, and opens gates."""
 
     @endpoint
-    def handled(self, method: str) -> list[Record]:
+    def handled(self, method: str) -> list[DecodedRecord]:
         name = current_runtime().recorder.names.endpoint("worker", method)
-        return [record for record in read_events(memory) if (record.kind, record.name) == (Kind.HANDLED, name)]
+        return [record for record in read_events(memory) if (record.kind, record.name) == (RecordKind.HANDLED, name)]
 
     @endpoint
     def running(self) -> list[str]:

@@ -26,7 +26,7 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     found: list[None] = []
     judge = probe.Probe._judge
 
-    def look(self: probe.Probe, asked_s: float, answered: probe.Asked) -> None:
+    def look(self: probe.Probe, asked_s: float, answered: probe.ProbedLane) -> None:
         judge(self, asked_s, answered)
         found.append(None)
 

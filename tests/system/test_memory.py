@@ -11,7 +11,7 @@ import pytest
 
 from monarch_hpc.core.errors import ChannelClosed, MemoryAccessError, PeerLost
 from monarch_hpc.core.ids import Role
-from monarch_hpc.transport.api import Channel
+from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.memory.operations import PIECE_BYTES, WINDOW_BYTES, Transfer
 from monarch_hpc.transport.memory.registry import Memory
 from monarch_hpc.wire.frames import Frame, Kind
@@ -21,7 +21,7 @@ __all__ = ["parties"]
 
 
 @pytest.fixture(params=["tcp", "relay", "ucx-shm", "ucx-tcp"])
-def pair(parties: Callable[..., Party], request: pytest.FixtureRequest) -> tuple[Party, Party, Channel]:
+def pair(parties: Callable[..., Party], request: pytest.FixtureRequest) -> tuple[Party, Party, FrameChannel]:
     """A party with memory, one without, and the channel of the latter."""
     ucx = UCX.get(request.param, "")
     owner = parties(ucx=ucx)
@@ -37,7 +37,7 @@ def pair(parties: Callable[..., Party], request: pytest.FixtureRequest) -> tuple
 
 
 @pytest.fixture(params=["tcp", "relay"])
-def framed(parties: Callable[..., Party], request: pytest.FixtureRequest) -> tuple[Party, Party, Channel]:
+def framed(parties: Callable[..., Party], request: pytest.FixtureRequest) -> tuple[Party, Party, FrameChannel]:
     """The same where transfers are frames that the owner's engine answers. UCX answers on a thread of its own, and
     leaves it to the asker to keep within a key."""
     owner = parties()
@@ -50,7 +50,7 @@ def framed(parties: Callable[..., Party], request: pytest.FixtureRequest) -> tup
 
 
 @pytest.mark.parametrize("size", [0, 1, 1000, 100_000, PIECE_BYTES, 3 * PIECE_BYTES + 5])
-def test_what_was_put_is_there_and_what_is_there_is_got(pair: tuple[Party, Party, Channel], size: int) -> None:
+def test_what_was_put_is_there_and_what_is_there_is_got(pair: tuple[Party, Party, FrameChannel], size: int) -> None:
     owner, _, channel = pair
     buffer = bytearray(os.urandom(size + 20))
     expected = bytearray(buffer)
@@ -65,7 +65,7 @@ def test_what_was_put_is_there_and_what_is_there_is_got(pair: tuple[Party, Party
     assert not owner.frames, "nothing of it reaches who uses the channel"
 
 
-def test_many_transfers_run_at_once_and_each_is_told(pair: tuple[Party, Party, Channel]) -> None:
+def test_many_transfers_run_at_once_and_each_is_told(pair: tuple[Party, Party, FrameChannel]) -> None:
     owner, asker, channel = pair
     dice = random.Random(1)
     buffer = bytearray(os.urandom(8 * PIECE_BYTES))
@@ -84,7 +84,7 @@ def test_many_transfers_run_at_once_and_each_is_told(pair: tuple[Party, Party, C
     assert all(into == buffer[offset : offset + len(into)] for offset, into in asked)
 
 
-def test_a_frame_does_not_wait_for_a_large_transfer(framed: tuple[Party, Party, Channel]) -> None:
+def test_a_frame_does_not_wait_for_a_large_transfer(framed: tuple[Party, Party, FrameChannel]) -> None:
     owner, asker, channel = framed
     memory = owner.node.register(bytearray(8 * WINDOW_BYTES), writable=False)
     done_at: list[bool] = []
@@ -97,7 +97,7 @@ def test_a_frame_does_not_wait_for_a_large_transfer(framed: tuple[Party, Party, 
     transfer.wait(PATIENCE_S)
 
 
-def test_what_cannot_be_written_to_can_be_registered_to_be_read(pair: tuple[Party, Party, Channel]) -> None:
+def test_what_cannot_be_written_to_can_be_registered_to_be_read(pair: tuple[Party, Party, FrameChannel]) -> None:
     owner, _, channel = pair
     with pytest.raises(ValueError, match="cannot be written to: bytes"):
         owner.node.register(b"only read")
@@ -113,7 +113,7 @@ def _keys(memory: Memory) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("which", ["forged", "no key"])
-def test_without_its_key_there_is_no_memory(framed: tuple[Party, Party, Channel], which: str) -> None:
+def test_without_its_key_there_is_no_memory(framed: tuple[Party, Party, FrameChannel], which: str) -> None:
     owner, _, channel = framed
     memory = owner.node.register(bytearray(100))
     key = _keys(memory)[which]
@@ -123,7 +123,9 @@ def test_without_its_key_there_is_no_memory(framed: tuple[Party, Party, Channel]
 
 
 @pytest.mark.parametrize("size", [10, 200_000])
-def test_what_lies_outside_or_may_only_be_read_stays_as_it_is(framed: tuple[Party, Party, Channel], size: int) -> None:
+def test_what_lies_outside_or_may_only_be_read_stays_as_it_is(
+    framed: tuple[Party, Party, FrameChannel], size: int
+) -> None:
     owner, _, channel = framed
     buffer = bytearray(300_000)
     readable = owner.node.register(buffer, writable=False)
@@ -146,7 +148,7 @@ def test_what_lies_outside_or_may_only_be_read_stays_as_it_is(framed: tuple[Part
     assert buffer.startswith(data)
 
 
-def test_a_closed_memory_is_out_of_reach_and_untouched(framed: tuple[Party, Party, Channel]) -> None:
+def test_a_closed_memory_is_out_of_reach_and_untouched(framed: tuple[Party, Party, FrameChannel]) -> None:
     owner, asker, channel = framed
     buffer = bytearray(4 * WINDOW_BYTES)
     memory = owner.node.register(buffer)
@@ -161,7 +163,7 @@ def test_a_closed_memory_is_out_of_reach_and_untouched(framed: tuple[Party, Part
     assert buffer == then, "written to after it was closed"
 
 
-def test_a_lost_peer_ends_all_transfers(framed: tuple[Party, Party, Channel]) -> None:
+def test_a_lost_peer_ends_all_transfers(framed: tuple[Party, Party, FrameChannel]) -> None:
     owner, asker, channel = framed
     memory = owner.node.register(bytearray(4 * WINDOW_BYTES))
     key = memory.key
@@ -176,7 +178,7 @@ def test_a_lost_peer_ends_all_transfers(framed: tuple[Party, Party, Channel]) ->
         channel.put(key, 0, b"late").wait(PATIENCE_S)
 
 
-def test_closing_the_channel_here_ends_them_too(framed: tuple[Party, Party, Channel]) -> None:
+def test_closing_the_channel_here_ends_them_too(framed: tuple[Party, Party, FrameChannel]) -> None:
     owner, _, channel = framed
     gate, blocked = threading.Event(), threading.Event()
 

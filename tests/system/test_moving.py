@@ -15,7 +15,7 @@ from dataclasses import replace
 import pytest
 
 from monarch_hpc.transport import channel as channel_module
-from monarch_hpc.transport.api import Channel
+from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.credit import cost_of
 from monarch_hpc.wire.frames import Buffer, Frame, Kind
 from tests.system import parties as parties_module
@@ -39,18 +39,18 @@ class Side:
         self.answers: list[int] = []
         self.misplaced: list[tuple[int, int, int]] = []
         self._seed = seed
-        self._mail = [queue.SimpleQueue[tuple[Channel, Frame] | None]() for _ in range(_NUM_ACTORS)]
+        self._mail = [queue.SimpleQueue[tuple[FrameChannel, Frame] | None]() for _ in range(_NUM_ACTORS)]
         self._threads: list[threading.Thread] = []
         party.on_frame_hook = self._take
 
-    def _take(self, channel: Channel, frame: Frame) -> None:
+    def _take(self, channel: FrameChannel, frame: Frame) -> None:
         self.party.frames.clear()
         if frame.kind is Kind.CALL:
             self._mail[frame.dest].put((channel, frame))
         else:
             self.answers.append(frame.dest)
 
-    def start(self, channel: Channel) -> None:
+    def start(self, channel: FrameChannel) -> None:
         """Begin to call, and to handle."""
         for actor in range(_NUM_ACTORS):
             self._run(self._handle, actor)
@@ -61,7 +61,7 @@ class Side:
         self._threads.append(threading.Thread(target=target, args=args, daemon=True))
         self._threads[-1].start()
 
-    def _call(self, channel: Channel, sender: int) -> None:
+    def _call(self, channel: FrameChannel, sender: int) -> None:
         dice = random.Random(self._seed * _NUM_SENDERS + sender)
         for number in range(_NUM_CALLS):
             size = dice.choice(_SIZES)

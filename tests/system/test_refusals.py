@@ -16,7 +16,7 @@ from monarch_hpc.attach.attach import query_status
 from monarch_hpc.config import Config
 from monarch_hpc.config.load import load
 from monarch_hpc.testing import wait_until
-from monarch_hpc.transport.api import Channel
+from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.wire.calls import Calls, CallsReport
 from monarch_hpc.wire.frames import Frame, Kind
 from monarch_hpc.wire.messages import (
@@ -126,7 +126,7 @@ def test_who_asks_and_does_not_read_is_given_up(directory: Path) -> None:
     held, over = threading.Event(), threading.Event()
 
     class Deaf(Client):
-        def on_frame(self, channel: Channel, frame: Frame) -> None:
+        def on_frame(self, channel: FrameChannel, frame: Frame) -> None:
             super().on_frame(channel, frame)
             if isinstance(self.messages[-1], StatusReport):
                 held.set()

@@ -20,7 +20,7 @@ from monarch_hpc.attach.embedded import open_local
 from monarch_hpc.config.load import load
 from monarch_hpc.core.files import read_json, write_json
 from monarch_hpc.slurm.owner import current_owner
-from monarch_hpc.slurm.registry import Record, Registry
+from monarch_hpc.slurm.registry import AllocationRecord, Registry
 from monarch_hpc.testing.slurmlab.processes import read_command
 from tests.system.agent_client import alive, cookie_holders, eventually
 
@@ -209,7 +209,7 @@ def allocation(folder: Path) -> Iterator[Path]:
     """An allocation that outlives runs, in the registry under the name ``dev``; yields its directory."""
     with open_local(2, load().config, folder / "allocation") as directory:
         registry = Registry(folder / "state" / "monarch-hpc")
-        record = Record("ab" * 16, "dev", directory, "2", current_owner(), time.time())
+        record = AllocationRecord("ab" * 16, "dev", directory, "2", current_owner(), time.time())
         registry.create(record)
         registry.set_job(record, 7, time.time())
         yield directory

@@ -16,7 +16,7 @@ from monarch_hpc.core.errors import AuthenticationError, PeerLost, TransportErro
 from monarch_hpc.core.ids import Role
 from monarch_hpc.testing import wait_until
 from monarch_hpc.transport.address import parse_address
-from monarch_hpc.transport.api import Channel
+from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.secure.handshake import HELLO_BYTES, PROOF_BYTES, Dialing
 from monarch_hpc.transport.secure.noise import Cipher
 from monarch_hpc.wire.frames import Frame, Kind
@@ -185,9 +185,9 @@ def test_a_crowd_of_those_who_belong_gets_in_whole(parties: Callable[..., Party]
     """Many more at once than may be half open, all from one address, as when every proc of a mesh calls one."""
     server, client = parties(), parties(role=Role.CONTROLLER)
     addresses = server.node.listen(["127.0.0.1"])
-    outcomes: list[Channel | TransportError] = []
+    outcomes: list[FrameChannel | TransportError] = []
 
-    def done(outcome: Channel | TransportError) -> None:
+    def done(outcome: FrameChannel | TransportError) -> None:
         outcomes.append(outcome)
         client.engine.wake_waiters()
 

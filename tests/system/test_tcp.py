@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from monarch_hpc.core.ids import Role
-from monarch_hpc.transport.api import Channel
-from monarch_hpc.transport.engine.flag import Signal
+from monarch_hpc.transport.api import FrameChannel
+from monarch_hpc.transport.engine.flag import Flag
 from monarch_hpc.transport.secure.records import CHUNK_BYTES, INLINE_BYTES
 from monarch_hpc.wire.frames import Frame, Kind
 from tests.system.parties import PATIENCE_S, Party, parties
@@ -20,7 +20,7 @@ __all__ = ["parties", "programs"]
 
 
 @pytest.fixture
-def pair(parties: Callable[..., Party]) -> tuple[Party, Party, Channel]:
+def pair(parties: Callable[..., Party]) -> tuple[Party, Party, FrameChannel]:
     """A listening party, a dialling one, and the dialling one's channel."""
     server = parties()
     addresses = server.node.listen(["127.0.0.1"])
@@ -28,7 +28,7 @@ def pair(parties: Callable[..., Party]) -> tuple[Party, Party, Channel]:
     return server, client, client.node.connect(addresses)
 
 
-def test_the_frames_of_each_thread_arrive_in_its_order(pair: tuple[Party, Party, Channel]) -> None:
+def test_the_frames_of_each_thread_arrive_in_its_order(pair: tuple[Party, Party, FrameChannel]) -> None:
     server, client, channel = pair
     sizes = [0, 10, 5000, INLINE_BYTES + 1, 2 * CHUNK_BYTES + 3]
     num = 200
@@ -58,14 +58,14 @@ def test_the_frames_of_each_thread_arrive_in_its_order(pair: tuple[Party, Party,
     assert arrived == {sender: list(range(num)) for sender in (0, 1, 2, 3, 9)}
 
 
-def test_the_driver_does_not_wait_for_a_thread_that_sends(pair: tuple[Party, Party, Channel]) -> None:
+def test_the_driver_does_not_wait_for_a_thread_that_sends(pair: tuple[Party, Party, FrameChannel]) -> None:
     server, client, channel = pair
     gate = threading.Event()
     server.on_frame_hook = lambda _channel, _frame: (gate.wait(PATIENCE_S), None)[1]
     channel.send(Frame(Kind.RESULT, 1))  # whose receiver sleeps from here on
     server_has = threading.Thread(target=channel.send, args=(Frame(Kind.RESULT, 2, 0, b"", [bytes(2**26)]),))
     server_has.start()
-    sent = Signal(client.engine)
+    sent = Flag(client.engine)
 
     def send() -> None:
         channel.send(Frame(Kind.RESULT, 3))
@@ -81,7 +81,7 @@ def test_the_driver_does_not_wait_for_a_thread_that_sends(pair: tuple[Party, Par
     assert [frame.dest for frame in server.frames] == [1, 2, 3]
 
 
-def test_answers_to_what_came_together_go_together(pair: tuple[Party, Party, Channel]) -> None:
+def test_answers_to_what_came_together_go_together(pair: tuple[Party, Party, FrameChannel]) -> None:
     server, client, channel = pair
     server.on_frame_hook = lambda back, frame: back.send(Frame(Kind.RESULT, frame.dest))
     for number in range(2000):

@@ -15,8 +15,8 @@ import pytest
 from monarch_hpc.core.errors import PeerLost
 from monarch_hpc.core.ids import Role, new_incarnation
 from monarch_hpc.transport.address import parse_address
-from monarch_hpc.transport.api import Channel
-from monarch_hpc.transport.engine.flag import Signal
+from monarch_hpc.transport.api import FrameChannel
+from monarch_hpc.transport.engine.flag import Flag
 from monarch_hpc.transport.secure.handshake import ANSWER_BYTES, HELLO_BYTES, Dialing
 from monarch_hpc.wire.frames import Frame, Kind
 from tests.system.parties import BLOCKED, KEY, LIMITS, PATIENCE_S, Party, parties
@@ -35,7 +35,7 @@ class Triangle:
     known: dict[int, Sequence[str]]  # where the agent thinks that others are
     way: str  # the agent's address
 
-    def connect(self) -> Channel:
+    def connect(self) -> FrameChannel:
         return self.client.node.connect(self.blocked, self.server.identity.incarnation)
 
 
@@ -72,7 +72,7 @@ def test_much_passes_both_ways_at_once_and_in_order(triangle: Triangle) -> None:
     triangle.server.until(lambda: len(triangle.server.opened) == 1)
     sizes = [0, 100, 70_000, 2**20 + 3] * 10
 
-    def pour(into: Channel) -> None:
+    def pour(into: FrameChannel) -> None:
         for number, size in enumerate(sizes):
             into.send(Frame(Kind.CALL, number, 0, b"", [bytes([number]) * size]))
 
@@ -259,7 +259,7 @@ def test_an_agent_drops_what_waits_for_a_silent_target(triangle: Triangle) -> No
 
 
 def _bar(party: Party, incarnation: int, why: str) -> None:
-    done = Signal(party.engine)
+    done = Flag(party.engine)
 
     def bar() -> None:
         party.node.bar(incarnation, why)

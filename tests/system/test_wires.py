@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from monarch_hpc.transport.engine.engine import Engine
-from monarch_hpc.transport.engine.flag import Signal
-from monarch_hpc.transport.tcp.keepalive import Wires
+from monarch_hpc.transport.engine.flag import Flag
+from monarch_hpc.transport.tcp.keepalive import CutDetector
 
 _CUT_S = 3.0
 _PATIENCE_S = 20.0
@@ -38,8 +38,8 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 def watched(engine: Engine, sock: socket.socket) -> list[str]:
     """Watch a socket; return what is said of its wire."""
     said: list[str] = []
-    wires = Wires(engine, _CUT_S)
-    begun = Signal(engine)
+    wires = CutDetector(engine, _CUT_S)
+    begun = Flag(engine)
 
     def begin() -> None:
         wires.watch("it", sock, said.append)

@@ -7,15 +7,15 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from monarch_hpc.actor.casts.receiver import Reception, ReceptionProcess
-from monarch_hpc.actor.casts.sender import Caster
-from monarch_hpc.actor.casts.targets import Answered, CasterProcess, OpenCast, Reduce, Written
-from monarch_hpc.actor.messages.line import Line
+from monarch_hpc.actor.casts.receiver import CastReceiver, ReceptionProcess
+from monarch_hpc.actor.casts.sender import CastSender
+from monarch_hpc.actor.casts.targets import Answered, CasterProcess, CastRecord, OpenCast, Reduce
+from monarch_hpc.actor.messages.line import MessageLink
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.core.errors import TransportError
 from monarch_hpc.core.ids import Role
 from monarch_hpc.core.shape import Region
-from monarch_hpc.transport.api import Channel
+from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.wire.frames import Buffer, Frame, Kind
 
 __all__ = ["Casts"]
@@ -29,28 +29,28 @@ class Casts:
     """Both ends of casts, each made when it is needed: a process without casts pays for none."""
 
     def __init__(self, process: _Process) -> None:
-        self.caster: Caster | None = None
+        self.caster: CastSender | None = None
         """What sends casts, and all that goes directly from then on, so that they keep their order."""
-        self.reception: Reception | None = None
+        self.reception: CastReceiver | None = None
         """What puts casts and direct messages in line; None while no cast has come."""
         self.most_direct = sys.maxsize
         """Messages to more procs than this go through the agents, see config key `transport.cast_direct`."""
         self._process = process
         self._addresses: Sequence[str] = ()
-        self._attend: Callable[[Channel], None] = lambda _channel: None
+        self._attend: Callable[[FrameChannel], None] = lambda _channel: None
         self._making = _thread.allocate_lock()
 
-    def through(self, addresses: Sequence[str], attend: Callable[[Channel], None] = lambda _channel: None) -> None:
+    def through(self, addresses: Sequence[str], attend: Callable[[FrameChannel], None] = lambda _channel: None) -> None:
         """Send messages to many procs to the agent that listens at *addresses*; *attend* is told of the channel."""
         self._addresses = addresses
         self._attend = attend
         self.most_direct = self._process.node.limits.cast_direct
 
-    def open(self) -> Caster:
+    def open(self) -> CastSender:
         """What sends casts from here."""
         with self._making:
             if self.caster is None:
-                self.caster = Caster(self._process, self._addresses, self._attend)
+                self.caster = CastSender(self._process, self._addresses, self._attend)
         return self.caster
 
     def send(
@@ -63,15 +63,15 @@ class Casts:
         answer: Answered | None,
         end_s: float | None = None,
         reduce: Reduce | None = None,
-        written: Written | None = None,
+        written: CastRecord | None = None,
     ) -> OpenCast | None:
-        """Send one message to many procs; None if each is to be sent it directly. See `Caster.cast`."""
+        """Send one message to many procs; None if each is to be sent it directly. See `CastSender.cast`."""
         if len(region) <= self.most_direct:
             return None
         return self.open().cast(kind, region, procs, message, where, answer, end_s, reduce, written)
 
-    def direct(self, proc: ProcRef, line: Line, frame: Frame, until_s: float | None = None) -> bool:
-        """Send a message to one proc; see `Line.send`."""
+    def direct(self, proc: ProcRef, line: MessageLink, frame: Frame, until_s: float | None = None) -> bool:
+        """Send a message to one proc; see `MessageLink.send`."""
         if self.caster is not None:
             return self.caster.send(proc, line, frame, until_s)
         sent = line.send(frame, until_s)
@@ -106,7 +106,7 @@ class Casts:
 
         return self.send(Kind.STOP, region, procs, (actor, b"", ()), where, answer) is not None
 
-    def takes(self, channel: Line, frame: Frame) -> bool:
+    def takes(self, channel: MessageLink, frame: Frame) -> bool:
         """Take what belongs to casts, and messages that must wait for one.
 
         Raises:
@@ -119,7 +119,7 @@ class Casts:
             return True
         if kind is Kind.CAST or kind is Kind.MARK or kind is Kind.REDUCE:
             if self.reception is None:
-                self.reception = Reception(self._process, self._process.node.limits.mailbox_bytes)
+                self.reception = CastReceiver(self._process, self._process.node.limits.mailbox_bytes)
             self.reception.on_frame(channel, frame)
             return True
         return kind is not Kind.CANCEL and self.reception is not None and self.reception.held(channel, frame)
@@ -129,7 +129,7 @@ class Casts:
         if self.caster is not None:
             self.caster.on_answer(frame)
 
-    def on_lost(self, channel: Channel, error: TransportError) -> None:
+    def on_lost(self, channel: FrameChannel, error: TransportError) -> None:
         """A channel is over."""
         if self.caster is not None:
             self.caster.on_lost(channel, error)

@@ -12,7 +12,7 @@ from monarch_hpc.actor.casts.merge import Merge
 from monarch_hpc.actor.casts.reduction import combine
 from monarch_hpc.actor.cell.cancellation import LIMITED
 from monarch_hpc.actor.context import ProcInfo
-from monarch_hpc.actor.messages.line import Line
+from monarch_hpc.actor.messages.line import MessageLink
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.core.errors import FrameError, TransportError
 from monarch_hpc.core.ids import Role
@@ -21,10 +21,10 @@ from monarch_hpc.telemetry.recorder import Recorder
 from monarch_hpc.transport.api import Peer
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.node import Node
-from monarch_hpc.wire.casts import Cast, Mark, Note, Tag, pack_notes, parse_cast, parse_number, parse_target
+from monarch_hpc.wire.casts import Cast, Mark, Note, NoteKind, pack_notes, parse_cast, parse_number, parse_target
 from monarch_hpc.wire.frames import Frame, Kind
 
-__all__ = ["BULK_BYTES", "CastLine", "Reception", "ReceptionProcess"]
+__all__ = ["BULK_BYTES", "CastLine", "CastReceiver", "ReceptionProcess"]
 
 BULK_BYTES = 64 << 10
 """A larger answer goes directly to the caller where there is a channel: agents combine what is small."""
@@ -50,7 +50,7 @@ class ReceptionProcess(Protocol):
         """The process itself."""
         ...
 
-    def dispatch(self, channel: Line, frame: Frame) -> None:
+    def dispatch(self, channel: MessageLink, frame: Frame) -> None:
         """Hand a frame to the actor that it is for."""
         ...
 
@@ -59,8 +59,8 @@ class ReceptionProcess(Protocol):
 class CastLine:
     """The way back to the sender of one cast: what is answered goes to the agent, and up with others' answers."""
 
-    reception: Reception
-    agent: Line
+    reception: CastReceiver
+    agent: MessageLink
     cast: Cast
     mark: int
 
@@ -89,7 +89,7 @@ class CastLine:
         """Of a cast each was told to be handled."""
 
 
-class Reception:
+class CastReceiver:
     """The casts that come to a process; made when the first comes.
 
     Args:
@@ -106,12 +106,12 @@ class Reception:
         self._marks: dict[int, int] = {}  # what stands for a sender in what is recorded
         self._handled: list[Note] = []
         self._handled_bytes = 0
-        self._agent: Line | None = None
+        self._agent: MessageLink | None = None
         self._telling = False
 
     # ---- in ----
 
-    def held(self, channel: Line, frame: Frame) -> bool:
+    def held(self, channel: MessageLink, frame: Frame) -> bool:
         """Take a message that came directly, if its sender casts too: it is handed on when it is its turn."""
         merge = self._senders.get(self._sender(channel))
         if merge is None:
@@ -120,7 +120,7 @@ class Reception:
             self._hand_on(merge.direct(lambda: self._process.dispatch(channel, frame)))
         return True
 
-    def on_frame(self, channel: Line, frame: Frame) -> None:
+    def on_frame(self, channel: MessageLink, frame: Frame) -> None:
         """A cast, a mark, or an order of the agent came.
 
         Raises:
@@ -134,7 +134,7 @@ class Reception:
         else:
             self.on_cast(channel, frame)
 
-    def on_mark(self, channel: Line, frame: Frame) -> None:
+    def on_mark(self, channel: MessageLink, frame: Frame) -> None:
         """A mark came directly."""
         try:
             mark = Mark(frame.dest)
@@ -143,7 +143,7 @@ class Reception:
         with self._lock:
             self._hand_on(self._merge(self._sender(channel)).mark(mark, frame.reply))
 
-    def on_cast(self, channel: Line, frame: Frame) -> None:
+    def on_cast(self, channel: MessageLink, frame: Frame) -> None:
         """A cast came from the agent."""
         if not isinstance(channel.peer, Peer) or channel.peer.role is not Role.AGENT:
             return
@@ -162,8 +162,8 @@ class Reception:
                 self._hand_on(ready)
                 return
         self._lines.pop((cast.origin, cast.number), None)
-        late = Note(Tag.UNKNOWN, cast.origin, cast.number, 0, b"it came too late")
-        self._tell(channel, [late, Note(Tag.DONE, cast.origin, cast.number)])
+        late = Note(NoteKind.UNKNOWN, cast.origin, cast.number, 0, b"it came too late")
+        self._tell(channel, [late, Note(NoteKind.DONE, cast.origin, cast.number)])
 
     def _mark_of(self, sender: int) -> int:
         mark = self._marks.get(sender)
@@ -197,7 +197,7 @@ class Reception:
             merge = self._senders[sender] = Merge()
         return merge
 
-    def _sender(self, channel: Line) -> int:
+    def _sender(self, channel: MessageLink) -> int:
         peer = channel.peer
         return peer.incarnation if isinstance(peer, Peer) else self._process.own.incarnation
 
@@ -220,14 +220,14 @@ class Reception:
             if direct is not None:
                 direct.send(frame)
             return
-        tag = Tag.RESULT if frame.kind is Kind.RESULT else Tag.FAILURE
+        tag = NoteKind.RESULT if frame.kind is Kind.RESULT else NoteKind.FAILURE
         size = len(frame.body) + sum([memoryview(buffer).nbytes for buffer in frame.buffers])
         # To be combined on this host, however large.
         bulk = size > BULK_BYTES and not cast.functions
         if bulk and direct is not None and direct.error is None:
             place = parse_target(cast.target).place_of(self._process.own.rank) or 0
             direct.send(Frame(frame.kind, CAST | cast.number, place, frame.body, frame.buffers))
-            note = Note(Tag.ELSEWHERE, cast.origin, cast.number)
+            note = Note(NoteKind.ELSEWHERE, cast.origin, cast.number)
         else:
             note = Note(tag, cast.origin, cast.number, 0, frame.body, frame.buffers)
         line.agent.send(pack_notes([note]))
@@ -236,7 +236,7 @@ class Reception:
         """Tell, soon, that a cast was handled; from any thread."""
         with self._lock:
             self._lines.pop((line.cast.origin, line.cast.number), None)
-            self._handled.append(Note(Tag.DONE, line.cast.origin, line.cast.number))
+            self._handled.append(Note(NoteKind.DONE, line.cast.origin, line.cast.number))
             self._handled_bytes += cost
             enough = self._handled_bytes >= self._quarter
             begin = not (enough or self._telling)
@@ -257,6 +257,6 @@ class Reception:
             self._tell(self._agent, notes)
 
     @staticmethod
-    def _tell(agent: Line, notes: list[Note]) -> None:
+    def _tell(agent: MessageLink, notes: list[Note]) -> None:
         with contextlib.suppress(TransportError, FrameError):  # without its agent a proc ends
             agent.send(pack_notes(notes))

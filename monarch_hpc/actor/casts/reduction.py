@@ -14,10 +14,10 @@ from typing import Any, Generic, TypeVar
 
 from monarch_hpc.actor.casts.targets import OpenCast
 from monarch_hpc.actor.context import ProcInfo
-from monarch_hpc.actor.messages.line import Line
+from monarch_hpc.actor.messages.line import MessageLink
 from monarch_hpc.actor.messages.payload import pack_result, send_failure
 from monarch_hpc.core.errors import FrameError, TransportError
-from monarch_hpc.wire.casts import Note, Tag, pack_notes
+from monarch_hpc.wire.casts import Note, NoteKind, pack_notes
 from monarch_hpc.wire.frames import Frame, Kind
 from monarch_hpc.wire.obstacle import refusal
 from monarch_hpc.wire.reductions import Order, content_of, pack_span, parse_order, span_of
@@ -77,11 +77,11 @@ def take_part(cast: OpenCast, note: Note) -> None:
     cast.left -= fresh
     cast.excused -= fresh
     if fresh:
-        whole = note.tag is Tag.PARTIAL and len(fresh) == end - start
+        whole = note.tag is NoteKind.PARTIAL and len(fresh) == end - start
         cast.reduce.take(fresh, Frame(Kind.RESULT, 0, 0, content_of(note), note.buffers) if whole else None)
 
 
-def combine(agent: Line, frame: Frame, info: ProcInfo) -> None:
+def combine(agent: MessageLink, frame: Frame, info: ProcInfo) -> None:
     """Combine what the agent has ordered, and give it back, soon.
 
     Raises:
@@ -91,20 +91,20 @@ def combine(agent: Line, frame: Frame, info: ProcInfo) -> None:
     threading.Thread(target=_combine, args=(agent, order, info), name="monarch-reduction", daemon=True).start()
 
 
-def _combine(agent: Line, order: Order, info: ProcInfo) -> None:
+def _combine(agent: MessageLink, order: Order, info: ProcInfo) -> None:
     key = order.origin, order.number
     where = f"proc {info.rank} on {info.host}, which combined results"
     span = order.parts[0].place, span_of(order.parts[-1])[1]
     try:
         body, buffers = pack_result(_fold(order))
-        agent.send(pack_notes([pack_span(Tag.PARTIAL, key, span, body, buffers)]))
+        agent.send(pack_notes([pack_span(NoteKind.PARTIAL, key, span, body, buffers)]))
     except BaseException as error:  # noqa: BLE001 user code; whatever it is, the caller waits for it
         with contextlib.suppress(TransportError):  # without its agent a proc ends
-            send_failure(where, error, lambda *given: agent.send(pack_notes([Note(Tag.FAILURE, *key, 0, *given)])))
+            send_failure(where, error, lambda *given: agent.send(pack_notes([Note(NoteKind.FAILURE, *key, 0, *given)])))
 
 
 def _fold(order: Order) -> object:
     inner: Any = loads(order.functions)
     functions: Any = loads(*inner)
     folding: Folding[object, object] = Folding(*functions)
-    return folding.fold((part.tag is Tag.PARTIAL, loads(content_of(part), part.buffers)) for part in order.parts)
+    return folding.fold((part.tag is NoteKind.PARTIAL, loads(content_of(part), part.buffers)) for part in order.parts)

@@ -9,23 +9,31 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from monarch_hpc.actor.casts.reduction import take_part
-from monarch_hpc.actor.casts.targets import Aim, Aims, Answered, CasterProcess, OpenCast, Reduce, Written
+from monarch_hpc.actor.casts.targets import (
+    Answered,
+    CasterProcess,
+    CastRecord,
+    CastTarget,
+    CastTargets,
+    OpenCast,
+    Reduce,
+)
 from monarch_hpc.actor.cell.cancellation import limited
-from monarch_hpc.actor.messages.line import Line
+from monarch_hpc.actor.messages.line import MessageLink
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.core.errors import ActorDied, DeliveryUnknown, FrameError, MonarchError, PeerLost, TransportError
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.recent import Recent
 from monarch_hpc.core.shape import Region
 from monarch_hpc.telemetry.layout import CAST
-from monarch_hpc.transport.api import Channel
+from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.credit import Credit, cost_of
 from monarch_hpc.wire.casts import (
     Cast,
     Mark,
     Note,
+    NoteKind,
     Spans,
-    Tag,
     pack_cast,
     pack_number,
     parse_lost,
@@ -33,7 +41,7 @@ from monarch_hpc.wire.casts import (
 )
 from monarch_hpc.wire.frames import Buffer, Frame, Kind
 
-__all__ = ["Caster"]
+__all__ = ["CastSender"]
 
 _HOLD_S = 0.1  # how long one cast of a coroutine is held back at most, as in `transport.channel`, and why
 
@@ -44,7 +52,7 @@ _KEEP = 4096  # deaths that casts have reported: what else reports one comes wit
 _log = Logger(__name__)
 
 
-class Caster:
+class CastSender:
     """The casts of one process; from any thread, but notes and ends of channels on the driver.
 
     What the process sends directly to procs goes through `send` from the moment that there is a caster, so that
@@ -55,17 +63,19 @@ class Caster:
         attend: told of the channel to it.
     """
 
-    def __init__(self, process: CasterProcess, addresses: Sequence[str], attend: Callable[[Channel], None]) -> None:
+    def __init__(
+        self, process: CasterProcess, addresses: Sequence[str], attend: Callable[[FrameChannel], None]
+    ) -> None:
         self._attend = attend
         self._process = process
         self._addresses = addresses
-        self._line: Channel | None = None
+        self._line: FrameChannel | None = None
         self._lock = _thread.allocate_lock()  # of the order of casts
         self._credit = Credit(process.node.limits.mailbox_bytes, process.engine.wake_waiters)
         self._number = 0
         self._num_waiting = 0
         self._num_received = 0
-        self._aims = Aims()
+        self._aims = CastTargets()
         self._open: dict[int, OpenCast] = {}
         # Procs that may have been sent something directly since the last cast to them.
         self._direct = {*process.node.channels, process.own.incarnation}
@@ -109,8 +119,8 @@ class Caster:
 
     # ---- what goes directly ----
 
-    def send(self, proc: ProcRef, line: Line, frame: Frame, until_s: float | None = None) -> bool:
-        """Send *frame* to one proc, after all casts that were sent to it before; otherwise as `Line.send`."""
+    def send(self, proc: ProcRef, line: MessageLink, frame: Frame, until_s: float | None = None) -> bool:
+        """Send *frame* to one proc, after all casts that were sent to it before; otherwise as `MessageLink.send`."""
         incarnation = proc.incarnation
         after = self._aims.last_to(incarnation) if self._open else 0
         if after > self._told.get(incarnation, 0):
@@ -132,7 +142,7 @@ class Caster:
         answer: Answered | None,
         end_s: float | None = None,
         reduce: Reduce | None = None,
-        written: Written | None = None,
+        written: CastRecord | None = None,
     ) -> OpenCast | None:
         """Send one message to the procs of *region*; None if it has to go to each directly, as nothing was sent.
 
@@ -221,7 +231,7 @@ class Caster:
         except TransportError as error:
             self._lose(cast, error)
 
-    def _mark(self, aim: Aim, number: int) -> tuple[int, ...]:
+    def _mark(self, aim: CastTarget, number: int) -> tuple[int, ...]:
         """Tell the procs that were sent something directly that a cast comes now; return their ranks."""
         waits = []
         for incarnation in self._direct & aim.places.keys():
@@ -275,29 +285,29 @@ class Caster:
 
     def _on_note(self, cast: OpenCast, note: Note) -> None:
         match note.tag:
-            case Tag.RESULT:
+            case NoteKind.RESULT:
                 self._answer(cast, note.place, Frame(Kind.RESULT, 0, 0, note.body, note.buffers))
-            case Tag.FAILURE:
+            case NoteKind.FAILURE:
                 self._answer(cast, note.place, Frame(Kind.FAILURE, 0, 0, note.body, note.buffers))
-            case Tag.ELSEWHERE:
+            case NoteKind.ELSEWHERE:
                 if note.place in cast.left:
                     cast.excused.add(note.place)
-            case Tag.DIED:
+            case NoteKind.DIED:
                 self._mourn(cast, note.place, bytes(note.body).decode(errors="replace"))
-            case Tag.UNKNOWN:
+            case NoteKind.UNKNOWN:
                 self._skip(cast, cast.aim.proc(note.place))
                 cause = bytes(note.body).decode(errors="replace")
                 self._answer(cast, note.place, DeliveryUnknown(cast.where(note.place), cause))
-            case Tag.LOST:
+            case NoteKind.LOST:
                 lost = parse_lost(note.body)
                 self._lose_hosts(cast, lost.hosts, lost.cause)
-            case Tag.LAST:
+            case NoteKind.LAST:
                 for place in cast.left - cast.excused:
                     unknown = DeliveryUnknown(cast.where(place), "no answer came through the agents")
                     self._answer(cast, place, unknown)
-            case Tag.DONE:
+            case NoteKind.DONE:
                 self._close(cast)
-            case Tag.PARTIAL | Tag.VOID:
+            case NoteKind.PARTIAL | NoteKind.VOID:
                 take_part(cast, note)
                 self._settle(cast)
 
@@ -370,7 +380,7 @@ class Caster:
 
     # ---- ends ----
 
-    def on_lost(self, channel: Channel, error: TransportError) -> None:
+    def on_lost(self, channel: FrameChannel, error: TransportError) -> None:
         """A channel is over: what was to come through it is answered for."""
         if channel is self._line:
             for cast in list(self._open.values()):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from monarch_hpc.actor.context import ProcInfo
-from monarch_hpc.actor.messages.line import Line
+from monarch_hpc.actor.messages.line import MessageLink
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.core.errors import ActorError, MonarchError, TransportError
 from monarch_hpc.core.shape import Region
@@ -19,7 +19,7 @@ from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.casts import Spans, Target, pack_target, spans_of
 from monarch_hpc.wire.frames import Frame
 
-__all__ = ["Aim", "Aims", "Answered", "CasterProcess", "OpenCast", "Reduce", "Written"]
+__all__ = ["Answered", "CastRecord", "CastTarget", "CastTargets", "CasterProcess", "OpenCast", "Reduce"]
 
 _MAX_AIMS = 64
 """So many slices are remembered with their hosts and ranks; those of a loop, not of a day."""
@@ -44,7 +44,7 @@ class Reduce:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class CastRecord:
     """What is recorded of a cast beside its number.
 
     Attributes:
@@ -77,7 +77,7 @@ class CasterProcess(Protocol):
         """A call has failed."""
         ...
 
-    def line_to(self, proc: ProcRef) -> Line:
+    def line_to(self, proc: ProcRef) -> MessageLink:
         """The channel to a proc."""
         ...
 
@@ -91,7 +91,7 @@ class CasterProcess(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Aim:
+class CastTarget:
     """Procs that are cast to together.
 
     Attributes:
@@ -134,7 +134,7 @@ class OpenCast:
         done: all have handled it, or never will.
     """
 
-    aim: Aim
+    aim: CastTarget
     number: int
     actor: int
     cost: int
@@ -142,7 +142,7 @@ class OpenCast:
     answer: Answered | None
     reduce: Reduce | None = None
     limited: bool = False
-    written: Written | None = None
+    written: CastRecord | None = None
     held: bool = False
     left: set[int] = field(default_factory=set)
     excused: set[int] = field(default_factory=set)
@@ -165,13 +165,13 @@ class OpenCast:
             recorder.answered(self.call)
 
 
-class Aims:
+class CastTargets:
     """The aims of one process; from any thread."""
 
     def __init__(self) -> None:
-        self._aims: dict[object, Aim] = {}
+        self._aims: dict[object, CastTarget] = {}
 
-    def of(self, run: str, region: Region, procs: Mapping[int, ProcRef]) -> Aim | None:
+    def of(self, run: str, region: Region, procs: Mapping[int, ProcRef]) -> CastTarget | None:
         """The aim at *region*; None where its procs are not of one mesh of *run*'s hosts."""
         some = procs[region.base_rank(0)]
         key = some.incarnation, region.offset, region.extent.sizes, region.strides
@@ -185,7 +185,7 @@ class Aims:
         if len(self._aims) >= _MAX_AIMS:
             for old in [old for old, one in list(self._aims.items()) if not one.num_open][: _MAX_AIMS // 2]:
                 self._aims.pop(old, None)
-        aim = Aim(
+        aim = CastTarget(
             region,
             procs,
             pack_target(Target(run, some.mesh, region)),

@@ -16,17 +16,17 @@ from collections.abc import Callable
 from typing import Protocol
 
 from monarch_hpc.actor.context import deadline_came
-from monarch_hpc.actor.messages.line import Line
+from monarch_hpc.actor.messages.line import MessageLink
 from monarch_hpc.wire.frames import Buffer, Frame
 
-__all__ = ["LIMITED", "Due", "Mail", "Recalls", "limited"]
+__all__ = ["LIMITED", "Cancellations", "Due", "Mail", "limited"]
 
 LIMITED = 1 << 63
 """This bit of a reply slot says that the body of the call begins with how many seconds its caller waits."""
 
 _LIMIT = struct.Struct("<d")
 
-Mail = tuple[int, Line | None, Frame, int, int]
+Mail = tuple[int, MessageLink | None, Frame, int, int]
 """Reply slot, where it came from, the frame, what it costs, and when it came, in nanoseconds of CLOCK_MONOTONIC.
 
 The slot is first: so mails are told apart without a look at their frames, which would run Python code and let
@@ -36,7 +36,7 @@ other threads in.
 Due = tuple[float, float]
 """When the caller of a call gives up, on the engine's clock, and after how many seconds."""
 
-Key = tuple[int, Line]
+Key = tuple[int, MessageLink]
 
 
 def limited(limit_s: float, body: Buffer) -> bytes:
@@ -44,7 +44,7 @@ def limited(limit_s: float, body: Buffer) -> bytes:
     return _LIMIT.pack(limit_s) + body
 
 
-Refuse = Callable[[Line, int, int, float], None]
+Refuse = Callable[[MessageLink, int, int, float], None]
 
 
 class Withdrawable(Protocol):
@@ -55,7 +55,7 @@ class Withdrawable(Protocol):
         ...
 
 
-class Recalls:
+class Cancellations:
     """The calls of one actor that are cancelled or limited in time.
 
     It is also what the actor's thread knows of the call that it handles, see `actor.context.Errand`.
@@ -69,7 +69,7 @@ class Recalls:
 
     def __init__(self, mailbox: deque[Mail], clock: Callable[[], float], refuse: Refuse) -> None:
         self.slot = 0
-        self.channel: Line | None = None
+        self.channel: MessageLink | None = None
         """With `slot` the call that the actor's thread handles, or handled last; set there, and this one first."""
         self.keys: set[Key] = set()
         """Cancelled calls that are in the mailbox no more: begun, or answered already."""
@@ -83,7 +83,7 @@ class Recalls:
 
     # ---- from other threads ----
 
-    def arrive(self, channel: Line, frame: Frame) -> None:
+    def arrive(self, channel: MessageLink, frame: Frame) -> None:
         """A call that is limited in time came: its time runs."""
         deadline_came()
         limit_s = _LIMIT.unpack_from(frame.body)[0] if len(frame.body) >= _LIMIT.size else 0.0
@@ -91,7 +91,7 @@ class Recalls:
         self._due[frame.reply, channel] = self._clock() + limit_s, limit_s
         frame.body = memoryview(frame.body)[_LIMIT.size :]
 
-    def cancel(self, channel: Line, slot: int) -> None:
+    def cancel(self, channel: MessageLink, slot: int) -> None:
         """The caller waits no longer. No-op for a call that is answered already."""
         for mail in list(self._mailbox):
             if mail[0] == slot and mail[1] is channel:
@@ -112,7 +112,7 @@ class Recalls:
 
     # ---- the actor's thread ----
 
-    def refuses(self, channel: Line, slot: int) -> bool:
+    def refuses(self, channel: MessageLink, slot: int) -> bool:
         """Whether the call that is about to begin must not, and is answered; to be asked if it is limited, or there
         are `keys`.
         """
@@ -128,23 +128,23 @@ class Recalls:
             return True
         return False
 
-    def _drop(self, channel: Line, slot: int, cost: int) -> None:
+    def _drop(self, channel: MessageLink, slot: int, cost: int) -> None:
         _, limit_s = self._due.pop((slot, channel), (0.0, 0.0))
         self._refuse(channel, slot, cost, limit_s)
 
-    def runs(self, channel: Line, slot: int, running: Withdrawable) -> None:
+    def runs(self, channel: MessageLink, slot: int, running: Withdrawable) -> None:
         """The call goes on as a coroutine, until it is `over`."""
         key = slot, channel
         self._running[key] = running
         if key in self.keys and self._running.pop(key, None) is not None:
             running.cancel()
 
-    def over(self, channel: Line, slot: int) -> None:
+    def over(self, channel: MessageLink, slot: int) -> None:
         """The call is answered; from any thread."""
         self._running.pop((slot, channel), None)
         self._due.pop((slot, channel), None)
 
-    def due(self, channel: Line, slot: int) -> Due | None:
+    def due(self, channel: MessageLink, slot: int) -> Due | None:
         """When the caller of a call gives up; None if it waits for ever."""
         return self._due.get((slot, channel)) if slot >= LIMITED else None
 

@@ -11,17 +11,17 @@ from collections.abc import Callable
 from types import CoroutineType
 from typing import Any
 
-from monarch_hpc.actor.cell.cancellation import LIMITED, Mail, Recalls
-from monarch_hpc.actor.cell.endpoint_table import Entries, Entry, place_of
+from monarch_hpc.actor.cell.cancellation import LIMITED, Cancellations, Mail
+from monarch_hpc.actor.cell.endpoint_table import EndpointEntry, EndpointTable, place_of
 from monarch_hpc.actor.cell.event_loop import Running
 from monarch_hpc.actor.cell.idle import rest
-from monarch_hpc.actor.cell.invocation import Turn
+from monarch_hpc.actor.cell.invocation import Invocation
 from monarch_hpc.actor.cell.process import CellProcess
-from monarch_hpc.actor.cell.recording import Journal
+from monarch_hpc.actor.cell.recording import CellRecorder
 from monarch_hpc.actor.cell.replies import Ending
 from monarch_hpc.actor.context import Context, entered, sent_on
 from monarch_hpc.actor.fault import MeshFailure, complain
-from monarch_hpc.actor.messages.line import Line
+from monarch_hpc.actor.messages.line import MessageLink
 from monarch_hpc.actor.messages.payload import unpack_call, unpack_spawn
 from monarch_hpc.core.description import summary_of, trace_of, traceback_of
 from monarch_hpc.core.errors import ActorDied, CallTimeout
@@ -55,7 +55,7 @@ class Cell:
     thereby drives the I/O: a call to an idle actor runs on the thread that read it from the socket.
     """
 
-    def __init__(self, process: CellProcess, channel: Line, spawn: Frame) -> None:
+    def __init__(self, process: CellProcess, channel: MessageLink, spawn: Frame) -> None:
         self.engine = process.engine
         # Not class and arguments: to rebuild those runs user code, which may fail, on a thread that may not start.
         self._name, region, self._made = unpack_spawn(spawn)
@@ -68,12 +68,12 @@ class Cell:
         self._actor = spawn.dest
         self._owner = spawn.reply
         self._mailbox: deque[Mail] = deque()
-        self._recalls = Recalls(self._mailbox, process.engine.clock, self._refuse)
+        self._recalls = Cancellations(self._mailbox, process.engine.clock, self._refuse)
         self._faults: deque[tuple[MeshFailure, bool]] = deque()
         self._on_loop = False  # constructor and hooks run on the loop too
         self._busy = False  # in code that cannot be cancelled
-        self._journal = Journal(process.recorder)
-        self._entries = Entries(self._journal)
+        self._journal = CellRecorder(process.recorder)
+        self._entries = EndpointTable(self._journal)
         self._running: set[Running] = set()
         self._verdict: tuple[str, BaseException] | None = None  # what it dies of
         self._over = ""  # why no message is handled any more; empty while they are
@@ -87,7 +87,7 @@ class Cell:
 
     # ---- from other threads ----
 
-    def put(self, channel: Line, frame: Frame) -> None:
+    def put(self, channel: MessageLink, frame: Frame) -> None:
         """Queue a call."""
         cost = cost_of(frame)
         slot = frame.reply
@@ -95,11 +95,11 @@ class Cell:
             self._recalls.arrive(channel, frame)
         self._put((slot, channel, frame, cost, _now()))
 
-    def cancel(self, channel: Line, slot: int) -> None:
+    def cancel(self, channel: MessageLink, slot: int) -> None:
         """Forget a call if it has not begun; else interrupt it, if it can be."""
         self._recalls.cancel(channel, slot)
 
-    def stop(self, channel: Line, frame: Frame) -> None:
+    def stop(self, channel: MessageLink, frame: Frame) -> None:
         """Let the actor end after what is queued, and answer then."""
         self._put((frame.reply, channel, frame, _STOP, 0))
 
@@ -206,7 +206,7 @@ class Cell:
         self._context = context
         entered(context)
 
-    def _handle(self, channel: Line, frame: Frame, cost: int, came_ns: int) -> bool:
+    def _handle(self, channel: MessageLink, frame: Frame, cost: int, came_ns: int) -> bool:
         """Run one call; False if it goes on, and whoever ends it answers and gives credit back."""
         method = ""
         recalls, slot = self._recalls, frame.reply
@@ -249,10 +249,10 @@ class Cell:
 
     def _start(
         self,
-        channel: Line,
+        channel: MessageLink,
         frame: Frame,
         cost: int,
-        entry: Entry,
+        entry: EndpointEntry,
         args: Any,
         kwargs: Any,
         handling: Handling,
@@ -261,7 +261,7 @@ class Cell:
         marked, slot = entry.marked, frame.reply
         function = begun or marked.__get__(self._entries.target, type(self._entries.target))
         recalls = self._recalls
-        turn = Turn(self, channel, slot, marked, recalls.due(channel, slot), handling)
+        turn = Invocation(self, channel, slot, marked, recalls.due(channel, slot), handling)
         if begun is None and not marked.is_async:
             self._busy = True
             turn.call(function, args, kwargs)
@@ -288,16 +288,16 @@ class Cell:
             self._wait(lambda: running.over or self.ending, None)
         return False
 
-    def _refuse(self, channel: Line, slot: int, cost: int, limit_s: float) -> None:
+    def _refuse(self, channel: MessageLink, slot: int, cost: int, limit_s: float) -> None:
         if cost:
             channel.consumed(self._actor, cost)
         self._process.reply_failure(channel, slot, self.where, CallTimeout(self.where, (), limit_s))
 
-    def succeed(self, channel: Line, slot: int, method: str, value: object, ending: Ending) -> None:
+    def succeed(self, channel: MessageLink, slot: int, method: str, value: object, ending: Ending) -> None:
         """Give a caller the result."""
         self._process.reply(channel, slot, value, self.where, method, ending)
 
-    def fail(self, channel: Line, slot: int, method: str, error: BaseException, ending: Ending) -> None:
+    def fail(self, channel: MessageLink, slot: int, method: str, error: BaseException, ending: Ending) -> None:
         """Give a caller the exception; where nobody waits, the actor dies of it."""
         if slot:
             self._process.reply_failure(channel, slot, f"{self.where}, endpoint {method}", error, ending)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from monarch_hpc.actor.cell.recording import Journal
+from monarch_hpc.actor.cell.recording import CellRecorder
 from monarch_hpc.actor.context import Context, ProcInfo
 from monarch_hpc.actor.endpoint import EndpointMethod, endpoints_of, unmarked
 from monarch_hpc.actor.messages.payload import unpack_head
 from monarch_hpc.core.shape import Point, Region
 
-__all__ = ["Entries", "Entry", "place_of"]
+__all__ = ["EndpointEntry", "EndpointTable", "place_of"]
 
 
-class Entry:
+class EndpointEntry:
     """One endpoint of one view.
 
     Attributes:
@@ -40,10 +40,10 @@ class Entry:
         self.context = context
 
 
-class Entries(dict[bytes, Entry]):
+class EndpointTable(dict[bytes, EndpointEntry]):
     """By the head of a call, see `actor.messages.payload.call_head`; made when the first such call comes."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: CellRecorder) -> None:
         self._journal = journal
         self.endpoints: dict[str, EndpointMethod[..., object]] = {}
         self.target: object = None
@@ -63,7 +63,7 @@ class Entries(dict[bytes, Entry]):
         self.born = Context(name, rank, rank, info, actor, self._journal.mark)
         return self.born
 
-    def __missing__(self, head: bytes) -> Entry:
+    def __missing__(self, head: bytes) -> EndpointEntry:
         born = self.born
         assert born is not None
         method, region = unpack_head(head)
@@ -73,7 +73,7 @@ class Entries(dict[bytes, Entry]):
         # Bound once; but not where a turn keeps it, which may live in the object: the two would keep each other.
         plain = marked.__get__(self.target, type(self.target)) if marked.plain else None
         context = replace(born, message_rank=place_of(born.proc, region))
-        entry = self[head] = Entry(method, marked, plain, context, self._journal.name(method))
+        entry = self[head] = EndpointEntry(method, marked, plain, context, self._journal.name(method))
         return entry
 
     def close(self) -> None:

@@ -11,11 +11,11 @@ from monarch_hpc.actor.cell.event_loop import Running
 from monarch_hpc.actor.cell.replies import Ending
 from monarch_hpc.actor.context import sent_on
 from monarch_hpc.actor.endpoint import EndpointMethod
-from monarch_hpc.actor.messages.line import Line
+from monarch_hpc.actor.messages.line import MessageLink
 from monarch_hpc.core.errors import ActorDied, CallTimeout, PortClosed
 from monarch_hpc.transport.engine.engine import Engine
 
-__all__ = ["ResponsePort", "Turn", "TurnTaker"]
+__all__ = ["Invocation", "ResponsePort", "TurnTaker"]
 
 
 _BEHIND_S = 1.0
@@ -30,11 +30,11 @@ class TurnTaker(Protocol):
     where: str
     ending: bool
 
-    def succeed(self, channel: Line, slot: int, method: str, value: object, ending: Ending) -> None:
+    def succeed(self, channel: MessageLink, slot: int, method: str, value: object, ending: Ending) -> None:
         """Give a caller the result."""
         ...
 
-    def fail(self, channel: Line, slot: int, method: str, error: BaseException, ending: Ending) -> None:
+    def fail(self, channel: MessageLink, slot: int, method: str, error: BaseException, ending: Ending) -> None:
         """Give a caller the exception; where nobody waits, the actor dies of it."""
         ...
 
@@ -43,7 +43,7 @@ class TurnTaker(Protocol):
         ...
 
 
-class Turn:
+class Invocation:
     """Answers once, whatever comes first: the result, the exception, or the end of the time.
 
     Args:
@@ -69,7 +69,7 @@ class Turn:
     def __init__(
         self,
         taker: TurnTaker,
-        channel: Line,
+        channel: MessageLink,
         slot: int,
         marked: EndpointMethod[..., Any],
         due: Due | None,
@@ -223,7 +223,7 @@ class ResponsePort:
 
     __slots__ = ("_turn",)
 
-    def __init__(self, turn: Turn) -> None:
+    def __init__(self, turn: Invocation) -> None:
         self._turn = turn
 
     def send(self, value: object) -> None:

@@ -8,7 +8,7 @@ from monarch_hpc.actor.cell.event_loop import EventLoop
 from monarch_hpc.actor.cell.replies import Ending
 from monarch_hpc.actor.context import ProcInfo
 from monarch_hpc.actor.fault import MeshFailure
-from monarch_hpc.actor.messages.line import Line
+from monarch_hpc.actor.messages.line import MessageLink
 from monarch_hpc.telemetry.recorder import Recorder
 from monarch_hpc.transport.engine.engine import Engine
 
@@ -26,7 +26,7 @@ class CellProcess(Protocol):
 
     def reply(
         self,
-        channel: Line,
+        channel: MessageLink,
         slot: int,
         value: object,
         where: str = "",
@@ -37,12 +37,12 @@ class CellProcess(Protocol):
         ...
 
     def reply_failure(
-        self, channel: Line, slot: int, where: str, error: BaseException, ending: Ending | None = None
+        self, channel: MessageLink, slot: int, where: str, error: BaseException, ending: Ending | None = None
     ) -> None:
         """Answer a call with an exception."""
         ...
 
-    def report(self, channel: Line, owner: int, actor: int, failure: MeshFailure) -> None:
+    def report(self, channel: MessageLink, owner: int, actor: int, failure: MeshFailure) -> None:
         """Tell who spawned an actor that it failed."""
         ...
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from monarch_hpc.actor.messages.line import Line
-from monarch_hpc.telemetry.layout import Kind
+from monarch_hpc.actor.messages.line import MessageLink
+from monarch_hpc.telemetry.layout import RecordKind
 from monarch_hpc.telemetry.pen import Handling
 from monarch_hpc.telemetry.recorder import ActorRecord, Recorder
 from monarch_hpc.transport.api import Peer
 
-__all__ = ["Journal", "peer_of"]
+__all__ = ["CellRecorder", "peer_of"]
 
 
-class Journal:
+class CellRecorder:
     """Written by its actor's cell.
 
     Attributes:
@@ -39,9 +39,9 @@ class Journal:
     def ready(self) -> None:
         """The constructor has returned."""
         assert self._record is not None, "born() comes first"
-        self._record.change(Kind.ACTOR_READY)
+        self._record.change(RecordKind.ACTOR_READY)
 
-    def peer(self, line: Line) -> int:
+    def peer(self, line: MessageLink) -> int:
         """What stands for the process at the other end of *line*; its `mark` from now on."""
         return peer_of(line, self._recorder)
 
@@ -49,7 +49,7 @@ class Journal:
         """What stands for an endpoint of the actor."""
         return self._recorder.names.endpoint(self._name, method)
 
-    def turn(self, line: Line, name: int, slot: int, num_bytes: int, came_ns: int) -> Handling:
+    def turn(self, line: MessageLink, name: int, slot: int, num_bytes: int, came_ns: int) -> Handling:
         """A call begins, and may go on beside others; `finish` it."""
         handling = self._recorder.handling(self.mark)
         handling.begin(name, line.mark or self.peer(line), slot, num_bytes, came_ns)
@@ -67,10 +67,10 @@ class Journal:
         """The actor handles nothing any more."""
         self._recorder.release(self.handling)
         if self._record is not None:
-            self._record.change(Kind.ACTOR_FAILED if failed else Kind.ACTOR_STOPPED, cause)
+            self._record.change(RecordKind.ACTOR_FAILED if failed else RecordKind.ACTOR_STOPPED, cause)
 
 
-def peer_of(line: Line, recorder: Recorder) -> int:
+def peer_of(line: MessageLink, recorder: Recorder) -> int:
     """What stands for the process at the other end of a channel in what this one records: from now on its mark."""
     peer = line.peer
     assert isinstance(peer, Peer), "the line of a process to itself has a mark from the start"

@@ -9,7 +9,7 @@ from typing import Any, NoReturn, Protocol
 
 from monarch_hpc.actor.context import ProcInfo
 from monarch_hpc.actor.fault import MeshFailure, complain
-from monarch_hpc.actor.messages.line import Line
+from monarch_hpc.actor.messages.line import MessageLink
 from monarch_hpc.actor.messages.payload import pack_fault, pack_result, send_failure
 from monarch_hpc.core.description import trace_of
 from monarch_hpc.core.errors import ForkedError, FrameError, TransportError
@@ -57,14 +57,14 @@ class Replier:
         finally:  # users may have replaced them, or closed them
             os._exit(status)
 
-    def report(self, channel: Line, owner: int, actor: int, failure: MeshFailure) -> None:
+    def report(self, channel: MessageLink, owner: int, actor: int, failure: MeshFailure) -> None:
         """Tell who spawned *actor* that it failed."""
         body, buffers = pack_fault(actor, failure)
         self.answer(channel, Frame(Kind.FAILURE, 0, owner, body, buffers))
 
     def reply(
         self,
-        channel: Line,
+        channel: MessageLink,
         slot: int,
         value: object,
         where: str = "",
@@ -86,7 +86,7 @@ class Replier:
             self.reply_failure(channel, slot, f"{where or self.info.host}, endpoint {method}", error, ending)
 
     def reply_failure(
-        self, channel: Line, slot: int, where: str, error: BaseException, ending: Ending | None = None
+        self, channel: MessageLink, slot: int, where: str, error: BaseException, ending: Ending | None = None
     ) -> None:
         """Answer a call with an exception, or with as much of it as can be sent; otherwise as `reply`."""
         if self.engine.forked_from:
@@ -100,7 +100,7 @@ class Replier:
 
         send_failure(where, error, send)
 
-    def answer(self, channel: Line, frame: Frame) -> None:
+    def answer(self, channel: MessageLink, frame: Frame) -> None:
         """Send *frame*, if anybody is still there.
 
         Raises:

@@ -12,7 +12,7 @@ from monarch_hpc.transport.credit import Credit, cost_of
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.frames import Frame, Kind
 
-__all__ = ["Line", "LocalLine"]
+__all__ = ["LoopbackLink", "MessageLink"]
 
 _CALL = Kind.CALL  # on the way of every frame: a member of an enum costs ten times a global
 _RESULT = Kind.RESULT
@@ -22,7 +22,7 @@ _HOLD_S = 0.1
 """How long one call of a coroutine is held back at most, as in `transport.channel`, and why."""
 
 
-class Line(Protocol):
+class MessageLink(Protocol):
     """What actors need of a channel."""
 
     mark: int
@@ -46,7 +46,7 @@ class Line(Protocol):
         ...
 
 
-class LocalLine:
+class LoopbackLink:
     """Delivers to this process what its actors send each other.
 
     Calls are handed over on the thread that sends, so that those of one thread keep their order;
@@ -58,7 +58,7 @@ class LocalLine:
         window_bytes: how much may wait for one actor, before its senders do.
     """
 
-    def __init__(self, engine: Engine, deliver: Callable[[Line, Frame], None], window_bytes: int) -> None:
+    def __init__(self, engine: Engine, deliver: Callable[[MessageLink, Frame], None], window_bytes: int) -> None:
         self._engine = engine
         self._deliver = deliver
         self._credit = Credit(window_bytes, engine.wake_waiters)

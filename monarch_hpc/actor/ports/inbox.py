@@ -7,15 +7,15 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from monarch_hpc.actor.messages.line import Line
+from monarch_hpc.actor.messages.line import MessageLink
 from monarch_hpc.actor.runtime.runtime import Runtime
 from monarch_hpc.core.errors import PortClosed
 from monarch_hpc.transport.credit import cost_of
 from monarch_hpc.wire.frames import Frame
 
-__all__ = ["Claim", "Inbox"]
+__all__ = ["Claim", "PortInbox"]
 
-Mail = tuple[Line, Frame]
+Mail = tuple[MessageLink, Frame]
 
 
 class Claim(Protocol):
@@ -30,7 +30,7 @@ class Claim(Protocol):
         ...
 
 
-class Inbox:
+class PortInbox:
     """Messages in the order in which they came; for any thread.
 
     What was sent counts for its sender until it is taken out: so its mailbox limit holds for ports too.
@@ -53,7 +53,7 @@ class Inbox:
         """The port in words."""
         return f"port {self._number:x} of {self.runtime.info.host or 'this process'}"
 
-    def put(self, line: Line, frame: Frame) -> None:
+    def put(self, line: MessageLink, frame: Frame) -> None:
         """A message came."""
         with self._lock:
             refused = bool(self._closed)
@@ -131,7 +131,7 @@ class Inbox:
             self.runtime.reply(line, frame.reply, None)
         return True
 
-    def _refuse(self, line: Line, frame: Frame) -> None:
+    def _refuse(self, line: MessageLink, frame: Frame) -> None:
         line.consumed(self._number, cost_of(frame))
         if frame.reply:
             host = self.runtime.info.host

@@ -13,7 +13,7 @@ from monarch_hpc.actor.context import current_rank
 from monarch_hpc.actor.messages.payload import send_failure
 from monarch_hpc.actor.messages.pending import Slot
 from monarch_hpc.actor.messages.proc_ref import ProcRef
-from monarch_hpc.actor.ports.inbox import Inbox
+from monarch_hpc.actor.ports.inbox import PortInbox
 from monarch_hpc.actor.ports.receipt import Receipt
 from monarch_hpc.actor.runtime.runtime import current_runtime
 from monarch_hpc.core.arguments import check_flag, check_instance, check_number
@@ -146,7 +146,7 @@ class PortReceiver(Generic[T]):
     Closed with `close`, by ``with``, or when nobody holds it any more.
     """
 
-    def __init__(self, inbox: Inbox, *, ranked: bool) -> None:
+    def __init__(self, inbox: PortInbox, *, ranked: bool) -> None:
         self._inbox = inbox
         self._ranked = ranked
 
@@ -204,7 +204,7 @@ class PortReceiver(Generic[T]):
 class _Sibling(PortReceiver[T]):
     """Another view of a receiver, which lives as long as this."""
 
-    def __init__(self, receiver: PortReceiver[Any], inbox: Inbox, *, ranked: bool) -> None:
+    def __init__(self, receiver: PortReceiver[Any], inbox: PortInbox, *, ranked: bool) -> None:
         super().__init__(inbox, ranked=ranked)
         self._receiver = receiver
 
@@ -245,7 +245,7 @@ class Channel(Generic[T]):
             capacity = check_number("capacity", capacity, least=1)
         runtime = current_runtime()
         number = new_incarnation()
-        inbox = Inbox(runtime, number, once=once)
+        inbox = PortInbox(runtime, number, once=once)
         receiver: PortReceiver[Any] = PortReceiver(inbox, ranked=ranked)
         weakref.finalize(receiver, inbox.abandon).atexit = False
         return Port(runtime.own, number, capacity or 0), receiver

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar, cast
 from monarch_hpc.actor.context import context
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.messages.payload import unloadable, unpack_failure
-from monarch_hpc.actor.ports.inbox import Inbox
+from monarch_hpc.actor.ports.inbox import PortInbox
 from monarch_hpc.core.errors import PortClosed
 from monarch_hpc.wire.frames import Frame, Kind
 from monarch_hpc.wire.serializer import loads
@@ -28,7 +28,7 @@ class Receipt(Future[T], Generic[T]):
         ranked: the value is a pair of the sender's rank and the message.
     """
 
-    def __init__(self, receiver: object, inbox: Inbox, *, ranked: bool) -> None:
+    def __init__(self, receiver: object, inbox: PortInbox, *, ranked: bool) -> None:
         super().__init__(inbox.runtime.engine, lambda: inbox.where)
         self.closed = False
         """Whether there was no message, and none will come."""

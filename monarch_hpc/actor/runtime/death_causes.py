@@ -17,7 +17,7 @@ from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.frames import Buffer, Frame, Kind
 from monarch_hpc.wire.serializer import loads
 
-__all__ = ["DEPUTY", "WORD_S", "Inquest", "Mourner", "Tell", "program_of"]
+__all__ = ["DEPUTY", "WORD_S", "CauseLookup", "Mourner", "Tell", "program_of"]
 
 DEPUTY = 2
 """Number of the program's actor that its procs ask, see `mesh.requests`. All processes know it; others are random."""
@@ -67,7 +67,7 @@ class Mourner:
         tell(ActorDied(where, cause))
 
 
-class Inquest:
+class CauseLookup:
     """Asks once for each lost proc."""
 
     def __init__(self, asker: Asker) -> None:

@@ -7,12 +7,12 @@ from typing import Protocol
 
 from monarch_hpc.actor.cell.cell import Cell
 from monarch_hpc.actor.fault import MeshFailure, complain
-from monarch_hpc.actor.messages.line import Line
+from monarch_hpc.actor.messages.line import MessageLink
 from monarch_hpc.actor.messages.payload import unpack_fault
 from monarch_hpc.actor.messages.pending import Answer
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.death_causes import program_of
-from monarch_hpc.actor.runtime.ownership import Ward, Wards
+from monarch_hpc.actor.runtime.ownership import OwnedMesh, Ownership
 from monarch_hpc.core.errors import ActorError, TransportError
 from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.frames import Frame
@@ -23,14 +23,14 @@ __all__ = ["Guardian"]
 class Guardian(Protocol):
     """The part of a process's runtime that knows who owns what."""
 
-    wards: Wards
+    wards: Ownership
 
     @property
     def node(self) -> Node:
         """The process's seat in the allocation."""
         ...
 
-    def line_to(self, proc: ProcRef) -> Line:
+    def line_to(self, proc: ProcRef) -> MessageLink:
         """The channel to *proc*."""
         ...
 
@@ -42,7 +42,7 @@ class Guardian(Protocol):
         """An actor of this process, by its number."""
         ...
 
-    def report(self, channel: Line, owner: int, actor: int, failure: MeshFailure) -> None:
+    def report(self, channel: MessageLink, owner: int, actor: int, failure: MeshFailure) -> None:
         """Tell who spawned *actor* that it failed."""
         ...
 
@@ -50,7 +50,7 @@ class Guardian(Protocol):
         """Tell whether the proc ended because it was asked to."""
         ...
 
-    def on_death(self, ward: Ward, rank: int, incarnation: int, told: bool, error: ActorError) -> None:
+    def on_death(self, ward: OwnedMesh, rank: int, incarnation: int, told: bool, error: ActorError) -> None:
         """The proc of an actor that was spawned here is gone."""
         cause = str(getattr(error, "cause", error))
         if not self.was_stopped(incarnation, cause):

@@ -14,7 +14,7 @@ from typing import Any
 
 from monarch_hpc.actor.context import context
 from monarch_hpc.actor.endpoint import Actor, endpoint
-from monarch_hpc.wire.record import Record, render_record
+from monarch_hpc.wire.record import LogRecord, render_record
 
 __all__ = ["Level", "RecordHandler", "listen", "set_level"]
 
@@ -44,7 +44,7 @@ class RecordHandler(logging.Handler):
                 return
             actor = context().actor_name if context().actor else ""
             line = render_record(
-                Record(
+                LogRecord(
                     name=record.name,
                     level=int(record.levelno),
                     text=text,

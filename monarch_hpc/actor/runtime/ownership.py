@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from monarch_hpc.actor.context import context
 from monarch_hpc.actor.messages.proc_ref import ProcRef
-from monarch_hpc.telemetry.layout import Kind
+from monarch_hpc.telemetry.layout import RecordKind
 from monarch_hpc.telemetry.recorder import Recorder
 
-__all__ = ["Ward", "Wards"]
+__all__ = ["OwnedMesh", "Ownership"]
 
 
 @dataclass(frozen=True, slots=True)
-class Ward:
+class OwnedMesh:
     """A mesh of actors, or of procs, that was spawned here.
 
     Attributes:
@@ -39,12 +39,12 @@ class Ward:
         return f"actor {self.name}[{rank}] on {self.procs[rank].host}"
 
 
-class Wards:
+class Ownership:
     """Each failure is told once: whoever takes a rank out of its ward tells the owner. From any thread."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._wards: dict[int, Ward] = {}
+        self._wards: dict[int, OwnedMesh] = {}
         self._told: set[tuple[int, int]] = set()  # owners, and procs of whose death they hear through an actor there
 
     def add(
@@ -52,20 +52,20 @@ class Wards:
     ) -> None:
         """Note that *owner* spawns *actor* in each of *procs*; with *end* it is the procs that it has spawned."""
         ranks = {proc.incarnation: rank for rank, proc in procs.items()}
-        self._wards[actor] = Ward(actor, owner, name, procs, ranks, end)
-        self._note(Kind.MESH_SPAWNED, self._wards[actor])
+        self._wards[actor] = OwnedMesh(actor, owner, name, procs, ranks, end)
+        self._note(RecordKind.MESH_SPAWNED, self._wards[actor])
 
     def remove(self, actor: int) -> None:
         """Forget a mesh of actors, or procs."""
         ward = self._wards.pop(actor, None)
         if ward is not None:
-            self._note(Kind.MESH_STOPPED, ward)
+            self._note(RecordKind.MESH_STOPPED, ward)
 
-    def _note(self, kind: Kind, ward: Ward) -> None:
+    def _note(self, kind: RecordKind, ward: OwnedMesh) -> None:
         name = self._recorder.names.text(ward.name)
         self._recorder.change(kind, mark=context().mark, name=name, msg=ward.actor, value=len(ward.procs))
 
-    def stop(self, actor: int, incarnation: int) -> Ward | None:
+    def stop(self, actor: int, incarnation: int) -> OwnedMesh | None:
         """Note that the actor in that proc is asked to end: that it does is no failure.
 
         Returns:
@@ -85,7 +85,7 @@ class Wards:
         for proc in procs:
             self.stop(actor, proc.incarnation)
 
-    def lose(self, incarnation: int) -> list[tuple[Ward, int]]:
+    def lose(self, incarnation: int) -> list[tuple[OwnedMesh, int]]:
         """A proc is gone: return those that had an actor there, and its rank."""
         lost = []
         for ward in list(self._wards.values()):
@@ -113,6 +113,6 @@ class Wards:
                 return None
         return ward.owner
 
-    def of(self, owner: int) -> list[Ward]:
+    def of(self, owner: int) -> list[OwnedMesh]:
         """All that an actor has spawned, actors and procs."""
         return [ward for ward in list(self._wards.values()) if ward.owner == owner]

@@ -15,20 +15,20 @@ from monarch_hpc.actor.cell.event_loop import EventLoop
 from monarch_hpc.actor.cell.recording import peer_of
 from monarch_hpc.actor.cell.replies import Replier
 from monarch_hpc.actor.context import ProcInfo, context
-from monarch_hpc.actor.messages.line import Line, LocalLine
+from monarch_hpc.actor.messages.line import LoopbackLink, MessageLink
 from monarch_hpc.actor.messages.pending import Answer, Pending, Slot
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.deadlines import Deadlines
-from monarch_hpc.actor.runtime.death_causes import Inquest, Mourner
+from monarch_hpc.actor.runtime.death_causes import CauseLookup, Mourner
 from monarch_hpc.actor.runtime.failures import Guardian
-from monarch_hpc.actor.runtime.ownership import Wards
+from monarch_hpc.actor.runtime.ownership import Ownership
 from monarch_hpc.core.errors import ActorDied, ActorError, DeliveryUnknown, FrameError, PeerLost, TransportError
 from monarch_hpc.core.fork import watch_forks
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.recent import Recent
 from monarch_hpc.core.shape import Region
 from monarch_hpc.telemetry.recorder import Recorder
-from monarch_hpc.transport.api import Channel
+from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.credit import cost_of
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.node import Node
@@ -77,18 +77,18 @@ class Runtime(Replier, Mourner, Guardian):
         self.info = info
         self.recorder = recorder or Recorder()
         self._node: Node | None = None
-        self._channels: Mapping[int, Channel] = {}
+        self._channels: Mapping[int, FrameChannel] = {}
         self._own: ProcRef | None = None
-        self._line: LocalLine | None = None
+        self._line: LoopbackLink | None = None
         self._cells: dict[int, Cell] = {}
         self._graves: Recent[int, tuple[str, str]] = Recent(_KEEP_GRAVES)  # actors that have ended -> where, cause
         self._slots: dict[int, Pending] = {}
         self._next_slot = itertools.count(1)
         self.deadlines = Deadlines(engine.clock, engine.call_later)
-        self.ports: dict[int, Callable[[Line, Frame], None]] = {}
+        self.ports: dict[int, Callable[[MessageLink, Frame], None]] = {}
         """Who takes what is sent to ports of this process, by number of the port; on any thread."""
-        self.wards = Wards(self.recorder)
-        self._inquest = Inquest(self)
+        self.wards = Ownership(self.recorder)
+        self._inquest = CauseLookup(self)
         self.loop = EventLoop(self.leave)
         self.casts = Casts(self)
         watch_forks(self)
@@ -102,7 +102,7 @@ class Runtime(Replier, Mourner, Guardian):
         self._node = node
         self._channels = node.channels
         self._own = own
-        self._line = LocalLine(self.engine, self.on_frame, node.limits.mailbox_bytes)
+        self._line = LoopbackLink(self.engine, self.on_frame, node.limits.mailbox_bytes)
         self._line.mark = self.recorder.names.proc(node.identity.incarnation, node.identity.host)
 
     @property
@@ -120,7 +120,7 @@ class Runtime(Replier, Mourner, Guardian):
 
     # ---- calls from here ----
 
-    def line_to(self, proc: ProcRef) -> Line:
+    def line_to(self, proc: ProcRef) -> MessageLink:
         """The channel to *proc*; connects if there is none, unless on the driver. This process needs none to itself.
 
         Raises:
@@ -163,7 +163,7 @@ class Runtime(Replier, Mourner, Guardian):
             self.wards.remove(actor)
             raise
 
-    def _line_for_spawn(self, rank: int, proc: ProcRef) -> Line:
+    def _line_for_spawn(self, rank: int, proc: ProcRef) -> MessageLink:
         try:
             return self.line_to(proc)
         except TransportError as error:
@@ -256,10 +256,10 @@ class Runtime(Replier, Mourner, Guardian):
 
     # ---- frames from elsewhere ----
 
-    def on_channel(self, channel: Channel) -> None:
+    def on_channel(self, channel: FrameChannel) -> None:
         """A channel that the other side opened; nothing to prepare."""
 
-    def on_frame(self, channel: Line, frame: Frame) -> None:
+    def on_frame(self, channel: MessageLink, frame: Frame) -> None:
         """Dispatch one frame; on the driver."""
         kind = frame.kind
         if kind is _CALL and self.casts.reception is None:
@@ -281,7 +281,7 @@ class Runtime(Replier, Mourner, Guardian):
         elif not self.casts.takes(channel, frame):
             self.dispatch(channel, frame)
 
-    def dispatch(self, channel: Line, frame: Frame) -> None:
+    def dispatch(self, channel: MessageLink, frame: Frame) -> None:
         """Hand a message to the actor or the port that it is for."""
         kind, cell = frame.kind, self._cells.get(frame.dest)
         if kind is _CALL:
@@ -304,7 +304,7 @@ class Runtime(Replier, Mourner, Guardian):
         elif kind is Kind.CANCEL and cell is not None:
             cell.cancel(channel, frame.reply)
 
-    def _refuse(self, channel: Line, frame: Frame) -> None:
+    def _refuse(self, channel: MessageLink, frame: Frame) -> None:
         """Answer a call of an actor that has ended, or is not known here."""
         channel.consumed(frame.dest, cost_of(frame))
         channel.retire(frame.dest)
@@ -333,11 +333,11 @@ class Runtime(Replier, Mourner, Guardian):
     def on_failure(self) -> None:
         """A call to another process has failed; who shows output does so at once."""
 
-    def on_control(self, channel: Line, frame: Frame) -> None:
+    def on_control(self, channel: MessageLink, frame: Frame) -> None:
         """A control message; procs expect none."""
         _log.warning("unexpected control message from %s", channel.peer)
 
-    def on_lost(self, channel: Channel, error: TransportError) -> None:
+    def on_lost(self, channel: FrameChannel, error: TransportError) -> None:
         """A channel is over: whatever waits for it is told why."""
         incarnation = channel.peer.incarnation
         lost = [number for number, slot in list(self._slots.items()) if slot.incarnation == incarnation]

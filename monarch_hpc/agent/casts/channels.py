@@ -15,15 +15,15 @@ from monarch_hpc.config.schema import TransportConfig
 from monarch_hpc.core.errors import FrameError, TransportError
 from monarch_hpc.core.ids import Role
 from monarch_hpc.core.logger import Logger
-from monarch_hpc.transport.api import Channel
+from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
-from monarch_hpc.transport.heartbeat import Pulse
+from monarch_hpc.transport.heartbeat import Heartbeat
 from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.casts import parse_cast
 from monarch_hpc.wire.frames import Frame, Kind
 from monarch_hpc.wire.messages import HostEntry, Message, ProcEnded, ProcReady, RunClosed
 
-__all__ = ["Switchboard"]
+__all__ = ["CastChannels"]
 
 _WORD_S = 3.0
 """How long a proc whose channel broke may take to be reported dead; that takes milliseconds where it is."""
@@ -36,11 +36,11 @@ class _Line:
     """A channel that this agent dials, and what waits for it meanwhile."""
 
     addresses: Sequence[str]
-    channel: Channel | None = None
+    channel: FrameChannel | None = None
     waiting: list[Frame] = field(default_factory=list)
 
 
-class Switchboard:
+class CastChannels:
     """Connects an agent's `Router` with the world. All methods are for the driver of the engine.
 
     Args:
@@ -49,7 +49,7 @@ class Switchboard:
     """
 
     def __init__(
-        self, engine: Engine, node: Node, pulse: Pulse, rank: int, num_hosts: int, limits: TransportConfig
+        self, engine: Engine, node: Node, pulse: Heartbeat, rank: int, num_hosts: int, limits: TransportConfig
     ) -> None:
         self._engine = engine
         self._node = node
@@ -58,10 +58,10 @@ class Switchboard:
         self._procs: dict[tuple[str, int, int], int] = {}
         self._hosts: dict[int, _Line] = {}
         self._lines: dict[int, _Line] = {}  # to procs, by incarnation
-        self._known: dict[Channel, Callable[[Frame], None]] = {}  # who is behind a channel that was dialled
-        self._upstreams: set[Channel] = set()
+        self._known: dict[FrameChannel, Callable[[Frame], None]] = {}  # who is behind a channel that was dialled
+        self._upstreams: set[FrameChannel] = set()
         usable = self._addresses.__contains__
-        self._router: Router[Channel] = Router(
+        self._router: Router[FrameChannel] = Router(
             rank, num_hosts, limits.cast_fanout, usable, self, limits.max_frame_bytes
         )
 
@@ -88,13 +88,13 @@ class Switchboard:
 
     # ---- channels ----
 
-    def on_channel(self, channel: Channel) -> bool:
+    def on_channel(self, channel: FrameChannel) -> bool:
         """Take a channel that another agent or a proc has opened, for its casts; False for those of others."""
         if channel.peer.role is Role.AGENT:
             self._pulse.watch(channel)
         return channel.peer.role in (Role.AGENT, Role.PROC)
 
-    def on_frame(self, channel: Channel, frame: Frame) -> bool:
+    def on_frame(self, channel: FrameChannel, frame: Frame) -> bool:
         """Take a frame if it belongs to a cast."""
         if frame.kind is not Kind.CAST and frame.kind is not Kind.NOTES:
             return False
@@ -107,7 +107,7 @@ class Switchboard:
             channel.close(str(error))
         return True
 
-    def _on_cast(self, channel: Channel, frame: Frame) -> None:
+    def _on_cast(self, channel: FrameChannel, frame: Frame) -> None:
         # Agents vouch for the sender; at the first one it is whoever opened the channel.
         enters = channel.peer.role is not Role.AGENT
         if enters and parse_cast(frame).origin != channel.peer.incarnation:
@@ -115,13 +115,13 @@ class Switchboard:
         self._upstreams.add(channel)
         self._router.on_cast(channel, frame, enters=enters)
 
-    def _on_notes(self, channel: Channel, frame: Frame) -> None:
+    def _on_notes(self, channel: FrameChannel, frame: Frame) -> None:
         take = self._known.get(channel)
         if take is None:
             raise FrameError("nobody here waits for notes of casts")
         take(frame)
 
-    def on_lost(self, channel: Channel, error: TransportError) -> bool:
+    def on_lost(self, channel: FrameChannel, error: TransportError) -> bool:
         """A channel is over; False if no cast has gone through it."""
         ours = channel in self._upstreams or channel in self._known
         if channel in self._upstreams:
@@ -159,7 +159,7 @@ class Switchboard:
             )
         self._send(line, frame)
 
-    def up(self, upstream: Channel, frame: Frame) -> None:
+    def up(self, upstream: FrameChannel, frame: Frame) -> None:
         """Send to one who sent casts to here."""
         with contextlib.suppress(TransportError):  # its end is reported
             upstream.send(frame)
@@ -180,7 +180,7 @@ class Switchboard:
         with contextlib.suppress(TransportError):  # its end is reported
             line.channel.send(frame)
 
-    def _connected(self, line: _Line, channel: Channel, take: Callable[[Frame], None]) -> None:
+    def _connected(self, line: _Line, channel: FrameChannel, take: Callable[[Frame], None]) -> None:
         line.channel = channel
         self._known[channel] = take
         waiting, line.waiting = line.waiting, []
@@ -191,7 +191,7 @@ class Switchboard:
         # Whoever it is: the channel of control messages stays another one.
         self._engine.call_soon(lambda: self._node.dial(line.addresses, 0, partial(self._on_host, rank, line)))
 
-    def _on_host(self, rank: int, line: _Line, result: Channel | TransportError) -> None:
+    def _on_host(self, rank: int, line: _Line, result: FrameChannel | TransportError) -> None:
         if isinstance(result, TransportError):
             _log.warning("casts go around host %d: %s", rank, result)
             del self._hosts[rank]
@@ -200,7 +200,7 @@ class Switchboard:
         self._pulse.watch(result)
         self._connected(line, result, partial(self._router.on_notes_of_host, rank))
 
-    def _on_proc(self, incarnation: int, line: _Line, result: Channel | TransportError) -> None:
+    def _on_proc(self, incarnation: int, line: _Line, result: FrameChannel | TransportError) -> None:
         if isinstance(result, TransportError):
             self._engine.call_later(_WORD_S, partial(self._give_up_proc, incarnation, line, str(result)))
             return

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 from monarch_hpc.agent.casts.reduction import Reduction
 from monarch_hpc.wire.casts import Note, Spans
 
-__all__ = ["Branch", "Entry"]
+__all__ = ["Branch", "OpenCastState"]
 
 
 U = TypeVar("U")
@@ -29,7 +29,7 @@ class Branch:
 
 
 @dataclass(slots=True)
-class Entry(Generic[U]):
+class OpenCastState(Generic[U]):
     """One cast under way.
 
     Attributes:

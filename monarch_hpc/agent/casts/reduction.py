@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from monarch_hpc.core.errors import FrameError
-from monarch_hpc.wire.casts import Note, Tag
+from monarch_hpc.wire.casts import Note, NoteKind
 from monarch_hpc.wire.frames import MAX_BODY_BYTES, MAX_BUFFERS, Buffer, Frame
 from monarch_hpc.wire.reductions import Order, pack_order, pack_span, span_of
 
@@ -69,19 +69,19 @@ class Reduction:
         """
         span = span_of(note)
         match note.tag:
-            case Tag.RESULT | Tag.PARTIAL:
+            case NoteKind.RESULT | NoteKind.PARTIAL:
                 if self._state is _State.HOLDS:
                     self._parts.append(note)
                     return []
                 if self._state is _State.FAILED:
-                    return [pack_span(Tag.VOID, (note.origin, note.number), span)]
+                    return [pack_span(NoteKind.VOID, (note.origin, note.number), span)]
                 return [note]
-            case Tag.FAILURE | Tag.DIED | Tag.UNKNOWN:
+            case NoteKind.FAILURE | NoteKind.DIED | NoteKind.UNKNOWN:
                 return self._fail(note)
-            case Tag.LOST | Tag.ELSEWHERE:
+            case NoteKind.LOST | NoteKind.ELSEWHERE:
                 # Behind a host that is lost may be some whose answers are here, so the call need not fail.
                 return [*self.release(), note]
-            case Tag.VOID | Tag.LAST | Tag.DONE:
+            case NoteKind.VOID | NoteKind.LAST | NoteKind.DONE:
                 return [note]
 
     def next(self) -> tuple[int, Frame] | None:
@@ -105,7 +105,7 @@ class Reduction:
         asked = self._asked
         if asked is None or asked.proc != proc:
             return []
-        if note.tag is not Tag.PARTIAL:
+        if note.tag is not NoteKind.PARTIAL:
             return self._fail(replace(note, place=self.procs[proc]))
         if span_of(note) != (asked.parts[0].place, span_of(asked.parts[-1])[1]):
             raise FrameError(f"answers of the places {span_of(note)}, which nobody asked for")
@@ -114,7 +114,7 @@ class Reduction:
         self._asked = None
         return []
 
-    def on_proc_gone(self, proc: int, tag: Tag, key: tuple[int, int], cause: str) -> list[Note]:
+    def on_proc_gone(self, proc: int, tag: NoteKind, key: tuple[int, int], cause: str) -> list[Note]:
         """A proc cannot be asked any more."""
         place = self.procs.pop(proc, None)
         if place is None or self._asked is None or self._asked.proc != proc:
@@ -132,7 +132,7 @@ class Reduction:
         parts = self.release()
         self._state = _State.FAILED
         key = note.origin, note.number
-        return [note, *[pack_span(Tag.VOID, key, span) for span in _without(map(span_of, parts), note.place)]]
+        return [note, *[pack_span(NoteKind.VOID, key, span) for span in _without(map(span_of, parts), note.place)]]
 
     def _batches(self) -> Iterator[list[Note]]:
         """Cut the answers where places are missing, and where a frame to a proc is full."""

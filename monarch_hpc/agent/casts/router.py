@@ -13,17 +13,17 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
-from monarch_hpc.agent.casts.open_cast import Branch, Entry
+from monarch_hpc.agent.casts.open_cast import Branch, OpenCastState
 from monarch_hpc.agent.casts.reduction import Reduction
-from monarch_hpc.agent.casts.tree import Ways, branches, contains, narrow, position_of
+from monarch_hpc.agent.casts.tree import TreeRoutes, branches, contains, narrow, position_of
 from monarch_hpc.core.errors import FrameError
 from monarch_hpc.core.recent import Recent
 from monarch_hpc.wire.casts import (
     Cast,
     Lost,
     Note,
+    NoteKind,
     Spans,
-    Tag,
     Target,
     pack_cast,
     pack_lost,
@@ -46,7 +46,7 @@ MAX_NOTES_BYTES = 1 << 20
 _KEEP = 4096
 """Meshes with dead procs that are remembered. Of earlier ones a caller is told that no answer came."""
 
-_PLAIN = frozenset({Tag.RESULT, Tag.ELSEWHERE, Tag.PARTIAL, Tag.VOID})
+_PLAIN = frozenset({NoteKind.RESULT, NoteKind.ELSEWHERE, NoteKind.PARTIAL, NoteKind.VOID})
 """Answers that may wait; all other news is somebody's failure, or the end."""
 
 
@@ -104,9 +104,9 @@ class Router(Generic[U]):
         self._fanout = fanout
         self._carrier = carrier
         self._max_frame_bytes = max_frame_bytes
-        self._ways = Ways(num_hosts, usable)
+        self._ways = TreeRoutes(num_hosts, usable)
         self._last: dict[str, dict[int, int]] = {}  # run -> sender -> number of its last cast that was passed on
-        self._entries: dict[tuple[int, int], Entry[U]] = {}
+        self._entries: dict[tuple[int, int], OpenCastState[U]] = {}
         self._procs: dict[tuple[str, int], dict[int, int]] = {}  # run and mesh -> rank -> incarnation
         self._ended: Recent[tuple[str, int], dict[int, str]] = Recent(_KEEP)  # the same -> rank -> cause
         self._targets: dict[bytes, Target] = {}
@@ -131,11 +131,11 @@ class Router(Generic[U]):
             self._procs.pop((run, mesh), None)
         self._ended.setdefault((run, mesh), {})[rank] = cause
         if incarnation is not None:
-            self._give_up_proc(incarnation, Tag.DIED, cause)
+            self._give_up_proc(incarnation, NoteKind.DIED, cause)
 
     def on_proc_silent(self, incarnation: int, cause: str) -> None:
         """The way to a proc is cut, though it may live."""
-        self._give_up_proc(incarnation, Tag.UNKNOWN, cause)
+        self._give_up_proc(incarnation, NoteKind.UNKNOWN, cause)
 
     def on_run_closed(self, run: str) -> None:
         """Nothing of a run is left."""
@@ -145,7 +145,7 @@ class Router(Generic[U]):
         for place in [place for place in self._ended if place[0] == run]:
             self._ended.forget(place)
 
-    def _give_up_proc(self, incarnation: int, tag: Tag, cause: str) -> None:
+    def _give_up_proc(self, incarnation: int, tag: NoteKind, cause: str) -> None:
         for key, entry in list(self._entries.items()):
             if entry.reduction is not None:
                 self._pass_up(entry, entry.reduction.on_proc_gone(incarnation, tag, key, cause))
@@ -178,7 +178,7 @@ class Router(Generic[U]):
         if cast.root >= self._num_hosts or cast.high > self._num_hosts:
             raise FrameError(f"a cast to host {max(cast.root, cast.high)} of {self._num_hosts}")
         key = cast.origin, cast.number
-        entry = Entry(upstream, cast.answered)
+        entry = OpenCastState(upstream, cast.answered)
         if cast.functions and cast.answered:
             entry.reduction = Reduction(cast.functions, self._max_frame_bytes)
         last = self._last.setdefault(target.run, {})
@@ -192,7 +192,7 @@ class Router(Generic[U]):
             self._pass_on(key, entry, cast)
         self._settle(key, entry)
 
-    def _deliver(self, key: tuple[int, int], entry: Entry[U], cast: Cast, target: Target) -> None:
+    def _deliver(self, key: tuple[int, int], entry: OpenCastState[U], cast: Cast, target: Target) -> None:
         place = target.run, target.mesh
         local = pack_cast(dataclasses.replace(cast, hosts=()))
         for rank, incarnation in self._procs.get(place, {}).items():
@@ -205,12 +205,12 @@ class Router(Generic[U]):
             for rank, cause in (self._ended.get(place) or {}).items():
                 at = target.place_of(rank)
                 if at is not None:
-                    self._add(entry, Note(Tag.DIED, *key, at, cause.encode()))
+                    self._add(entry, Note(NoteKind.DIED, *key, at, cause.encode()))
         entry.unhandled.update(entry.places)
         if entry.reduction is not None:
             entry.reduction.procs.update(entry.places)
 
-    def _pass_on(self, key: tuple[int, int], entry: Entry[U], cast: Cast) -> None:
+    def _pass_on(self, key: tuple[int, int], entry: OpenCastState[U], cast: Cast) -> None:
         own = position_of(self._rank, cast.root, self._num_hosts)
         for piece in branches((cast.low, cast.high), own, self._fanout):
             some = narrow(cast.hosts, piece, cast.root, self._num_hosts)
@@ -237,7 +237,7 @@ class Router(Generic[U]):
             entry = self._entries.get(key)
             if entry is None:
                 continue
-            if note.tag is Tag.DONE:
+            if note.tag is NoteKind.DONE:
                 entry.unhandled.discard(incarnation)
             elif incarnation in entry.unanswered:
                 entry.unanswered.discard(incarnation)
@@ -258,9 +258,9 @@ class Router(Generic[U]):
             branch = None if entry is None else entry.branches.get(rank)
             if entry is None or branch is None:
                 continue
-            if note.tag is Tag.LAST:
+            if note.tag is NoteKind.LAST:
                 branch.answered = True
-            elif note.tag is Tag.DONE:
+            elif note.tag is NoteKind.DONE:
                 branch.done = True
             else:
                 self._add(entry, note)
@@ -287,10 +287,10 @@ class Router(Generic[U]):
         for key in [key for key, entry in self._entries.items() if entry.upstream == upstream]:
             del self._entries[key]
 
-    def _add(self, entry: Entry[U], note: Note) -> None:
+    def _add(self, entry: OpenCastState[U], note: Note) -> None:
         self._pass_up(entry, [note] if entry.reduction is None else entry.reduction.add(note))
 
-    def _pass_up(self, entry: Entry[U], notes: Iterable[Note]) -> None:
+    def _pass_up(self, entry: OpenCastState[U], notes: Iterable[Note]) -> None:
         for note in notes:
             entry.notes.append(note)
             entry.waiting_bytes += size_of(note)
@@ -300,25 +300,25 @@ class Router(Generic[U]):
                 entry.holding = True
                 self._carrier.later(HOLD_S, partial(self._hold_no_longer, entry))
 
-    def _hold_no_longer(self, entry: Entry[U]) -> None:
+    def _hold_no_longer(self, entry: OpenCastState[U]) -> None:
         entry.holding = False
         self._send(entry)
 
-    def _settle(self, key: tuple[int, int], entry: Entry[U]) -> None:
+    def _settle(self, key: tuple[int, int], entry: OpenCastState[U]) -> None:
         """Say so when all have answered, and when all have handled it; then the cast is over here."""
         if not entry.last and entry.all_answered and not self._reduces(entry):
             entry.last = True
             if entry.answered:
-                entry.notes.append(Note(Tag.LAST, *key))
+                entry.notes.append(Note(NoteKind.LAST, *key))
             self._send(entry)
         if not entry.done and entry.all_done:
             entry.done = True
-            entry.notes.append(Note(Tag.DONE, *key))
+            entry.notes.append(Note(NoteKind.DONE, *key))
             self._send(entry)
         if entry.last and entry.done and self._entries.get(key) is entry:
             del self._entries[key]
 
-    def _reduces(self, entry: Entry[U]) -> bool:
+    def _reduces(self, entry: OpenCastState[U]) -> bool:
         """Have the answers combined, which are all there; whether that is under way."""
         reduction = entry.reduction
         if reduction is None or reduction.working:
@@ -330,7 +330,7 @@ class Router(Generic[U]):
         self._carrier.to_proc(*order)
         return True
 
-    def _send(self, entry: Entry[U]) -> None:
+    def _send(self, entry: OpenCastState[U]) -> None:
         """Let what waits go with all else that goes the same way this turn."""
         notes, entry.notes, entry.waiting_bytes = entry.notes, [], 0
         if notes:
@@ -366,4 +366,4 @@ def _portions(notes: Iterable[Note]) -> Iterable[list[Note]]:
 
 
 def _lost(key: tuple[int, int], hosts: Spans, cause: str) -> Note:
-    return Note(Tag.LOST, *key, 0, pack_lost(Lost(hosts, cause)))
+    return Note(NoteKind.LOST, *key, 0, pack_lost(Lost(hosts, cause)))

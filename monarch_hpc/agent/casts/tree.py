@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from monarch_hpc.wire.casts import Spans
 
-__all__ = ["Interval", "Ways", "branches", "contains", "narrow", "position_of", "rank_at"]
+__all__ = ["Interval", "TreeRoutes", "branches", "contains", "narrow", "position_of", "rank_at"]
 
 Interval = tuple[int, int]
 """Positions from the first up to, and not including, the second."""
@@ -60,7 +60,7 @@ def contains(hosts: Spans, rank: int) -> bool:
     return any(start <= rank < stop for start, stop in hosts)
 
 
-class Ways:
+class TreeRoutes:
     """To which host each piece of a tree is given: the first that can be used, and the same until it is lost.
 
     Args:

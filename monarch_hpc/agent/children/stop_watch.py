@@ -6,25 +6,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from monarch_hpc.supervision.lease import Lease, Life
+from monarch_hpc.supervision.lease import Lease, Liveness
 from monarch_hpc.supervision.standstill import Standstill
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.engine.timer import Timer
 
-__all__ = ["Changed", "Vigil"]
+__all__ = ["Changed", "StoppedProcs"]
 
-Changed = Callable[[Life, float], None]
+Changed = Callable[[Liveness, float], None]
 """Told on the driver what became of a process, and how long it has been stopped, in seconds."""
 
 
 @dataclass(slots=True)
 class _Watched:
     standstill: Standstill
-    life: Life
+    life: Liveness
     changed: Changed
 
 
-class Vigil:
+class StoppedProcs:
     """Looks at the watched processes' state once in a heartbeat. From callbacks of the engine only.
 
     Args:
@@ -42,7 +42,7 @@ class Vigil:
     def watch(self, pid: int, changed: Changed) -> None:
         """Tell *changed* whenever the life of a child changes; `forget` it when it is reaped."""
         standstill = Standstill(self._lease, self._heartbeat_s, self._engine.clock())
-        self._watched[pid] = _Watched(standstill, Life.ALIVE, changed)
+        self._watched[pid] = _Watched(standstill, Liveness.ALIVE, changed)
         if self._timer is None:
             self._timer = self._engine.call_later(self._heartbeat_s, self._look)
 

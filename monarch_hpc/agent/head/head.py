@@ -11,11 +11,11 @@ from functools import partial
 
 from monarch_hpc.agent.head.link import Link
 from monarch_hpc.agent.head.request_checks import problem_of, problem_of_links, problem_of_run
-from monarch_hpc.agent.head.roster import Seats
-from monarch_hpc.agent.head.runs import Mesh, OpenWitness, Run, report
+from monarch_hpc.agent.head.roster import HostRoster
+from monarch_hpc.agent.head.runs import OpenWitness, Run, RunMesh, report
 from monarch_hpc.agent.head.survey import Surveys
 from monarch_hpc.core.logger import Logger
-from monarch_hpc.supervision.lease import Life
+from monarch_hpc.supervision.lease import Liveness
 from monarch_hpc.wire.calls import Calls, CallsReport, Recording
 from monarch_hpc.wire.logs import LogsSet, SetLogs
 from monarch_hpc.wire.messages import (
@@ -89,7 +89,7 @@ class Head:
         self._changed = changed
         self._ended = ended
         self._open_witness = open_witness
-        self._seats = Seats(num_hosts)
+        self._seats = HostRoster(num_hosts)
         self._runs: dict[str, Run] = {}
         self._numbers = itertools.count(1)
         self._surveys = Surveys(later)
@@ -117,7 +117,7 @@ class Head:
         self._late = True
         self._announce()
 
-    def on_life(self, link: Link, life: Life) -> None:
+    def on_life(self, link: Link, life: Liveness) -> None:
         """Take note of how an agent's heart beats."""
         seat = self._seats.of(link)
         if seat is not None:
@@ -151,7 +151,7 @@ class Head:
         seat = self._seats.of(link)
         if seat is None:
             return None
-        seat.link, seat.life, seat.cause = None, Life.DEAD, cause
+        seat.link, seat.life, seat.cause = None, Liveness.DEAD, cause
         self._surveys.lose(link)
         rank = seat.entry.rank
         if self._shutting is None:
@@ -287,7 +287,7 @@ class Head:
                 for mesh_rank in range(first, first + message.per_host):
                     link.send(SpawnFailed(message.run, message.mesh, mesh_rank, rank, cause, []))
         if run is not None and not problem:
-            run.meshes[message.mesh] = Mesh(link, set(present))
+            run.meshes[message.mesh] = RunMesh(link, set(present))
             self._seats.send(present, message)
 
     def _stop(self, link: Link, message: StopProcs) -> None:
@@ -349,7 +349,7 @@ class Head:
                 mesh.alive[message.rank] = message.host
             case ProcLife():
                 mesh.suspect.discard(message.rank)
-                if message.life == Life.SUSPECT.value and message.rank in mesh.alive:
+                if message.life == Liveness.SUSPECT.value and message.rank in mesh.alive:
                     mesh.suspect.add(message.rank)
             case SpawnFailed() | ProcEnded():
                 mesh.alive.pop(message.rank, None)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from monarch_hpc.core.errors import TransportError
 from monarch_hpc.core.ids import Role
-from monarch_hpc.transport.api import Channel
+from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.wire.frames import Frame, Kind
 from monarch_hpc.wire.messages import Message, encode
 
@@ -52,7 +52,7 @@ class Link(Protocol):
 class ChannelLink:
     """A link over a channel."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: FrameChannel) -> None:
         self.channel = channel
 
     @property

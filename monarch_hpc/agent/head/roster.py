@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from monarch_hpc.agent.head.link import Link
-from monarch_hpc.supervision.lease import Life
+from monarch_hpc.supervision.lease import Liveness
 from monarch_hpc.wire.messages import HostEntry, Join, Message
 
-__all__ = ["Seat", "Seats"]
+__all__ = ["HostRoster", "HostSlot"]
 
 
 @dataclass(slots=True, eq=False)
-class Seat:
+class HostSlot:
     """One host whose agent has reported.
 
     Attributes:
@@ -24,16 +24,16 @@ class Seat:
     entry: HostEntry
     problem: str
     link: Link | None
-    life: Life = Life.ALIVE
+    life: Liveness = Liveness.ALIVE
     cause: str = ""
 
 
-class Seats:
+class HostRoster:
     """The seats of *num_hosts* agents."""
 
     def __init__(self, num_hosts: int) -> None:
         self._num_hosts = num_hosts
-        self._seats: dict[int, Seat] = {}
+        self._seats: dict[int, HostSlot] = {}
 
     def join(self, link: Link, join: Join) -> str:
         """Seat an agent; return why not, empty if it is seated. One host has one agent."""
@@ -43,14 +43,14 @@ class Seats:
             return f"host {rank} has an agent already: process {seat.entry.pid} on {seat.entry.name}"
         if not 0 <= rank < self._num_hosts:
             return f"there is no host {rank} among {self._num_hosts}"
-        self._seats[rank] = Seat(join.host, join.problem, link)
+        self._seats[rank] = HostSlot(join.host, join.problem, link)
         return ""
 
-    def of(self, link: Link) -> Seat | None:
+    def of(self, link: Link) -> HostSlot | None:
         """The seat of the agent behind *link*."""
         return next((seat for seat in self._seats.values() if seat.link is link), None)
 
-    def all(self) -> list[Seat]:
+    def all(self) -> list[HostSlot]:
         """All seats ever taken, by rank."""
         return [seat for _, seat in sorted(self._seats.items())]
 

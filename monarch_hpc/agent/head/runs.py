@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from monarch_hpc.agent.head.link import Link
-from monarch_hpc.agent.head.roster import Seats
-from monarch_hpc.agent.output.rate_limit import Allowance, cost_bytes
+from monarch_hpc.agent.head.roster import HostRoster
+from monarch_hpc.agent.output.rate_limit import TokenBucket, cost_bytes
 from monarch_hpc.telemetry.observer import Witness
 from monarch_hpc.wire.calls import ProcCalls, Recording
 from monarch_hpc.wire.messages import OpenRun, Output, ProcEnded, RunLinks, SpawnFailed, StatusReport
 
-__all__ = ["Mesh", "OpenWitness", "Run", "report"]
+__all__ = ["OpenWitness", "Run", "RunMesh", "report"]
 
 OpenWitness = Callable[[Recording], Witness | None]
 
@@ -28,7 +28,7 @@ _FEW_BYTES = 4 << 10
 
 
 @dataclass(slots=True)
-class Mesh:
+class RunMesh:
     """One mesh of procs.
 
     Attributes:
@@ -62,18 +62,18 @@ class Run:
     open_witness: OpenWitness
     owner: Link | None = None
     members: list[Link] = field(default_factory=list)
-    meshes: dict[int, Mesh] = field(default_factory=dict)
+    meshes: dict[int, RunMesh] = field(default_factory=dict)
     closing: set[int] | None = None
     dropped: dict[tuple[int, int, int, str], int] = field(default_factory=dict)
     links: dict[Link, list[dict[str, object]]] = field(default_factory=dict)
     recordings: dict[Link, Recording] = field(default_factory=dict)
     witnesses: dict[Link, Witness] = field(default_factory=dict)
     spoken_for: set[Link] = field(default_factory=set)
-    _allowance: Allowance = field(init=False)
+    _allowance: TokenBucket = field(init=False)
 
     def __post_init__(self) -> None:
         self.opened = _shorten(self.opened)
-        self._allowance = Allowance(_OUTPUT_BYTES, self.opened_s)
+        self._allowance = TokenBucket(_OUTPUT_BYTES, self.opened_s)
 
     def note(self, link: Link, news: RunLinks | Recording) -> None:
         """Take note of what a member says of itself, or the owner of another member."""
@@ -145,7 +145,7 @@ def _shorten(opened: OpenRun) -> OpenRun:
     return replace(opened, title=title[:_TITLE_CHARS], controller_host=host[:_TITLE_CHARS])
 
 
-def report(seats: Seats, runs: Mapping[str, Run], now_s: float) -> StatusReport:
+def report(seats: HostRoster, runs: Mapping[str, Run], now_s: float) -> StatusReport:
     """What `monarch-hpc status` shows."""
     hosts: list[dict[str, object]] = [
         {

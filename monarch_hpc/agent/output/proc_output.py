@@ -16,14 +16,14 @@ from functools import partial
 from pathlib import Path
 
 from monarch_hpc.agent.output.log_files import LogFiles
-from monarch_hpc.agent.output.rate_limit import Allowance, Rations, cost_bytes
+from monarch_hpc.agent.output.rate_limit import FairShare, TokenBucket, cost_bytes
 from monarch_hpc.config.schema import LogsConfig
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.engine.timer import Timer
 from monarch_hpc.wire.messages import Output
 from monarch_hpc.wire.record import MARK, Unmarker, parse_record, split_marked
 
-__all__ = ["MAX_LINE_BYTES", "LineSplitter", "Outlet", "ProcOutput", "Tag"]
+__all__ = ["MAX_LINE_BYTES", "LineSplitter", "Outlet", "OutputSource", "ProcOutput"]
 
 MAX_LINE_BYTES = 64 << 10
 NUM_LAST_LINES = 20
@@ -72,7 +72,7 @@ class LineSplitter:
 
 
 @dataclass(frozen=True, slots=True)
-class Tag:
+class OutputSource:
     """Whose output it is."""
 
     run: str
@@ -94,7 +94,7 @@ class Outlet:
     ) -> None:
         self.files = files
         self.config = config
-        self.rations = Rations(config.host_rate_bytes, _READ_BYTES)
+        self.rations = FairShare(config.host_rate_bytes, _READ_BYTES)
         self.send = send
         self.crowded = crowded
 
@@ -107,14 +107,14 @@ class ProcOutput:
         path: its log file.
     """
 
-    def __init__(self, engine: Engine, tag: Tag, pipes: dict[str, int], path: Path, outlet: Outlet) -> None:
+    def __init__(self, engine: Engine, tag: OutputSource, pipes: dict[str, int], path: Path, outlet: Outlet) -> None:
         self._engine = engine
         self._tag = tag
         self._pipes = dict(pipes)
         self._path = path
         self._outlet = outlet
         self._streaming = outlet.config.stream_to_client
-        self._allowance = Allowance(outlet.config.proc_rate_bytes, engine.clock())
+        self._allowance = TokenBucket(outlet.config.proc_rate_bytes, engine.clock())
         self._unmarkers = {stream: Unmarker(records=stream == "err") for stream in pipes}
         self._splitters = {stream: LineSplitter() for stream in pipes}
         self._batches: dict[str, list[str]] = {stream: [] for stream in pipes}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-__all__ = ["Allowance", "Rations", "cost_bytes"]
+__all__ = ["FairShare", "TokenBucket", "cost_bytes"]
 
 _LINE_BYTES = 64
 """What a line costs besides its text, on its way and in the program: many empty ones are a flood too."""
@@ -13,7 +13,7 @@ _WINDOW_S = 0.05
 """Short enough that a proc which must wait is not seen to stutter, long enough for many reads."""
 
 
-class Rations:
+class FairShare:
     """Shares reading among the procs of a host: one that pours gets what the others leave, and delays nobody.
 
     Time runs in windows. In each, every reader may take the same share, or *least_bytes* if that is more. Only those
@@ -52,7 +52,7 @@ class Rations:
         return (window + 1) * _WINDOW_S - now_s
 
 
-class Allowance:
+class TokenBucket:
     """How much of a proc's output goes to the program: so much a second, after a first burst of four times that.
 
     Once used up it stays so until a second's worth has come together: few pieces to read instead of many shreds.

@@ -21,7 +21,7 @@ from pathlib import Path
 from monarch_hpc.agent.children.reaper import Reaper
 from monarch_hpc.agent.procs.mpi_task import peer_uid, socket_path
 from monarch_hpc.agent.procs.zygote_order import FDS_PER_PROC, LENGTH, render, versions
-from monarch_hpc.agent.procs.zygote_pool import Problem, Spawned
+from monarch_hpc.agent.procs.zygote_pool import ForkProblem, Spawned
 from monarch_hpc.config import FlagValue
 from monarch_hpc.core.exit import Exit
 from monarch_hpc.core.spawn import launch
@@ -29,7 +29,7 @@ from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.messages import SpawnProcs
 from monarch_hpc.wire.start import ProcOrder, render_order
 
-__all__ = ["StepSettings", "Steps"]
+__all__ = ["MpiSteps", "StepSettings"]
 
 _MAX_WORDS_BYTES = 64 << 10
 _NUM_LAST_LINES = 20
@@ -61,14 +61,14 @@ class StepSettings:
     environment: Mapping[str, str]
 
 
-class Steps:
+class MpiSteps:
     """The procs of this host that are tasks. All methods are for the driver of the engine."""
 
     def __init__(self, engine: Engine, reaper: Reaper, settings: StepSettings) -> None:
         self._engine = engine
         self._reaper = reaper
         self._settings = settings
-        self._musters: dict[tuple[str, int], _Muster] = {}
+        self._musters: dict[tuple[str, int], _TaskGathering] = {}
         self._tasks: dict[int, _Task] = {}
 
     @property
@@ -89,7 +89,7 @@ class Steps:
             raise ValueError(
                 "mpi=True needs a folder in /dev/shm of the host, and it has none; the agent's log says why"
             )
-        muster = _Muster(self._engine, self._settings, order, request, fds, done, self._tasks)
+        muster = _TaskGathering(self._engine, self._settings, order, request, fds, done, self._tasks)
         key = order.run, order.mesh
         self._musters[key] = muster
         muster.closed = lambda: self._musters.pop(key, None)
@@ -121,7 +121,7 @@ class Steps:
             task.close()
 
 
-class _Muster:
+class _TaskGathering:
     """Waits for the tasks of one mesh on this host."""
 
     def __init__(
@@ -268,7 +268,7 @@ class _Muster:
                 # srun takes it as a wish to end the step.
                 os.kill(self._step.pid, signal.SIGTERM)
         self.close()
-        done(Problem(cause, last_lines))
+        done(ForkProblem(cause, last_lines))
 
     def close(self) -> None:
         """Wait for no more tasks."""
@@ -287,7 +287,7 @@ class _Muster:
 class _Task:
     """The agent's end of one task."""
 
-    def __init__(self, muster: _Muster, sock: socket.socket) -> None:
+    def __init__(self, muster: _TaskGathering, sock: socket.socket) -> None:
         self.ended: Callable[[Exit], None] | None = None
         self._muster = muster
         self._sock = sock

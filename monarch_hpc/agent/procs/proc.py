@@ -9,10 +9,10 @@ from monarch_hpc.agent.output.proc_output import ProcOutput
 from monarch_hpc.transport.engine.timer import Timer
 from monarch_hpc.wire.start import ProcStart
 
-__all__ = ["Proc", "State"]
+__all__ = ["Proc", "ProcState"]
 
 
-class State(enum.Enum):
+class ProcState(enum.Enum):
     """How far a proc has come."""
 
     STARTING = enum.auto()
@@ -38,7 +38,7 @@ class Proc:
     record_fd: int
     in_step: bool = False
     deadline: Timer | None = None
-    state: State = State.STARTING
+    state: ProcState = ProcState.STARTING
     pid: int = 0
     hello: bytes = b""
     stopping: bool = False

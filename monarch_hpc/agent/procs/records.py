@@ -7,23 +7,23 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from monarch_hpc.agent.procs.proc import Proc, State
-from monarch_hpc.telemetry.layout import Kind
+from monarch_hpc.agent.procs.proc import Proc, ProcState
+from monarch_hpc.telemetry.layout import RecordKind
 from monarch_hpc.telemetry.observer import is_stopped
 from monarch_hpc.telemetry.reading import memory_of, read_scene, tell
 from monarch_hpc.telemetry.recorder import Recorder
 from monarch_hpc.wire.calls import ProcCalls
 
-__all__ = ["Ledger"]
+__all__ = ["HostRecords"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Grave:
+class _EndedProc:
     proc: Proc
     cause: str
 
 
-class Ledger:
+class HostRecords:
     """The records of a host. All methods are for the driver of the engine.
 
     Args:
@@ -32,27 +32,27 @@ class Ledger:
 
     def __init__(self, keep_dead: int) -> None:
         self._recorder = Recorder()
-        self._graves: deque[_Grave] = deque()
+        self._graves: deque[_EndedProc] = deque()
         self._keep_dead = keep_dead
 
     def starts(self, proc: Proc) -> None:
         """It was ordered."""
-        self._change(proc, Kind.PROC_STARTING)
+        self._change(proc, RecordKind.PROC_STARTING)
 
     def ready(self, proc: Proc, incarnation: int) -> None:
         """It has said hello."""
         peer = self._recorder.names.proc(incarnation, proc.start.host_name)
-        self._change(proc, Kind.PROC_READY, peer=peer)
+        self._change(proc, RecordKind.PROC_READY, peer=peer)
 
     def ended(self, proc: Proc, cause: str) -> None:
         """It is gone; what it has recorded is kept for a while if nobody asked for its end."""
-        self._change(proc, Kind.PROC_ENDED, name=self._recorder.names.text(cause))
+        self._change(proc, RecordKind.PROC_ENDED, name=self._recorder.names.text(cause))
         if proc.record_fd < 0:
             return
         if proc.asked or not self._keep_dead:
             _close(proc)
             return
-        self._graves.append(_Grave(proc, cause))
+        self._graves.append(_EndedProc(proc, cause))
         if len(self._graves) > self._keep_dead:
             _close(self._graves.popleft().proc)
 
@@ -68,7 +68,7 @@ class Ledger:
         while self._graves:
             _close(self._graves.popleft().proc)
 
-    def _change(self, proc: Proc, kind: Kind, *, name: int = 0, peer: int = 0) -> None:
+    def _change(self, proc: Proc, kind: RecordKind, *, name: int = 0, peer: int = 0) -> None:
         self._recorder.change(kind, name=name, peer=peer, msg=proc.start.mesh, value=proc.start.rank)
 
 
@@ -92,7 +92,7 @@ def _state(proc: Proc) -> str:
         return "stopped"
     if proc.stopping:
         return "stopping"
-    return "ready" if proc.state is State.READY else "starting"
+    return "ready" if proc.state is ProcState.READY else "starting"
 
 
 def _close(proc: Proc) -> None:

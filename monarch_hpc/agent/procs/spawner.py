@@ -9,12 +9,12 @@ from dataclasses import asdict
 from functools import partial
 from typing import Protocol
 
-from monarch_hpc.agent.output.proc_output import Outlet, ProcOutput, Tag
-from monarch_hpc.agent.place import Place
-from monarch_hpc.agent.procs.mpi_step import Steps
-from monarch_hpc.agent.procs.proc import Proc, State
-from monarch_hpc.agent.procs.records import Ledger
-from monarch_hpc.agent.procs.zygote_pool import Problem, Spawned, Zygotes
+from monarch_hpc.agent.output.proc_output import Outlet, OutputSource, ProcOutput
+from monarch_hpc.agent.proc_settings import ProcSettings
+from monarch_hpc.agent.procs.mpi_step import MpiSteps
+from monarch_hpc.agent.procs.proc import Proc, ProcState
+from monarch_hpc.agent.procs.records import HostRecords
+from monarch_hpc.agent.procs.zygote_pool import ForkProblem, Spawned, ZygotePool
 from monarch_hpc.agent.resources.binding import Binding, check_bindings, given_bindings, read_topology, shares
 from monarch_hpc.core.errors import FrameError
 from monarch_hpc.core.gpus import visible_gpus
@@ -24,7 +24,7 @@ from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.messages import Message, ProcHello, ProcReady, SpawnFailed, SpawnProcs, decode
 from monarch_hpc.wire.start import ProcOrder, ProcStart
 
-__all__ = ["Births", "Parent"]
+__all__ = ["Parent", "ProcSpawner"]
 
 _MAX_HELLO_BYTES = 64 << 10
 
@@ -35,7 +35,7 @@ class Parent(Protocol):
     """Who keeps the procs from their order to their end."""
 
     procs: set[Proc]
-    ledger: Ledger
+    ledger: HostRecords
 
     def born(self, proc: Proc) -> None:
         """Its process is there: watch it, or kill it if it was given up meanwhile."""
@@ -50,7 +50,7 @@ class Parent(Protocol):
         ...
 
 
-class Births:
+class ProcSpawner:
     """Starts the procs of a host. All methods are for the driver of the engine.
 
     Args:
@@ -61,9 +61,9 @@ class Births:
     def __init__(
         self,
         engine: Engine,
-        place: Place,
-        zygotes: Zygotes,
-        steps: Steps,
+        place: ProcSettings,
+        zygotes: ZygotePool,
+        steps: MpiSteps,
         outlet: Outlet,
         send: Callable[[Message], None],
         parent: Parent,
@@ -121,7 +121,7 @@ class Births:
             ours.append(make_memory(f"proc {start.rank}"))
             theirs.append(os.dup(ours[-1]))
             os.set_blocking(hello, False)
-            tag = Tag(start.run, start.mesh, start.rank, start.host_rank)
+            tag = OutputSource(start.run, start.mesh, start.rank, start.host_rank)
             path = self._outlet.files.path(start.run, start.rank, start.host_name)
             output = ProcOutput(self._engine, tag, {"out": out, "err": err}, path, self._outlet)
         except OSError:
@@ -209,7 +209,7 @@ class Births:
         )
 
     def _forked(self, procs: list[Proc], outcome: Spawned) -> None:
-        if isinstance(outcome, Problem):
+        if isinstance(outcome, ForkProblem):
             for proc in procs:
                 self._parent.gone(proc, outcome.cause, outcome.last_lines)
             return
@@ -234,14 +234,14 @@ class Births:
 
     def _welcome(self, proc: Proc) -> None:
         """Report a proc as ready when both it and the zygote have spoken, whoever was first."""
-        if not proc.pid or proc.stopping or proc.state is State.READY:
+        if not proc.pid or proc.stopping or proc.state is ProcState.READY:
             return
         try:
             hello = decode(proc.hello)
         except FrameError:
             return  # not all of it, or nonsense: its end or the deadline tells
         if isinstance(hello, ProcHello):
-            proc.state = State.READY
+            proc.state = ProcState.READY
             if proc.deadline is not None:
                 proc.deadline.cancel()
             self._parent.ledger.ready(proc, hello.incarnation)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from monarch_hpc.core.spawn import launch
 from monarch_hpc.wire.start import COOKIE, HOST_COOKIE, NO_RUN, RUN_COOKIE
 
-__all__ = ["Newborn", "ZygoteSettings", "bear"]
+__all__ = ["StartingZygote", "ZygoteSettings", "bear"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class ZygoteSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Newborn:
+class StartingZygote:
     """The process, and our end of its socket.
 
     Attributes:
@@ -43,7 +43,7 @@ class Newborn:
     words: int
 
 
-def bear(settings: ZygoteSettings, python: str = "") -> Newborn:
+def bear(settings: ZygoteSettings, python: str = "") -> StartingZygote:
     """Start a zygote; it ends with its socket.
 
     Args:
@@ -80,4 +80,4 @@ def bear(settings: ZygoteSettings, python: str = "") -> Newborn:
                 os.close(words)
             raise OSError(error.errno, f"{python or sys.executable}: {error.strerror}") from error
     ours.setblocking(False)
-    return Newborn(process, ours, words)
+    return StartingZygote(process, ours, words)

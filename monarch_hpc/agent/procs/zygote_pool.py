@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from monarch_hpc.agent.children.reaper import Reaper
-from monarch_hpc.agent.procs.zygote_launch import Newborn, ZygoteSettings, bear
+from monarch_hpc.agent.procs.zygote_launch import StartingZygote, ZygoteSettings, bear
 from monarch_hpc.agent.procs.zygote_order import FDS_PER_PROC, MAX_FDS, render, versions
 from monarch_hpc.core.exit import Exit
 from monarch_hpc.core.logger import Logger
@@ -24,7 +24,7 @@ from monarch_hpc.core.version import __version__
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.start import ProcOrder, render_order
 
-__all__ = ["MAX_PROCS_PER_ORDER", "Problem", "Spawned", "Zygotes"]
+__all__ = ["MAX_PROCS_PER_ORDER", "ForkProblem", "Spawned", "ZygotePool"]
 
 MAX_PROCS_PER_ORDER = MAX_FDS // FDS_PER_PROC
 """Their descriptors go with one message."""
@@ -38,14 +38,14 @@ _LENGTH = struct.Struct("<I")
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class ForkProblem:
     """Why procs could not be forked."""
 
     cause: str
     last_lines: list[str]
 
 
-Spawned = list[int] | Problem
+Spawned = list[int] | ForkProblem
 """Process ids in the order of the order, or why there are none."""
 
 _Done = Callable[[Spawned], None]
@@ -55,7 +55,7 @@ _Kind = tuple[str, tuple[str, ...]]
 """An interpreter, empty for our own, and what is imported in it."""
 
 
-class Zygotes:
+class ZygotePool:
     """The agent's zygotes, one for each interpreter and list of preloaded modules, kept warm for the next order."""
 
     def __init__(self, engine: Engine, reaper: Reaper, settings: ZygoteSettings) -> None:
@@ -64,7 +64,7 @@ class Zygotes:
         self._settings = settings
         self._zygotes: dict[_Kind, _Zygote] = {}  # least recently used first
 
-    def warm(self, newborn: Newborn, preload: Sequence[str]) -> None:
+    def warm(self, newborn: StartingZygote, preload: Sequence[str]) -> None:
         """Have a zygote with these modules ready: this one, which runs our own interpreter."""
         kind = "", tuple(preload)
         self._zygotes[kind] = _Zygote(self._engine, self._reaper, self._settings, newborn, *kind)
@@ -110,7 +110,7 @@ class _Zygote:
         engine: Engine,
         reaper: Reaper,
         settings: ZygoteSettings,
-        newborn: Newborn,
+        newborn: StartingZygote,
         python: str,
         preload: tuple[str, ...],
     ) -> None:
@@ -120,7 +120,7 @@ class _Zygote:
         self._waiting: deque[_Done] = deque()
         self._outgoing: deque[tuple[bytes, list[int]]] = deque()
         self._incoming = b""
-        self._problem: Problem | None = None
+        self._problem: ForkProblem | None = None
         self.gone = False
         engine.watch(self._sock.fileno(), self._on_ready)
         reaper.watch(self._process.pid, self._ended)
@@ -194,13 +194,13 @@ class _Zygote:
     def _take(self, answer: dict[str, object]) -> None:
         match answer:
             case {"failed": list(lines)}:
-                self._problem = Problem("a module to preload cannot be imported", [str(line) for line in lines])
+                self._problem = ForkProblem("a module to preload cannot be imported", [str(line) for line in lines])
             case {"mismatch": str(cause)}:
-                self._problem = Problem(f"{self._python or sys.executable} {cause}", [])
+                self._problem = ForkProblem(f"{self._python or sys.executable} {cause}", [])
             case {"pids": list(pids)}:
                 self._waiting.popleft()(pids)
             case {"error": str(cause)}:
-                self._waiting.popleft()(Problem(cause, []))
+                self._waiting.popleft()(ForkProblem(cause, []))
 
     def _ended(self, how: Exit) -> None:
         self._read()  # the reason may be there
@@ -224,10 +224,10 @@ class _Zygote:
         if self._words >= 0:
             os.close(self._words)
 
-    def _unsaid(self, how: Exit) -> Problem:
+    def _unsaid(self, how: Exit) -> ForkProblem:
         """It ended without a word to us."""
         if not self._python:
-            return Problem(f"the zygote, which procs are forked from, ended: {how}", [])
+            return ForkProblem(f"the zygote, which procs are forked from, ended: {how}", [])
         lines = os.pread(self._words, _MAX_WORDS_BYTES, 0).decode(errors="replace").splitlines()
         cause = f"{self._python} ended: {how}; it needs monarch-hpc {__version__} and the modules to preload"
-        return Problem(cause, lines[-_NUM_LAST_LINES:])
+        return ForkProblem(cause, lines[-_NUM_LAST_LINES:])

@@ -16,7 +16,7 @@ from monarch_hpc.core.host_address import resolve_host
 from monarch_hpc.core.uid import ProcId
 from monarch_hpc.transport.address import render_address
 
-__all__ = ["Place", "WorkerAddress", "dialling_addresses", "listening_addresses", "parse_worker_address"]
+__all__ = ["WorkerAddress", "WorkerEndpoint", "dialling_addresses", "listening_addresses", "parse_worker_address"]
 
 _FORM = re.compile(r"(?:(?P<identity>[^@:/]+)@)?(?P<dial>[a-z-]+://.*?)(?:@(?P<bind>[a-z-]+://.*))?")
 _TCP = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^:\[\]/@]+):(?P<port>\d{1,5})")
@@ -31,7 +31,7 @@ _WHY = {
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WorkerEndpoint:
     """Where a worker can be met.
 
     Attributes:
@@ -64,8 +64,8 @@ class WorkerAddress:
 
     text: str
     identity: str
-    dial: Place
-    bind: Place
+    dial: WorkerEndpoint
+    bind: WorkerEndpoint
 
 
 def parse_worker_address(text: str) -> WorkerAddress:
@@ -90,7 +90,7 @@ def parse_worker_address(text: str) -> WorkerAddress:
     return WorkerAddress(text, identity, dial, bind)
 
 
-def listening_addresses(place: Place) -> list[str]:
+def listening_addresses(place: WorkerEndpoint) -> list[str]:
     """The IP addresses to listen on; loopback for a worker that is met through a file.
 
     Raises:
@@ -101,7 +101,7 @@ def listening_addresses(place: Place) -> list[str]:
     return ["0.0.0.0"] if place.host in _EVERY else _look_up(place)
 
 
-def dialling_addresses(place: Place) -> list[str]:
+def dialling_addresses(place: WorkerEndpoint) -> list[str]:
     """``tcp://address:port`` for each IP address of the name.
 
     Raises:
@@ -112,24 +112,24 @@ def dialling_addresses(place: Place) -> list[str]:
     return [render_address((host, place.port)) for host in _look_up(place)]
 
 
-def _look_up(place: Place) -> list[str]:
+def _look_up(place: WorkerEndpoint) -> list[str]:
     try:
         return resolve_host(place.host.strip("[]"))
     except OSError as error:
         raise _wrong(str(place), f"no address of {place.host!r} is known here: {error.strerror}") from error
 
 
-def _place(text: str, url: str) -> Place:
+def _place(text: str, url: str) -> WorkerEndpoint:
     scheme, _, rest = url.partition("://")
     if scheme == "ipc":
         if not rest or "\0" in rest:
             raise _wrong(text, "ipc:// needs a path, or a name for one in your state directory")
-        return Place(path=rest)
+        return WorkerEndpoint(path=rest)
     if scheme == "tcp":
         match = _TCP.fullmatch(rest)
         if match is None or int(match["port"]) > 65535:
             raise _wrong(text, "write tcp://host:port, a port below 65536")
-        return Place(match["host"], int(match["port"]))
+        return WorkerEndpoint(match["host"], int(match["port"]))
     raise _wrong(text, f"no transport {scheme}:// here: {_WHY.get(scheme, 'there are tcp:// and ipc://')}")
 
 

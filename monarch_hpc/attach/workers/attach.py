@@ -33,12 +33,12 @@ from monarch_hpc.core.files import read_json, write_json, write_private
 from monarch_hpc.core.ids import Identity, Role, new_allocation_id, new_incarnation
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.transport.address import parse_address
-from monarch_hpc.transport.api import Channel
+from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.frames import Frame
 
-__all__ = ["Hired", "open_workers"]
+__all__ = ["AttachedWorkers", "open_workers"]
 
 _AGAIN_S = 0.2
 """Before a worker that is not there yet, or still has another program, is asked again."""
@@ -50,13 +50,13 @@ _log = Logger(__name__)
 
 
 @dataclass(slots=True)
-class _Post:
+class _WorkerState:
     """One of the workers, and how far it has come."""
 
     address: WorkerAddress
     rank: int
     addresses: list[str] = field(default_factory=list)
-    channel: Channel | None = None
+    channel: FrameChannel | None = None
     problem: str = "no answer"
     refusal: AuthenticationError | None = None  # the last that answered in its place does not hold the key
     engaged: bool = False
@@ -64,7 +64,7 @@ class _Post:
 
 
 @dataclass(frozen=True, slots=True)
-class Hired:
+class AttachedWorkers:
     """An allocation of workers.
 
     Attributes:
@@ -76,11 +76,11 @@ class Hired:
     dismiss: Callable[[], None]
 
 
-class _Hire:
+class _Attaching:
     """Engages workers; the listener of their channels. State changes on the driver alone."""
 
     def __init__(self, workers: Sequence[WorkerAddress], key: bytes, config: Config, timeout_s: float) -> None:
-        self._posts = [_Post(address, rank) for rank, address in enumerate(workers)]
+        self._posts = [_WorkerState(address, rank) for rank, address in enumerate(workers)]
         self._config = config
         self._deadline = Deadline(timeout_s)
         self._allocation = new_allocation_id()
@@ -153,7 +153,7 @@ class _Hire:
 
     # ---- on the driver ----
 
-    def _look_for(self, post: _Post) -> None:
+    def _look_for(self, post: _WorkerState) -> None:
         if self._leaving or self._failure is not None or self._deadline.passed():
             return
         if post.address.dial.path:
@@ -169,7 +169,7 @@ class _Hire:
                 return
         self._node.dial(post.addresses, 0, functools.partial(self._dialled, post))
 
-    def _not_yet(self, post: _Post, problem: str, refusal: AuthenticationError | None = None) -> None:
+    def _not_yet(self, post: _WorkerState, problem: str, refusal: AuthenticationError | None = None) -> None:
         if refusal is not None and post.refusal is None:
             _log.warning(
                 "worker %s: %s; waiting %.0f s for one with the same private_key",
@@ -178,7 +178,7 @@ class _Hire:
         post.problem, post.refusal = problem, refusal
         self._engine.call_later(_AGAIN_S, functools.partial(self._look_for, post))
 
-    def _dialled(self, post: _Post, result: Channel | TransportError) -> None:
+    def _dialled(self, post: _WorkerState, result: FrameChannel | TransportError) -> None:
         if isinstance(result, PeerLost):
             self._not_yet(post, result.reason)
         elif isinstance(result, AuthenticationError):
@@ -190,7 +190,7 @@ class _Hire:
             post.channel, post.refusal = result, None
             self._ask(post)
 
-    def _ask(self, post: _Post) -> None:
+    def _ask(self, post: _WorkerState) -> None:
         if self._leaving or post.over:
             return
         self._tell(
@@ -208,7 +208,7 @@ class _Hire:
         )
         post.engaged = True
 
-    def _tell(self, post: _Post, frame: Frame) -> None:
+    def _tell(self, post: _WorkerState, frame: Frame) -> None:
         assert post.channel is not None
         with contextlib.suppress(TransportError):  # `on_lost` follows
             post.channel.send(frame)
@@ -218,10 +218,10 @@ class _Hire:
             self._failure = error
             self._engine.wake_waiters()
 
-    def on_channel(self, channel: Channel) -> None:
+    def on_channel(self, channel: FrameChannel) -> None:
         """Nobody dials a program."""
 
-    def on_frame(self, channel: Channel, frame: Frame) -> None:
+    def on_frame(self, channel: FrameChannel, frame: Frame) -> None:
         """A worker answers."""
         post = next((post for post in self._posts if post.channel is channel), None)
         if post is None:
@@ -232,7 +232,7 @@ class _Hire:
         except (FrameError, KeyError, TypeError) as error:
             self._fail(FrameError(f"worker {post.address.text}: {error}"))
 
-    def _hear(self, post: _Post, kind: str, fields: Mapping[str, Any]) -> None:
+    def _hear(self, post: _WorkerState, kind: str, fields: Mapping[str, Any]) -> None:
         match kind:
             case "busy":
                 post.engaged = False
@@ -258,7 +258,7 @@ class _Hire:
             case _:
                 raise FrameError(f"unexpected word {kind!r}")
 
-    def _when_engaged(self, post: _Post, frame: Frame) -> None:
+    def _when_engaged(self, post: _WorkerState, frame: Frame) -> None:
         """Tell a worker once it has been found; it may be the last to start."""
         if self._leaving or self._deadline.passed():
             return
@@ -267,7 +267,7 @@ class _Hire:
         else:
             self._engine.call_later(_AGAIN_S, functools.partial(self._when_engaged, post, frame))
 
-    def on_lost(self, channel: Channel, error: TransportError) -> None:
+    def on_lost(self, channel: FrameChannel, error: TransportError) -> None:
         """A worker is gone; if it was one of the allocation, its head says what that means."""
         for post in self._posts:
             if post.channel is channel:
@@ -279,7 +279,7 @@ class _Hire:
 @contextlib.contextmanager
 def open_workers(
     workers: Sequence[str], secret: Secret, config: Config, timeout_s: float | None = None
-) -> Iterator[Hired]:
+) -> Iterator[AttachedWorkers]:
     """Make an allocation of waiting workers, in their order.
 
     It ends with the context, and so do the agents on the workers, which then wait for the next program.
@@ -302,7 +302,7 @@ def open_workers(
     twice = [address.text for address in addresses if places.count(str(address.dial)) > 1]
     if twice:
         raise AllocationError("workers", f"worker {twice[0]} is named twice: a worker is one host")
-    hire = _Hire(addresses, read_secret(secret, config.paths.state), config, timeout_s or config.agent.attach_s)
+    hire = _Attaching(addresses, read_secret(secret, config.paths.state), config, timeout_s or config.agent.attach_s)
 
     def dismiss() -> None:
         hire.for_good = True
@@ -310,17 +310,17 @@ def open_workers(
     with open_attended() as directory:
         try:
             hire.engage(directory)
-            yield Hired(directory, dismiss)
+            yield AttachedWorkers(directory, dismiss)
         finally:
             if hire.is_own:  # what was forked meanwhile may leave the context, too
                 hire.leave()
 
 
-def _noted(error: TransportError, post: _Post) -> TransportError:
+def _noted(error: TransportError, post: _WorkerState) -> TransportError:
     error.add_note(f"worker {post.address.text}: both sides need the same private_key and the same versions")
     return error
 
 
-def _is_loopback(post: _Post) -> bool:
+def _is_loopback(post: _WorkerState) -> bool:
     hosts = [parse_address(address)[0] for address in post.addresses]
     return bool(post.address.dial.path) or all(host.startswith("127.") or host == "::1" for host in hosts)

@@ -34,7 +34,7 @@ from monarch_hpc.core.ids import Identity, Role, new_incarnation
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.scratch import make_scratch
 from monarch_hpc.core.spawn import launch
-from monarch_hpc.transport.api import Channel
+from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.frames import Frame
@@ -71,8 +71,8 @@ class Worker:
     def __init__(self, address: str, secret: Secret, config: Config) -> None:
         self._address = parse_worker_address(address)
         self._config = config
-        self._news: queue.SimpleQueue[tuple[Channel, Frame | None]] = queue.SimpleQueue()
-        self._engagement: _Engagement | None = None
+        self._news: queue.SimpleQueue[tuple[FrameChannel, Frame | None]] = queue.SimpleQueue()
+        self._engagement: _RunningAgent | None = None
         self._over = False
         key = read_secret(secret, config.paths.state)
         identity = Identity(WORKERS, Role.AGENT, platform.node(), new_incarnation())
@@ -100,14 +100,14 @@ class Worker:
 
     # ---- the engine's side: only to pass on ----
 
-    def on_channel(self, channel: Channel) -> None:
+    def on_channel(self, channel: FrameChannel) -> None:
         """Somebody has proved the key."""
 
-    def on_frame(self, channel: Channel, frame: Frame) -> None:
+    def on_frame(self, channel: FrameChannel, frame: Frame) -> None:
         """Somebody says something."""
         self._news.put((channel, frame))
 
-    def on_lost(self, channel: Channel, error: TransportError) -> None:
+    def on_lost(self, channel: FrameChannel, error: TransportError) -> None:
         """Somebody is gone."""
         self._news.put((channel, None))
 
@@ -149,11 +149,11 @@ class Worker:
         except (FrameError, KeyError, TypeError, ValueError) as error:
             channel.close(f"no word between program and worker: {error}")
 
-    def _obey(self, channel: Channel, kind: str, fields: Mapping[str, Any]) -> None:
+    def _obey(self, channel: FrameChannel, kind: str, fields: Mapping[str, Any]) -> None:
         engagement = self._engagement
         mine = engagement is not None and engagement.channel is channel
         if kind == "engage" and engagement is None:
-            self._engagement = _Engagement(channel, fields, self._config)
+            self._engagement = _RunningAgent(channel, fields, self._config)
         elif kind == "engage" and engagement is not None and not mine:
             _tell(channel, word("busy", by=f"{engagement.program} on {engagement.channel.peer.host}"))
         elif kind == "head" and engagement is not None and mine:
@@ -171,10 +171,10 @@ class Worker:
             self._engagement = None
 
 
-class _Engagement:
+class _RunningAgent:
     """The agent that this worker runs for one program."""
 
-    def __init__(self, channel: Channel, fields: Mapping[str, Any], config: Config) -> None:
+    def __init__(self, channel: FrameChannel, fields: Mapping[str, Any], config: Config) -> None:
         self.channel = channel
         self.program = str(fields["program"])
         self.directory, self._held = make_scratch(Path(tempfile.gettempdir()), "worker-")
@@ -245,7 +245,7 @@ class _Engagement:
         return (self.directory / "agent.err").read_text(errors="replace").splitlines()[-_NUM_LAST_LINES:]
 
 
-def _tell(channel: Channel, frame: Frame) -> None:
+def _tell(channel: FrameChannel, frame: Frame) -> None:
     with contextlib.suppress(TransportError):  # it is gone, as `on_lost` says
         channel.send(frame)
 

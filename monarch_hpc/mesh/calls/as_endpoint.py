@@ -11,10 +11,10 @@ from monarch_hpc.actor.future import Future
 from monarch_hpc.mesh.calls.callee import Callee
 from monarch_hpc.mesh.calls.endpoint import Endpoint
 
-__all__ = ["Unmarked", "as_endpoint", "attribute_of"]
+__all__ = ["PlainMethod", "as_endpoint", "attribute_of"]
 
 
-class Unmarked:
+class PlainMethod:
     """A method of an actor mesh that is not marked with `endpoint`; see `as_endpoint`."""
 
     def __init__(self, callee: Callee, name: str, function: Callable[..., Any]) -> None:
@@ -53,14 +53,14 @@ def as_endpoint(
     """
     if isinstance(method, Endpoint):
         raise ValueError(f"{method!r} is an endpoint already: call it")
-    if not isinstance(method, Unmarked):
+    if not isinstance(method, PlainMethod):
         raise ValueError(
             f"as_endpoint takes a method of an actor mesh, as in as_endpoint(workers.helper), not {method!r}"
         )
     return method.marked(explicit=explicit_response_port)
 
 
-def attribute_of(callee: Callee, cls: type[Actor], name: str) -> Unmarked | Future[Literal[True]] | None:
+def attribute_of(callee: Callee, cls: type[Actor], name: str) -> PlainMethod | Future[Literal[True]] | None:
     """What an actor mesh has by a name that no endpoint has; None where it has nothing.
 
     ``initialized`` is a future that is done when all constructors have run; the names of other methods are for
@@ -69,4 +69,4 @@ def attribute_of(callee: Callee, cls: type[Actor], name: str) -> Unmarked | Futu
     if name == "initialized":
         return Endpoint(callee, "_born()", EndpointMethod(Actor._born)).fold(lambda _answers: True)
     found = None if name.startswith("__") else inspect.getattr_static(cls, name, None)
-    return Unmarked(callee, name, found) if inspect.isfunction(found) and not hasattr(Actor, name) else None
+    return PlainMethod(callee, name, found) if inspect.isfunction(found) and not hasattr(Actor, name) else None

@@ -13,12 +13,12 @@ from monarch_hpc.mesh.calls.callee import Callee
 from monarch_hpc.mesh.calls.gather import CallOptions, is_result, late, read_answer
 from monarch_hpc.wire.frames import Frame
 
-__all__ = ["Single"]
+__all__ = ["SingleCall"]
 
 R = TypeVar("R")
 
 
-class Single(Future[R], Generic[R]):
+class SingleCall(Future[R], Generic[R]):
     """The future of a call to one actor, and what waits for its answer, see `actor.messages.pending.Pending`.
 
     Args:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Protocol
 
-from monarch_hpc.actor.casts.targets import OpenCast, Reduce, Written
+from monarch_hpc.actor.casts.targets import CastRecord, OpenCast, Reduce
 from monarch_hpc.actor.context import context
 from monarch_hpc.actor.messages.payload import pack_call
 from monarch_hpc.actor.messages.pending import Pending
@@ -17,10 +17,10 @@ from monarch_hpc.core.shape import Region
 from monarch_hpc.mesh.calls.load import Load
 from monarch_hpc.wire.frames import Buffer, Frame, Kind
 
-__all__ = ["Callee", "Sent", "Taker"]
+__all__ = ["AnswerTaker", "Callee", "Sent"]
 
 
-class Taker(Protocol):
+class AnswerTaker(Protocol):
     """Takes the answers to a call of many actors.
 
     Attributes:
@@ -104,7 +104,7 @@ class Callee:
         args: tuple[object, ...],
         kwargs: dict[str, object],
         pending: Callable[[int, int, ProcRef], Sent] | None,
-        taker: Taker | None = None,
+        taker: AnswerTaker | None = None,
     ) -> None:
         """Send one call to every actor; the arguments are serialized once.
 
@@ -136,7 +136,7 @@ class Callee:
         kwargs: dict[str, object],
         pending: Callable[[int, int, ProcRef], Sent] | None,
         end_s: float,
-        taker: Taker | None = None,
+        taker: AnswerTaker | None = None,
     ) -> list[int]:
         """Send a call that is over at *end_s*, on the engine's clock; otherwise as `send`.
 
@@ -175,7 +175,7 @@ class Callee:
         name: int,
         body: bytes,
         buffers: list[Buffer],
-        taker: Taker | None,
+        taker: AnswerTaker | None,
         end_s: float | None = None,
     ) -> OpenCast | None:
         ranks, load = self.ranks, None if taker is None else self.load
@@ -183,7 +183,7 @@ class Callee:
         if load is not None:
             load.begin_all(ranks)
         sent = None
-        written = None if taker is None else Written(context().mark, name)
+        written = None if taker is None else CastRecord(context().mark, name)
         if written is None:
             runtime.recorder.sent(0, context().mark, name, 0, len(body), self.actor)
         try:

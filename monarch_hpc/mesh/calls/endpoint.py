@@ -14,10 +14,10 @@ from monarch_hpc.actor.runtime.runtime import current_runtime
 from monarch_hpc.core.arguments import check_seconds
 from monarch_hpc.core.errors import CallTimeout
 from monarch_hpc.core.shape import Point, Region
-from monarch_hpc.mesh.calls.call_one import Single
+from monarch_hpc.mesh.calls.call_one import SingleCall
 from monarch_hpc.mesh.calls.callee import Callee
 from monarch_hpc.mesh.calls.gather import CallOptions, Gather
-from monarch_hpc.mesh.calls.reduce import Reducing
+from monarch_hpc.mesh.calls.reduce import ReducedCall
 from monarch_hpc.mesh.calls.stream import Queue, Stream
 from monarch_hpc.mesh.value import ValueMesh
 
@@ -139,7 +139,7 @@ class Endpoint(Generic[P, R]):
         Raises:
             TypeError: a part of *folding* cannot be pickled, and would have to.
         """
-        gather = Reducing(current_runtime(), self._callee, self._name, self._options, folding)
+        gather = ReducedCall(current_runtime(), self._callee, self._name, self._options, folding)
         return self._begin(gather, args, kwargs, lambda gather: gather.reduced())
 
     def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
@@ -212,6 +212,6 @@ class Endpoint(Generic[P, R]):
 
     def _ask(self, args: tuple[object, ...], kwargs: dict[str, object], place: int) -> Future[R]:
         self._method.check(args, kwargs)
-        single: Single[R] = Single(current_runtime(), self._callee, self._name, place, self._options)
+        single: SingleCall[R] = SingleCall(current_runtime(), self._callee, self._name, place, self._options)
         single.send(self._head, args, kwargs)
         return single

@@ -57,7 +57,7 @@ class CallOptions:
         return left_s if self.timeout_s is None else min(left_s, self.timeout_s)
 
 
-class Asked:
+class AskedRank:
     """One actor of those that were called."""
 
     __slots__ = ("_answers", "_place", "_rank", "incarnation", "number")
@@ -95,7 +95,7 @@ class Answers:
         self._num_missing = num
         self._over = False
         self._limit_s: float | None = None
-        self._asked: list[Asked] = []
+        self._asked: list[AskedRank] = []
         self.cast: OpenCast | None = None
         """What was sent, if it went through the agents."""
         # Answers come on the driver, and what cannot be sent is answered on the thread that sends.
@@ -137,10 +137,10 @@ class Answers:
         """A future was cancelled, see `Future.cancel`."""
         raise NotImplementedError
 
-    def _ask(self, place: int, rank: int, proc: ProcRef) -> Asked:
+    def _ask(self, place: int, rank: int, proc: ProcRef) -> AskedRank:
         if self._callee.load is not None:
             self._callee.load.begin(rank)
-        asked = Asked(self, place, rank, proc.incarnation)
+        asked = AskedRank(self, place, rank, proc.incarnation)
         self._asked.append(asked)
         return asked
 

@@ -14,7 +14,7 @@ from monarch_hpc.mesh.calls.gather import CallOptions, Gather, read_answer
 from monarch_hpc.wire.frames import Frame, Kind
 from monarch_hpc.wire.serializer import dumps
 
-__all__ = ["Reducing"]
+__all__ = ["ReducedCall"]
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -23,7 +23,7 @@ _COUNTED = Frame(Kind.RESULT, 0, 0, dumps(None)[0])
 """In the place of an answer that is in a part."""
 
 
-class Reducing(Gather, Generic[A, R]):
+class ReducedCall(Gather, Generic[A, R]):
     """All answers to one call: those of some ranks as one, those of others for themselves.
 
     Raises:

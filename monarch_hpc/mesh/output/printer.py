@@ -16,9 +16,9 @@ from typing import TextIO
 from monarch_hpc.config.schema import LogsConfig
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.mesh.output.fold import Fold, Said, Shown
-from monarch_hpc.supervision.lease import Life
+from monarch_hpc.supervision.lease import Liveness
 from monarch_hpc.wire.messages import Output, ProcLife
-from monarch_hpc.wire.record import MARK, Record, parse_record
+from monarch_hpc.wire.record import MARK, LogRecord, parse_record
 
 __all__ = ["Printer"]
 
@@ -43,7 +43,7 @@ _Proc = tuple[int, int]
 _log = Logger(__name__)
 
 
-class _Mesh:
+class _PrintedMesh:
     """What is known of a mesh whose procs speak."""
 
     def __init__(self, config: LogsConfig) -> None:
@@ -58,7 +58,7 @@ class Printer:
     def __init__(self, config: LogsConfig) -> None:
         self._config = config
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._meshes: dict[int, _Mesh] = {}
+        self._meshes: dict[int, _PrintedMesh] = {}
         self._lock = threading.Lock()
         self._waiting_chars: Counter[_Proc] = Counter()
         self._hurry_s: float | None = None
@@ -73,7 +73,7 @@ class Printer:
     def put_life(self, news: ProcLife, host: str) -> None:
         """Print that a proc of *host* is stopped by a signal, or goes on."""
         who = f"proc {news.rank} on {host}"
-        if news.life == Life.SUSPECT.value:
+        if news.life == Liveness.SUSPECT.value:
             text = (
                 f"{who} is stopped by a signal (SIGSTOP): let it go on (SIGCONT), or it is killed {news.dead_s:g} s "
                 "after it stopped (config key 'liveness.dead_s')"
@@ -159,10 +159,10 @@ class Printer:
             due.append(self._hurry_s)
         return max(min(due) - time.monotonic(), 0.0) if due else None
 
-    def _mesh(self, number: int) -> _Mesh:
+    def _mesh(self, number: int) -> _PrintedMesh:
         found = self._meshes.get(number)
         if found is None:
-            found = self._meshes[number] = _Mesh(self._config)
+            found = self._meshes[number] = _PrintedMesh(self._config)
         return found
 
     def _show(self, output: Output, name: str, host: str, num_chars: int) -> None:
@@ -196,7 +196,7 @@ class Printer:
             mesh.name = name
             self._tell_dropped(mesh, rank, host, stream, num_lines)
 
-    def _tell_dropped(self, mesh: _Mesh, rank: int, host: str, stream: str, num_lines: int) -> None:
+    def _tell_dropped(self, mesh: _PrintedMesh, rank: int, host: str, stream: str, num_lines: int) -> None:
         text = f"... {num_lines} lines left out here; the run's log files have them"
         self._print(mesh.name, [*mesh.fold.flush(), Shown(stream, text, "", {rank: 1}, {host})])
 
@@ -229,7 +229,7 @@ def _write(stream: TextIO, text: str) -> None:
             print(plain, end="", file=stream, flush=True)
 
 
-def _log_here(record: Record, mesh: str, rank: int, host: str) -> None:
+def _log_here(record: LogRecord, mesh: str, rank: int, host: str) -> None:
     logger = logging.getLogger(f"monarch_hpc.remote.{record.name}")
     if not logger.isEnabledFor(record.level):
         return

@@ -17,7 +17,7 @@ from typing import ClassVar
 from monarch_hpc.actor.context import outside, own_info
 from monarch_hpc.actor.fault import MeshFailure, leaving_on_faults, tell_program
 from monarch_hpc.actor.future import Future
-from monarch_hpc.actor.messages.line import Line
+from monarch_hpc.actor.messages.line import MessageLink
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.runtime import Runtime
 from monarch_hpc.attach.attach import attach
@@ -29,7 +29,7 @@ from monarch_hpc.mesh.output.choice import LogRequests
 from monarch_hpc.mesh.output.printer import Printer
 from monarch_hpc.mesh.program.calls_report import testify
 from monarch_hpc.mesh.program.deaths import Deaths
-from monarch_hpc.mesh.program.fleet import Fleet, Owner
+from monarch_hpc.mesh.program.fleet import Fleet, MeshOwner
 from monarch_hpc.mesh.program.link_report import LinkReport, Links, summarize
 from monarch_hpc.mesh.program.opening import TAKEN, Opened, Opener, find_own_rank, open_allocation
 from monarch_hpc.mesh.program.registry import open_registry
@@ -37,10 +37,10 @@ from monarch_hpc.mesh.requests import open_deputy
 from monarch_hpc.supervision.lease import Lease
 from monarch_hpc.telemetry.memory import make_memory
 from monarch_hpc.telemetry.recorder import Recorder
-from monarch_hpc.transport.api import Channel
+from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
-from monarch_hpc.transport.engine.flag import Signal
-from monarch_hpc.transport.heartbeat import Pulse
+from monarch_hpc.transport.engine.flag import Flag
+from monarch_hpc.transport.heartbeat import Heartbeat
 from monarch_hpc.wire import messages
 from monarch_hpc.wire.calls import Calls, CallsReport, Recording
 from monarch_hpc.wire.frames import Frame, Kind
@@ -115,7 +115,7 @@ class Controller(Runtime):
         self._run = run
         self._config = config
         self._resources = resources
-        self._opened = Signal(engine)
+        self._opened = Flag(engine)
         self._directory = directory
         self.dismissals: list[Callable[[], None]] = []
         """Called before hosts are shut down for good, where more than the allocation ends then."""
@@ -132,9 +132,9 @@ class Controller(Runtime):
         node = self._attachment.node
         # It listens nowhere: procs that may call it are dialled when they start.
         self.bind(node, ProcRef(0, 0, host, -1, os.getpid(), node.identity.incarnation, ()))
-        self._head: Channel = self._attachment.channel
+        self._head: FrameChannel = self._attachment.channel
         liveness = config.liveness
-        self._pulse = Pulse(engine, liveness.heartbeat_s, Lease(liveness.suspect_s, liveness.dead_s))
+        self._pulse = Heartbeat(engine, liveness.heartbeat_s, Lease(liveness.suspect_s, liveness.dead_s))
         engine.call_soon(lambda: self._pulse.watch(self._head))
         self.recorder.open(node.identity.incarnation)
         ready = self._attachment.ready
@@ -193,7 +193,7 @@ class Controller(Runtime):
         atexit.unregister(self.close)  # it would keep this controller, and the memory that it records into
         try:
             self.shut_down()
-            ended = Signal(self.engine)
+            ended = Flag(self.engine)
             self.fleet.stop_all("the program ended", lambda _late: ended.set())
             ended.wait()
             self.node.close("the program ended")
@@ -239,7 +239,7 @@ class Controller(Runtime):
 
     # ---- what the head and the procs say ----
 
-    def on_control(self, channel: Line, frame: Frame) -> None:
+    def on_control(self, channel: MessageLink, frame: Frame) -> None:
         """Act on a message of the head."""
         message = messages.decode(frame.body)
         match message:
@@ -293,7 +293,7 @@ class Controller(Runtime):
         """Show what led to it: the exception may end the program, or be shown by it."""
         self._printer.hurry()
 
-    def on_lost(self, channel: Channel, error: TransportError) -> None:
+    def on_lost(self, channel: FrameChannel, error: TransportError) -> None:
         """Without the head nobody tells us of deaths and nothing can be started: all of it is over."""
         if channel is self._head and not self._closed:
             cause = f"the allocation is gone: {error}"
@@ -338,7 +338,7 @@ class Controller(Runtime):
         if not self.fleet.on_ready(proc):
             return
 
-        def connected(result: Channel | TransportError) -> None:
+        def connected(result: FrameChannel | TransportError) -> None:
             if isinstance(result, TransportError):
                 failure = SpawnError(proc.host, f"it runs, but cannot be reached: {result}")
                 self.fleet.on_failed(proc.mesh, failure)
@@ -378,7 +378,7 @@ class Controller(Runtime):
         if owner is not None:
             self._tell_who_started(owner, proc, cause)
 
-    def _tell_who_started(self, owner: Owner, proc: ProcRef, cause: str) -> None:
+    def _tell_who_started(self, owner: MeshOwner, proc: ProcRef, cause: str) -> None:
         """Tell an actor that a proc of its own is dead."""
         name = self.fleet.name_of(proc.mesh) or "procs"
         failure = MeshFailure(name, proc.rank, f"proc {proc.rank} of {name} on {proc.host}", cause)

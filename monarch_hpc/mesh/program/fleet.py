@@ -21,7 +21,7 @@ from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire import messages
 from monarch_hpc.wire.messages import HostEntry, Message
 
-__all__ = ["Fleet", "Outcome", "Owner", "ProcPlan", "Started"]
+__all__ = ["Fleet", "MeshOwner", "Outcome", "ProcPlan", "Started"]
 
 _REPORT_S = 5.0
 """Beyond its own deadline, how long a host may take to report that it is done."""
@@ -49,7 +49,7 @@ class ProcPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
+class MeshOwner:
     """The actor that started procs.
 
     Attributes:
@@ -81,10 +81,10 @@ _Stopped = Callable[[list[str]], None]
 
 
 @dataclass(slots=True, eq=False)
-class _Mesh:
+class _MeshState:
     number: int
     plan: ProcPlan
-    owner: Owner | None
+    owner: MeshOwner | None
     done: Callable[[Outcome], None] | None
     procs: dict[int, ProcRef] = field(default_factory=dict)
     num_reached: int = 0
@@ -117,7 +117,7 @@ class Fleet:
         self._config = config
         self._tell = tell
         self._numbers = itertools.count(1)
-        self._meshes: dict[int, _Mesh] = {}
+        self._meshes: dict[int, _MeshState] = {}
         self._over = ""
         self._dead: Recent[int, bool] = Recent(_KEEP_DEAD)
         self._names: Recent[int, str] = Recent(_KEEP_NAMES)
@@ -127,7 +127,7 @@ class Fleet:
 
     # ---- what is asked for ----
 
-    def start(self, plan: ProcPlan, owner: Owner | None, done: Callable[[Outcome], None]) -> None:
+    def start(self, plan: ProcPlan, owner: MeshOwner | None, done: Callable[[Outcome], None]) -> None:
         """Start procs; *done* is told on the driver when all of them answer, or when none of them is left."""
         self._engine.call_soon(lambda: self._start(plan, owner, done))
 
@@ -156,7 +156,7 @@ class Fleet:
 
         self._engine.call_soon(perform)
 
-    def _start(self, plan: ProcPlan, owner: Owner | None, done: Callable[[Outcome], None]) -> None:
+    def _start(self, plan: ProcPlan, owner: MeshOwner | None, done: Callable[[Outcome], None]) -> None:
         config = self._config
         if self._over:
             done(SpawnError("the allocation", self._over))
@@ -165,7 +165,7 @@ class Fleet:
             done(SpawnError("its hosts", "the proc of its owner has ended"))
             return
         number = mesh_number(self.member, next(self._numbers))
-        mesh = self._meshes[number] = _Mesh(number, plan, owner, done)
+        mesh = self._meshes[number] = _MeshState(number, plan, owner, done)
         self._names[number] = plan.name
         self._engine.call_later(config.start_s + _REPORT_S, lambda: self._give_up(mesh))
         try:
@@ -176,7 +176,7 @@ class Fleet:
             cause = f"it could not be asked for: {summary_of(error)}"
             self._fail(mesh, SpawnError("any host", cause))
 
-    def _order(self, mesh: _Mesh) -> messages.SpawnProcs:
+    def _order(self, mesh: _MeshState) -> messages.SpawnProcs:
         plan, config = mesh.plan, self._config
         return messages.SpawnProcs(
             run=self._run,
@@ -199,14 +199,14 @@ class Fleet:
             mpi=config.mpi if plan.mpi else "",
         )
 
-    def _give_up(self, mesh: _Mesh) -> None:
+    def _give_up(self, mesh: _MeshState) -> None:
         if mesh.done is not None:
             missing = next((rank for rank in range(mesh.num_ranks) if rank not in mesh.procs), 0)
             host = self.hosts[mesh.plan.hosts[missing // mesh.plan.per_host]].name
             cause = f"its agent did not report within {self._config.start_s + _REPORT_S:.0f} s"
             self._fail(mesh, SpawnError(host, cause))
 
-    def _fail(self, mesh: _Mesh, failure: SpawnError) -> None:
+    def _fail(self, mesh: _MeshState, failure: SpawnError) -> None:
         """It does not start: end what did, and tell then."""
         done, mesh.done = mesh.done, None
         if done is not None:
@@ -234,7 +234,7 @@ class Fleet:
             mesh.stopping.clear()  # without the head they end by themselves
             self._forget(mesh)
 
-    def _forget(self, mesh: _Mesh) -> None:
+    def _forget(self, mesh: _MeshState) -> None:
         if self._meshes.pop(mesh.number, None) is None:
             return
         late = [self.hosts[host].name for host in sorted(mesh.stopping or ())]
@@ -305,7 +305,7 @@ class Fleet:
             if mesh.owner is not None and mesh.owner.proc == incarnation:
                 self._stop(mesh.number, "the proc of its owner has ended", lambda _late: None)
 
-    def owner_of(self, number: int) -> Owner | None:
+    def owner_of(self, number: int) -> MeshOwner | None:
         """The actor that is to be told of a death in *number*; None while it starts or stops, and for the program's."""
         mesh = self._meshes.get(number)
         return None if mesh is None or mesh.done is not None or mesh.stopping is not None else mesh.owner

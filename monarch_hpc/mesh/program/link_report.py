@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from monarch_hpc.actor.messages.proc_ref import ProcRef
-from monarch_hpc.transport.api import Channel
+from monarch_hpc.transport.api import FrameChannel
 
 __all__ = ["LinkReport", "summarize"]
 
@@ -19,7 +19,7 @@ _MAX_LOOKS = 20
 Links = list[dict[str, object]]
 
 
-def summarize(procs: Iterable[ProcRef], channels: Mapping[int, Channel]) -> Links:
+def summarize(procs: Iterable[ProcRef], channels: Mapping[int, FrameChannel]) -> Links:
     """Return host, fabric, reason and number of procs, see `RunLinks`; procs that cannot be reached do not count."""
     counts: Counter[tuple[int, str, str]] = Counter()
     for proc in procs:

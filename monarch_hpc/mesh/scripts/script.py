@@ -40,7 +40,7 @@ from monarch_hpc.mesh.value import ValueMesh
 from monarch_hpc.transport.address import parse_address
 from monarch_hpc.wire.frames import Frame, Kind
 
-__all__ = ["Place", "environment_of", "run_script"]
+__all__ = ["RankPlace", "environment_of", "run_script"]
 
 _GRACE_S = 10.0
 """What ranks get between SIGTERM and SIGKILL when another has failed: time for a small checkpoint. Those without a
@@ -88,7 +88,7 @@ def run_script(procs: ProcMesh, script: str | os.PathLike[str], args: Sequence[s
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankPlace:
     """Where one rank runs.
 
     Attributes:
@@ -153,7 +153,7 @@ def _read(extent: Extent, outcome: _Outcome) -> ValueMesh[int]:
     raise first
 
 
-def environment_of(rank: int, places: Sequence[Place], run: str) -> dict[str, str]:
+def environment_of(rank: int, places: Sequence[RankPlace], run: str) -> dict[str, str]:
     """Return what torchrun would add to the environment of *rank*.
 
     Args:
@@ -182,7 +182,7 @@ def environment_of(rank: int, places: Sequence[Place], run: str) -> dict[str, st
     }
 
 
-def gpus_of(rank: int, places: Sequence[Place]) -> list[str]:
+def gpus_of(rank: int, places: Sequence[RankPlace]) -> list[str]:
     """Return the GPUs that *rank* is to see, so that its local rank is the index of its own.
 
     Procs see their own GPU first: device 1 of the proc with local rank 1 is another's.
@@ -240,7 +240,7 @@ class _Rank(Actor):
         self._reserved: socket.socket | None = None
 
     @endpoint
-    async def prepare(self) -> Place:
+    async def prepare(self) -> RankPlace:
         """Tell where this rank is; rank 0 reserves a port."""
         info = context().proc
         own = current_runtime().own
@@ -253,10 +253,10 @@ class _Rank(Actor):
             self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._reserved.bind((address, 0))
             port = self._reserved.getsockname()[1]
-        return Place(info.host, info.host_rank, address, port, info.gpus)
+        return RankPlace(info.host, info.host_rank, address, port, info.gpus)
 
     @concurrent_endpoint
-    async def run(self, path: str, text: bytes, args: list[str], places: list[Place]) -> _Report:
+    async def run(self, path: str, text: bytes, args: list[str], places: list[RankPlace]) -> _Report:
         """Run the script; done when it has ended, or has failed and is about to."""
         rank = current_rank().rank
         where = f"{Path(path).name}, rank {rank} on {places[rank].host}"
@@ -344,7 +344,7 @@ class _Rank(Actor):
             self._reserved.close()
 
 
-def _complete(inherited: Mapping[str, str], rank: int, places: Sequence[Place]) -> dict[str, str]:
+def _complete(inherited: Mapping[str, str], rank: int, places: Sequence[RankPlace]) -> dict[str, str]:
     """The whole environment of the script's process."""
     own = places[rank]
     environment = {**inherited, **environment_of(rank, places, context().proc.run)}

@@ -8,7 +8,7 @@ from pathlib import PurePath
 from monarch_hpc.core.errors import LabError
 from monarch_hpc.testing.slurmlab.folder import LabFolder
 from monarch_hpc.testing.slurmlab.hosts import HostSet
-from monarch_hpc.testing.slurmlab.processes import Identity, read_command
+from monarch_hpc.testing.slurmlab.processes import ProcessIdentity, read_command
 from monarch_hpc.testing.slurmlab.slurmconf import LOGIN
 from monarch_hpc.testing.waiting import wait_until
 
@@ -69,12 +69,12 @@ class Daemons:
             victim.kill()
         wait_until(f"{daemon} on {host} to end", lambda: not any(one.is_alive() for one in victims), _KILL_TIMEOUT_S)
 
-    def find(self, daemon: str, host: str) -> list[Identity]:
+    def find(self, daemon: str, host: str) -> list[ProcessIdentity]:
         """The processes of a daemon on a host."""
         found = []
         for pid in self._machines.find_pids(host):
             command = read_command(pid)
-            if command and PurePath(command[0]).name == daemon and (identity := Identity.of(pid)):
+            if command and PurePath(command[0]).name == daemon and (identity := ProcessIdentity.of(pid)):
                 found.append(identity)
         return found
 

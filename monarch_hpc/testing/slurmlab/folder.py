@@ -20,7 +20,7 @@ from typing import TypeGuard
 from monarch_hpc.core.errors import LabError
 from monarch_hpc.core.files import read_json, write_json
 from monarch_hpc.testing.slurmlab import slurmconf, users
-from monarch_hpc.testing.slurmlab.processes import Identity
+from monarch_hpc.testing.slurmlab.processes import ProcessIdentity
 from monarch_hpc.testing.slurmlab.requirements import tool
 from monarch_hpc.testing.slurmlab.slurmconf import LOGIN, Cluster
 from monarch_hpc.testing.slurmlab.users import Account
@@ -224,7 +224,7 @@ class LabFolder:
             self.path.name, f"{self.path}/lab.json was written by another version; take the lab down with it"
         )
 
-    def write_holder(self, host: str, holder: Identity) -> None:
+    def write_holder(self, host: str, holder: ProcessIdentity) -> None:
         """Put on record which process holds a host."""
         write_json(self.path / "holders" / f"{host}.json", {"pid": holder.pid, "start": holder.start})
 
@@ -232,14 +232,14 @@ class LabFolder:
         """Forget a host's holder."""
         (self.path / "holders" / f"{host}.json").unlink(missing_ok=True)
 
-    def read_holders(self) -> dict[str, Identity]:
+    def read_holders(self) -> dict[str, ProcessIdentity]:
         """The recorded holder of each host; it may be gone."""
         holders = {}
         for file in sorted((self.path / "holders").glob("*.json")):
             with contextlib.suppress(FileNotFoundError):
                 record = read_json(file)
                 if _is_counts(record):
-                    holders[file.stem] = Identity(**record)
+                    holders[file.stem] = ProcessIdentity(**record)
         return holders
 
     def clear(self) -> None:

@@ -29,7 +29,7 @@ from monarch_hpc.testing.slurmlab.namespaces import (
 from monarch_hpc.testing.slurmlab.openings import Opening
 from monarch_hpc.testing.slurmlab.processes import (
     HostProcess,
-    Identity,
+    ProcessIdentity,
     find_children,
     find_pids_in,
     namespace_of_children,
@@ -104,7 +104,7 @@ class HostSet:
                 # A Ctrl-C at the terminal of whoever starts the lab must not switch its hosts off.
                 start_new_session=True,
             ).result()
-        identity = Identity.of(holder.pid)
+        identity = ProcessIdentity.of(holder.pid)
         if identity is None:
             holder.wait()
             raise LabError(self._folder.path.name, f"host {name} did not start: {self._log_tail(name)}")
@@ -148,7 +148,7 @@ class HostSet:
         for command in self._commands:
             command.poll()
 
-    def _kill_holder(self, holder: Identity) -> str | None:
+    def _kill_holder(self, holder: ProcessIdentity) -> str | None:
         namespace = namespace_of_children(holder.pid)
         # Before it passed its gate, a holder has no namespace of its own: waiting for ours to empty would take long.
         if not holder.kill() or namespace == namespace_of_children(os.getpid()):

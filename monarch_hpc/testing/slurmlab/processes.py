@@ -13,7 +13,7 @@ from monarch_hpc.testing.waiting import wait_until
 
 __all__ = [
     "HostProcess",
-    "Identity",
+    "ProcessIdentity",
     "find_children",
     "find_pids_in",
     "namespace_of_children",
@@ -23,14 +23,14 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class ProcessIdentity:
     """One life of a process: its number and when the kernel started it, in clock ticks since boot."""
 
     pid: int
     start: int
 
     @classmethod
-    def of(cls, pid: int) -> Identity | None:
+    def of(cls, pid: int) -> ProcessIdentity | None:
         """The process that has this number, or None if there is none or only a zombie."""
         try:
             fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
@@ -40,7 +40,7 @@ class Identity:
 
     def is_alive(self) -> bool:
         """Whether this very process still runs."""
-        return Identity.of(self.pid) == self
+        return ProcessIdentity.of(self.pid) == self
 
     def kill(self, signal_number: int = signal.SIGKILL) -> bool:
         """Signal this very process; False if it is gone."""
@@ -83,7 +83,7 @@ def find_pids_in(namespace: str) -> list[int]:
         if not entry.isdigit():
             continue
         with contextlib.suppress(OSError):
-            if os.readlink(f"/proc/{entry}/ns/pid") == namespace and Identity.of(int(entry)):
+            if os.readlink(f"/proc/{entry}/ns/pid") == namespace and ProcessIdentity.of(int(entry)):
                 found.append(int(entry))
     return sorted(found)
 
@@ -127,7 +127,7 @@ class HostProcess(subprocess.Popen[str]):
             lambda: find_children(self.pid),
             10.0,
             # Not poll(): in a signal handler that interrupts wait() it never tells the end.
-            accept=lambda found: found or Identity.of(self.pid) is None,
+            accept=lambda found: found or ProcessIdentity.of(self.pid) is None,
             interval_s=0.002,
         )
         if not children:

@@ -11,16 +11,16 @@ from typing import Protocol
 from monarch_hpc.config.schema import TransportConfig
 from monarch_hpc.core.errors import AuthenticationError, PeerLost, TransportError
 from monarch_hpc.transport.address import begin_connect
-from monarch_hpc.transport.api import Channel, Peer
+from monarch_hpc.transport.api import FrameChannel, Peer
 from monarch_hpc.transport.connect.relay import CLOSED_THERE
-from monarch_hpc.transport.connect.routes import Way, Ways
+from monarch_hpc.transport.connect.routes import RouteKind, Routes
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.secure.handshake import ANSWER_BYTES, Dialing
 from monarch_hpc.transport.secure.noise import Cipher
 
 __all__ = ["Dialer", "Done", "Opener", "Race"]
 
-Done = Callable[[Channel | TransportError], None]
+Done = Callable[[FrameChannel | TransportError], None]
 """Called on the driver with the channel, or with why there is none."""
 
 _RESETS_S = (0.05, 0.1, 0.2, 0.4, 0.8)
@@ -54,7 +54,7 @@ class Dialer(Protocol):
         ...
 
     @property
-    def ways(self) -> Ways:
+    def ways(self) -> Routes:
         """Which ways have led to whom."""
         ...
 
@@ -72,11 +72,11 @@ class Dialer(Protocol):
         """Begin a handshake."""
         ...
 
-    def known(self, incarnation: int) -> Channel | None:
+    def known(self, incarnation: int) -> FrameChannel | None:
         """The channel to a process, if there is one already."""
         ...
 
-    def adopt(self, sock: socket.socket, peer: Peer, ciphers: tuple[Cipher, Cipher]) -> Channel:
+    def adopt(self, sock: socket.socket, peer: Peer, ciphers: tuple[Cipher, Cipher]) -> FrameChannel:
         """Make a channel of the socket that won."""
         ...
 
@@ -101,7 +101,7 @@ class Race:
         if not addresses:
             self._end(PeerLost("a peer", "it has no address"))
             return
-        self._start([(Way.DIRECT, address) for address in addresses])
+        self._start([(RouteKind.DIRECT, address) for address in addresses])
         if node.ways.around_at_once(addresses):
             self._go_around()
 
@@ -121,14 +121,14 @@ class Race:
         """End it without a winner."""
         self._end(PeerLost(", ".join(self._addresses), f"no longer dialled: {reason}"))
 
-    def _start(self, ways: list[tuple[Way, str]]) -> None:
+    def _start(self, ways: list[tuple[RouteKind, str]]) -> None:
         # All are on the list before the first is started: when the last one on it fails, the race is over.
         started = [_Outbound(self._node, self, self._incarnation, way, address) for way, address in ways]
         self._running.update(started)
         limits = self._node.limits
         for patience_s, group in (
-            (limits.connect_s, [outbound for outbound in started if outbound.way is not Way.RELAY]),
-            (limits.relay_s, [outbound for outbound in started if outbound.way is Way.RELAY]),
+            (limits.connect_s, [outbound for outbound in started if outbound.way is not RouteKind.RELAY]),
+            (limits.relay_s, [outbound for outbound in started if outbound.way is RouteKind.RELAY]),
         ):
             if group:
                 late = functools.partial(self._late, group, patience_s)
@@ -145,8 +145,8 @@ class Race:
         # Who answers that he holds another key, or other versions, says so through the relay, too.
         spoke = self._errors and not any(isinstance(error, PeerLost) for error in self._errors)
         relayed = [] if self._node.relay is None or spoke else self._addresses
-        ways = [(Way.FORWARD, address) for address in sorted(forwarders)]
-        self._start([*ways, *((Way.RELAY, address) for address in relayed)])
+        ways = [(RouteKind.FORWARD, address) for address in sorted(forwarders)]
+        self._start([*ways, *((RouteKind.RELAY, address) for address in relayed)])
 
     def won(self, outbound: _Outbound, peer: Peer, ciphers: tuple[Cipher, Cipher]) -> None:
         """An address proved itself."""
@@ -174,7 +174,7 @@ class Race:
         for outbound in self._running.intersection(group):
             outbound.give_up(f"no answer in {patience_s:.1f} s")
 
-    def _end(self, result: Channel | TransportError) -> None:
+    def _end(self, result: FrameChannel | TransportError) -> None:
         waiting, self._done = self._done, []
         if waiting:
             for timer in self._timers:
@@ -188,7 +188,7 @@ class Race:
 class _Outbound:
     """One address of a race: of the peer, or of a process that may pass our greeting on to it."""
 
-    def __init__(self, node: Dialer, race: Race, incarnation: int, way: Way, address: str) -> None:
+    def __init__(self, node: Dialer, race: Race, incarnation: int, way: RouteKind, address: str) -> None:
         self.way = way
         self._node = node
         self._race = race
@@ -208,7 +208,7 @@ class _Outbound:
             return
         self._dialing = self._node.dialing(self._incarnation, self._address)  # no greeting is answered twice
         try:
-            if self.way is Way.RELAY:
+            if self.way is RouteKind.RELAY:
                 assert self._node.relay is not None, "or it would not be on the list"
                 self.sock = self._node.relay.open(self._target, self._relay_failed)
                 self._greet()
@@ -263,7 +263,7 @@ class _Outbound:
         self._node.engine.call_later(delay_s, self.start)
 
     def _closed(self) -> TransportError:
-        if self.way is Way.FORWARD:
+        if self.way is RouteKind.FORWARD:
             return PeerLost(self._address, "nor does it know of the process that we look for, or can reach it")
         return AuthenticationError(self._address, "it closed at our greeting, as an agent does that holds another key")
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from monarch_hpc.core.errors import PeerLost
 from monarch_hpc.transport.address import begin_connect
 from monarch_hpc.transport.engine.engine import Engine
-from monarch_hpc.transport.tcp.keepalive import Wires
+from monarch_hpc.transport.tcp.keepalive import CutDetector
 
 __all__ = ["BUFFER_BYTES", "Forward"]
 
@@ -40,7 +40,7 @@ class Forward:
     def __init__(
         self,
         engine: Engine,
-        wires: Wires,
+        wires: CutDetector,
         near: socket.socket,
         hello: bytes,
         addresses: Sequence[str],
@@ -54,7 +54,7 @@ class Forward:
         self._opened = opened
         self._over: Callable[[str], None] | None = over
         self._dialled: list[socket.socket] = []
-        self._flows: list[_Flow] = []
+        self._flows: list[_Direction] = []
         self._why = "it listens nowhere"
         for address in addresses:
             self._dial(address)
@@ -120,7 +120,7 @@ class Forward:
         self._dialled = [sock]
         for end in (self._near, sock):
             self._wires.watch(end, end, self.close)
-        self._flows = [_Flow(self._near, sock), _Flow(sock, self._near)]
+        self._flows = [_Direction(self._near, sock), _Direction(sock, self._near)]
         self._opened()
         self._flows[1].waiting = memoryview(answer)
         self._pump()
@@ -144,7 +144,7 @@ class Forward:
                 self._engine.unwatch(fd)  # or its end, which is always told, would be told all the time
 
 
-class _Flow:
+class _Direction:
     """One direction."""
 
     __slots__ = ("_ended", "sink", "source", "waiting")

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Generic, Protocol, TypeVar
 
-__all__ = ["GRACE_S", "MAX_PER_ADDRESS", "SLOW_S", "Arrival", "Crowd"]
+__all__ = ["GRACE_S", "MAX_PER_ADDRESS", "SLOW_S", "HalfOpen", "Unproven"]
 
 MAX_PER_ADDRESS = 8
 """Of one address, so many may be slow. Fast ones may be as many as all: a host with 128 procs dials at once."""
@@ -20,7 +20,7 @@ GRACE_S = 0.01
 wait in the kernel's queue: a thousand silent strangers are through in 0.2 s."""
 
 
-class Arrival(Protocol):
+class Unproven(Protocol):
     """One connection without proof."""
 
     @property
@@ -39,10 +39,10 @@ class Arrival(Protocol):
         ...
 
 
-A = TypeVar("A", bound=Arrival)
+A = TypeVar("A", bound=Unproven)
 
 
-class Crowd(Generic[A]):
+class HalfOpen(Generic[A]):
     """At most *limit* arrivals, each for at most *patience_s* seconds.
 
     Pure: the caller reads the clock and closes what is to go.

@@ -19,7 +19,7 @@ from monarch_hpc.core.logger import Logger
 from monarch_hpc.transport.address import make_socket, render_address, tune
 from monarch_hpc.transport.api import Peer
 from monarch_hpc.transport.connect.forward import Forward
-from monarch_hpc.transport.connect.half_open import GRACE_S, Crowd
+from monarch_hpc.transport.connect.half_open import GRACE_S, HalfOpen
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.engine.timer import Timer
 from monarch_hpc.transport.secure.fence import Fence
@@ -32,12 +32,12 @@ from monarch_hpc.transport.secure.handshake import (
     ephemeral_key,
 )
 from monarch_hpc.transport.secure.noise import Cipher
-from monarch_hpc.transport.secure.records import Outbox
+from monarch_hpc.transport.secure.records import RecordWriter
 from monarch_hpc.transport.secure.replay_cache import ReplayCache
-from monarch_hpc.transport.tcp.keepalive import Wires
+from monarch_hpc.transport.tcp.keepalive import CutDetector
 from monarch_hpc.wire.frames import Frame, Kind, pack_frame
 
-__all__ = ["Forwards", "Gate", "Welcome"]
+__all__ = ["Acceptor", "Forwards", "Welcome"]
 
 Forwards = Callable[[int], Sequence[str] | None]
 """Where an incarnation listens, for which this process passes things on; None for all others."""
@@ -55,7 +55,7 @@ _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: on, 0 s
 _log = Logger(__name__)
 
 
-class Gate:
+class Acceptor:
     """Listens for one process. All methods but `listen` are for the driver of the engine.
 
     Args:
@@ -75,7 +75,7 @@ class Gate:
         welcome: Welcome,
         forwards: Forwards,
         fence: Fence,
-        wires: Wires,
+        wires: CutDetector,
         refused: Callable[[int], object],
     ) -> None:
         self._engine = engine
@@ -90,7 +90,7 @@ class Gate:
         self._key = key
         self._welcome = welcome
         self._listening: list[socket.socket] = []
-        self._crowd: Crowd[_Inbound] = Crowd(limits.max_half_open, limits.handshake_s)
+        self._crowd: HalfOpen[_Inbound] = HalfOpen(limits.max_half_open, limits.handshake_s)
         self._greetings = ReplayCache()
         self._paused = False
         self._tick: Timer | None = None
@@ -308,7 +308,7 @@ class _Inbound:
 
     __slots__ = ("_claim", "_gate", "_got", "_name", "at_s", "forward", "sock")  # strangers get little memory
 
-    def __init__(self, gate: Gate, sock: socket.socket, name: tuple[str, int], at_s: float) -> None:
+    def __init__(self, gate: Acceptor, sock: socket.socket, name: tuple[str, int], at_s: float) -> None:
         self.sock = sock
         self.at_s = at_s
         self.forward: Forward | None = None  # who takes its socket over, if it looks for somebody else
@@ -368,4 +368,4 @@ class _Inbound:
 
 def _farewell(seal: Cipher, reason: str) -> bytes:
     """The one record of a channel that is refused: its end, and why."""
-    return Outbox(seal).seal(pack_frame(Frame(Kind.BYE, body=reason.encode())))
+    return RecordWriter(seal).seal(pack_frame(Frame(Kind.BYE, body=reason.encode())))

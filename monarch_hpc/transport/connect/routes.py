@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from monarch_hpc.core.errors import PeerLost
 from monarch_hpc.transport.address import FORWARD_PREFIX, RELAY_PREFIX, parse_address
 
-__all__ = ["Way", "Ways"]
+__all__ = ["RouteKind", "Routes"]
 
 
-class Way(enum.Enum):
+class RouteKind(enum.Enum):
     """How a peer is reached; the value stands before its address."""
 
     DIRECT = ""
@@ -19,7 +19,7 @@ class Way(enum.Enum):
     RELAY = RELAY_PREFIX
 
 
-class Ways:
+class Routes:
     """What one process knows of the ways to other hosts.
 
     Direct ways are always tried, and at once: they cost nothing where they lead nowhere, and a network that heals is
@@ -28,10 +28,10 @@ class Ways:
     """
 
     def __init__(self) -> None:
-        self._led_to: dict[str, Way] = {}  # by the host's IP address
-        self._worked: set[Way] = set()
+        self._led_to: dict[str, RouteKind] = {}  # by the host's IP address
+        self._worked: set[RouteKind] = set()
 
-    def worked(self, addresses: Sequence[str], way: Way) -> None:
+    def worked(self, addresses: Sequence[str], way: RouteKind) -> None:
         """Take note that *way* was the first to lead to the host with *addresses*."""
         self._worked.add(way)
         self._led_to.update(dict.fromkeys(_hosts(addresses), way))
@@ -39,7 +39,7 @@ class Ways:
     def around_at_once(self, addresses: Sequence[str]) -> bool:
         """Whether to try ways around beside the direct one from the start."""
         known = {self._led_to[host] for host in _hosts(addresses) if host in self._led_to}
-        return bool(known or self._worked) and Way.DIRECT not in (known or self._worked)
+        return bool(known or self._worked) and RouteKind.DIRECT not in (known or self._worked)
 
     @property
     def relay_leads_further(self) -> bool:
@@ -47,7 +47,7 @@ class Ways:
 
         It dials from the host of the head; whoever reaches that host without it can be passed on there.
         """
-        return self._worked <= {Way.RELAY}
+        return self._worked <= {RouteKind.RELAY}
 
 
 def _hosts(addresses: Sequence[str]) -> list[str]:

@@ -24,7 +24,7 @@ from contextlib import nullcontext
 from monarch_hpc.core.description import trace_of
 from monarch_hpc.core.fork import Owned, divert, watch_forks
 from monarch_hpc.core.logger import Logger
-from monarch_hpc.transport.engine.interrupts import Bed, make_bed, may_be_signal
+from monarch_hpc.transport.engine.interrupts import ThreadSleeper, make_bed, may_be_signal
 from monarch_hpc.transport.engine.poller import Poller
 from monarch_hpc.transport.engine.sleeper import Sleeper
 from monarch_hpc.transport.engine.timer import Timer
@@ -199,17 +199,17 @@ class Engine(Owned):
             if ended or not called or bed.called:
                 return ended
 
-    def undisturbed(self) -> Bed:
+    def undisturbed(self) -> ThreadSleeper:
         """While it is entered no handler of SIGINT runs in this thread; for what must not be left half done."""
         return self._bed()
 
-    def _bed(self) -> Bed:
-        bed: Bed | None = getattr(self._local, "bed", None)
+    def _bed(self) -> ThreadSleeper:
+        bed: ThreadSleeper | None = getattr(self._local, "bed", None)
         if bed is None:
             bed = self._local.bed = make_bed(self._wakeup.ring_unlocked)
         return bed
 
-    def _wait(self, ready: Callable[[], bool], end_s: float | None, bed: Bed) -> bool:
+    def _wait(self, ready: Callable[[], bool], end_s: float | None, bed: ThreadSleeper) -> bool:
         self._waiters.append(bed)
         try:
             while not self._closing:
@@ -250,7 +250,7 @@ class Engine(Owned):
                 if bed is not own:
                     bed.wake()
 
-    def _drive_until(self, ready: Callable[[], bool], end_s: float | None, bed: Bed) -> bool:
+    def _drive_until(self, ready: Callable[[], bool], end_s: float | None, bed: ThreadSleeper) -> bool:
         self._driver = _thread.get_ident()
         left_s = -1.0
         while not self._closing:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from monarch_hpc.transport.engine.engine import Engine
 
-__all__ = ["Signal"]
+__all__ = ["Flag"]
 
 
-class Signal:
+class Flag:
     """A flag that threads wait for by driving the engine."""
 
     __slots__ = ("_engine", "_set")

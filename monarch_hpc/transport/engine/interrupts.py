@@ -17,12 +17,12 @@ from typing import Self
 
 from monarch_hpc.transport.engine.sleeper import Sleeper
 
-__all__ = ["Bed", "make_bed", "may_be_signal"]
+__all__ = ["ThreadSleeper", "make_bed", "may_be_signal"]
 
 _SIGINT = int(signal.SIGINT)
 
 
-class Bed(Sleeper):
+class ThreadSleeper(Sleeper):
     """Where a thread sleeps that may drive.
 
     While it is entered, no handler of SIGINT runs in the thread. What was held is handled at the end of the outermost,
@@ -48,7 +48,7 @@ class Bed(Sleeper):
         pass
 
 
-class _MainBed(Bed):
+class _MainThreadSleeper(ThreadSleeper):
     __slots__ = ("_depth", "_frame", "_handler", "_poke")
 
     holds = True
@@ -89,13 +89,13 @@ class _MainBed(Bed):
         self._poke()
 
 
-def make_bed(poke: Callable[[], None]) -> Bed:
+def make_bed(poke: Callable[[], None]) -> ThreadSleeper:
     """A bed for the calling thread.
 
     Args:
         poke: ends the sleep of the driver; between any two instructions of the main thread.
     """
-    return _MainBed(poke) if _in_main_thread() else Bed()
+    return _MainThreadSleeper(poke) if _in_main_thread() else ThreadSleeper()
 
 
 def may_be_signal(error: BaseException) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from monarch_hpc.core.errors import MemoryAccessError, TransportError
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.memory.key import Key, host_view, pack_span
-from monarch_hpc.wire.frames import Buffer, Frame, Head, Kind
+from monarch_hpc.wire.frames import Buffer, Frame, FrameHead, Kind
 
 __all__ = ["PIECE_BYTES", "WINDOW_BYTES", "Operations", "Transfer"]
 
@@ -204,7 +204,7 @@ class Operations:
 
     # ---- on the driver ----
 
-    def land(self, head: Head) -> list[memoryview] | None:
+    def land(self, head: FrameHead) -> list[memoryview] | None:
         """Where the buffers of a DATA frame go that begins to arrive; see `transport.secure.records.Landing`."""
         operation = self._running.get(head.dest)
         if operation is None or operation.kind is not Kind.GET:

@@ -12,10 +12,10 @@ from types import TracebackType
 from typing import Self
 
 from monarch_hpc.core.errors import TransportError
-from monarch_hpc.transport.api import Channel
+from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.memory.key import ID_BYTES, Key, device_span, host_view, parse_span
-from monarch_hpc.wire.frames import Buffer, Frame, Head, Kind
+from monarch_hpc.wire.frames import Buffer, Frame, FrameHead, Kind
 
 __all__ = ["Memories", "Memory"]
 
@@ -90,7 +90,7 @@ class Memories:
         self._engine = engine
         self._memories: dict[bytes, Memory] = {}
         # Where the data of a PUT frame arrives right now, for each channel: a memory and its place.
-        self._landings: dict[Channel, tuple[bytes, list[memoryview]]] = {}
+        self._landings: dict[FrameChannel, tuple[bytes, list[memoryview]]] = {}
 
     def register(self, buffer: object, *, writable: bool = True) -> Memory:
         """Let whoever gets the key read *buffer*, and write to it if *writable*.
@@ -128,7 +128,7 @@ class Memories:
                 places[0] = memoryview(bytearray(len(places[0])))  # what still arrives goes nowhere
         self._engine.wake_waiters()
 
-    def land(self, channel: Channel, head: Head, body: Buffer) -> list[memoryview] | None:
+    def land(self, channel: FrameChannel, head: FrameHead, body: Buffer) -> list[memoryview] | None:
         """Where the data of a PUT frame goes that begins to arrive; see `transport.secure.records.Landing`."""
         if head.kind is not Kind.PUT or len(head.buffer_bytes) != 1:
             return None
@@ -142,7 +142,7 @@ class Memories:
         self._landings[channel] = (identifier, places)
         return places
 
-    def serve(self, channel: Channel, frame: Frame) -> None:
+    def serve(self, channel: FrameChannel, frame: Frame) -> None:
         """Answer a GET or PUT frame.
 
         Raises:
@@ -173,6 +173,6 @@ class Memories:
             return f"the data of a put of {nbytes} bytes is of another length"
         return memory.parts.problem(offset, nbytes, write=frame.kind is Kind.PUT)
 
-    def forget(self, channel: Channel) -> None:
+    def forget(self, channel: FrameChannel) -> None:
         """Nothing more arrives on *channel*."""
         self._landings.pop(channel, None)

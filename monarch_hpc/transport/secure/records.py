@@ -19,13 +19,13 @@ from monarch_hpc.wire.frames import (
     MAX_BUFFERS,
     Buffer,
     Frame,
-    Head,
+    FrameHead,
     parse_alone,
     parse_frame,
     parse_head,
 )
 
-__all__ = ["CHUNK_BYTES", "INLINE_BYTES", "Bulk", "Inbox", "Landing", "Outbox"]
+__all__ = ["CHUNK_BYTES", "INLINE_BYTES", "Bulk", "Landing", "RecordReader", "RecordWriter"]
 
 INLINE_BYTES = 64 * 1024
 """Up to here one copy into one record is cheaper than several records, and the sender need not wait. The header of a
@@ -38,7 +38,7 @@ CHUNK_BYTES = 512 * 1024
 """Large enough that the cost per chunk vanishes, small enough that one stays in a core's cache from the kernel's copy
 to the cipher's."""
 
-Landing = Callable[[Head, Buffer], list[memoryview] | None]
+Landing = Callable[[FrameHead, Buffer], list[memoryview] | None]
 """Asked, before the buffers of a large frame arrive, where they go: told its header and its body (empty if that is
 large itself), it returns writable views of the lengths that the header names, or None for fresh memory. The channel
 looks into the list for every chunk: whoever withdraws a view before the frame is there puts another in its place."""
@@ -124,7 +124,7 @@ def _pieces(parts: Sequence[Buffer]) -> Iterator[memoryview]:
             yield view[at : at + CHUNK_BYTES]
 
 
-class Outbox:
+class RecordWriter:
     """Frames that wait to be written, in order. `push` is for any thread, the rest for one at a time.
 
     Attributes:
@@ -216,7 +216,7 @@ class Outbox:
         self._scratch = None
 
 
-class Inbox:
+class RecordReader:
     """Bytes that arrive, and the frames that they become.
 
     Args:
@@ -238,7 +238,7 @@ class Inbox:
         self._start = 0
         self._end = 0
         # the large frame that is arriving
-        self._head: Head | None = None
+        self._head: FrameHead | None = None
         self._body: Buffer = b""
         self._parts: list[memoryview] = []
         self._part = 0

@@ -16,7 +16,7 @@ from monarch_hpc.transport.api import Peer
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.engine.timer import Timer
 from monarch_hpc.transport.secure.noise import Cipher
-from monarch_hpc.transport.secure.records import CHUNK_BYTES, INLINE_BYTES, Bulk, Inbox, Landing, Outbox
+from monarch_hpc.transport.secure.records import CHUNK_BYTES, INLINE_BYTES, Bulk, Landing, RecordReader, RecordWriter
 from monarch_hpc.wire.frames import HEAD_BYTES, Frame, Kind, pack_frame, pack_head
 
 __all__ = ["CHUNK_BYTES", "INLINE_BYTES", "LINGER_S", "TcpChannel", "WireTaker", "read_reason"]
@@ -90,7 +90,7 @@ class TcpChannel:
         # out
         self._lock = _thread.allocate_lock()  # of the error and the counter
         self._accepted_bytes = 0
-        self._outbox = Outbox(ciphers[0])
+        self._outbox = RecordWriter(ciphers[0])
         self._writing = _thread.allocate_lock()  # who holds it writes to the socket
         self._unsent: bytes | memoryview = b""  # the rest of a write that the socket did not take
         self._wants_room = False  # the socket is full, and the engine watches for room
@@ -100,7 +100,7 @@ class TcpChannel:
         self._closing = False
         self._linger: Timer | None = None
         # in
-        self._inbox = Inbox(ciphers[1], limits.max_frame_bytes, self._deliver)
+        self._inbox = RecordReader(ciphers[1], limits.max_frame_bytes, self._deliver)
 
     def start(self) -> None:
         """Begin to read; called once, on the driver."""

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.engine.timer import Timer
 
-__all__ = ["Wires"]
+__all__ = ["CutDetector"]
 
 _NUM_PROBES = 4
 """Probes without an answer before an idle connection is cut; one lost packet says nothing."""
@@ -27,7 +27,7 @@ _NUM_PROBES = 4
 _TCP_INFO = struct.Struct("@3xB20xI16xI8xI")
 
 
-class Wires:
+class CutDetector:
     """The wires under one process's connections. For the driver of the engine.
 
     Args:
@@ -38,7 +38,7 @@ class Wires:
         self._engine = engine
         self._cut_s = cut_s
         self._period_s = max(1, round(cut_s / (_NUM_PROBES + 1)))  # the kernel counts in whole seconds
-        self._watched: dict[object, _Wire] = {}
+        self._watched: dict[object, _WatchedSocket] = {}
         self._timer: Timer | None = None
 
     def watch(self, key: object, sock: socket.socket, cut: Callable[[str], None]) -> None:
@@ -56,7 +56,7 @@ class Wires:
         ):
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self._watched[key] = _Wire(sock, cut)
+        self._watched[key] = _WatchedSocket(sock, cut)
         if self._timer is None:
             self._timer = self._engine.call_later(self._period_s, self._look)
 
@@ -81,7 +81,7 @@ class Wires:
                 wire.cut(f"its machine has not acknowledged anything for {silent_s:.1f} s: the network between is cut")
 
 
-class _Wire:
+class _WatchedSocket:
     """One connection, looked at from time to time."""
 
     __slots__ = ("_owed", "_sock", "cut")

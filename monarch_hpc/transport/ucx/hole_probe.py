@@ -18,7 +18,7 @@ from typing import Protocol
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.transport.engine.engine import Engine
 
-__all__ = ["STUCK", "Asked", "Probe"]
+__all__ = ["STUCK", "Probe", "ProbedLane"]
 
 _GATHER_S = 0.1
 """Deaths of the same moment are one reason to ask."""
@@ -31,7 +31,7 @@ STUCK = "shared memory of this process carries nothing more: one that wrote ther
 _log = Logger(__name__)
 
 
-class Asked(Protocol):
+class ProbedLane(Protocol):
     """A lane through shared memory.
 
     Attributes:
@@ -53,7 +53,7 @@ class Probe:
         stuck: called once, when nothing arrives any more.
     """
 
-    def __init__(self, engine: Engine, lanes: Callable[[], Iterable[Asked]], stuck: Callable[[], None]) -> None:
+    def __init__(self, engine: Engine, lanes: Callable[[], Iterable[ProbedLane]], stuck: Callable[[], None]) -> None:
         self._engine = engine
         self._lanes = lanes
         self._stuck = stuck
@@ -73,11 +73,11 @@ class Probe:
         for lane in list(self._lanes()):
             lane.ask(word)
 
-    def answered(self, word: int, lane: Asked) -> None:
+    def answered(self, word: int, lane: ProbedLane) -> None:
         """A peer says on its socket that it has spoken on *lane*."""
         self._engine.call_later(_PATIENCE_S, partial(self._judge, word * 1e-6, lane))
 
-    def _judge(self, asked_s: float, answered: Asked) -> None:
+    def _judge(self, asked_s: float, answered: ProbedLane) -> None:
         lanes = list(self._lanes())
         # A lane that has ended meanwhile took along what was said on it.
         if self._over or answered not in lanes or any(lane.heard_s >= asked_s for lane in lanes):

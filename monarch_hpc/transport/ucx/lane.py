@@ -14,7 +14,16 @@ from monarch_hpc.core.errors import FrameError, MemoryAccessError, PeerLost, Tra
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.memory.key import Key
 from monarch_hpc.transport.memory.operations import Transfer
-from monarch_hpc.wire.frames import HEAD_BYTES, Buffer, Frame, Head, pack_head, parse_alone, parse_frame, parse_head
+from monarch_hpc.wire.frames import (
+    HEAD_BYTES,
+    Buffer,
+    Frame,
+    FrameHead,
+    pack_head,
+    parse_alone,
+    parse_frame,
+    parse_head,
+)
 
 if TYPE_CHECKING:
     from monarch_hpc.transport.ucx import _ucx
@@ -33,7 +42,7 @@ _MAX_REMOTES = 1024
 """Keys of memories that are kept ready for use, for each peer."""
 
 
-class Taker(Protocol):
+class LaneListener(Protocol):
     """Whose lane it is."""
 
     def on_lane_frame(self, frame: Frame) -> None:
@@ -59,7 +68,7 @@ class _Front:
 
     __slots__ = ("body", "head", "missing", "parts")
 
-    def __init__(self, head: Head, data: memoryview, apart: list[int]) -> None:
+    def __init__(self, head: FrameHead, data: memoryview, apart: list[int]) -> None:
         self.head = head
         self.missing = apart
         at = head.size + head.body_bytes
@@ -88,7 +97,7 @@ class UcxLane:
         shared: it goes through shared memory.
     """
 
-    def __init__(self, fabric: UcxFabric, taker: Taker, peer: str, send_queue_bytes: int) -> None:
+    def __init__(self, fabric: UcxFabric, taker: LaneListener, peer: str, send_queue_bytes: int) -> None:
         from monarch_hpc.transport.ucx import _ucx
 
         worker = fabric.worker

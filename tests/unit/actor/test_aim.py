@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from monarch_hpc.actor.casts.targets import Aims
+from monarch_hpc.actor.casts.targets import CastTargets
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.core.shape import Extent, Region
 
@@ -21,5 +21,5 @@ WHOLE = Region.whole(Extent(("hosts", "gpus"), (3, 2)))
     ids=["whole", "one of each host", "backwards", "hosts in turns"],
 )
 def test_an_aim_knows_whether_the_places_of_each_host_follow_each_other(region: Region, in_blocks: bool) -> None:
-    aim = Aims().of("feedbeef", region, PROCS)
+    aim = CastTargets().of("feedbeef", region, PROCS)
     assert aim is not None and aim.in_blocks is in_blocks

@@ -7,8 +7,8 @@ from collections import deque
 
 import pytest
 
-from monarch_hpc.actor.cell.cancellation import LIMITED, Mail, Recalls, limited
-from monarch_hpc.actor.messages.line import Line
+from monarch_hpc.actor.cell.cancellation import LIMITED, Cancellations, Mail, limited
+from monarch_hpc.actor.messages.line import MessageLink
 from monarch_hpc.wire.frames import Frame, Kind
 
 
@@ -43,10 +43,10 @@ class Bench:
     def __init__(self) -> None:
         self.now_s = 100.0
         self.mailbox: deque[Mail] = deque()
-        self.refused: list[tuple[Line, int, int, float]] = []
-        self.recalls = Recalls(self.mailbox, lambda: self.now_s, lambda *refused: self.refused.append(refused))
+        self.refused: list[tuple[MessageLink, int, int, float]] = []
+        self.recalls = Cancellations(self.mailbox, lambda: self.now_s, lambda *refused: self.refused.append(refused))
 
-    def put(self, line: Line, slot: int, cost: int = 5, limit_s: float = 0.0) -> None:
+    def put(self, line: MessageLink, slot: int, cost: int = 5, limit_s: float = 0.0) -> None:
         frame = Frame(Kind.CALL, 7, slot, limited(limit_s, b"body") if slot >= LIMITED else b"body")
         if slot >= LIMITED:
             self.recalls.arrive(line, frame)

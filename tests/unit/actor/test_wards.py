@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from monarch_hpc.actor.messages.proc_ref import ProcRef
-from monarch_hpc.actor.runtime.ownership import Wards
+from monarch_hpc.actor.runtime.ownership import Ownership
 from monarch_hpc.telemetry.recorder import Recorder
 
 OWNER, OTHER = 7, 8
@@ -12,9 +12,9 @@ def ref(rank: int) -> ProcRef:
     return ProcRef(1, rank, f"n{rank}", rank, 100 + rank, 1000 + rank, ())
 
 
-def wards(*actor_owners: int) -> Wards:
+def wards(*actor_owners: int) -> Ownership:
     """Procs of OWNER, and an actor in each of them for each of *actor_owners*."""
-    made = Wards(Recorder())
+    made = Ownership(Recorder())
     procs = {rank: ref(rank) for rank in range(2)}
     made.add(PROCS, OWNER, "staff", procs, lambda: None)
     for number, owner in enumerate(actor_owners):
@@ -53,7 +53,7 @@ def test_an_actor_that_failed_or_was_stopped_does_not_hide_it_either() -> None:
 
 def test_a_mesh_of_procs_knows_its_end() -> None:
     ended: list[str] = []
-    made = Wards(Recorder())
+    made = Ownership(Recorder())
     made.add(PROCS, OWNER, "staff", {0: ref(0)}, lambda: ended.append("staff"))
     made.add(ACTORS, OTHER, "worker", {0: ref(0)})
     (ward,) = made.of(OWNER)

@@ -6,7 +6,7 @@ import pytest
 
 from monarch_hpc.agent.head.head import Head
 from monarch_hpc.agent.head.runs import OpenWitness
-from monarch_hpc.supervision import Life
+from monarch_hpc.supervision import Liveness
 from monarch_hpc.wire.messages import (
     CloseRun,
     HostEntry,
@@ -297,7 +297,7 @@ def test_status(world: World) -> None:
     client, tool = world.open("1"), Party()
     world.head.on_client(client, spawn("1", 1, [1]))
     world.head.on_agent(world.agents[1], ProcReady("1", 1, 0, 1, 5, "7", []))
-    world.head.on_life(world.agents[1], Life.SUSPECT)
+    world.head.on_life(world.agents[1], Liveness.SUSPECT)
     world.sleep(12.0)
     link: dict[str, object] = {"host": 1, "fabric": "ucx/rdma", "why": "both have RDMA", "procs": 1}
     world.head.on_client(client, RunLinks("1", [link]))

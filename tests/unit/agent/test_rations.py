@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from monarch_hpc.agent.output.rate_limit import Allowance, Rations, cost_bytes
+from monarch_hpc.agent.output.rate_limit import FairShare, TokenBucket, cost_bytes
 
 KIB = 1 << 10
 
 
-def read_for(rations: Rations, readers: list[str], seconds: float) -> dict[str, int]:
+def read_for(rations: FairShare, readers: list[str], seconds: float) -> dict[str, int]:
     """Let greedy *readers* take turns, each as soon as it may; return how much each has read."""
     read = dict.fromkeys(readers, 0)
     wakes_s = dict.fromkeys(readers, 0.0)
@@ -22,19 +22,19 @@ def read_for(rations: Rations, readers: list[str], seconds: float) -> dict[str, 
 
 
 def test_one_alone_gets_all_and_not_more() -> None:
-    read = read_for(Rations(32 << 20, 64 * KIB), ["a"], 2.0)
+    read = read_for(FairShare(32 << 20, 64 * KIB), ["a"], 2.0)
     assert 0.9 * (64 << 20) <= read["a"] <= 1.1 * (64 << 20)
 
 
 def test_those_who_pour_share_alike() -> None:
     readers = [f"r{number}" for number in range(8)]
-    read = read_for(Rations(32 << 20, 64 * KIB), readers, 2.0)
+    read = read_for(FairShare(32 << 20, 64 * KIB), readers, 2.0)
     assert max(read.values()) <= 1.2 * min(read.values())
     assert 0.8 * (64 << 20) <= sum(read.values()) <= 1.2 * (64 << 20)
 
 
 def test_who_reads_little_never_waits() -> None:
-    rations = Rations(32 << 20, 64 * KIB)
+    rations = FairShare(32 << 20, 64 * KIB)
     for step in range(4000):
         now_s = step / 1000
         rations.take("flood", 64 * KIB, now_s)
@@ -43,14 +43,14 @@ def test_who_reads_little_never_waits() -> None:
 
 
 def test_who_used_it_up_waits_for_the_next_window_at_most() -> None:
-    rations = Rations(1 << 20, 64 * KIB)
+    rations = FairShare(1 << 20, 64 * KIB)
     assert 0.0 < rations.take("a", 64 * KIB, 100.01) <= 0.05
     assert rations.take("a", 100, 100.06) == 0.0
-    assert Rations(0, 64 * KIB).take("a", 1 << 30, 0.0) == 0.0
+    assert FairShare(0, 64 * KIB).take("a", 1 << 30, 0.0) == 0.0
 
 
 def test_an_allowance_lets_a_burst_pass_and_then_so_much_a_second() -> None:
-    allowance = Allowance(1000, 0.0)
+    allowance = TokenBucket(1000, 0.0)
     assert [allowance.take(1000, 0.0) for _ in range(5)] == [True] * 4 + [False]
     # Used up, it waits until a second's worth is there.
     assert not allowance.take(10, 0.5)
@@ -58,12 +58,12 @@ def test_an_allowance_lets_a_burst_pass_and_then_so_much_a_second() -> None:
     # More than ever comes together passes when nothing else has for a while.
     assert not allowance.take(5000, 3.0) and allowance.take(5000, 1000.0) and not allowance.take(1, 1000.5)
     assert allowance.take(500, 1002.0)
-    unlimited = Allowance(0, 0.0)
+    unlimited = TokenBucket(0, 0.0)
     assert all(unlimited.take(1 << 40, 0.0) for _ in range(3))
 
 
 def test_empty_lines_are_not_free() -> None:
-    allowance = Allowance(1 << 20, 0.0)
+    allowance = TokenBucket(1 << 20, 0.0)
     passed = 0
     while allowance.take(cost_bytes(1000, 1000), 0.0):
         passed += 1000

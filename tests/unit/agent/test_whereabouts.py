@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monarch_hpc.agent.proc_addresses import Whereabouts
+from monarch_hpc.agent.proc_addresses import ProcAddresses
 from monarch_hpc.wire.messages import ProcEnded, ProcReady, RunClosed
 
 
@@ -11,7 +11,7 @@ def ready(rank: int, host: int) -> ProcReady:
 
 
 def test_procs_are_known_from_ready_to_their_end() -> None:
-    book = Whereabouts()
+    book = ProcAddresses()
     book.note(ready(0, 1))
     book.note(ready(1, 2))
     assert book.addresses(100) == ["tcp://10.0.0.1:1"]
@@ -21,7 +21,7 @@ def test_procs_are_known_from_ready_to_their_end() -> None:
 
 
 def test_a_lost_host_takes_its_procs_along() -> None:
-    book = Whereabouts()
+    book = ProcAddresses()
     for rank in range(4):
         book.note(ready(rank, rank // 2))
     assert book.lose_host(1) == [102, 103]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from monarch_hpc.attach.workers.address import (
-    Place,
+    WorkerEndpoint,
     dialling_addresses,
     listening_addresses,
     parse_worker_address,
@@ -18,17 +18,19 @@ from monarch_hpc.core.errors import ConfigError
 @pytest.mark.parametrize(
     ("text", "identity", "dial", "bind"),
     [
-        ("tcp://n1:4444", "", Place("n1", 4444), Place("n1", 4444)),
-        ("tcp://[::1]:4444", "", Place("[::1]", 4444), Place("[::1]", 4444)),
-        ("tcp://n1:4444@tcp://0.0.0.0:5", "", Place("n1", 4444), Place("0.0.0.0", 5)),
-        ("service<8>@tcp://n1:4444", "service<8>", Place("n1", 4444), Place("n1", 4444)),
-        ("service@tcp://n1:1@tcp://*:1", "service", Place("n1", 1), Place("*", 1)),
-        ("ipc:///tmp/w0", "", Place(path="/tmp/w0"), Place(path="/tmp/w0")),
-        ("service<8>@ipc://name", "service<8>", Place(path="name"), Place(path="name")),
-        ("ipc://@abstract", "", Place(path="@abstract"), Place(path="@abstract")),
+        ("tcp://n1:4444", "", WorkerEndpoint("n1", 4444), WorkerEndpoint("n1", 4444)),
+        ("tcp://[::1]:4444", "", WorkerEndpoint("[::1]", 4444), WorkerEndpoint("[::1]", 4444)),
+        ("tcp://n1:4444@tcp://0.0.0.0:5", "", WorkerEndpoint("n1", 4444), WorkerEndpoint("0.0.0.0", 5)),
+        ("service<8>@tcp://n1:4444", "service<8>", WorkerEndpoint("n1", 4444), WorkerEndpoint("n1", 4444)),
+        ("service@tcp://n1:1@tcp://*:1", "service", WorkerEndpoint("n1", 1), WorkerEndpoint("*", 1)),
+        ("ipc:///tmp/w0", "", WorkerEndpoint(path="/tmp/w0"), WorkerEndpoint(path="/tmp/w0")),
+        ("service<8>@ipc://name", "service<8>", WorkerEndpoint(path="name"), WorkerEndpoint(path="name")),
+        ("ipc://@abstract", "", WorkerEndpoint(path="@abstract"), WorkerEndpoint(path="@abstract")),
     ],
 )
-def test_an_address_says_where_to_dial_and_where_to_listen(text: str, identity: str, dial: Place, bind: Place) -> None:
+def test_an_address_says_where_to_dial_and_where_to_listen(
+    text: str, identity: str, dial: WorkerEndpoint, bind: WorkerEndpoint
+) -> None:
     address = parse_worker_address(text)
     assert (address.identity, address.dial, address.bind, address.text) == (identity, dial, bind, text)
 
@@ -57,16 +59,16 @@ def test_anything_else_is_refused_with_its_reason(text: str, problem: str) -> No
 
 
 def test_names_become_addresses() -> None:
-    assert "tcp://127.0.0.1:4444" in dialling_addresses(Place("127.0.0.1", 4444))
-    assert dialling_addresses(Place("[::1]", 4444)) == ["tcp://[::1]:4444"]
-    assert listening_addresses(Place("*", 4444)) == ["0.0.0.0"]
-    assert listening_addresses(Place(path="x")) == ["127.0.0.1"]
-    assert Place(path="x").file(Path("/folder")) == Path("/folder/x")
-    assert Place(path="/tmp/x").file(Path("/folder")) == Path("/tmp/x")
+    assert "tcp://127.0.0.1:4444" in dialling_addresses(WorkerEndpoint("127.0.0.1", 4444))
+    assert dialling_addresses(WorkerEndpoint("[::1]", 4444)) == ["tcp://[::1]:4444"]
+    assert listening_addresses(WorkerEndpoint("*", 4444)) == ["0.0.0.0"]
+    assert listening_addresses(WorkerEndpoint(path="x")) == ["127.0.0.1"]
+    assert WorkerEndpoint(path="x").file(Path("/folder")) == Path("/folder/x")
+    assert WorkerEndpoint(path="/tmp/x").file(Path("/folder")) == Path("/tmp/x")
 
 
 def test_who_dials_must_name_a_host() -> None:
     with pytest.raises(ConfigError, match="where to listen"):
-        dialling_addresses(Place("*", 4444))
+        dialling_addresses(WorkerEndpoint("*", 4444))
     with pytest.raises(ConfigError, match=r"no address of 'no-such-host\.invalid'"):
-        dialling_addresses(Place("no-such-host.invalid", 4444))
+        dialling_addresses(WorkerEndpoint("no-such-host.invalid", 4444))

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from monarch_hpc.cli.findings import Finding, Sight, State, examine
+from monarch_hpc.cli.findings import Finding, Severity, Sight, examine
 from monarch_hpc.config import Config
 from monarch_hpc.config.load import load_config
 from monarch_hpc.transport.ucx.library import Library
 from monarch_hpc.transport.ucx.machine import Machine
 
-OK, WARN, PROBLEM = State.OK, State.WARN, State.PROBLEM
+OK, WARN, PROBLEM = Severity.OK, Severity.WARN, Severity.PROBLEM
 
 LIBRARY = Library(
     path="/apps/ucx/lib/libucp.so.0",
@@ -114,7 +114,7 @@ def test_whatever_needs_attention_says_what_to_do() -> None:
         ({"library": None, "config": configured({"fabric.order": ["tcp", "ucx"]})}, OK, "has tcp before ucx", "^$"),
     ],
 )
-def test_libucp(changes: dict[str, object], state: State, found: str, advice: str) -> None:
+def test_libucp(changes: dict[str, object], state: Severity, found: str, advice: str) -> None:
     assert_finding(find(replace(SEEN, **changes), "libucp"), state, found, advice)  # type: ignore[arg-type]
 
 
@@ -229,7 +229,7 @@ def test_fabrics_say_whether_they_are_used_and_why(changes: dict[str, object], e
         ),
     ],
 )
-def test_what_is_in_the_way(what: str, changes: dict[str, object], state: State, found: str, advice: str) -> None:
+def test_what_is_in_the_way(what: str, changes: dict[str, object], state: Severity, found: str, advice: str) -> None:
     assert_finding(find(replace(SEEN, **changes), what), state, found, advice)  # type: ignore[arg-type]
 
 
@@ -260,7 +260,7 @@ def test_what_is_as_it_should_be(what: str, changes: dict[str, object], found: s
     assert find(replace(SEEN, **changes), what) == Finding(what, found)  # type: ignore[arg-type]
 
 
-def assert_finding(finding: Finding, state: State, found: str, advice: str) -> None:
+def assert_finding(finding: Finding, state: Severity, found: str, advice: str) -> None:
     assert finding.state is state, finding
     assert re.search(found, finding.found), finding
     assert re.search(advice, finding.advice), finding

@@ -11,7 +11,7 @@ import pytest
 from monarch_hpc.cli.main import main
 from monarch_hpc.core.files import write_json, write_private
 from monarch_hpc.slurm.owner import current_owner
-from monarch_hpc.slurm.registry import Record, Registry
+from monarch_hpc.slurm.registry import AllocationRecord, Registry
 
 ID = "0123456789abcdef0123456789abcdef"
 
@@ -23,7 +23,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     registry = Registry(tmp_path / ".local/state/monarch-hpc")
-    made = Record(ID, "dev", tmp_path / "shared" / ID[:8], "2", current_owner(), 1000.0)
+    made = AllocationRecord(ID, "dev", tmp_path / "shared" / ID[:8], "2", current_owner(), 1000.0)
     (made.directory / "attempts").mkdir(parents=True)
     registry.create(made)
     registry.set_job(made, 7, 1001.0)

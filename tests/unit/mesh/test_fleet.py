@@ -13,13 +13,13 @@ from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.config.schema import ProcsConfig
 from monarch_hpc.core.errors import PeerLost, SpawnError
 from monarch_hpc.core.ids import mesh_number
-from monarch_hpc.mesh.program.fleet import Fleet, Outcome, Owner, ProcPlan, Started
+from monarch_hpc.mesh.program.fleet import Fleet, MeshOwner, Outcome, ProcPlan, Started
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.messages import HostEntry, Message, SpawnProcs, StopProcs, encode
 
 CONFIG = ProcsConfig(start_s=60.0, gpu_visible="own", bind="auto", mpi="pmix", preload=("torch",), stop_s=5.0)
 PLAN = ProcPlan(hosts=(0, 2), per_host=2, name="staff", environment={"A": "1"}, preload=("numpy", "torch"), mpi=True)
-OWNER = Owner(proc=77, actor=5)
+OWNER = MeshOwner(proc=77, actor=5)
 
 
 class World:
@@ -47,7 +47,7 @@ class World:
         encode(message)
         self.sent.append(message)
 
-    def start(self, plan: ProcPlan = PLAN, owner: Owner | None = OWNER) -> int:
+    def start(self, plan: ProcPlan = PLAN, owner: MeshOwner | None = OWNER) -> int:
         self.fleet.start(plan, owner, self.outcomes.append)
         self.num_started += 1
         return mesh_number(self.fleet.member, self.num_started)

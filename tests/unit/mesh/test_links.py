@@ -6,7 +6,7 @@ from typing import cast
 
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.mesh.program.link_report import LinkReport, Links, summarize
-from monarch_hpc.transport.api import Channel
+from monarch_hpc.transport.api import FrameChannel
 
 
 @dataclass
@@ -47,7 +47,7 @@ def test_procs_are_counted_by_host_and_fabric() -> None:
         102: Line("tcp", "another host"),
         103: Line("tcp", ""),
     }
-    channels = {number: cast(Channel, line) for number, line in lines.items()}
+    channels = {number: cast(FrameChannel, line) for number, line in lines.items()}
     assert summarize([proc(0, 0), proc(1, 0), proc(2, 1), proc(3, 1), proc(9, 2)], channels) == [
         {"host": 0, "fabric": "ucx/shm", "why": "same host", "procs": 2},
         {"host": 1, "fabric": "tcp", "why": "", "procs": 1},

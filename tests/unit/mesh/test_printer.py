@@ -17,9 +17,9 @@ from monarch_hpc.config.schema import LogsConfig
 from monarch_hpc.mesh.output.printer import Printer
 from monarch_hpc.testing import wait_until
 from monarch_hpc.wire.messages import Output
-from monarch_hpc.wire.record import Record, render_record
+from monarch_hpc.wire.record import LogRecord, render_record
 
-RECORD = Record("lib.x", logging.WARNING, "careful", 12.5, "worker", "/a/b.py", 7, "go", "main")
+RECORD = LogRecord("lib.x", logging.WARNING, "careful", 12.5, "worker", "/a/b.py", 7, "go", "main")
 MARKED = render_record(RECORD).decode().removesuffix("\n")
 
 

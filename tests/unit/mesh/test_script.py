@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from monarch_hpc.mesh.scripts.script import Place, environment_of, gpus_of
+from monarch_hpc.mesh.scripts.script import RankPlace, environment_of, gpus_of
 
 
-def places(*hosts: int, gpus: tuple[tuple[str, ...], ...] = ()) -> list[Place]:
+def places(*hosts: int, gpus: tuple[tuple[str, ...], ...] = ()) -> list[RankPlace]:
     own = gpus or ((),) * len(hosts)
     return [
-        Place(f"n{host}", host, f"10.0.0.{host}", 4000 if not rank else 0, own[rank]) for rank, host in enumerate(hosts)
+        RankPlace(f"n{host}", host, f"10.0.0.{host}", 4000 if not rank else 0, own[rank])
+        for rank, host in enumerate(hosts)
     ]
 
 

@@ -5,23 +5,25 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from monarch_hpc.slurm.owner import Owner
+from monarch_hpc.slurm.owner import OwnerProcess
 from monarch_hpc.slurm.parse import JobDetail, QueueRow
-from monarch_hpc.slurm.registry import Record
-from monarch_hpc.slurm.states import JobState
+from monarch_hpc.slurm.registry import AllocationRecord
+from monarch_hpc.slurm.states import SlurmState
 
-ALICE = Owner("login", "boot", 100, 5000)
-RECORD = Record("0123456789abcdef0123456789abcdef", "dev", Path("/shared/01234567"), "4", ALICE, created_s=1000.0)
+ALICE = OwnerProcess("login", "boot", 100, 5000)
+RECORD = AllocationRecord(
+    "0123456789abcdef0123456789abcdef", "dev", Path("/shared/01234567"), "4", ALICE, created_s=1000.0
+)
 
 
-def record(**changes: object) -> Record:
+def record(**changes: object) -> AllocationRecord:
     return replace(RECORD, **changes)  # type: ignore[arg-type]
 
 
-def row(state: JobState = JobState.RUNNING, job_id: int = 7, reason: str = "") -> QueueRow:
-    end, hosts = ("2026-11-21T14:00:00", "n[1-4]") if state is JobState.RUNNING else ("", "")
+def row(state: SlurmState = SlurmState.RUNNING, job_id: int = 7, reason: str = "") -> QueueRow:
+    end, hosts = ("2026-11-21T14:00:00", "n[1-4]") if state is SlurmState.RUNNING else ("", "")
     return QueueRow(job_id, RECORD.job_name, state, state.value, 4, hosts, end, "30:00", reason)
 
 
-def detail(state: JobState, reason: str = "", exit_code: str = "0:0", restarts: int = 0) -> JobDetail:
+def detail(state: SlurmState, reason: str = "", exit_code: str = "0:0", restarts: int = 0) -> JobDetail:
     return JobDetail(7, RECORD.job_name, state, state.value, reason, exit_code, "n[1-4]", "n1", "", restarts)

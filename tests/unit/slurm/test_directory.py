@@ -10,7 +10,7 @@ import pytest
 
 from monarch_hpc.config.load import load_config
 from monarch_hpc.core.errors import ConfigError
-from monarch_hpc.slurm.directory import Granted, Ready, ReadyHost, Seen, look, prepare, tail, words_by_host
+from monarch_hpc.slurm.directory import AgentsReport, Granted, ReadyHost, Seen, look, prepare, tail, words_by_host
 
 OUTPUT = """\
 srun: cluster configuration lacks support for cpu binding
@@ -81,7 +81,7 @@ def test_everything_is_seen(tmp_path: Path) -> None:
     assert look(tmp_path) == Seen(
         Granted(7, ("n1", "n2"), "n[1-2]", 1000.0),
         frozenset({0}),
-        Ready((ReadyHost("n1", 8, 2),), ("n2",)),
+        AgentsReport((ReadyHost("n1", 8, 2),), ("n2",)),
         3,
         1,
     )

@@ -6,28 +6,28 @@ from dataclasses import replace
 
 import pytest
 
-from monarch_hpc.slurm.directory import Granted, Ready, ReadyHost, Seen
+from monarch_hpc.slurm.directory import AgentsReport, Granted, ReadyHost, Seen
 from monarch_hpc.slurm.job import (
     AskSlurm,
     CancelJob,
     CloseRecord,
     Decision,
     Keep,
-    Life,
+    Lifecycle,
     Stage,
     decide,
     decide_gone,
 )
 from monarch_hpc.slurm.parse import QueueRow
-from monarch_hpc.slurm.registry import Ended, Record
-from monarch_hpc.slurm.states import JobState
+from monarch_hpc.slurm.registry import AllocationRecord, Ended
+from monarch_hpc.slurm.states import SlurmState
 from tests.unit.slurm.makers import detail, record, row
 
 GONE = "who asked for it is gone"
 WISHED = "its release was asked for"
 GRANTED = Granted(7, ("n1", "n2"), "n[1-2]", 1010.0)
-READY = Ready((ReadyHost("n1", 8, 4), ReadyHost("n2", 8, 4)), ())
-HALF = Ready((ReadyHost("n1", 8, 4),), ("n2",))
+READY = AgentsReport((ReadyHost("n1", 8, 4), ReadyHost("n2", 8, 4)), ())
+HALF = AgentsReport((ReadyHost("n1", 8, 4),), ("n2",))
 INTENT = record()
 SUBMITTED = record(job_id=7, submitted_s=1001.0)
 WANTED = record(job_id=7, submitted_s=1001.0, release_why=WISHED)
@@ -43,7 +43,7 @@ CLOSED = record(ended=Ended("NEVER_SUBMITTED", "", "monarch-hpc", 1040.0))
         # An intent: its owner is about to write the job's number, or died.
         (INTENT, None, True, 9999, Keep()),
         (INTENT, row(), True, 9999, Keep()),
-        (INTENT, row(JobState.PENDING), False, 1, CancelJob(7, GONE)),
+        (INTENT, row(SlurmState.PENDING), False, 1, CancelJob(7, GONE)),
         (INTENT, row(), False, 1, CancelJob(7, GONE)),
         (INTENT, None, False, 29, Keep()),
         (INTENT, None, None, 899, Keep()),
@@ -51,28 +51,28 @@ CLOSED = record(ended=Ended("NEVER_SUBMITTED", "", "monarch-hpc", 1040.0))
         (INTENT, row(), None, 901, CancelJob(7, GONE)),
         # A job with a number is adopted, whoever is gone.
         (SUBMITTED, row(), None, 9999, Keep()),
-        (SUBMITTED, row(JobState.UNKNOWN), None, 1, Keep()),
-        (SUBMITTED, row(JobState.COMPLETING), None, 1, Keep()),
+        (SUBMITTED, row(SlurmState.UNKNOWN), None, 1, Keep()),
+        (SUBMITTED, row(SlurmState.COMPLETING), None, 1, Keep()),
         (SUBMITTED, None, None, 1, AskSlurm(7)),
-        (SUBMITTED, row(JobState.TIMEOUT), None, 1, AskSlurm(7)),
+        (SUBMITTED, row(SlurmState.TIMEOUT), None, 1, AskSlurm(7)),
         # A wish to release that Slurm could not be told.
         (WANTED, row(), None, 1, CancelJob(7, WISHED)),
-        (WANTED, row(JobState.COMPLETING), None, 1, Keep()),
+        (WANTED, row(SlurmState.COMPLETING), None, 1, Keep()),
         (WANTED, None, None, 1, AskSlurm(7)),
         # A request that slurmctld worked off after all.
         (
             CLOSED,
-            row(JobState.PENDING),
+            row(SlurmState.PENDING),
             None,
             1,
             CancelJob(7, "its job appeared after the allocation had been given up"),
         ),
-        (CLOSED, row(JobState.COMPLETING), None, 1, Keep()),
+        (CLOSED, row(SlurmState.COMPLETING), None, 1, Keep()),
         (CLOSED, None, None, 1, Keep()),
     ],
 )
 def test_what_is_due_for_a_record(
-    found: Record, listed: QueueRow | None, lives: bool | None, age_s: float, decision: Decision
+    found: AllocationRecord, listed: QueueRow | None, lives: bool | None, age_s: float, decision: Decision
 ) -> None:
     assert decide(found, listed, lives, found.created_s + age_s) == decision
 
@@ -92,18 +92,23 @@ def test_an_intent_without_owner_and_job_is_closed_when_no_request_can_be_on_its
 @pytest.mark.parametrize(
     ("found", "state", "exit_status", "ended_state", "source", "words"),
     [
-        (SUBMITTED, JobState.TIMEOUT, None, "TIMEOUT", "scontrol", "time limit"),
-        (SUBMITTED, JobState.NODE_FAIL, 0, "NODE_FAIL", "scontrol", "host failed"),
-        (SUBMITTED, JobState.FAILED, 3, "FAILED", "scontrol", "exit code 3:0"),
+        (SUBMITTED, SlurmState.TIMEOUT, None, "TIMEOUT", "scontrol", "time limit"),
+        (SUBMITTED, SlurmState.NODE_FAIL, 0, "NODE_FAIL", "scontrol", "host failed"),
+        (SUBMITTED, SlurmState.FAILED, 3, "FAILED", "scontrol", "exit code 3:0"),
         (SUBMITTED, None, 0, "COMPLETED", "ended.json", "exit status 0"),
         (SUBMITTED, None, 3, "FAILED", "ended.json", "exit status 3"),
         (SUBMITTED, None, None, "UNKNOWN", "monarch-hpc", "no longer known to Slurm"),
-        (WANTED, JobState.CANCELLED, None, "RELEASED", "monarch-hpc", WISHED),
+        (WANTED, SlurmState.CANCELLED, None, "RELEASED", "monarch-hpc", WISHED),
         (WANTED, None, None, "RELEASED", "monarch-hpc", WISHED),
     ],
 )
 def test_an_end_is_told_by_the_best_witness(
-    found: Record, state: JobState | None, exit_status: int | None, ended_state: str, source: str, words: str
+    found: AllocationRecord,
+    state: SlurmState | None,
+    exit_status: int | None,
+    ended_state: str,
+    source: str,
+    words: str,
 ) -> None:
     told = None if state is None else detail(state, exit_code="3:0")
     decision = decide_gone(found, told, exit_status, 2000.0)
@@ -114,18 +119,18 @@ def test_an_end_is_told_by_the_best_witness(
 
 def test_a_job_that_scontrol_knows_as_alive_is_kept() -> None:
     # squeue was asked before the job was submitted, say.
-    assert decide_gone(SUBMITTED, detail(JobState.PENDING), None, 2000.0) == Keep()
-    assert decide_gone(WANTED, detail(JobState.PENDING), None, 2000.0) == CancelJob(7, WISHED)
-    assert decide_gone(WANTED, detail(JobState.COMPLETING), None, 2000.0) == Keep()
+    assert decide_gone(SUBMITTED, detail(SlurmState.PENDING), None, 2000.0) == Keep()
+    assert decide_gone(WANTED, detail(SlurmState.PENDING), None, 2000.0) == CancelJob(7, WISHED)
+    assert decide_gone(WANTED, detail(SlurmState.COMPLETING), None, 2000.0) == Keep()
 
 
 # ---- the way to ready
 
 
 def test_an_allocation_comes_from_queued_to_ready() -> None:
-    life = Life(bootstrap_s=30.0)
+    life = Lifecycle(bootstrap_s=30.0)
     stages = [life.stage]
-    life = life.see_queue(row(JobState.PENDING, reason="Priority"), 1001.0)
+    life = life.see_queue(row(SlurmState.PENDING, reason="Priority"), 1001.0)
     assert (life.reason, life.end) == ("Priority", "")
     for number, seen in enumerate(
         [
@@ -143,35 +148,35 @@ def test_an_allocation_comes_from_queued_to_ready() -> None:
 
 
 def test_running_slurm_tells_the_end_and_no_more_reason() -> None:
-    life = Life(30.0).see_queue(row(JobState.PENDING, reason="Priority"), 1001.0).see_queue(row(), 1002.0)
+    life = Lifecycle(30.0).see_queue(row(SlurmState.PENDING, reason="Priority"), 1001.0).see_queue(row(), 1002.0)
     assert (life.reason, life.end, life.running_s) == ("", "2026-11-21T14:00:00", 1002.0)
 
 
 def test_a_late_look_moves_nothing_back() -> None:
-    ready = Life(30.0).see_files(Seen(GRANTED, frozenset({0, 1}), READY), 1010.0)
+    ready = Lifecycle(30.0).see_files(Seen(GRANTED, frozenset({0, 1}), READY), 1010.0)
     assert ready.see_files(Seen(), 1020.0) == ready
-    assert ready.see_queue(row(JobState.PENDING, reason="Priority"), 1020.0).stage is Stage.READY
+    assert ready.see_queue(row(SlurmState.PENDING, reason="Priority"), 1020.0).stage is Stage.READY
 
 
 def test_the_scripts_last_word_ends_it() -> None:
-    life = Life(30.0).see_files(Seen(GRANTED, exit_status=1), 1010.0)
+    life = Lifecycle(30.0).see_files(Seen(GRANTED, exit_status=1), 1010.0)
     assert (life.stage, life.exit_status) == (Stage.ENDED, 1)
 
 
 def test_slurms_word_ends_it_only_if_it_is_one() -> None:
-    life = Life(30.0)
-    assert life.see_detail(detail(JobState.PENDING)) == life
-    assert life.see_detail(detail(JobState.CANCELLED)).stage is Stage.ENDED
+    life = Lifecycle(30.0)
+    assert life.see_detail(detail(SlurmState.PENDING)) == life
+    assert life.see_detail(detail(SlurmState.CANCELLED)).stage is Stage.ENDED
     assert life.see_detail(None).stage is Stage.ENDED
 
 
 def test_a_requeued_job_begins_anew_and_what_its_first_attempt_left_is_not_believed() -> None:
     first = Seen(GRANTED, frozenset({0, 1}), READY, exit_status=143, attempt=1)
-    ended = Life(30.0).see_files(first, 1010.0)
+    ended = Lifecycle(30.0).see_files(first, 1010.0)
     assert ended.stage is Stage.ENDED
-    queued = ended.see_detail(detail(JobState.PENDING, "BeginTime", restarts=1))
-    assert queued == Life(30.0, reason="BeginTime", attempt=1, restarts=1)
-    assert queued.see_files(first, 1020.0) == queued.see_detail(detail(JobState.PENDING, restarts=1)) == queued
+    queued = ended.see_detail(detail(SlurmState.PENDING, "BeginTime", restarts=1))
+    assert queued == Lifecycle(30.0, reason="BeginTime", attempt=1, restarts=1)
+    assert queued.see_files(first, 1020.0) == queued.see_detail(detail(SlurmState.PENDING, restarts=1)) == queued
     begun = queued.see_files(Seen(attempt=2), 1030.0)
     assert (begun.stage, begun.granted, begun.ready, begun.exit_status) == (Stage.QUEUED, None, None, None)
     again = begun.see_files(Seen(replace(GRANTED, restarts=1), frozenset({0, 1}), READY, attempt=2), 1031.0)
@@ -181,32 +186,32 @@ def test_a_requeued_job_begins_anew_and_what_its_first_attempt_left_is_not_belie
 
 def test_a_second_start_that_slurm_does_not_count_is_one_too() -> None:
     # As by a slurmctld that lost its newest state.
-    first = Life(30.0).see_files(Seen(GRANTED, frozenset({0, 1}), HALF, attempt=1), 1010.0)
+    first = Lifecycle(30.0).see_files(Seen(GRANTED, frozenset({0, 1}), HALF, attempt=1), 1010.0)
     second = first.see_files(Seen(GRANTED, attempt=2), 1020.0)
     assert (second.stage, second.granted_s, second.num_reported, second.ready) == (Stage.GRANTED, 1020.0, 0, None)
 
 
 def test_an_old_answer_of_squeue_is_no_requeue() -> None:
-    life = Life(30.0).see_files(Seen(GRANTED, frozenset({0}), attempt=1), 1010.0)
-    assert life.see_detail(detail(JobState.RUNNING)) == life
+    life = Lifecycle(30.0).see_files(Seen(GRANTED, frozenset({0}), attempt=1), 1010.0)
+    assert life.see_detail(detail(SlurmState.RUNNING)) == life
 
 
 @pytest.mark.parametrize(
     ("life", "overdue_from_s"),
     [
-        (Life(30.0), None),
-        (Life(30.0).see_queue(row(JobState.PENDING), 1005.0), None),
+        (Lifecycle(30.0), None),
+        (Lifecycle(30.0).see_queue(row(SlurmState.PENDING), 1005.0), None),
         # Slurm says that it runs, but its directory shows nothing.
-        (Life(30.0).see_queue(row(), 1005.0), 1035.0),
-        (Life(30.0).see_queue(row(), 1005.0).see_files(Seen(GRANTED), 1010.0), 1040.0),
-        (Life(30.0).see_files(Seen(GRANTED, frozenset({0})), 1010.0), 1040.0),
+        (Lifecycle(30.0).see_queue(row(), 1005.0), 1035.0),
+        (Lifecycle(30.0).see_queue(row(), 1005.0).see_files(Seen(GRANTED), 1010.0), 1040.0),
+        (Lifecycle(30.0).see_files(Seen(GRANTED, frozenset({0})), 1010.0), 1040.0),
         # The head has given up: no use to wait on.
-        (Life(30.0).see_files(Seen(GRANTED, frozenset({0}), HALF), 1010.0), 1010.0),
-        (Life(30.0).see_files(Seen(GRANTED, frozenset({0, 1}), READY), 1010.0), None),
-        (Life(30.0).see_files(Seen(GRANTED, exit_status=0), 1010.0), None),
+        (Lifecycle(30.0).see_files(Seen(GRANTED, frozenset({0}), HALF), 1010.0), 1010.0),
+        (Lifecycle(30.0).see_files(Seen(GRANTED, frozenset({0, 1}), READY), 1010.0), None),
+        (Lifecycle(30.0).see_files(Seen(GRANTED, exit_status=0), 1010.0), None),
     ],
 )
-def test_when_agents_are_overdue(life: Life, overdue_from_s: float | None) -> None:
+def test_when_agents_are_overdue(life: Lifecycle, overdue_from_s: float | None) -> None:
     if overdue_from_s is None:
         assert not life.overdue(1e9)
     else:
@@ -215,6 +220,6 @@ def test_when_agents_are_overdue(life: Life, overdue_from_s: float | None) -> No
 
 
 def test_missing_agents_are_not_ready() -> None:
-    life = Life(30.0).see_files(Seen(GRANTED, frozenset({0}), HALF), 1010.0)
+    life = Lifecycle(30.0).see_files(Seen(GRANTED, frozenset({0}), HALF), 1010.0)
     assert life.stage is Stage.REPORTING
     assert replace(life, ready=READY).see_files(Seen(GRANTED), 1011.0).stage is Stage.READY

@@ -15,7 +15,7 @@ from monarch_hpc.slurm.parse import (
     parse_show_job,
     parse_show_reservations,
 )
-from monarch_hpc.slurm.states import JobState
+from monarch_hpc.slurm.states import SlurmState
 from tests.unit.slurm.records import FOLDER, answer
 
 
@@ -27,14 +27,14 @@ def test_the_recorded_squeue_was_asked_as_ours_is() -> None:
 def test_squeue_lists_waiting_and_running_jobs() -> None:
     rows = parse_queue(answer("squeue-queued-and-running"))
     assert rows[-1] == QueueRow(
-        6, "mh-aaaaaaaa", JobState.RUNNING, "RUNNING", 4, "n[1-4]", "2026-11-21T13:32:55", "29:57", ""
+        6, "mh-aaaaaaaa", SlurmState.RUNNING, "RUNNING", 4, "n[1-4]", "2026-11-21T13:32:55", "29:57", ""
     )
     assert {row.name[3]: (row.state, row.num_hosts, row.hosts, row.reason) for row in rows[:-1]} == {
-        "b": (JobState.PENDING, 4, "", "Resources"),
-        "c": (JobState.PENDING, 1, "", "JobHeldUser"),
-        "d": (JobState.PENDING, 1, "", "DependencyNeverSatisfied"),
-        "e": (JobState.PENDING, 1, "", "BeginTime"),
-        "f": (JobState.PENDING, 4, "", "Priority"),
+        "b": (SlurmState.PENDING, 4, "", "Resources"),
+        "c": (SlurmState.PENDING, 1, "", "JobHeldUser"),
+        "d": (SlurmState.PENDING, 1, "", "DependencyNeverSatisfied"),
+        "e": (SlurmState.PENDING, 1, "", "BeginTime"),
+        "f": (SlurmState.PENDING, 4, "", "Priority"),
     }
     assert {row.name[3]: row.end for row in rows if row.name[3] in "cde"} == {
         "c": "",
@@ -45,7 +45,7 @@ def test_squeue_lists_waiting_and_running_jobs() -> None:
 
 def test_a_job_that_gives_its_hosts_back_is_still_listed() -> None:
     (row,) = parse_queue(answer("squeue-completing"))
-    assert (row.state, row.hosts) == (JobState.COMPLETING, "n[1-2]")
+    assert (row.state, row.hosts) == (SlurmState.COMPLETING, "n[1-2]")
 
 
 def test_no_job_is_no_row() -> None:
@@ -66,14 +66,16 @@ def test_what_is_no_row_is_refused(line: str) -> None:
 @pytest.mark.parametrize(
     ("name", "job_id", "state", "reason", "exit_code", "hosts"),
     [
-        ("pending", 7, JobState.PENDING, "Resources", "0:0", ""),
-        ("running", 6, JobState.RUNNING, "", "0:0", "n[1-4]"),
-        ("completing", 12, JobState.COMPLETING, "", "0:0", "n[1-2]"),
-        ("cancelled", 12, JobState.CANCELLED, "", "0:9", "n[1-2]"),
-        ("failed", 13, JobState.FAILED, "NonZeroExitCode", "7:0", "n1"),
+        ("pending", 7, SlurmState.PENDING, "Resources", "0:0", ""),
+        ("running", 6, SlurmState.RUNNING, "", "0:0", "n[1-4]"),
+        ("completing", 12, SlurmState.COMPLETING, "", "0:0", "n[1-2]"),
+        ("cancelled", 12, SlurmState.CANCELLED, "", "0:9", "n[1-2]"),
+        ("failed", 13, SlurmState.FAILED, "NonZeroExitCode", "7:0", "n1"),
     ],
 )
-def test_scontrol_shows_a_job(name: str, job_id: int, state: JobState, reason: str, exit_code: str, hosts: str) -> None:
+def test_scontrol_shows_a_job(
+    name: str, job_id: int, state: SlurmState, reason: str, exit_code: str, hosts: str
+) -> None:
     detail = parse_show_job(answer(f"scontrol-show-job-{name}"))
     assert (detail.job_id, detail.state, detail.reason) == (job_id, state, reason)
     assert (detail.exit_code, detail.hosts, detail.batch_host) == (
@@ -86,7 +88,7 @@ def test_scontrol_shows_a_job(name: str, job_id: int, state: JobState, reason: s
 def test_a_comment_cannot_pass_for_a_state() -> None:
     text = answer("scontrol-show-job-running")
     assert "Comment=JobState=FAILED (it says)" in text
-    assert parse_show_job(text).state is JobState.RUNNING
+    assert parse_show_job(text).state is SlurmState.RUNNING
 
 
 @pytest.mark.parametrize("text", ["", "JobId=7 JobName=x", "slurm_load_jobs error: Invalid job id specified"])

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from monarch_hpc.core.errors import AllocationError, ConfigError
-from monarch_hpc.slurm.owner import Owner, current_owner, owner_lives
-from monarch_hpc.slurm.registry import Ended, Record, Registry, Snapshot
+from monarch_hpc.slurm.owner import OwnerProcess, current_owner, owner_lives
+from monarch_hpc.slurm.registry import AllocationRecord, Ended, Registry, Snapshot
 from tests.unit.slurm.makers import ALICE, record, row
 
 ENDED = Ended("TIMEOUT", "the time limit was reached", "scontrol", 2000.0)
@@ -22,8 +22,8 @@ def registry(tmp_path: Path) -> Registry:
 
 
 def make(
-    registry: Registry, number: int, name: str = "dev", created_s: float | None = None, owner: Owner = ALICE
-) -> Record:
+    registry: Registry, number: int, name: str = "dev", created_s: float | None = None, owner: OwnerProcess = ALICE
+) -> AllocationRecord:
     made = record(
         allocation=f"{number:08x}" + "0" * 24,
         name=name,

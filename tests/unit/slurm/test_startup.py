@@ -12,8 +12,8 @@ import pytest
 from monarch_hpc.config.load import load
 from monarch_hpc.core.files import write_json
 from monarch_hpc.slurm.client import SlurmClient
-from monarch_hpc.slurm.job import Life, Stage
-from monarch_hpc.slurm.registry import Record, Registry, Snapshot
+from monarch_hpc.slurm.job import Lifecycle, Stage
+from monarch_hpc.slurm.registry import AllocationRecord, Registry, Snapshot
 from monarch_hpc.slurm.startup import Startup
 from tests.unit.slurm.makers import record
 
@@ -30,13 +30,13 @@ def test_a_clock_that_is_set_while_agents_start_costs_nobody_a_job(
     made = replace(record(job_id=7), directory=tmp_path / "job")
     real = time.time
 
-    def snapshot(records: Sequence[Record], max_age_s: float) -> Snapshot:
+    def snapshot(records: Sequence[AllocationRecord], max_age_s: float) -> Snapshot:
         line = f"7|{made.job_name}|RUNNING|1|n1|2026-11-21T14:00:00|30:00|None\n"
         return Snapshot(0.0, frozenset(), line)
 
     stages: list[Stage] = []
 
-    def tell(life: Life) -> None:
+    def tell(life: Lifecycle) -> None:
         stages.append(life.stage)
         monkeypatch.setattr(time, "time", lambda: real() + step_s)
         if len(stages) == 2:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from monarch_hpc.slurm.states import JobState, Phase
+from monarch_hpc.slurm.states import Phase, SlurmState
 
 ENDED = {
     "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY",
@@ -16,7 +16,7 @@ RUNNING = {"RUNNING", "SUSPENDED", "RESIZING", "SIGNALING", "STOPPED", "UPDATE_D
 
 def test_each_state_has_the_phase_that_slurms_manual_gives_it() -> None:
     by_phase: dict[Phase, set[str]] = {phase: set() for phase in Phase}
-    for state in JobState:
+    for state in SlurmState:
         by_phase[state.phase].add(state.value)
     assert by_phase == {
         Phase.QUEUED: QUEUED,
@@ -29,23 +29,23 @@ def test_each_state_has_the_phase_that_slurms_manual_gives_it() -> None:
 
 
 def test_only_what_has_ended_is_not_alive() -> None:
-    assert {state.value for state in JobState if not state.phase.alive} == ENDED
+    assert {state.value for state in SlurmState if not state.phase.alive} == ENDED
 
 
 @pytest.mark.parametrize(
     ("word", "state"),
     [
-        ("RUNNING", JobState.RUNNING),
-        ("CANCELLED by 1000", JobState.CANCELLED),
-        ("CANCELLED+", JobState.CANCELLED),
-        (" node_fail\n", JobState.NODE_FAIL),
-        ("", JobState.UNKNOWN),
-        ("TELEPORTING", JobState.UNKNOWN),
+        ("RUNNING", SlurmState.RUNNING),
+        ("CANCELLED by 1000", SlurmState.CANCELLED),
+        ("CANCELLED+", SlurmState.CANCELLED),
+        (" node_fail\n", SlurmState.NODE_FAIL),
+        ("", SlurmState.UNKNOWN),
+        ("TELEPORTING", SlurmState.UNKNOWN),
     ],
 )
-def test_a_word_is_read_as_slurm_prints_it(word: str, state: JobState) -> None:
-    assert JobState.parse(word) is state
+def test_a_word_is_read_as_slurm_prints_it(word: str, state: SlurmState) -> None:
+    assert SlurmState.parse(word) is state
 
 
 def test_the_ends_that_need_words_have_them() -> None:
-    assert {state.value for state in JobState if state.phase is Phase.ENDED and not state.meaning} == {"REVOKED"}
+    assert {state.value for state in SlurmState if state.phase is Phase.ENDED and not state.meaning} == {"REVOKED"}

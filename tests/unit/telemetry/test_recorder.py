@@ -12,7 +12,7 @@ import pytest
 
 from monarch_hpc.telemetry import layout
 from monarch_hpc.telemetry.histogram import bucket_of
-from monarch_hpc.telemetry.layout import FAILED, HEADER, OPEN, RECORD, Kind
+from monarch_hpc.telemetry.layout import FAILED, HEADER, OPEN, RECORD, RecordKind
 from monarch_hpc.telemetry.memory import make_memory
 from monarch_hpc.telemetry.reading import MAX_SENT, Memory, memory_of, read_events, read_scene
 from monarch_hpc.telemetry.recorder import Recorder
@@ -68,7 +68,7 @@ def test_a_recorder_holds_no_descriptor_and_gives_its_memory_back(make: Make) ->
     recorder.waited(place)
     recorder.answered(1)
     recorder.sent(5000, actor.mark, recorder.names.endpoint("trainer", "other"), 0, 10, 0xABC)
-    actor.change(Kind.ACTOR_STOPPED)
+    actor.change(RecordKind.ACTOR_STOPPED)
     assert read_scene(memory).problem
 
 
@@ -87,7 +87,7 @@ def test_a_call_that_runs_and_one_that_waits_for_it(make: Make) -> None:
     recorder, memory = make()
     names = recorder.names
     actor = recorder.actor(0xABC, "trainer", 3)
-    actor.change(Kind.ACTOR_READY)
+    actor.change(RecordKind.ACTOR_READY)
     handling = recorder.handling(actor.mark)
     handling.begin(names.endpoint("trainer", "step"), names.proc(7, "gpu01"), 41, 100, time.monotonic_ns() - 3 * 10**9)
     recorder.sent(5, actor.mark, names.endpoint("store", "get"), names.proc(8, "gpu02"), 10, 2**64 - 1)
@@ -119,7 +119,7 @@ def test_a_call_that_runs_and_one_that_waits_for_it(make: Make) -> None:
     assert count.queued[-1] == sum(count.queued) == 1
     assert 3.0 <= count.queued_longest_s == count.queued_total_s < 60.0
     handled = read_events(memory)[-1]
-    assert (handled.kind, handled.flags, handled.msg, handled.num_bytes) == (Kind.HANDLED, FAILED, 41, 100)
+    assert (handled.kind, handled.flags, handled.msg, handled.num_bytes) == (RecordKind.HANDLED, FAILED, 41, 100)
     assert handled.dur >= 0
     assert 3e6 <= handled.queued_us < 60e6
     assert handled.answer_bytes == 77
@@ -222,7 +222,7 @@ def test_the_ring_keeps_the_latest_events(make: Make) -> None:
     recorder, memory = make()
     num = layout.NUM_EVENTS + 100
     for number in range(num):
-        recorder.change(Kind.MESH_SPAWNED, msg=number)
+        recorder.change(RecordKind.MESH_SPAWNED, msg=number)
     assert [event.msg for event in read_events(memory)] == list(range(100, num))
 
 
@@ -262,8 +262,8 @@ def test_more_actors_calls_and_waits_than_there_is_room_for(make: Make) -> None:
 
 def test_what_became_of_an_actor_stays_until_its_place_is_needed(make: Make) -> None:
     recorder, memory = make()
-    recorder.actor(1, "old", 0).change(Kind.ACTOR_FAILED, "it fell over\nand a traceback")
-    recorder.actor(2, "new", 0).change(Kind.ACTOR_READY)
+    recorder.actor(1, "old", 0).change(RecordKind.ACTOR_FAILED, "it fell over\nand a traceback")
+    recorder.actor(2, "new", 0).change(RecordKind.ACTOR_READY)
     told = {(seen.name, seen.state, seen.cause) for seen in read_scene(memory).actors}
     assert told == {("old", "failed", "it fell over"), ("new", "ready", "")}
     for number in range(3, layout.NUM_ACTORS + 2):

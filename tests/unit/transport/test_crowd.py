@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch_hpc.transport.connect.half_open import GRACE_S, MAX_PER_ADDRESS, SLOW_S, Crowd
+from monarch_hpc.transport.connect.half_open import GRACE_S, MAX_PER_ADDRESS, SLOW_S, HalfOpen
 
 
 @dataclass(eq=False)
@@ -18,8 +18,8 @@ class Somebody:
     greeted: bool = False
 
 
-def crowd_of(*people: Somebody, limit: int = 64) -> Crowd[Somebody]:
-    crowd: Crowd[Somebody] = Crowd(limit, 5.0)
+def crowd_of(*people: Somebody, limit: int = 64) -> HalfOpen[Somebody]:
+    crowd: HalfOpen[Somebody] = HalfOpen(limit, 5.0)
     for somebody in people:
         crowd.add(somebody)
     return crowd

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 
 from monarch_hpc.transport.secure.noise import Cipher
-from monarch_hpc.transport.secure.records import CHUNK_BYTES, Bulk, Inbox, Outbox
+from monarch_hpc.transport.secure.records import CHUNK_BYTES, Bulk, RecordReader, RecordWriter
 from monarch_hpc.wire.frames import Frame, Kind, pack_frame, pack_head
 
 
-def carry(outbox: Outbox, inbox: Inbox) -> bool:
+def carry(outbox: RecordWriter, inbox: RecordReader) -> bool:
     """Carry one write to the other side; False if there was none."""
     data = memoryview(outbox.next_write())
     num_bytes = len(data)
@@ -29,9 +29,9 @@ def bulk(number: int, num_bytes: int) -> Bulk:
 
 def test_what_is_urgent_goes_before_what_waits_but_not_into_what_has_begun() -> None:
     key = os.urandom(32)
-    outbox = Outbox(Cipher(key))
+    outbox = RecordWriter(Cipher(key))
     came: list[tuple[Kind, int]] = []
-    inbox = Inbox(Cipher(key), 2**30, lambda frame: came.append((frame.kind, frame.dest)))
+    inbox = RecordReader(Cipher(key), 2**30, lambda frame: came.append((frame.kind, frame.dest)))
     outbox.queued.extend([bulk(1, 5 * CHUNK_BYTES), pack_frame(Frame(Kind.CALL, 2)), bulk(3, CHUNK_BYTES)])
     outbox.urgent.append(pack_frame(Frame(Kind.CREDIT, 4)))
     assert carry(outbox, inbox) and came == [(Kind.CREDIT, 4)]
@@ -45,9 +45,9 @@ def test_what_is_urgent_goes_before_what_waits_but_not_into_what_has_begun() -> 
 
 def test_what_is_urgent_goes_alone_too() -> None:
     key = os.urandom(32)
-    outbox = Outbox(Cipher(key))
+    outbox = RecordWriter(Cipher(key))
     came: list[Frame] = []
-    inbox = Inbox(Cipher(key), 2**30, came.append)
+    inbox = RecordReader(Cipher(key), 2**30, came.append)
     outbox.urgent.append(pack_frame(Frame(Kind.PING)))
     assert outbox.waiting
     assert carry(outbox, inbox)

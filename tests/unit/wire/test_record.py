@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch_hpc.wire.record import MARK, Record, Unmarker, parse_record, render_record, split_marked
+from monarch_hpc.wire.record import MARK, LogRecord, Unmarker, parse_record, render_record, split_marked
 
-RECORD = Record("lib.x", logging.WARNING, "é\nTraceback:\n  \x1b\x00", 12.5, "worker", "/a/b.py", 7, "go", "main")
+RECORD = LogRecord("lib.x", logging.WARNING, "é\nTraceback:\n  \x1b\x00", 12.5, "worker", "/a/b.py", 7, "go", "main")
 
 
 def test_a_record_survives_and_is_one_line() -> None:

@@ -9,11 +9,11 @@ from monarch_hpc.config.schema import FabricConfig, LogsConfig, TransportConfig,
 from monarch_hpc.core.ids import SlurmIds
 from monarch_hpc.supervision.lease import Lease
 
-__all__ = ["Place"]
+__all__ = ["ProcSettings"]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ProcSettings:
     """Where an agent is and what it hands on to its procs.
 
     Args:

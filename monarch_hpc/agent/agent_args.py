@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Post"]
+__all__ = ["AgentArgs"]
 
 
 @dataclass(frozen=True, slots=True)
-class Post:
+class AgentArgs:
     """Where an agent sits: what its command line and its host say.
 
     Args:
