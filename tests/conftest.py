@@ -21,6 +21,7 @@ hypothesis.settings.load_profile("house")
 _SETTLE_S = 5.0
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep each file's tests in one process, in their order, and all tests that need a Slurm: they share one lab."""
     with_lab = Path(__file__).with_name("slurm")

@@ -95,12 +95,13 @@ class Worker(Actor):
         return monarch_hpc.context().deadline_left_s
 
     @endpoint
-    def ask(self, other: ActorMesh[Worker], name: str) -> str:
-        """Calls another one without a time limit, which has that of this call."""
+    def ask(self, other: ActorMesh[Worker], name: str, hold: str = "") -> str:
+        """Calls another one without a time limit, which has that of this call; then answers once *hold* opens."""
         try:
             other.block.call_one(name).get()
         except CallTimeout as late:
             self.log.append("late")
+            assert not hold or gate(hold).wait(_PATIENCE_S)
             return str(late)
         return "answered"
 
@@ -273,10 +274,11 @@ def test_calls_made_for_a_call_end_with_its_time(procs: ProcMesh) -> None:
     first, second = (procs.slice(gpus=gpu).spawn("worker", Worker) for gpu in range(2))
     for mesh in (first, second):
         noted(mesh)
-    asking = first.ask.options(timeout=1.0).call_one(second, "nested")
+    asking = first.ask.options(timeout=1.0).call_one(second, "nested", "asked")
     behind = second.note.call_one("behind")
     with pytest.raises(CallTimeout):
         asking.get(_PATIENCE_S)
+    open_gate(procs.slice(gpus=0), "asked")
     noted(first, "late")
     open_gate(procs.slice(gpus=1), "nested")
     assert behind.get(_PATIENCE_S) == "behind"
