@@ -48,7 +48,7 @@ class _Term:
 
 
 def main(start: ProcStart) -> int:
-    """Serve actors until the agent says SIGTERM; return the exit status."""
+    """Serve actors until SIGTERM; return minus its number: the process is to end by it, once it has cleaned up."""
     info = ProcInfo(
         allocation=start.allocation,
         run=start.run,
@@ -118,4 +118,4 @@ def main(start: ProcStart) -> int:
     node.close(STOPPED)
     sys.stdout.flush()
     sys.stderr.flush()
-    return 0
+    return -signal.SIGTERM

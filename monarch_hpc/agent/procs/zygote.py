@@ -143,6 +143,7 @@ def run(
     Args:
         fds: where its output, its errors and its hello go.
         agent_pid: its parent, once the kernel has settled that.
+        entry: returns the exit status, or minus the number of the signal by which the process is to end.
     """
     code = 1
     try:
@@ -165,7 +166,11 @@ def run(
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
-        os._exit(code & 0xFF)
+        # A task of a step that ends by a signal would fail the step, and with it the tasks that still run.
+        if code < 0 and not order.in_step:
+            signal.signal(-code, signal.SIG_DFL)
+            os.kill(os.getpid(), -code)
+        os._exit(max(code, 0) & 0xFF)
 
 
 def _settle(order: ProcOrder, start: ProcStart, agent_pid: int) -> None:
