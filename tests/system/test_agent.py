@@ -134,6 +134,29 @@ def test_a_preload_is_imported_once_and_shared(directory: Path, tmp_path: Path) 
         assert client.lines(mesh, 0) == client.lines(mesh, 1) != []
 
 
+def test_a_run_that_spawns_many_meshes_delays_no_other(directory: Path) -> None:
+    with Client(directory, "aaaaaaaa") as many, Client(directory, "bbbbbbbb") as one:
+        (first,) = many.spawn_ready([0])
+        agent = int(Path(f"/proc/{first}/stat").read_text().rpartition(")")[2].split()[1])
+        children = Path(f"/proc/{agent}/task/{agent}/children").read_text().split()
+        (zygote,) = (int(pid) for pid in children if int(pid) != first)
+        os.kill(zygote, signal.SIGSTOP)  # so that all orders wait
+        try:
+            meshes = [many.spawn([0]) for _ in range(50)]
+            wanted, unwanted = meshes[:25], meshes[25:]
+            own, given_up = one.spawn([0]), one.spawn([0])
+            for client, gone in ((many, unwanted), (one, [given_up])):
+                for mesh in gone:
+                    client.send(StopProcs(client.run, mesh, [0], 1.0))
+                failed = client.wait_all(SpawnFailed, len(gone))
+                assert {failure.cause for failure in failed} == {"stopped before it was forked"}
+        finally:
+            os.kill(zygote, signal.SIGCONT)
+        (pid,) = one.pids(own, 1)
+        before = [other for mesh in wanted for other in many.pids(mesh, 1) if other < pid]
+        assert len(before) < 5, "the runs do not take turns"
+
+
 def test_a_killed_zygote_is_replaced(directory: Path) -> None:
     with Client(directory, "aaaaaaaa") as client:
         first = client.spawn_ready([0])

@@ -334,14 +334,6 @@ def test_a_killed_proc_fails_its_calls_with_the_cause_and_spares_the_others(host
             procs.spawn("nowhere", Probe)
 
 
-def test_a_proc_that_is_terminated_by_hand_names_the_signal(hosts: HostMesh) -> None:
-    with hosts.slice(hosts=0).spawn_procs() as procs:
-        mesh = procs.spawn("victim", Probe)
-        os.kill(mesh.pid.call_one().get(_PATIENCE_S), signal.SIGTERM)
-        with pytest.raises(ActorDied, match=r"on local0.* died: signal 15 \(SIGTERM\)"):
-            wait_until("its death", lambda: mesh.add.call_one(1).get(_PATIENCE_S), accept=lambda _: False)
-
-
 def test_of_a_crash_the_line_that_did_it_is_told(hosts: HostMesh) -> None:
     with hosts.slice(hosts=0).spawn_procs() as procs, pytest.raises(ActorDied, match=r"signal 11") as caught:
         procs.spawn("crasher", Probe).crash.call_one().get(_PATIENCE_S)

@@ -239,3 +239,11 @@ def test_a_failure_that_nobody_handles_ends_the_program(tmp_path: Path, spawn: s
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1
     assert words in done.stderr and "monarch_hpc.actor.unhandled_fault_hook" in done.stderr
+
+
+def test_a_proc_that_is_terminated_by_hand_names_the_signal(hosts: HostMesh) -> None:
+    with hosts.slice(hosts=0).spawn_procs() as procs:
+        child = procs.spawn("child", Child)
+        os.kill(child.pid.call_one().get(_PATIENCE_S), signal.SIGTERM)
+        with pytest.raises(ActorDied, match=r"child\[0\] on local0.* died: signal 15 \(SIGTERM\)"):
+            wait_until("its death", lambda: child.pid.call_one().get(_PATIENCE_S), accept=lambda _: False)

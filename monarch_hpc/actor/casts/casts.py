@@ -9,7 +9,7 @@ from typing import Protocol
 
 from monarch_hpc.actor.casts.receiver import CastReceiver, ReceptionProcess
 from monarch_hpc.actor.casts.sender import CastSender
-from monarch_hpc.actor.casts.targets import Answered, CasterProcess, CastRecord, OpenCast, Reduce
+from monarch_hpc.actor.casts.targets import Answered, CastingNode, CastRecord, OpenCast, Reduce
 from monarch_hpc.actor.messages.line import MessageLink
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.core.errors import TransportError
@@ -21,7 +21,7 @@ from monarch_hpc.wire.frames import Buffer, Frame, Kind
 __all__ = ["Casts"]
 
 
-class _Process(CasterProcess, ReceptionProcess, Protocol):
+class _Process(CastingNode, ReceptionProcess, Protocol):
     """What both need of their process."""
 
 

@@ -9,15 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from monarch_hpc.actor.casts.reduction import take_part
-from monarch_hpc.actor.casts.targets import (
-    Answered,
-    CasterProcess,
-    CastRecord,
-    CastTarget,
-    CastTargets,
-    OpenCast,
-    Reduce,
-)
+from monarch_hpc.actor.casts.targets import Answered, CastingNode, CastRecord, CastTarget, CastTargets, OpenCast, Reduce
 from monarch_hpc.actor.cell.cancellation import limited
 from monarch_hpc.actor.messages.line import MessageLink
 from monarch_hpc.actor.messages.proc_ref import ProcRef
@@ -60,13 +52,11 @@ class CastSender:
 
     Args:
         addresses: of the agent where casts enter the tree.
-        attend: told of the channel to it.
+        adopt: told of the channel to it.
     """
 
-    def __init__(
-        self, process: CasterProcess, addresses: Sequence[str], attend: Callable[[FrameChannel], None]
-    ) -> None:
-        self._attend = attend
+    def __init__(self, process: CastingNode, addresses: Sequence[str], adopt: Callable[[FrameChannel], None]) -> None:
+        self._adopt = adopt
         self._process = process
         self._addresses = addresses
         self._line: FrameChannel | None = None
@@ -114,7 +104,7 @@ class CastSender:
             except TransportError as error:
                 _log.warning("no casts through the agents, but one message for each proc: %s", error)
                 return False
-            self._attend(self._line)
+            self._adopt(self._line)
         return True
 
     # ---- what goes directly ----

@@ -19,7 +19,7 @@ from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.casts import Spans, Target, pack_target, spans_of
 from monarch_hpc.wire.frames import Frame
 
-__all__ = ["Answered", "CastRecord", "CastTarget", "CastTargets", "CasterProcess", "OpenCast", "Reduce"]
+__all__ = ["Answered", "CastRecord", "CastTarget", "CastTargets", "CastingNode", "OpenCast", "Reduce"]
 
 _MAX_AIMS = 64
 """So many slices are remembered with their hosts and ranks; those of a loop, not of a day."""
@@ -56,7 +56,7 @@ class CastRecord:
     name: int
 
 
-class CasterProcess(Protocol):
+class CastingNode(Protocol):
     """What a caster needs of its process."""
 
     engine: Engine

@@ -93,7 +93,7 @@ class ProcSpawner:
             # Before anything is asked for: what is forked then has somebody who keeps it.
             for start in starts:
                 self._prepare(order, start, procs, theirs)
-            self._ask(order, starts, theirs, partial(self._forked, procs))
+            self._ask(order, starts, theirs, procs)
         except Exception as error:  # noqa: BLE001 a callback's edge: who waits for these procs is told
             cause = _words(error)
             for proc in procs:
@@ -136,9 +136,7 @@ class ProcSpawner:
         self._engine.watch(hello, partial(self.read_hello, proc))
         self._parent.ledger.starts(proc)
 
-    def _ask(
-        self, order: SpawnProcs, starts: list[ProcStart], fds: list[int], forked: Callable[[Spawned], None]
-    ) -> None:
+    def _ask(self, order: SpawnProcs, starts: list[ProcStart], fds: list[int], procs: list[Proc]) -> None:
         """Ask the zygote, or the tasks of a step, to fork."""
         request = ProcOrder(
             starts=starts,
@@ -150,10 +148,14 @@ class ProcSpawner:
             unset=order.unset,
             in_step=bool(order.mpi),
         )
+        forked = partial(self._forked, procs)
         if order.mpi:
             self._steps.spawn(order, request, fds, forked)
         else:
-            self._zygotes.spawn(order.python, order.preload, request, fds, forked)
+            kept = self._parent.procs
+            self._zygotes.spawn(
+                order.python, order.preload, request, fds, forked, lambda: any(proc in kept for proc in procs)
+            )
 
     def _bindings(self, order: SpawnProcs) -> tuple[list[Binding], int]:
         """For each proc of this host where it is bound to, and how many threads OpenMP is to start in each."""

@@ -50,6 +50,29 @@ Spawned = list[int] | ForkProblem
 
 _Done = Callable[[Spawned], None]
 
+_MAX_IN_FLIGHT = 2
+"""Requests that a zygote has at a time, so that it is never idle; all others wait where runs take turns."""
+
+
+@dataclass(slots=True)
+class _Request:
+    """One request of a zygote.
+
+    Attributes:
+        fds: duplicates, closed once the request has gone out.
+        is_wanted: whether one of its procs is still to be started.
+    """
+
+    data: bytes
+    fds: list[int]
+    done: _Done
+    is_wanted: Callable[[], bool]
+
+    def close(self) -> None:
+        for fd in self.fds:
+            os.close(fd)
+        self.fds = []
+
 
 _Kind = tuple[str, tuple[str, ...]]
 """An interpreter, empty for our own, and what is imported in it."""
@@ -69,19 +92,31 @@ class ZygotePool:
         kind = "", tuple(preload)
         self._zygotes[kind] = _Zygote(self._engine, self._reaper, self._settings, newborn, *kind)
 
-    def spawn(self, python: str, preload: Sequence[str], order: ProcOrder, fds: Sequence[int], done: _Done) -> None:
+    def spawn(
+        self,
+        python: str,
+        preload: Sequence[str],
+        order: ProcOrder,
+        fds: Sequence[int],
+        done: _Done,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> None:
         """Fork the procs of *order* from a zygote that has imported *preload*; call *done* with the outcome.
+
+        The orders of one run are carried out in order, and runs take turns: one that spawns thousands delays no other.
 
         Args:
             python: the interpreter; empty for our own.
             fds: for each proc where its output, errors and hello go, and its memory; they may be closed on return.
+            is_wanted: asked when it is the order's turn; one that nobody wants any more is dropped.
 
         Raises:
             OSError: no zygote can be started.
         """
         assert len(order.starts) <= MAX_PROCS_PER_ORDER
         assert len(fds) == len(order.starts) * FDS_PER_PROC
-        self._get((python, tuple(preload))).send(render(render_order(order)), fds, done)
+        request = _Request(render(render_order(order)), [os.dup(fd) for fd in fds], done, is_wanted)
+        self._get((python, tuple(preload))).send(order.starts[0].run, request)
 
     def close(self) -> None:
         """Kill all zygotes; what was forked from them lives on."""
@@ -103,7 +138,10 @@ class ZygotePool:
 
 
 class _Zygote:
-    """One zygote process, from its first word on: requests go in, answers come out in the same order."""
+    """One zygote process, from its first word on: requests go in, answers come out in the same order.
+
+    Few requests go in at a time; the others wait here, a queue for each run, and the runs take turns.
+    """
 
     def __init__(
         self,
@@ -117,7 +155,8 @@ class _Zygote:
         self._engine = engine
         self._python = python
         self._process, self._sock, self._words = newborn.process, newborn.sock, newborn.words
-        self._waiting: deque[_Done] = deque()
+        self._waiting: dict[str, deque[_Request]] = {}  # by run; the run whose turn it is comes first
+        self._in_flight: deque[_Done] = deque()
         self._outgoing: deque[tuple[bytes, list[int]]] = deque()
         self._incoming = b""
         self._problem: ForkProblem | None = None
@@ -137,12 +176,25 @@ class _Zygote:
     @property
     def busy(self) -> bool:
         """Whether somebody waits for it."""
-        return bool(self._waiting)
+        return bool(self._waiting or self._in_flight)
 
-    def send(self, request: bytes, fds: Sequence[int], done: _Done) -> None:
-        """Send one request; the descriptors are duplicated until it has gone out."""
-        self._waiting.append(done)
-        self._queue(request, [os.dup(fd) for fd in fds])
+    def send(self, run: str, request: _Request) -> None:
+        """Send a request of *run* when it is its turn."""
+        self._waiting.setdefault(run, deque()).append(request)
+        self._send_waiting()
+
+    def _send_waiting(self) -> None:
+        while self._waiting and len(self._in_flight) < _MAX_IN_FLIGHT:
+            run, queue = next(iter(self._waiting.items()))
+            request = queue.popleft()
+            del self._waiting[run]
+            if queue:
+                self._waiting[run] = queue  # behind the other runs
+            if request.is_wanted():
+                self._in_flight.append(request.done)
+                self._queue(request.data, request.fds)
+            else:
+                request.close()
 
     def kill(self) -> None:
         """End the process; its `_ended` tells those who wait."""
@@ -198,9 +250,10 @@ class _Zygote:
             case {"mismatch": str(cause)}:
                 self._problem = ForkProblem(f"{self._python or sys.executable} {cause}", [])
             case {"pids": list(pids)}:
-                self._waiting.popleft()(pids)
+                self._in_flight.popleft()(pids)
             case {"error": str(cause)}:
-                self._waiting.popleft()(ForkProblem(cause, []))
+                self._in_flight.popleft()(ForkProblem(cause, []))
+        self._send_waiting()
 
     def _ended(self, how: Exit) -> None:
         self._read()  # the reason may be there
@@ -214,7 +267,12 @@ class _Zygote:
         self._outgoing.clear()
         problem = self._problem or self._unsaid(how)
         self._forget_words()
-        waiting, self._waiting = self._waiting, deque()
+        requests = [request for queue in self._waiting.values() for request in queue]
+        for request in requests:
+            request.close()
+        waiting = [*self._in_flight, *(request.done for request in requests)]
+        self._in_flight.clear()
+        self._waiting.clear()
         if self._problem is not None and not waiting:
             _log.warning("%s (config key 'procs.preload'):\n%s", problem.cause, "\n".join(problem.last_lines))
         for done in waiting:
