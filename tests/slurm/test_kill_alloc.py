@@ -31,6 +31,21 @@ exit $status
 """
 
 
+KILLING_SBATCH = """#!/bin/bash
+/usr/bin/sbatch "$@" > /dev/null
+kill -KILL $PPID
+"""
+
+
+def with_sbatch(alice: Alice, script: str) -> str:
+    """A PATH on which *script* is sbatch."""
+    tools = alice.folder / "bin"
+    alice.lab.run(
+        ["sh", "-c", f"mkdir -p {tools}; cat > {tools}/sbatch; chmod 755 {tools}/sbatch"], stdin=script, check=True
+    )
+    return f"{tools}:{alice.lab.run(['sh', '-c', 'echo $PATH']).stdout.strip()}"
+
+
 def kill_one(process: subprocess.Popen[str], after_s: float) -> None:
     """Kill *process* after so many seconds, unless it has ended by itself."""
     try:
@@ -48,11 +63,7 @@ def unrecorded(alice: Alice) -> set[str]:
 
 @pytest.mark.slow
 def test_fifty_kills_at_random_moments_leak_no_job(alice: Alice) -> None:
-    tools = alice.folder / "bin"
-    alice.lab.run(
-        ["sh", "-c", f"mkdir -p {tools}; cat > {tools}/sbatch; chmod 755 {tools}/sbatch"], stdin=SLOW_SBATCH, check=True
-    )
-    path = alice.lab.run(["sh", "-c", "echo $PATH"]).stdout.strip()
+    path = with_sbatch(alice, SLOW_SBATCH)
     begun_s = time.monotonic()
     assert alice.run("alloc", "first", "-N", "1", "-t", "5").returncode == 0
     latest_s = LATEST * (time.monotonic() - begun_s)  # a machine with other work on it takes several times as long
@@ -62,7 +73,7 @@ def test_fifty_kills_at_random_moments_leak_no_job(alice: Alice) -> None:
     for first in range(0, NUM_KILLS, AT_ONCE):
         batch = []
         for number in range(first, first + AT_ONCE):
-            slow = {"PATH": f"{tools}:{path}"} if number % 2 else {}
+            slow = {"PATH": path} if number % 2 else {}
             flags = ("--bg",) if number % 3 == 0 else ()
             # The first four get hosts, the others wait for them: both lives are cut short.
             batch.append(alice.start("alloc", f"k{number}", "-N", "1", "-t", "5", *flags, env=slow))
@@ -76,8 +87,6 @@ def test_fifty_kills_at_random_moments_leak_no_job(alice: Alice) -> None:
     assert 5 <= len(with_job) <= NUM_KILLS - 5, [(record["name"], record["state"]) for record in records]
     leaked = wait_until("jobs without a record to go", lambda: unrecorded(alice), 40, accept=lambda jobs: not jobs)
     assert leaked == set()
-    ends = [json.loads(path.read_text()) for path in alice.state.glob("*/ended.json")]
-    assert [end for end in ends if end["reason"] == "who asked for it is gone"], ends
 
     done = alice.run("release", "--all", timeout_s=120)
     assert done.returncode == 0, done.stderr
@@ -86,3 +95,16 @@ def test_fifty_kills_at_random_moments_leak_no_job(alice: Alice) -> None:
     assert {host: alice.lab.processes("alice", host) for host in alice.lab.hosts} == {
         host: [] for host in alice.lab.hosts
     }
+
+
+def test_a_job_whose_alloc_died_before_it_heard_the_number_is_cancelled_by_the_next_command(alice: Alice) -> None:
+    path = with_sbatch(alice, KILLING_SBATCH)
+    assert alice.run("alloc", "killed", "-N", "1", "-t", "5", env={"PATH": path}).returncode == -signal.SIGKILL
+    assert len(alice.jobs()) == 1
+
+    def reasons() -> list[str]:
+        alice.status()
+        return [json.loads(path.read_text())["reason"] for path in alice.state.glob("*/ended.json")]
+
+    wait_until("its end", reasons, accept=lambda found: found == ["who asked for it is gone"])
+    assert alice.jobs() == {}
