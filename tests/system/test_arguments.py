@@ -190,7 +190,7 @@ CALLS: list[tuple[str, Call, str]] = [
     ("stream", lambda w: w.probe.add.stream(numbers=1), "missing a required argument: 'number'"),
     ("broadcast", lambda w: w.probe.add.broadcast(), "missing a required argument: 'number'"),
     ("no endpoint", lambda w: w.probe.sub, "probe has no endpoint 'sub'; it has: add"),
-    ("unmarked", lambda w: w.probe.helper(), "helper of probe is no endpoint: mark it with @endpoint"),
+    ("unmarked", lambda w: w.probe.helper(), "helper of probe is not an endpoint: mark it with @endpoint"),
     ("as_endpoint", lambda w: as_endpoint(3), "as_endpoint takes a method of an actor mesh"),
     ("timeout text", lambda w: w.probe.add.options(timeout="3"), "timeout is '3', a str: give a number of seconds"),
     ("timeout zero", lambda w: w.probe.add.options(timeout=0), "timeout is 0 s: give more than 0"),

@@ -136,7 +136,7 @@ def test_only_the_owner_ends_procs_and_hosts(hosts: HostMesh, procs: ProcMesh) -
     guest = procs.slice(hosts=0).spawn("guest", Guest)
     with hosts.spawn_procs() as mine:
         for reference in (mine.slice(hosts=0), pickle.loads(pickle.dumps(mine))):
-            with pytest.raises(RuntimeError, match="only who called spawn_procs can stop its procs"):
+            with pytest.raises(RuntimeError, match="only the caller of spawn_procs can stop the procs"):
                 reference.stop()
         assert "came in a message" in guest.try_to_stop.call_one(mine).get(_PATIENCE_S)
         assert "only the program can stop hosts" in guest.try_to_stop.call_one(hosts).get(_PATIENCE_S)

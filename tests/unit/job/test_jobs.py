@@ -280,7 +280,7 @@ def test_identities_travel_in_variables(monkeypatch: pytest.MonkeyPatch) -> None
     assert service_proc_addrs(["tcp://h:1"], None) == ["tcp://h:1"]
     with pytest.raises(ValueError, match="1 addresses for 2"):
         service_proc_addrs(["tcp://h:1"], ids)
-    with pytest.raises(ValueError, match="no list"):
+    with pytest.raises(ValueError, match="not a list"):
         deserialize_service_proc_ids("3")
     assert ranked_service_proc_id_from_env() is None
     monkeypatch.setenv("MONARCH_SERVICE_PROC_IDS", text)

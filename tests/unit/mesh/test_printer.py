@@ -91,7 +91,7 @@ def test_news_come_after_all_that_was_said_before(config: LogsConfig, out: Termi
 def test_a_failure_lets_nothing_wait(config: LogsConfig, out: Terminal) -> None:
     with printing(dataclasses.replace(config, fold_s=600.0), out) as printer:
         printer.show(lines("ready", "ready"), "", "n0")
-        printer.hurry()
+        printer.flush_soon()
         wait_until("the second line", lambda: "×1 more" in out.getvalue())
 
 
