@@ -1,4 +1,4 @@
-"""Specifications of jobs: what they compare, what they save, what they refuse."""
+"""Specifications of jobs: comparison, saving, and invalid arguments."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_job_is_applied_once_and_found_by_the_next_program(tmp_path: Path) -> 
     second.kill()
     assert not second.active and not ledger.exists()
     third = PaperJob(4, ledger)
-    third.state(saved)  # what was saved has ended
+    third.state(saved)  # the saved job has ended
     assert third.apply_id not in (None, first.apply_id) and job_load(saved).apply_id == third.apply_id
 
 
@@ -112,7 +112,7 @@ def test_a_saved_job_is_private_and_is_a_job(tmp_path: Path) -> None:
 
 
 class Bomb:
-    """Writes a file where it is unpickled."""
+    """Writes a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -123,11 +123,11 @@ class Bomb:
 
 def test_a_saved_job_of_somebody_else_is_not_believed_and_runs_nothing(tmp_path: Path) -> None:
     saved = tmp_path / "job.pkl"
-    write_private(saved, pickle.dumps(Bomb(tmp_path / "ran")))  # as out of an archive that was unpacked here
+    write_private(saved, pickle.dumps(Bomb(tmp_path / "ran")))  # as if unpacked here from an archive
     with pytest.raises(ConfigError, match="not a job that your programs saved"):
         job_load(str(saved))
     assert not (tmp_path / "ran").exists()
-    # A true one that names other processes to end and another folder to remove.
+    # A genuine file, changed to name other processes to kill and another folder to remove.
     true = json.loads(ProcessJob({"a": 1}).dumps())
     victim = tmp_path / "precious"
     victim.mkdir()

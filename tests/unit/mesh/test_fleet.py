@@ -23,7 +23,7 @@ OWNER = MeshOwner(proc=77, actor=5)
 
 
 class World:
-    """A fleet on three hosts, and all that it asks for."""
+    """A fleet on three hosts that records the messages it sends."""
 
     def __init__(self) -> None:
         self.sent: list[Message] = []
@@ -190,7 +190,7 @@ def test_a_plan_that_cannot_be_sent_is_an_error_at_once(world: World) -> None:
 def test_a_refused_order_fails_at_once_and_a_refused_stop_names_the_hosts(world: World) -> None:
     mesh = world.start()
     world.fleet.on_failed(mesh, SpawnError("any host", "umask 7000 is out of range"))
-    assert not world.outcomes  # before none is left
+    assert not world.outcomes  # not before all procs have ended
     world.fleet.on_not_stopped(mesh)
     assert [str(outcome) for outcome in world.outcomes] == ["no proc on any host: umask 7000 is out of range"]
     running = world.start()
