@@ -135,7 +135,7 @@ class ProcMesh(MeshView):
     ) -> Future[None]:
         """Choose how the output and log records of the procs in this view are treated from here on.
 
-        An argument left at None keeps the default from section `logs` of the configuration.
+        An argument that is None takes its value from section `logs` of the configuration, whatever was chosen before.
 
         Args:
             stream_to_client: whether the program shows the output; the run's files have it in any case.

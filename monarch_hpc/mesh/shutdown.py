@@ -23,7 +23,8 @@ def shutdown_context(host_timeout: float | None = None) -> Future[None]:
         A future that is done already: the call blocks until everything has ended.
 
     Raises:
-        ValueError: *host_timeout* is negative, infinite or not a number.
+        TypeError: *host_timeout* is not a number.
+        ValueError: *host_timeout* is negative, infinite or NaN.
     """
     if host_timeout is not None and not (math.isfinite(host_timeout) and host_timeout >= 0):
         raise ValueError(f"host_timeout is {host_timeout}; give seconds, 0 or more")

@@ -34,9 +34,9 @@ _DEFAULTS = CallOptions()
 class Endpoint(Generic[P, R]):
     """One endpoint of an actor mesh, ready to be called.
 
-    All ways to call it send the arguments to the actors without waiting for an answer. `call` returns one future of all
-    results, `call_one` and `choose` the future of one result, `stream` one future for each answer, and `broadcast`
-    nothing.
+    All ways to call it send the arguments to the actors without waiting for an answer, though a full mailbox blocks the
+    sender. `call` returns one future of all results, `call_one` and `choose` the future of one result, `stream` one
+    future for each answer, and `broadcast` nothing.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ __all__ = ["LogChoice", "LogRequests", "both", "parse_level"]
 
 @dataclass(frozen=True, slots=True)
 class LogChoice:
-    """Settings for the output of a mesh; None keeps the default from the configuration.
+    """Settings for the output of a mesh; None stands for the value in the configuration.
 
     Attributes:
         mesh: number of the mesh.

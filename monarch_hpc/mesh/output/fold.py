@@ -82,14 +82,14 @@ class _Group:
     Attributes:
         place: position in the order in which groups are shown.
         due_s: time at which the window ends.
-        num_gone_on: number of its ranks with a later line that is held back too.
+        num_followed: number of its ranks with a later line that is held back too.
     """
 
     key: _Key
     place: int
     due_s: float
     shown: Shown
-    num_gone_on: int = 0
+    num_followed: int = 0
 
 
 class Fold:
@@ -134,7 +134,7 @@ class Fold:
                 group.shown = Shown(said.stream, said.text, said.actor, more=True)
                 return ready + self._bound()
         if held is not None and held is not group:
-            held.num_gone_on += 1
+            held.num_followed += 1
         group.shown.add(said)
         self._held[said.rank, said.stream] = group
         return ready + self._bound()
@@ -162,7 +162,7 @@ class Fold:
             return groups[at]
         # The last group may move to the end of the order, unless one of its ranks has a later line that is held back.
         last = groups[-1]
-        if last.num_gone_on or now_s >= last.due_s:
+        if last.num_followed or now_s >= last.due_s:
             return None
         del self._groups[last.place]
         self._place += 1

@@ -27,7 +27,7 @@ Opener = Callable[[ExitStack], Path]
 """Makes an allocation that ends with the stack, and returns its directory."""
 
 TAKEN = (
-    "this program has its hosts already, and a program has those of one allocation: attach before the first use of "
+    "this program has its hosts already, and a program can use only one allocation: attach before the first use of "
     "hosts(), this_host() or this_proc(), and to all workers at once"
 )
 
