@@ -1,10 +1,10 @@
-"""A crawler as a pipeline: many fetch, a few index, and the program keeps the list of what is left.
+"""A web crawler as a pipeline: many actors fetch, a few index, and the program keeps the list of pages to visit.
 
     monarch-hpc run --local 2 examples/crawler.py
 
-The site is made up, so that nothing leaves the machine: `download` stands for a request. Whoever has the least to do
-fetches the next page (`choose`). Words go from the crawlers straight to the indexer whose they are, and never through
-the program.
+The site is simulated, so no traffic leaves the machine: `download` stands for an HTTP request. The least busy crawler
+fetches the next page (`choose`). Words go from the crawlers straight to the indexer of their shard, not through the
+program.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import monarch_hpc
 from monarch_hpc import Actor, ActorMesh, endpoint
 
 NUM_PAGES = 300
-BROKEN = 13  # a page that the site links to and does not have
-MAX_UNDER_WAY = 32
+BROKEN = 13  # a page that has links to it but does not exist
+MAX_IN_FLIGHT = 32
 
 WORDS = ["actor", "mesh", "rank", "host", "slice", "cast", "credit", "fabric"]
 
@@ -33,7 +33,7 @@ def download(url: str) -> str:
 
 
 class Indexer(Actor):
-    """Counts the words of its shard."""
+    """Counts the words in its shard."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -53,13 +53,13 @@ class Crawler(Actor):
 
     @endpoint
     def crawl(self, url: str) -> list[str]:
-        """Index one page, and return its links."""
+        """Index one page and return its links."""
         page = download(url)
         shards: dict[int, list[str]] = {}
         for word in re.findall(r"\b[a-z]+\b", re.sub("<[^>]*>", "", page)):
             shards.setdefault(WORDS.index(word) % len(self.indexers), []).append(word)
         sent = [self.indexers.slice(shard=shard).add.call_one(words) for shard, words in shards.items()]
-        for future in sent:  # answered: what the program has seen is in the index
+        for future in sent:  # wait, so that a page the program has seen is in the index
             future.get()
         return re.findall('href="([^"]*)"', page)
 
@@ -69,17 +69,17 @@ indexers = hosts.spawn_procs(name="index").flatten("shard").spawn("indexer", Ind
 crawlers = hosts.spawn_procs(per_host={"crawlers": 2}, name="crawl").spawn("crawler", Crawler, indexers)
 
 todo, seen, broken = ["/page/1"], {"/page/1"}, []
-under_way: dict[Future[list[str]], str] = {}
-while todo or under_way:
-    while todo and len(under_way) < MAX_UNDER_WAY:
+in_flight: dict[Future[list[str]], str] = {}
+while todo or in_flight:
+    while todo and len(in_flight) < MAX_IN_FLIGHT:
         url = todo.pop()
-        under_way[crawlers.crawl.choose(url)] = url
-    done, _ = wait(under_way, return_when=FIRST_COMPLETED)
+        in_flight[crawlers.crawl.choose(url)] = url
+    done, _ = wait(in_flight, return_when=FIRST_COMPLETED)
     for future in done:
-        url = under_way.pop(future)
+        url = in_flight.pop(future)
         try:
             links = future.result()
-        except FileNotFoundError as error:  # raised by the crawler; the others go on
+        except FileNotFoundError as error:  # raised by the crawler; the other calls continue
             broken.append(str(error))
             continue
         todo += [link for link in links if link not in seen]
@@ -90,7 +90,7 @@ for shard_counts in indexers.counted.call().get().values():
     counts.update(shard_counts)
 print(f"{len(seen)} pages, {sum(counts.values())} words, most often {counts.most_common(3)}; broken: {broken}")
 
-# One process does the same, to check.
+# The same in one process, to check the result.
 pages = [download(url) for url in seen if url != f"/page/{BROKEN}"]
 expected = Counter(word for page in pages for word in re.sub("<[^>]*>", "", page).split())
 if counts != expected or broken != [f"404: /page/{BROKEN}"]:

@@ -2,8 +2,8 @@
 
     monarch-hpc run --local 2 examples/digits_ddp.py
 
-Every proc trains on its share of the images; torch.distributed averages the gradients. The same
-script runs on a laptop, on an allocation and inside an sbatch script.
+Every proc trains on its share of the images; torch.distributed averages the gradients. The same script runs on a
+laptop, on an allocation and inside an sbatch script.
 """
 
 import time
@@ -16,7 +16,7 @@ import monarch_hpc
 from monarch_hpc import Actor, current_rank, endpoint, spmd
 
 NUM_EPOCHS = 16
-BATCH_SIZE = 64  # images of one step, over all procs
+BATCH_SIZE = 64  # images in one step, over all procs
 NUM_TEST = 360
 
 
@@ -24,7 +24,7 @@ class Trainer(Actor):
     """One rank: a copy of the network and a share of the images. B = images, P = pixels."""
 
     def __init__(self, images_BP: torch.Tensor, labels_B: torch.Tensor, num_ranks: int) -> None:
-        torch.manual_seed(0)  # the same first weights everywhere
+        torch.manual_seed(0)  # the same initial weights on all ranks
         torch.set_num_threads(1)
         rank = current_rank().rank
         self.images_BP, self.labels_B = images_BP[rank::num_ranks], labels_B[rank::num_ranks]
@@ -41,7 +41,7 @@ class Trainer(Actor):
 
     @endpoint
     def train_epoch(self) -> tuple[float, int]:
-        """Return the sum of the batches' losses, and how many images were seen."""
+        """Return the mean loss over the batches, and the number of images seen."""
         order_B = torch.randperm(len(self.images_BP), generator=self.shuffle)
         total = 0.0
         for batch in order_B[: self.num_steps * self.batch_size].split(self.batch_size):
@@ -65,7 +65,7 @@ labels_B = torch.tensor(digits.target)[order_B]
 test_BP, train_BP = images_BP[:NUM_TEST], images_BP[NUM_TEST:]
 test_B, train_B = labels_B[:NUM_TEST], labels_B[NUM_TEST:]
 
-# Imported once per host, not once per proc; the second is what torch's optimizers import.
+# Imported once per host, not once per proc; torch's optimizers import the second module.
 procs = monarch_hpc.hosts().spawn_procs(per_host={"gpus": 2}, preload=["torch", "torch._dynamo"])
 spmd(procs).init("gloo")
 trainers = procs.spawn("trainer", Trainer, train_BP, train_B, len(procs))

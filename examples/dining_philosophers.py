@@ -1,10 +1,10 @@
-"""The dining philosophers: actors that wait for each other, and never for ever.
+"""The dining philosophers: actors that wait for each other without deadlock.
 
     monarch-hpc run --local 2 examples/dining_philosophers.py
 
-Forks and philosophers are actors. Between any two seats lies one fork, and who wants to eat needs both. `take` is a
-concurrent endpoint: while one philosopher waits in it, the fork can still be given back. Everybody takes the fork with
-the lower number first, so that no circle of waiting philosophers can close.
+Forks and philosophers are actors. One fork lies between any two seats, and a philosopher needs both neighbouring forks
+to eat. `take` is a concurrent endpoint: while one philosopher waits in it, the fork can still be given back. Every
+philosopher takes the fork with the lower number first, so the philosophers cannot wait for each other in a cycle.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ procs = monarch_hpc.hosts().spawn_procs(per_host={"chairs": 3}).flatten("seat")
 forks = procs.spawn("fork", Fork)
 philosophers = procs.spawn("philosopher", Philosopher, forks)
 
-# If they blocked each other, this would say so after a minute, and name who does not answer.
+# A deadlock would raise CallTimeout after a minute, with the actors that did not answer.
 meals = philosophers.dine.options(timeout=60).call(NUM_MEALS).get()
 for point, num_meals in meals:
     print(f"philosopher {point['seat']} ate {num_meals} times")

@@ -1,4 +1,4 @@
-"""The programming model in one page: hosts, procs, actors, calls, slices, errors.
+"""The programming model on one page: hosts, procs, actors, calls, slices, errors.
 
 monarch-hpc run --local 2 examples/hello_mesh.py
 """
@@ -24,8 +24,8 @@ class Greeter(Actor):
 
 
 hosts = monarch_hpc.hosts()  # the allocation that `monarch-hpc run` chose
-procs = hosts.spawn_procs(per_host={"gpus": 2})  # two procs a host
-greeters = procs.spawn("greeter", Greeter, "hello")  # one actor a proc
+procs = hosts.spawn_procs(per_host={"gpus": 2})  # two procs on each host
+greeters = procs.spawn("greeter", Greeter, "hello")  # one actor in each proc
 
 for point, answer in greeters.greet.call("world").get():  # all of them
     print(point, answer)
@@ -36,5 +36,5 @@ greeters.slice(gpus=0).greet.broadcast("everybody with gpus=0")  # no answer wan
 
 try:
     one.divide.call_one(1, 0).get()
-except ZeroDivisionError as error:  # remote errors keep their class, and bring their traceback
+except ZeroDivisionError as error:  # remote errors keep their class and carry their traceback
     print("caught:", error)

@@ -1,9 +1,10 @@
-"""A parameter server: workers fit one linear model together, each at its own pace, by messages.
+"""A parameter server: workers fit one linear model together, each at its own pace.
 
     monarch-hpc run --local 2 examples/parameter_server.py
 
-The server owns the weights. A worker pulls them, computes a gradient on its share of the data, and pushes that; nobody
-waits for the slowest. The server handles one message at a time, so that no push is lost and none needs a lock.
+The server owns the weights. Each worker pulls them, computes a gradient on its share of the data, and pushes the
+gradient; no worker waits for the slowest. The server handles one message at a time, so no push is lost and no lock is
+needed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import monarch_hpc
 from monarch_hpc import Actor, ActorMesh, current_rank, endpoint
 
 NUM_WEIGHTS = 8
-NUM_ROWS = 400  # of each worker's share
+NUM_ROWS = 400  # in each worker's share
 NUM_STEPS = 150
 BATCH_SIZE = 20
 RATE = 0.02
@@ -48,13 +49,13 @@ class Worker(Actor):
 
     @endpoint
     def train(self) -> int:
-        """Return the largest number of pushes of others that came between a pull and the push after it."""
+        """Return the largest number of other workers' pushes between a pull and the push that follows it."""
         stalest = 0
         for _ in range(NUM_STEPS):
             version, weights = self.server.pull.call_one().get()
             batch = self.random.integers(NUM_ROWS, size=BATCH_SIZE)
             error_R = self.rows_RW[batch] @ weights - self.targets_R[batch]
-            # No answer is wanted, and order is kept: the next pull of this worker sees this push.
+            # Needs no answer: order is kept, so the next pull of this worker sees this push.
             self.server.push.broadcast(self.rows_RW[batch].T @ error_R / BATCH_SIZE)
             stalest = max(stalest, self.server.pull.call_one().get()[0] - version - 1)
         return stalest
@@ -70,7 +71,7 @@ server = first.spawn_procs(name="server").spawn("server", Server)
 workers = hosts.spawn_procs(per_host={"workers": 2}, name="workers").spawn("worker", Worker, server)
 
 for point, stalest in workers.train.stream().items():  # as they finish
-    print(f"worker {point} is done; at most {stalest} pushes of others came between")
+    print(f"worker {point} is done; staleness at most {stalest} pushes")
 
 version, weights = server.pull.call_one().get()
 losses = list(workers.loss.call(weights).get().values())

@@ -1,4 +1,4 @@
-"""Two actors hit a ball back and forth, with nobody between them: references and ports travel in messages.
+"""Two actors hit a ball back and forth directly; messages carry references to actors and ports.
 
 monarch-hpc run --local 2 examples/ping_pong.py
 """
@@ -25,7 +25,7 @@ class Player(Actor):
     def hit(self, left: int, over: Port[str]) -> None:
         self.num_hits += 1
         if left:
-            # Sent, not awaited: this call is over before the ball comes back.
+            # Sent without waiting: this call returns before the ball comes back.
             self.other.hit.broadcast(left - 1, over)
         else:
             over.send(f"the last hit was on {monarch_hpc.context().proc.host}")

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A whole session on a real Slurm of four hosts on this machine, as the ordinary user alice: `make slurm-demo`.
+# A complete session on a real Slurm with four hosts, all on this machine, as ordinary user alice: `make slurm-demo`.
 # Needs root, for the hosts' namespaces.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -12,7 +12,7 @@ alice() {
 }
 
 "$python" -m monarch_hpc.testing.slurmlab check
-# The lab goes down whatever happens in between, Ctrl-C included.
+# The lab goes down however this script ends, Ctrl-C included.
 trap 'lab down' EXIT
 lab up --hosts 4 --share "$PWD"
 

@@ -1,10 +1,10 @@
-"""A script for torchrun, and the program that runs it on a mesh: scikit-learn's 1,797 handwritten digits.
+"""A script for torchrun, and the program that runs it on a mesh: training on scikit-learn's 1,797 handwritten digits.
 
     monarch-hpc run --local 2 examples/spmd_digits.py
     torchrun --nproc-per-node 2 examples/spmd_digits.py        # the same `train`, on one machine
 
-All that `train` knows of its mesh is in the environment that torchrun would give it: no line of it knows of actors.
-examples/digits_ddp.py trains the same network with actors, which keep it between two calls.
+`train` learns its rank only from the environment, as under torchrun, and does not use actors. examples/digits_ddp.py
+trains the same network in actors, which keep it between two calls.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def train(num_epochs: int) -> None:
     dist.init_process_group("gloo")
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     torch.set_num_threads(1)
-    torch.manual_seed(0)  # the same first weights and the same order everywhere
+    torch.manual_seed(0)  # the same initial weights and the same order on all ranks
     digits = load_digits()
     order_B = torch.randperm(len(digits.data))
     images_BP = torch.tensor(digits.data, dtype=torch.float32)[order_B] / 16
@@ -49,7 +49,7 @@ def train(num_epochs: int) -> None:
 
     with torch.no_grad():
         right = (network(test_BP).argmax(1) == test_B).float().mean()
-    dist.all_reduce(right)  # every rank must have come to the same
+    dist.all_reduce(right)  # the mean over ranks, whose networks must be the same
     accuracy = right.item() / num_ranks
     dist.destroy_process_group()
     if rank == 0:
@@ -59,11 +59,11 @@ def train(num_epochs: int) -> None:
 
 
 def control() -> None:
-    """The program: the script on every proc. It could run it again, edited or not, on the same mesh."""
+    """Run this script on every proc. It could be run again on the same mesh, also after an edit."""
     import monarch_hpc
 
     procs = monarch_hpc.hosts().spawn_procs()
-    # A rank that fails ends the others, and is raised here: what it raised, or ScriptFailed with its status.
+    # If a rank fails, the others are ended, and its exception is raised here, or ScriptFailed with its exit status.
     statuses = monarch_hpc.run_script(procs, __file__, ["--epochs", "12"]).get()
     print(f"statuses {list(statuses.values())}")
 

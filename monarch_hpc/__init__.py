@@ -3,7 +3,7 @@
     import monarch_hpc
     procs = monarch_hpc.hosts().spawn_procs(per_host={"gpus": 2})
 
-Names are loaded at their first use, so that the command line starts without the runtime.
+Names are loaded on first use, so that the command line starts without loading the runtime.
 """
 
 from __future__ import annotations

@@ -157,7 +157,18 @@ def concurrent_endpoint(
     timeout: float | None = None,
     explicit_response_port: bool = False,
 ) -> Any:  # the overloads say it exactly
-    """``endpoint(concurrent=True)``."""
+    """Mark a coroutine function as an endpoint that overlaps with others: ``endpoint(concurrent=True)``.
+
+    Args:
+        timeout: seconds that the endpoint may run; then it is cancelled, and the caller gets `TimeoutError`. None sets
+            no limit.
+        explicit_response_port: whether the method gets a `ResponsePort` before the caller's arguments. What it sends
+            there is the answer; its return value is ignored.
+
+    Raises:
+        TypeError: an argument of another type; *function* is not a coroutine function; no parameter for the port.
+        ValueError: *timeout* is not above 0.
+    """
     mark = endpoint(concurrent=True, timeout=timeout, explicit_response_port=explicit_response_port)
     return mark if function is None else mark(function)
 

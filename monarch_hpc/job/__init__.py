@@ -1,4 +1,4 @@
-"""Jobs: hosts asked for by specification, and found again; with ways into them. The names of `monarch.job`."""
+"""Jobs, which keep hosts from one program to the next; and commands, ports and shells on hosts. As `monarch.job`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands on the hosts of a mesh."""
+"""Runs commands on the hosts of a mesh."""
 
 from __future__ import annotations
 
@@ -27,13 +27,21 @@ _SUBDIR = "$SUBDIR"
 
 
 class _Command(Actor):
-    """Runs a command as a child of its proc, whose output its own is."""
+    """Runs a command as a child of its proc; the command's output becomes the proc's output."""
 
     @endpoint
     def run(
         self, argv: list[str], env: dict[str, str], workdir: str | None, client_cwd: str, output_dir: str | None
     ) -> int:
-        """Run it to its end; return its exit code, 128 + number for a signal."""
+        """Run the command to its end; return its exit code, 128 + number for a signal.
+
+        Args:
+            argv: the command and its arguments.
+            env: variables to set.
+            workdir: directory to run in; None for *client_cwd* if it exists on this host.
+            client_cwd: working directory of the program.
+            output_dir: folder for the command's output; None sends it to the program.
+        """
         rank = context().spawn_rank
         where = workdir or (client_cwd if Path(client_cwd).is_dir() else None)
         words = ["/bin/sh", "-c", 'cd "$0" && exec "$@"', where, *argv] if where else argv
@@ -64,7 +72,7 @@ def _open_until(end: contextlib.ExitStack, path: Path) -> int:
 
 
 def command_environment(rank: Point, env: Mapping[str, str]) -> dict[str, str]:
-    """What a command gets: its proc's environment, its place in the mesh, and *env*."""
+    """The environment of a command: that of its proc, its place in the mesh, and *env*."""
     ranks = {f"MONARCH_RANK_{label}": str(at) for label, at in rank.items()}
     sizes = {f"MONARCH_SIZE_{label}": str(size) for label, size in rank.extent.to_dict().items()}
     return {**os.environ, **ranks, **sizes, **env}
@@ -80,26 +88,30 @@ def exec_command(
     point: Mapping[str, int] | None = None,
     per_host: Mapping[str, int] | None = None,
 ) -> Future[int]:
-    """Run a command on the hosts of a mesh; it has begun when this returns.
+    """Run a command on the hosts of a mesh; returns once the procs that run it have started.
 
     Args:
-        host_mesh: where.
-        cmd: command and arguments. A Python file, or ``-m`` and a module, is run by the interpreter of the procs.
-        env: more variables; the command's place in the mesh is in ``MONARCH_RANK_<dim>`` and ``MONARCH_SIZE_<dim>``.
-        workdir: where it starts; None for this program's directory on hosts that have it.
-        output_dir: folder on each host for its ``stdout.txt`` and ``stderr.txt`` (0600), in which ``$SUBDIR`` stands
-            for its place. None shows its lines here, as those of procs. A folder that other users may write is refused,
-            as are files of theirs and links.
-        rank: only on the host of that rank.
-        point: only on the hosts at these coordinates.
-        per_host: dimensions of several on each host.
+        host_mesh: the hosts.
+        cmd: command and arguments. A Python file, or ``-m`` and a module, is run by this program's interpreter.
+        env: variables to set, in addition to ``MONARCH_RANK_<dim>`` and ``MONARCH_SIZE_<dim>``, the place of the
+            command in the mesh.
+        workdir: directory to run in; None for this program's working directory on hosts that have it.
+        output_dir: folder on each host for ``stdout.txt`` and ``stderr.txt`` (mode 0600); ``$SUBDIR`` in it is replaced
+            by the command's coordinates. None shows the output here, like that of procs. Folders that other users may
+            write to, files of other users, and links are refused.
+        rank: run only on the host of this rank in *host_mesh*.
+        point: run only on the hosts at these coordinates.
+        per_host: names and sizes of dimensions, to run several commands on each host; None for one.
 
     Returns:
-        A future of the largest exit code; its commands go on when nobody waits for it.
+        A future of the largest exit code, 128 + number for a signal. The commands run whether or not it is awaited, and
+        the program does not exit before they have ended.
 
     Raises:
-        TypeError: an argument of another type; *cmd* as one string, too.
-        ValueError: there is no command, or both *rank* and *point* were given.
+        TypeError: an argument of another type; also if *cmd* is a single string.
+        ValueError: *cmd* is empty, or both *rank* and *point* were given.
+        IndexError, KeyError: *rank* or *point* is not in the mesh.
+        SpawnError: a proc did not start.
     """
     check_instance("host_mesh", host_mesh, HostMesh, "a mesh of hosts, as hosts() returns it")
     cmd = check_texts("cmd", cmd, "one for each word, as in ['ls', '-l']")
@@ -125,11 +137,11 @@ def exec_command(
                 code = max(answers.get().values())
             finally:
                 procs.stop()
-        except BaseException as error:  # noqa: BLE001 raised where the future is read
+        except BaseException as error:  # noqa: BLE001 raised to the reader of the future
             future.set_exception(error)
         else:
             future.set_result(code)
 
-    # Not a daemon: the end of the program waits for the command.
+    # Not a daemon: the program must not exit before the commands have ended.
     threading.Thread(target=finish, name="monarch-exec", daemon=False).start()
     return future

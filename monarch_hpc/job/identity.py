@@ -1,4 +1,4 @@
-"""Identities of workers in their addresses, for launchers of moved programs; here they are for people only."""
+"""Identities of workers in their addresses, for launchers of moved programs; they are informative only."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ def new_service_proc_id() -> ProcId:
 
 
 def serialize_service_proc_ids(proc_ids: Sequence[ProcId]) -> str:
-    """*proc_ids* as a text for a variable."""
+    """Serialize *proc_ids* to a string for an environment variable."""
     return json.dumps([str(proc_id) for proc_id in proc_ids])
 
 
 def deserialize_service_proc_ids(serialized: str) -> list[ProcId]:
-    """What `serialize_service_proc_ids` made a text of.
+    """Return the identities that `serialize_service_proc_ids` serialized.
 
     Raises:
-        ValueError: the text is something else.
+        ValueError: *serialized* is not a JSON list of identities.
     """
     found = json.loads(serialized)
     if not isinstance(found, list):
-        raise ValueError(f"{serialized!r} is no list of identities")
+        raise ValueError(f"{serialized!r} is not a list of identities")
     return [ProcId.from_string(str(each)) for each in found]
 
 
 def service_proc_addr(address: str, proc_id: ProcId | None) -> str:
-    """*address* with an identity before it; None leaves it as it is."""
+    """*address* prefixed with an identity; unchanged for None."""
     return address if proc_id is None else f"{proc_id}@{address}"
 
 
 def service_proc_addrs(addresses: Sequence[str], proc_ids: Sequence[ProcId] | None) -> list[str]:
-    """`service_proc_addr` for each.
+    """`service_proc_addr` of each pair of address and identity.
 
     Raises:
-        ValueError: there are more of one than of the other.
+        ValueError: *addresses* and *proc_ids* differ in length.
     """
     if proc_ids is None:
         return list(addresses)
@@ -64,13 +64,13 @@ def service_proc_addrs(addresses: Sequence[str], proc_ids: Sequence[ProcId] | No
 
 
 def ranked_service_proc_id_from_env(*, rank_env: str = SERVICE_PROC_RANK_ENV) -> ProcId | None:
-    """The identity that the environment has for this process; None where it says nothing.
+    """The identity of this process according to its environment; None if the variables are not set.
 
     Args:
-        rank_env: variable with its place in the list of ``MONARCH_SERVICE_PROC_IDS``.
+        rank_env: name of the variable that holds the index of this process in the list ``MONARCH_SERVICE_PROC_IDS``.
 
     Raises:
-        ValueError: the list, or the place in it, is none.
+        ValueError: the list is invalid, or the index is not in it.
     """
     serialized, rank = os.environ.get(SERVICE_PROC_IDS_ENV), os.environ.get(rank_env)
     if serialized is None or rank is None:

@@ -1,4 +1,4 @@
-"""A job of the machine that the program runs on."""
+"""A job on the machine that the program runs on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["LocalJob"]
 
 
 class LocalJob(JobTrait):
-    """Each of its meshes is `this_host()`: the same program on one machine, for trying it out.
+    """A job in which every mesh is `this_host()`, to try a program out on one machine.
 
     Args:
         hosts: names of the meshes.
@@ -35,17 +35,17 @@ class LocalJob(JobTrait):
         return {"hosts": tuple(self._names)}
 
     def alive(self) -> bool:
-        """No: it is the program's own, and a saved one is nothing."""
+        """False: the hosts end with the program, so a saved job has none."""
         return False
 
     def _create(self) -> None:
-        """There is nothing to ask for."""
+        """Do nothing: there is nothing to request."""
 
     def _state(self) -> JobState:
         if Runtime.current is None and read_program().directory is None:
-            Controller.instance(open_embedded)  # and not the hosts of a Slurm job that the program may run in
+            Controller.instance(open_embedded)  # even inside a Slurm job, whose hosts `this_host` would use
         host = this_host()
         return JobState(dict.fromkeys(self._names, host))
 
     def _kill(self) -> None:
-        """There is nothing to give back."""
+        """Do nothing: there is nothing to give back."""

@@ -1,4 +1,4 @@
-"""The user at the other end of a connection on this machine, as the kernel says."""
+"""Finds the user at the other end of a connection within this machine, from the kernel's tables."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from monarch_hpc.agent.procs.mpi_task import peer_uid
 __all__ = ["OwnerTables", "Owners", "find_owner", "parse_owners", "peers_owner"]
 
 Owners = Mapping[tuple[str, str], int]
-"""The users of one end each: by its own address and the other end's, as the kernel writes them."""
+"""User ids of sockets, by local and remote address in the kernel's notation."""
 
 _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _LOCAL, _REMOTE, _UID, _INODE = 1, 2, 7, 9
 """Columns of these tables, see proc(5)."""
 
 _MAPPED = b"\0" * 10 + b"\xff\xff"
-"""Begins an IPv4 address in IPv6."""
+"""Prefix of IPv4 addresses mapped to IPv6."""
 
 
 class OwnerTables:
-    """The kernel's tables of sockets, kept open: they can be read when no descriptor is left for another file."""
+    """The kernel's socket tables, kept open so that they can be read even when no file descriptor is left."""
 
     def __init__(self) -> None:
         self._open = contextlib.ExitStack()
@@ -41,7 +41,7 @@ class OwnerTables:
         self._open.close()
 
     def read(self) -> Owners:
-        """Read them. It takes milliseconds: once for all connections that were accepted before it."""
+        """Read the tables. It takes milliseconds, so read them once for all connections accepted so far."""
         owners: dict[tuple[str, str], int] = {}
         for table in self._tables:
             table.seek(0)
@@ -50,12 +50,12 @@ class OwnerTables:
 
 
 def parse_owners(lines: Iterable[str]) -> Owners:
-    """Read the lines of such a table; -1 stands for an end that no process has open any more."""
+    """Parse the lines of a socket table; the user is -1 for a socket that no process has open any more."""
     owners: dict[tuple[str, str], int] = {}
     for line in lines:
         words = line.split()
         if len(words) > _INODE and words[_UID].isdecimal():
-            # The kernel shows root as its user then.
+            # For such sockets (inode 0) the kernel shows root as the user.
             owners[words[_LOCAL], words[_REMOTE]] = int(words[_UID]) if words[_INODE] != "0" else -1
     return owners
 
@@ -68,11 +68,12 @@ def peers_owner(sock: socket.socket, owners: Owners) -> int | None:
 
 
 def find_owner(here: tuple[str, int], there: tuple[str, int], owners: Owners) -> int | None:
-    """The user at the other end of a connection; None on another machine, -1 where it cannot be told on this one.
+    """The user at the other end of a connection; None if that is another machine, -1 if the user is not known.
 
     Args:
-        here: our end of it, address and port.
-        there: the other end.
+        here: address and port of our end.
+        there: address and port of the other end.
+        owners: the tables, as returned by `OwnerTables.read`.
     """
     for mapped in (False, True):
         owner = owners.get((_render(there, mapped=mapped), _render(here, mapped=mapped)))
@@ -92,6 +93,6 @@ def _render(end: tuple[str, int], *, mapped: bool) -> str:
     packed = _pack(end[0])
     if mapped and len(packed) == 4:
         packed = _MAPPED + packed
-    if sys.byteorder == "little":  # each four bytes are written as a number of this machine
+    if sys.byteorder == "little":  # the kernel prints each four bytes as a number in the machine's byte order
         packed = b"".join(packed[at : at + 4][::-1] for at in range(0, len(packed), 4))
     return f"{packed.hex().upper()}:{end[1]:04X}"

@@ -1,4 +1,4 @@
-"""TCP connections carried by actors: to services on hosts that cannot be reached otherwise."""
+"""Forwards TCP connections through actors, to services on hosts that cannot be reached directly."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ __all__ = ["PortForwarder"]
 _HOST = "127.0.0.1"
 _READ_BYTES = 64 << 10
 _CAPACITY = 64
-"""Chunks under way in each direction, 4 MiB: more than a round trip of any network that we know takes."""
+"""Chunks in flight in each direction, 4 MiB: more than the bandwidth-delay product of any network that we know."""
 _BACKLOG = 128
 _MAX_CONNECTIONS = 64
-"""At once, on each listening proc: a browser opens six to a service, a pool of clients some dozen, and each takes two
-threads here and two there. More of this user's wait."""
+"""Limit of open connections on each listening proc; further ones wait. A browser opens six to a service, a pool of
+clients some dozen, and each takes two threads at each end."""
 
 _PAUSE_S = 0.1
-"""Before the next try to accept where the process, or the machine, has no descriptor or memory left."""
+"""Pause before the next accept when the process or the machine has no descriptor or memory left."""
 
 _STOP_S = 5.0
-"""What those that carry may take to end: a proc that is stuck must not hold up the end of the program."""
+"""Time limit for the forwarding actors to stop: a proc that hangs must not delay the end of the program."""
 
 _UNIX = "unix:"
 _MAX_PATH_BYTES = 107
-"""Of a Unix socket's name."""
+"""Length limit of a Unix socket's path."""
 
 _WhichPort = int | Callable[[Point], int]
 _WhichAddress = str | Callable[[Point], str]
 
 
 class PortForwarder(Actor):
-    """Forwards TCP ports between meshes of procs until it is stopped; spawn it on `this_proc()`."""
+    """Forwards TCP ports between meshes of procs until the actor is stopped; spawn it on `this_proc()`."""
 
     def __init__(self) -> None:
         self._forwards: list[ActorMesh[Any]] = []
@@ -56,23 +56,23 @@ class PortForwarder(Actor):
     def forward(
         self, dst_proc_mesh: ProcMesh, dst_port: _WhichPort, src_proc_mesh: ProcMesh, src_address: _WhichAddress
     ) -> None:
-        """Let each proc of one mesh listen, and carry its connections to the other mesh's proc at the same place.
+        """Listen in each proc of one mesh, and forward connections through the proc of another mesh at the same point.
 
         Args:
             dst_proc_mesh: procs on the hosts of the service.
-            dst_port: of the service on 127.0.0.1 there; or a function of the proc's coordinates.
-            src_proc_mesh: procs that listen, `this_proc()` for one.
-            src_address: where they listen, ``127.0.0.1:8080`` or ``unix:/path/of/a/socket``; or a function of the
-                proc's coordinates. From the machine that listens, only this user's processes are let in: the kernel
-                says whose they are. Other machines that can reach the address reach the service.
+            dst_port: port of the service on 127.0.0.1 of these hosts; or a function of the proc's coordinates.
+            src_proc_mesh: procs that listen, e.g. `this_proc()`; a mesh with the same dimensions.
+            src_address: address to listen at, ``127.0.0.1:8080`` or ``unix:/path/of/a/socket``; or a function of the
+                proc's coordinates. Connections from the listening machine are accepted only from processes of this
+                user, as reported by the kernel. Any process on another machine that can reach the address can connect.
 
         Raises:
-            ValueError: the meshes differ in shape, or an address or port cannot be one.
-            OSError: an address is taken.
+            ValueError: the meshes differ in shape, or an address or port is invalid.
+            OSError: an address is in use.
         """
         if dst_proc_mesh.extent != src_proc_mesh.extent:
             shapes = f"{src_proc_mesh.extent} and {dst_proc_mesh.extent}"
-            raise ValueError(f"each listening proc needs one to forward to: the meshes are {shapes}")
+            raise ValueError(f"each listening proc needs a proc to forward to: the meshes are {shapes}")
         if not callable(dst_port):
             _check_port(dst_port)
         if not callable(src_address):
@@ -85,23 +85,23 @@ class PortForwarder(Actor):
         near.listen.call(src_address).get()
 
     def __cleanup__(self, error: BaseException | None) -> None:
-        # Who stops it may listen there himself at once; what an actor owns ends by itself, but later.
+        # The caller of stop() may reuse the address at once. Owned actors would end anyway, but only later.
         for mesh in reversed(self._forwards):
-            with contextlib.suppress(Exception):  # a host that died listens no more
+            with contextlib.suppress(Exception):  # a host that died no longer listens
                 mesh.stop().get(_STOP_S)
 
 
 class _Relays:
-    """Connections that are carried, each by two threads: one for each direction."""
+    """Forwarded connections, each with one thread for each direction."""
 
     def __init__(self) -> None:
         self._sockets: set[socket.socket] = set()
         self._ending = threading.Lock()
-        self.room = threading.Semaphore(_MAX_CONNECTIONS)
-        """Taken by who accepts, and given back with each connection that ends."""
+        self.slots = threading.Semaphore(_MAX_CONNECTIONS)
+        """Free connections: acquired after each accept, and released when the connection ends."""
 
     def carry(self, sock: socket.socket, out: Port[bytes], back: PortReceiver[bytes]) -> None:
-        """Send what comes from *sock* out, and what comes back to it, until both have ended."""
+        """Copy from *sock* to *out* and from *back* to *sock*, until both directions have ended."""
         self._sockets.add(sock)
         halves = [threading.Event(), threading.Event()]
 
@@ -109,7 +109,7 @@ class _Relays:
             try:
                 while data := sock.recv(_READ_BYTES):
                     out.send(data)
-                out.send(b"")  # the end of this direction; the other may go on
+                out.send(b"")  # end of this direction; the other may continue
             except (OSError, PortClosed):
                 self._abort(sock, out)
             finally:
@@ -122,7 +122,7 @@ class _Relays:
                         sock.shutdown(socket.SHUT_WR)
                         return
                     sock.sendall(data)
-            except Exception:  # noqa: BLE001 the other end broke it off; what it says is an exception of its
+            except Exception:  # noqa: BLE001 the other end aborted: it sends the exception of its choice
                 with contextlib.suppress(OSError):
                     sock.shutdown(socket.SHUT_RDWR)
             finally:
@@ -141,14 +141,14 @@ class _Relays:
         with self._ending:
             halves[which].set()
             ended = all(half.is_set() for half in halves)
-        if ended:  # for one of the two only
+        if ended:  # true for exactly one of the two threads
             self._sockets.discard(sock)
             sock.close()
             back.close()
-            self.room.release()
+            self.slots.release()
 
     def close(self) -> None:
-        """Break all of them off."""
+        """Abort all connections."""
         for sock in list(self._sockets):
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
@@ -163,12 +163,12 @@ class _Far(Actor):
 
     @endpoint
     def configure(self, port: _WhichPort) -> None:
-        """Take the service's port."""
+        """Set the service's port."""
         self._port = _check_port(port(context().spawn_rank) if callable(port) else port)
 
     @endpoint
     def open(self, back: Port[bytes]) -> Port[bytes]:
-        """Connect, and carry: what comes from the service goes to *back*."""
+        """Connect to the service, whose data goes to *back*; return the port for the data sent to the service."""
         sock = socket.create_connection((_HOST, self._port))
         out, receiver = Channel.open(capacity=_CAPACITY)
         self._relays.carry(sock, back, receiver)
@@ -179,7 +179,7 @@ class _Far(Actor):
 
 
 class _Near(Actor):
-    """Listens for who wants to reach the service."""
+    """Listens for connections to the service."""
 
     def __init__(self, far: ActorMesh[_Far]) -> None:
         self._far = far.slice(**dict(context().spawn_rank))
@@ -190,7 +190,7 @@ class _Near(Actor):
 
     @endpoint
     def listen(self, address: _WhichAddress) -> None:
-        """Begin."""
+        """Start to listen at *address*."""
         place = _parse_address(address(context().spawn_rank) if callable(address) else address)
         if isinstance(place, str):
             self._listening = _listen_at(place)
@@ -210,10 +210,10 @@ class _Near(Actor):
                 arrived, is_scarce = _accept_waiting(listening)
                 owners = tables.read() if arrived else {}
                 for sock in arrived:
-                    if not _is_welcome(sock, owners):
+                    if not _is_permitted(sock, owners):
                         sock.close()
                         continue
-                    self._relays.room.acquire()
+                    self._relays.slots.acquire()
                     threading.Thread(target=self._join, args=(sock,), name="monarch-forward", daemon=True).start()
                 if is_scarce:
                     self._over.wait(_PAUSE_S)
@@ -222,19 +222,19 @@ class _Near(Actor):
         back, receiver = Channel.open(capacity=_CAPACITY)
         try:
             out = self._far.open.call_one(back).get()
-        except Exception:  # noqa: BLE001 no service there, or no proc: whoever connected sees that it is closed
+        except Exception:  # noqa: BLE001 no service or no proc there: the client sees a closed connection
             sock.close()
             receiver.close()
-            self._relays.room.release()
+            self._relays.slots.release()
             return
         self._relays.carry(sock, out, receiver)
 
     def __cleanup__(self, error: BaseException | None) -> None:
         self._over.set()
-        self._relays.room.release()  # wakes who waits for it
+        self._relays.slots.release()  # wakes the accepting thread if it waits for a slot
         if self._listening is not None:
             with contextlib.suppress(OSError):
-                self._listening.shutdown(socket.SHUT_RDWR)  # wakes who accepts
+                self._listening.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread if it polls
             self._listening.close()
         if self._path:
             with contextlib.suppress(OSError):
@@ -246,25 +246,25 @@ _SCARCE = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 def _accept_waiting(listening: socket.socket) -> tuple[list[socket.socket], bool]:
-    """Accept who waits; tell, too, whether there are no descriptors or no memory for more."""
+    """Accept all waiting connections; also return whether descriptors or memory have run out."""
     arrived: list[socket.socket] = []
     while len(arrived) < _BACKLOG:
         try:
             arrived.append(listening.accept()[0])
-        except OSError as error:  # nobody is left, one has gone again, or it was closed
+        except OSError as error:  # none is left, a client has gone again, or the socket was closed
             return arrived, error.errno in _SCARCE
     return arrived, False
 
 
-def _is_welcome(sock: socket.socket, owners: Owners) -> bool:
+def _is_permitted(sock: socket.socket, owners: Owners) -> bool:
     try:
         return peers_owner(sock, owners) in (None, os.geteuid())
-    except OSError:  # it has gone
+    except OSError:  # the client has gone
         return False
 
 
 def _listen_at(path: str) -> socket.socket:
-    """Listen on a Unix socket; one that a killed process of ours left there is removed."""
+    """Listen on a Unix socket; a stale one, left by a killed process, is removed."""
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         os.fchmod(listening.fileno(), 0o600)
@@ -297,7 +297,5 @@ def _parse_address(address: object) -> tuple[str, int] | str:
         return path
     host, colon, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
     if not colon or not host or not port.isdecimal():
-        raise ValueError(
-            f"address {address!r} cannot be one: write address:port, such as 127.0.0.1:8080, or unix:/path"
-        )
+        raise ValueError(f"address {address!r} is invalid: write address:port, such as 127.0.0.1:8080, or unix:/path")
     return host.strip("[]"), _check_port(int(port))

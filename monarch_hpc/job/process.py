@@ -29,34 +29,34 @@ from monarch_hpc.mesh.workers import attach_to_workers
 __all__ = ["STAY", "ProcessJob", "hosts_from_config"]
 
 STAY = b"stay\n"
-"""On a worker's standard input: it does not end with the program that started it."""
+"""Written to a worker's standard input: the worker must outlive the program that started it."""
 
 _WORKER = "monarch_hpc.job.worker"
-"""By its name: it is a program, which imports this module."""
+"""By name, because that module is a program that imports this one."""
 _POLL_S = 0.01
 _END_S = 20.0
-"""How long workers may take to end; agents and procs have deadlines of their own before that."""
+"""Time limit for workers to end, longer than the deadlines of their agents and procs."""
 
 _NUM_LAST_LINES = 10
-"""Of a worker that has ended."""
+"""Lines of output quoted from a worker that has ended."""
 
 _NUM_UNNAMED = 2
-"""Hosts where no configuration says how many: the fewest with which a program shows that it can deal with several."""
+"""Default number of hosts: the fewest that exercise code for several hosts."""
 
 
 class ProcessJob(JobTrait):
-    """Each host is a worker process of this machine: several hosts without a cluster.
+    """A job whose hosts are worker processes on this machine: several hosts without a cluster.
 
-    Once the job is saved, the workers outlive the program, and the next one that asks for the same finds them. Until
-    then they end with the program, however it ends: nobody else knows of them.
+    Once the job is saved, the workers outlive the program, and the next program with the same specification finds them.
+    Until then they end with the program, however it ends, since no other program could find them.
 
     Args:
-        meshes: number of hosts by name.
-        env: variables for the workers, and so for all procs, beside those of this process.
+        meshes: number of hosts by mesh name.
+        env: variables for the workers, and thus for all procs, in addition to those of this process.
 
     Raises:
         TypeError: an argument of another type.
-        ValueError: a mesh has no host.
+        ValueError: there is no mesh, or a mesh without a host.
     """
 
     def __init__(self, meshes: Mapping[str, int], env: Mapping[str, str] | None = None) -> None:
@@ -74,18 +74,18 @@ class ProcessJob(JobTrait):
         return {**vars(self), "_hosts": None, "_children": []}
 
     def spec(self) -> Mapping[str, object]:
-        """Meshes and variables."""
+        """The number of hosts of each mesh, and the variables."""
         return {"meshes": self._meshes, "env": self._env}
 
     def alive(self) -> bool:
-        """Whether all workers run."""
+        """Whether all workers are running."""
         return bool(self._pids) and all(self._runs(pid) for pid in self._pids)
 
     def _runs(self, pid: int) -> bool:
         for child in self._children:
             if child.pid == pid:
                 return child.poll() is None
-        # By its command line, too: numbers are used again.
+        # The command line is checked too, because process ids are reused.
         with contextlib.suppress(OSError):
             return self._directory.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
         return False
@@ -124,7 +124,7 @@ class ProcessJob(JobTrait):
     def _state(self) -> JobState:
         if self._hosts is None:
             if not self.alive():
-                raise AllocationError("workers", f"a worker of this job has ended; it wrote last:{self._last_words()}")
+                raise AllocationError("workers", f"a worker of this job has ended; it wrote last:{self._last_lines()}")
             workers = [self._address(index) for index in range(len(self._pids))]
             self._hosts = attach_to_workers(private_key=f"{self._directory}/key", workers=workers)
         return cut(self._hosts, self._meshes)
@@ -137,19 +137,19 @@ class ProcessJob(JobTrait):
                     os.kill(pid, number)
             while any(self._runs(pid) for pid in self._pids) and not deadline.passed():
                 time.sleep(_POLL_S)
-        self._let_go(b"")
+        self._close_stdin(b"")
         self._children, self._pids, self._hosts = [], [], None
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _clear(self) -> None:
-        self._kill()  # those that have not ended, and what all of them left
+        self._kill()  # ends the workers that still run, and removes the folder
 
     def _end_with_program(self) -> None:
         atexit.register(self.kill)
         watch_forks(self)
 
     def forked(self, parent: int) -> None:
-        """The workers are the *parent*'s, and end with it."""
+        """Leave the workers alone in a fork: they belong to *parent*, and end with it."""
         atexit.unregister(self.kill)
         for child in self._children:
             if child.stdin is not None:
@@ -157,33 +157,34 @@ class ProcessJob(JobTrait):
         self._children, self._pids, self._hosts = [], [], None
 
     def _outlive_program(self) -> None:
-        self._let_go(STAY)
+        self._close_stdin(STAY)
 
-    def _let_go(self, word: bytes) -> None:
-        """Close the workers' standard input, at whose end they end, unless it said `STAY`."""
+    def _close_stdin(self, last: bytes) -> None:
+        """Write *last* to the workers' standard input and close it; workers end at its end, except after `STAY`."""
         for child in self._children:
             if child.stdin is not None and not child.stdin.closed:
-                with contextlib.suppress(BrokenPipeError):  # it has ended
-                    child.stdin.write(word)
+                with contextlib.suppress(BrokenPipeError):  # the worker has ended
+                    child.stdin.write(last)
                     child.stdin.close()
 
-    def _last_words(self) -> str:
+    def _last_lines(self) -> str:
         lines: list[str] = []
         for index, pid in enumerate(self._pids):
             if not self._runs(pid):
                 with contextlib.suppress(OSError):
-                    said = (Path(self._directory) / f"worker{index}.err").read_text(errors="replace")
-                    lines = said.splitlines()[-_NUM_LAST_LINES:]
-        return "".join(f"\n    {line}" for line in lines) or " nothing that is left"
+                    output = (Path(self._directory) / f"worker{index}.err").read_text(errors="replace")
+                    lines = output.splitlines()[-_NUM_LAST_LINES:]
+        return "".join(f"\n    {line}" for line in lines) or " nothing"
 
 
 def hosts_from_config(name: str) -> HostMesh:
-    """The mesh called *name* of the job that this directory works with, see `set_current_job`.
+    """The mesh called *name* of the current job of the working directory, see `set_current_job`.
 
-    Where no job was named, two workers on this machine, which end with the program.
+    Without a current job, the mesh has two worker processes on this machine, which end with the program.
 
     Raises:
         AttributeError: the job has no such mesh.
+        AllocationError, ConfigError, ImportError, TypeError: as for `load_current_job` and `JobTrait.state`.
     """
     try:
         job = load_current_job()

@@ -1,7 +1,7 @@
-"""Seals on saved jobs: a file in a working folder that this user's programs did not write is not believed.
+"""Authenticates saved jobs: a job file that this user's programs did not write is rejected.
 
-A saved job names processes to end and a folder to remove, and a working folder may be shared with other users or come
-out of an archive. So the file carries a code that only this user's key, in the state directory, can make.
+A saved job names processes to kill and a folder to remove, and a working directory may be shared with other users or
+come out of an archive. So the file carries an HMAC under a key of this user, kept in the state directory.
 """
 
 from __future__ import annotations
@@ -25,25 +25,26 @@ _SEAL = "seal"
 
 
 def seal(document: Mapping[str, object]) -> bytes:
-    """Render *document* as JSON that `break_seal` takes from this user.
+    """Render *document* as JSON with a seal of this user, for `break_seal`.
 
     Raises:
-        TypeError, ValueError: it has a value that JSON would not give back as it is.
+        TypeError, ValueError: a value of *document* does not survive a round trip through JSON.
     """
     text = json.dumps(document, allow_nan=False)
     if json.loads(text) != document:
-        raise TypeError("tuples, and keys that are not texts, come back from JSON as something else")
+        raise TypeError("tuples, and keys that are not strings, come back from JSON as something else")
     return json.dumps({**document, _SEAL: _code(document)}, indent=1).encode() + b"\n"
 
 
 def break_seal(data: bytes, source: str) -> dict[str, Any]:
-    """Return the document that `seal` rendered.
+    """Check the seal of *data* and return the document that `seal` rendered.
 
     Args:
-        source: what errors call it.
+        data: the sealed document.
+        source: name of the document in errors.
 
     Raises:
-        ConfigError: it is not one, was changed since, or is another user's.
+        ConfigError: *data* is not a sealed document, was changed, or was sealed by another user.
     """
     try:
         document = json.loads(data)
@@ -54,7 +55,7 @@ def break_seal(data: bytes, source: str) -> dict[str, Any]:
     if not genuine:
         problem = (
             "is not a job that your programs saved on this machine's file systems: it was changed, another program "
-            "wrote it, or the key in the state directory (paths.state) is another one by now; remove it, or give "
+            "wrote it, or the key in the state directory (paths.state) has been replaced; remove it, or give "
             "another path"
         )
         raise ConfigError("", "", source, problem)

@@ -1,4 +1,4 @@
-"""A terminal on a host, without a login there."""
+"""An interactive shell on a host, without a login there."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ __all__ = ["shell"]
 
 _READ_BYTES = 16 << 10
 _CAPACITY = 64
-"""Chunks under way: one that prints without end is held up by the terminal, as anywhere."""
+"""Chunks of output in flight; a command that prints without end is slowed to the terminal's pace, as anywhere."""
 _HANG_UP_S = 2.0
-"""Between SIGHUP, which a shell ends by, and SIGKILL."""
+"""Time between SIGHUP, which ends a shell, and SIGKILL."""
 _END_OF_INPUT = b"\x04"  # Ctrl-D
 _USUAL_SIZE = 24, 80
-"""Lines and columns of a terminal that does not say."""
+"""Lines and columns of a terminal that does not report its size."""
 
 
 class _Shell(Actor):
@@ -56,14 +56,26 @@ class _Shell(Actor):
         terminal: str,
         size: tuple[int, int],
     ) -> Port[bytes | tuple[int, int]]:
-        """Start it; what it prints goes to *output*, at last its exit code. Returns where to send what is typed."""
+        """Start the shell; its output goes to *output*, and finally its exit code.
+
+        Args:
+            output: port for chunks of output, then the exit code.
+            env: variables to set.
+            workdir: directory to run in; None for *client_cwd* if it exists on this host, else ``/``.
+            client_cwd: working directory of the program.
+            terminal: value of ``TERM``.
+            size: lines and columns of the terminal.
+
+        Returns:
+            A port for input, and for new sizes of the terminal.
+        """
         self._master, slave = os.openpty()
         _set_size(self._master, size)
         environment = {**command_environment(context().spawn_rank, env), "TERM": terminal}
         where = workdir or (client_cwd if os.path.isdir(client_cwd) else "/")
         program = environment.get("SHELL") or "/bin/sh"
         try:
-            # setsid makes the terminal that of the shell, so that it has job control.
+            # setsid --ctty makes the pseudoterminal the shell's controlling terminal, so that job control works.
             words = ["setsid", "--ctty", "/bin/sh", "-c", 'cd "$0" && exec "$1" -i', where, program]
             self._process = launch(words, environment, stdin=slave, stdout=slave, stderr=slave)
         finally:
@@ -75,7 +87,7 @@ class _Shell(Actor):
 
     def _print(self, output: Port[bytes | int], process: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(PortClosed):
-            with contextlib.suppress(OSError):  # EIO: nobody has the terminal open any more
+            with contextlib.suppress(OSError):  # EIO: no process has the terminal open any more
                 while data := os.read(self._master, _READ_BYTES):
                     output.send(data)
             code = process.wait()
@@ -102,18 +114,21 @@ class _Shell(Actor):
 
 
 def shell(host_mesh_singleton: HostMesh, *, env: Mapping[str, str] | None = None, workdir: str | None = None) -> int:
-    """Run an interactive shell on a host, with this program's terminal as its own; return its exit code.
+    """Run an interactive shell on a host, attached to this program's terminal; blocks until the shell ends.
 
-    Nothing has to listen on the host: the terminal is carried by an actor.
+    Needs no server on the host: an actor carries the terminal's input and output.
 
     Args:
         host_mesh_singleton: a mesh of one host.
-        env: more variables for the shell.
-        workdir: where it starts; None for this program's directory on a host that has it.
+        env: variables to set for the shell.
+        workdir: directory to start in; None for this program's working directory, or ``/`` on a host without it.
+
+    Returns:
+        The shell's exit code, 128 + number for a signal.
 
     Raises:
         TypeError: an argument of another type.
-        ValueError: the mesh has more hosts than one.
+        ValueError: the mesh has more than one host.
     """
     check_instance("host_mesh_singleton", host_mesh_singleton, HostMesh, "a mesh of one host, such as this_host()")
     variables = check_env(env)
@@ -139,16 +154,16 @@ def _show(receiver: PortReceiver[Any], stdout: int) -> int:
         if isinstance(message, int):
             return message
         _write(stdout, message)
-    raise AssertionError("a receiver that nobody closes does not end")
+    raise AssertionError("a receiver that is never closed does not end")
 
 
 @contextlib.contextmanager
 def _forwarding(stdin: int, typed: Port[bytes | tuple[int, int]]) -> Iterator[None]:
-    """Send what is typed, and take no key after the end."""
+    """Send what is typed to the shell; read no key after the end of the context."""
     over, end = os.pipe()
 
     def forward() -> None:
-        # The shell may end at any time, and its host be lost.
+        # The shell may end, or its host be lost, at any time.
         with contextlib.suppress(OSError, RuntimeError, PortClosed):
             while over not in (ready := select.select([stdin, over], [], [])[0]):
                 assert stdin in ready
@@ -170,12 +185,12 @@ def _forwarding(stdin: int, typed: Port[bytes | tuple[int, int]]) -> Iterator[No
 
 @contextlib.contextmanager
 def _raw(terminal: int) -> Iterator[None]:
-    """Hand every key on as it is typed; also Ctrl-C, which is for the shell."""
+    """Put the terminal into raw mode: every key goes to the shell, including Ctrl-C."""
     if not os.isatty(terminal):
         yield
         return
     before = termios.tcgetattr(terminal)
-    tty.setraw(terminal, termios.TCSADRAIN)  # what was typed already is for the shell
+    tty.setraw(terminal, termios.TCSADRAIN)  # keeps the input typed so far, which is for the shell
     try:
         yield
     finally:
@@ -184,16 +199,16 @@ def _raw(terminal: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _resizing(typed: Port[bytes | tuple[int, int]], terminal: int) -> Iterator[None]:
-    """Tell the shell when the terminal changes its size."""
+    """Send the terminal's size to the shell whenever it changes."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def tell(_number: int, _frame: FrameType | None) -> None:
-        # On a thread of its own: the signal may have come in the middle of a send.
+    def send_size(_number: int, _frame: FrameType | None) -> None:
+        # On another thread: the signal may have interrupted a send.
         threading.Thread(target=typed.send, args=(_size(terminal),), daemon=True).start()
 
-    before = signal.signal(signal.SIGWINCH, tell)
+    before = signal.signal(signal.SIGWINCH, send_size)
     try:
         yield
     finally:

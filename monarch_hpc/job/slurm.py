@@ -1,4 +1,4 @@
-"""A job that is an allocation of Slurm."""
+"""A job whose hosts are a Slurm allocation."""
 
 from __future__ import annotations
 
@@ -24,29 +24,31 @@ __all__ = ["SlurmJob"]
 
 
 class SlurmJob(JobTrait):
-    """One allocation for all meshes, as `monarch-hpc alloc` takes it: `status`, `logs` and `release` know it.
+    """A job with one Slurm allocation for all meshes.
 
-    It lives on when the program ends, and the next program that asks for the same finds it in the saved file; `kill`
-    gives it back. In a program that `monarch-hpc run` has started on an allocation it is that allocation.
+    The allocation is made as by `monarch-hpc alloc`: `monarch-hpc status`, `logs` and `release` work on it. It outlives
+    the program, and the next program with the same specification finds it through the saved file; `kill` gives it back.
+    In a program that `monarch-hpc run` started on an allocation, the job is that allocation.
 
     Args:
-        meshes: number of hosts by name.
+        meshes: number of hosts by mesh name.
         python_exe: interpreter on the hosts; ``python`` stands for config key `agent.python`.
-        slurm_args: more options of sbatch, each beginning with ``-``.
-        job_name: what the allocation is called; letters, digits, and some of another sort are added to the default.
-        time_limit: as Slurm takes it, ``1:30:00``; None for config key `slurm.time_min`.
-        partition, account, qos: None for the configuration's.
-        exclusive: whole hosts.
-        gpus_per_node, cpus_per_task, mem: of each host; None asks for nothing.
-        job_start_timeout: seconds to wait for the job to begin; None waits as long as it queues.
-        ntasks_per_node: 1: there is one agent on each host.
+        slurm_args: further options of sbatch, each beginning with ``-``.
+        job_name: name of the allocation; the default gets a random suffix.
+        time_limit: in Slurm's notation, ``1:30:00``; None for config key `slurm.time_min`.
+        partition, account, qos: None for the configured value.
+        exclusive: whether to allocate whole hosts.
+        gpus_per_node, cpus_per_task, mem: resources of each host, in sbatch's notation; None requests nothing.
+        job_start_timeout: seconds to wait for the job to start; None waits as long as it is queued.
+        ntasks_per_node: must be 1: there is one agent on each host.
         monarch_port, log_dir, out_of_cluster, attach_to, bind_to: for moved programs, without effect: agents listen on
             free ports of the interfaces in `fabric.interfaces`, their output is in ``monarch-hpc logs NAME``, and a
-            program outside finds its way in by itself.
+            program outside the cluster finds a route by itself.
 
     Raises:
-        TypeError: an argument of another type; *slurm_args* as one string, too.
-        ValueError: a mesh has no host, an option does not begin with ``-``, or *ntasks_per_node* is not 1.
+        TypeError: an argument of another type; also if *slurm_args* is a single string.
+        ValueError: a mesh has no host, a number or text is out of range, an option does not begin with ``-``, or
+            *ntasks_per_node* is not 1.
     """
 
     def __init__(
@@ -114,23 +116,28 @@ class SlurmJob(JobTrait):
         self._name = ""
 
     def add_mesh(self, name: str, num_nodes: int) -> None:
-        """Ask for one more mesh; before the job is applied.
+        """Add a mesh to the specification, before the job is applied.
+
+        Args:
+            name: name of the mesh; an earlier mesh of that name is replaced.
+            num_nodes: number of hosts.
 
         Raises:
-            ValueError: it has no host.
-            RuntimeError: the job is applied.
+            TypeError: an argument of another type.
+            ValueError: *num_nodes* is below 1.
+            RuntimeError: the job has been applied.
         """
         num_nodes = check_meshes({name: num_nodes})[name]
         if self.active:
-            raise RuntimeError(f"the job is applied; mesh {name!r} comes too late")
+            raise RuntimeError(f"mesh {name!r} comes too late: the job has been applied already")
         self._meshes[name] = num_nodes
 
     def spec(self) -> Mapping[str, object]:
-        """Meshes and what sbatch is asked for."""
+        """The number of hosts of each mesh, and the options of sbatch."""
         return {"meshes": self._meshes, **self._options}
 
     def alive(self) -> bool:
-        """Whether Slurm still has the job."""
+        """Whether Slurm still has the job, queued or running."""
         if not self._name:
             return False
         record = _find(self._open()[0], self._name)
@@ -141,7 +148,7 @@ class SlurmJob(JobTrait):
         python = self._options["python_exe"]
         return load(
             {
-                # Slurm counts minutes; a part of one is given as a whole.
+                # Slurm counts in minutes; round up.
                 "slurm.time_min": None if limit is None else -(-parse_duration(str(limit)) // 60),
                 "slurm.partition": self._options["partition"],
                 "slurm.qos": self._options["qos"],
@@ -220,5 +227,5 @@ class SlurmJob(JobTrait):
 
 
 def _find(allocations: Allocations, short_id: str) -> AllocationRecord | None:
-    """The record of an allocation, by the first digits of its uuid; None where nobody remembers it."""
+    """The record of an allocation, by the first digits of its uuid; None if the registry has none."""
     return next((record for record in allocations.registry.records() if record.short_id == short_id), None)

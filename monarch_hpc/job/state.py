@@ -1,4 +1,4 @@
-"""What a program gets of its job: a mesh of hosts for each name."""
+"""The state of a job: a mesh of hosts for each name."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["JobState", "check_env", "check_meshes", "cut"]
 
 
 class JobState:
-    """The hosts of a job: ``state.trainers`` is the mesh called ``trainers``."""
+    """The hosts of a job; each mesh is an attribute: ``state.trainers`` is the mesh called ``trainers``."""
 
     def __init__(self, hosts: Mapping[str, HostMesh]) -> None:
         self._hosts = dict(hosts)
 
     def __getattr__(self, name: str) -> HostMesh:
         try:
-            return self.__dict__["_hosts"][name]  # type: ignore[no-any-return]  # it is what the constructor got
+            return self.__dict__["_hosts"][name]  # type: ignore[no-any-return]  # set by the constructor
         except KeyError:
             known = ", ".join(sorted(self.__dict__.get("_hosts", ()))) or "none"
             raise AttributeError(f"the job has no mesh {name!r}; it has: {known}") from None
@@ -28,10 +28,10 @@ class JobState:
 
 
 def check_meshes(meshes: object) -> dict[str, int]:
-    """The number of hosts of each mesh, by name.
+    """Check *meshes*, and return the number of hosts of each mesh by name.
 
     Raises:
-        TypeError: no mapping of names to whole numbers.
+        TypeError: *meshes* is not a mapping of names to whole numbers.
         ValueError: a mesh has no host.
     """
     given = check_mapping("meshes", meshes, "{'workers': 2}")
@@ -39,21 +39,25 @@ def check_meshes(meshes: object) -> dict[str, int]:
 
 
 def check_env(env: object) -> dict[str, str]:
-    """More variables for a process, none for None.
+    """Check *env*, and return the variables by name; empty for None.
 
     Raises:
-        TypeError: no mapping of names to strings or paths.
-        ValueError: a name or value that no process can have.
+        TypeError: *env* is not a mapping of names to strings or paths.
+        ValueError: a name or value that the environment of a process cannot hold.
     """
     variables = {} if env is None else check_variables("env", env)
     return {name: check_text(f"env[{name!r}]", value) for name, value in variables.items()}
 
 
 def cut(hosts: HostMesh, meshes: Mapping[str, int]) -> JobState:
-    """Cut *hosts* into *meshes*, one after the other.
+    """Divide *hosts* among *meshes*, in order.
+
+    Args:
+        hosts: a mesh with the dimension ``hosts``.
+        meshes: number of hosts by mesh name.
 
     Raises:
-        ValueError: there are too few.
+        ValueError: there are too few hosts.
     """
     needed = sum(meshes.values())
     if len(hosts) < needed:

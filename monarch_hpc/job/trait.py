@@ -1,4 +1,4 @@
-"""Jobs: what hosts a program wants, written down once, and found again by the next program."""
+"""The base class of jobs: a specification of hosts that can be saved, and found again by the next program."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from monarch_hpc.job.state import JobState
 __all__ = ["DEFAULT_JOB_PATH", "JobTrait", "TelemetryConfig", "job_load", "job_loads"]
 
 DEFAULT_JOB_PATH = ".monarch/job_state.pkl"
-"""By its name in Monarch; it holds no pickle but JSON, see `seal`."""
+"""Named as in Monarch; the file holds JSON instead of a pickle, see `seal`."""
 
 _MAX_BYTES = 1 << 20
-"""Of a saved job: a few names and numbers."""
+"""Size limit of a saved job, which holds a few names and numbers."""
 
 _SCHEMA = 1
 
@@ -32,7 +32,14 @@ _log = Logger(__name__)
 
 @dataclass(frozen=True)
 class TelemetryConfig:
-    """For moved programs: every process records its calls here from the start, and nothing has to be set up."""
+    """For moved programs, without effect: every process records its calls from the start, without any set-up.
+
+    Attributes:
+        retention_secs: seconds.
+        include_dashboard: not used.
+        dashboard_port: not used.
+        snapshot_interval_secs: seconds.
+    """
 
     retention_secs: int = 3600
     include_dashboard: bool = False
@@ -41,36 +48,36 @@ class TelemetryConfig:
 
 
 class JobTrait(ABC):
-    """A specification of hosts, and, once applied, the job that holds them.
+    """A specification of hosts and, once applied, the job that holds them.
 
-    `state` finds the job of an earlier program in a file, or applies the specification, and gives its hosts. Nothing
-    but `kill` ends a job that lives: where the file's job differs from the specification, that is an error.
+    `state` finds the job of an earlier program in a file, or else applies the specification, and returns the hosts.
+    Only `kill` ends a job that lives: if the saved job differs from the specification, `state` raises.
     """
 
     def __init__(self) -> None:
         self._apply_id: str | None = None
 
-    # ---- what a program asks ----
+    # ---- the interface for programs ----
 
     @property
     def active(self) -> bool:
-        """Whether the job was applied, here or by the program whose job was found."""
+        """Whether the job was applied, by this program or by the one that saved it."""
         return self._apply_id is not None
 
     @property
     def apply_id(self) -> str | None:
-        """A name of this life of the job; None before it is applied."""
+        """Unique id of this application of the job; None before it is applied."""
         return self._apply_id
 
     def apply(self, client_script: str | None = None) -> None:
-        """Ask for the hosts, unless that was done.
+        """Request the hosts, unless the job was applied already; does not wait for them.
 
         Args:
-            client_script: not taken: run a program on the hosts of a batch job with `monarch-hpc run` in its script.
+            client_script: not supported: to run a program in a batch job, write `monarch-hpc run` into its script.
 
         Raises:
-            NotImplementedError: a *client_script* was given.
-            AllocationError, SlurmError: the hosts cannot be had.
+            NotImplementedError: *client_script* was given.
+            AllocationError, SlurmError: the request failed.
         """
         if client_script is not None:
             raise NotImplementedError(
@@ -82,15 +89,18 @@ class JobTrait(ABC):
             self._apply_id = str(uuid.uuid4())
 
     def state(self, cached_path: str | None = DEFAULT_JOB_PATH) -> JobState:
-        """The hosts, once they are ready; applies the job if it was not.
+        """Wait until the hosts are ready and return them; applies the job first if necessary.
 
         Args:
-            cached_path: where the job is saved, for the next program that asks for the same. None saves nothing: what
-                this program applies then ends with it, unless that is an allocation, which `kill` ends.
+            cached_path: file in which the job is saved, for the next program with the same specification. None saves
+                nothing: the hosts then end with this program, except for a Slurm allocation, which `kill` ends.
 
         Raises:
-            AllocationError: the saved job lives and differs from this one: the error says where. Nothing was changed.
-            JobFailed: it ended before its hosts were ready.
+            AllocationError: the saved job lives and differs from this one, and nothing was changed; or the job has
+                ended, or was not ready in time.
+            ConfigError: other users may have written the saved job.
+            JobFailed: the Slurm job ended before its hosts were ready.
+            TypeError: *cached_path* is not a path, or the saved job's class is not imported.
         """
         if cached_path is not None:
             cached_path = check_path("cached_path", cached_path)
@@ -99,19 +109,27 @@ class JobTrait(ABC):
         if self._apply_id is None:
             self.apply()
             if cached_path is not None:
-                self.dump(cached_path)  # before anything is waited for: nobody else knows of it
+                self.dump(cached_path)  # before waiting: if this program dies, the file is the only trace of the job
             else:
                 self._end_with_program()
         return self._state()
 
     def kill(self) -> None:
-        """End the job and give its hosts back; nothing happens where there is none."""
+        """End the job and give its hosts back; does nothing if the job was not applied."""
         if self._apply_id is not None:
             self._kill()
             self._apply_id = None
 
     def enable_telemetry(self, config: TelemetryConfig | None = None, **settings: Any) -> Self:
-        """For moved programs: checked, and without effect. See `TelemetryConfig`."""
+        """For moved programs, without effect; see `TelemetryConfig`.
+
+        Args:
+            config: the settings.
+            **settings: fields of `TelemetryConfig`, if *config* is None.
+
+        Raises:
+            TypeError: `TelemetryConfig` has no such field.
+        """
         if config is None:
             TelemetryConfig(**settings)
         return self
@@ -119,32 +137,32 @@ class JobTrait(ABC):
     # ---- saving ----
 
     def dump(self, filename: str) -> None:
-        """Save the job, readable by its owner only.
+        """Save the job to a file that only this user can read. Its workers or allocation then outlive this program.
 
         Raises:
             ConfigError: the folder is a link, or other users may write there.
-            TypeError: as `dumps`.
+            TypeError: as for `dumps`.
         """
         path = Path(filename).absolute()
         os.close(open_folder(path.parent, make=True))
         write_private(path, self.dumps())
 
     def dumps(self) -> bytes:
-        """The job as bytes, for this user's programs. Where it would have ended with this one, it does not any more.
+        """Serialize the job for other programs of this user. Its workers or allocation then outlive this program.
 
         Raises:
-            TypeError: its `__getstate__` gives more than texts, numbers, lists and dicts.
+            TypeError: `__getstate__` returns other values than strings, numbers, lists and dicts.
         """
         if self._apply_id is not None:
             self._outlive_program()
         try:
             return seal({"schema": _SCHEMA, "job": _name(type(self)), "state": self.__getstate__()})
         except (TypeError, ValueError) as error:
-            advice = "let its __getstate__ give, and its __setstate__ take, texts, numbers, lists and dicts"
+            advice = "let its __getstate__ return, and its __setstate__ take, strings, numbers, lists and dicts"
             raise TypeError(f"a {type(self).__name__} cannot be saved as JSON: {error}; {advice}") from error
 
     def _find(self, path: Path) -> None:
-        """Become the job saved at *path*, if it lives and is the same."""
+        """Take over the job saved at *path*, if it lives and has the same specification."""
         try:
             saved = job_load(str(path))
         except FileNotFoundError:
@@ -158,8 +176,8 @@ class JobTrait(ABC):
         if differences:
             raise AllocationError(
                 str(path),
-                f"holds a {type(saved).__name__} that lives and differs: {'; '.join(differences)}. Go back to what it "
-                f"is, end it with job_load({str(path)!r}).kill(), or give another cached_path",
+                f"holds a {type(saved).__name__} that lives and differs: {'; '.join(differences)}. Ask for the same "
+                f"again, end it with job_load({str(path)!r}).kill(), or give another cached_path",
             )
         self.__setstate__(saved.__getstate__())
 
@@ -170,7 +188,7 @@ class JobTrait(ABC):
         vars(self).update(state)
 
     def differences(self, wanted: JobTrait) -> list[str]:
-        """In words, what *wanted* asks for that this job does not have."""
+        """The differences between this job and the specification of *wanted*, in words; empty if there are none."""
         if type(wanted) is not type(self):
             return [f"a {type(wanted).__name__} is wanted"]
         mine, theirs = self.spec(), wanted.spec()
@@ -179,22 +197,22 @@ class JobTrait(ABC):
         ]
 
     def can_run(self, spec: JobTrait) -> bool:
-        """Whether this job lives and has what *spec* asks for."""
+        """Whether this job lives and fulfils the specification of *spec*."""
         return self.active and self.alive() and not self.differences(spec)
 
-    # ---- what each kind of job says ----
+    # ---- the interface that each kind of job implements ----
 
     @abstractmethod
     def spec(self) -> Mapping[str, object]:
-        """What was asked for, by name."""
+        """The specification of the job, by name."""
 
     @abstractmethod
     def alive(self) -> bool:
-        """Whether what was applied still holds its hosts."""
+        """Whether the applied job still has its hosts, or is still waiting for them."""
 
     @abstractmethod
     def _create(self) -> None:
-        """Ask for the hosts."""
+        """Request the hosts."""
 
     @abstractmethod
     def _state(self) -> JobState:
@@ -205,40 +223,40 @@ class JobTrait(ABC):
         """Give the hosts back."""
 
     def _end_with_program(self) -> None:  # noqa: B027 an allocation does not
-        """What nobody can find again ends with this program, where that is cheap to begin anew."""
+        """Have the hosts end with this program: the job was not saved, so no other program can find it."""
 
     def _outlive_program(self) -> None:  # noqa: B027 an allocation does anyway
-        """What was saved can be found again, and so does not end with this program."""
+        """Let the hosts outlive this program: the job was saved, so another program can find it."""
 
     def _clear(self) -> None:  # noqa: B027 an allocation leaves nothing here
-        """Remove what a job that has ended by itself left on this machine."""
+        """Remove the remains on this machine of a job that has ended by itself."""
 
 
 def job_load(filename: str = DEFAULT_JOB_PATH) -> JobTrait:
-    """The job that `JobTrait.dump` saved.
+    """Load the job that `JobTrait.dump` saved.
 
     Raises:
-        FileNotFoundError: there is none.
-        ConfigError: others may have written the file, or exchanged it.
-        TypeError: as `job_loads`.
+        FileNotFoundError: there is no such file.
+        ConfigError: other users may have written or replaced the file.
+        TypeError: as for `job_loads`.
     """
     path = Path(filename).absolute()
     return _unseal(read_private(path, _MAX_BYTES), str(path))
 
 
 def job_loads(data: bytes) -> JobTrait:
-    """The job that `JobTrait.dumps` gave.
+    """Load the job that `JobTrait.dumps` serialized.
 
     Raises:
-        ConfigError: a program of another user gave these bytes, or they were changed.
-        TypeError: the job is of a class that this program has not imported.
+        ConfigError: another user serialized the job, or *data* was changed.
+        TypeError: the class of the job is not imported in this program.
     """
     return _unseal(data, "the bytes of a job")
 
 
 def _unseal(data: bytes, source: str) -> JobTrait:
     document = break_seal(data, source)
-    # Never imported by a name that a file gives: what a program has not loaded does not run for it.
+    # A name in a file never causes an import: the file cannot run code that the program has not loaded itself.
     kind = _kinds().get(document["job"])
     if kind is None:
         raise TypeError(f"{source}: holds a {document['job']}, which this program has not imported: import it first")
@@ -248,7 +266,7 @@ def _unseal(data: bytes, source: str) -> JobTrait:
 
 
 def _kinds() -> dict[str, type[JobTrait]]:
-    """All classes of jobs that are loaded, by name."""
+    """All job classes that are loaded, by qualified name."""
     found: dict[str, type[JobTrait]] = {}
     left = JobTrait.__subclasses__()
     while left:

@@ -18,10 +18,10 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Be a worker at an address until told to end, and remove the job's folder if it is the last one to.
+    """Run a worker until SIGTERM, and remove the job's folder if it is the last worker.
 
     Args:
-        arguments: the address, the job's folder, and the descriptor that holds that, see `core.scratch`.
+        arguments: the address, the job's folder, and the file descriptor that holds the folder, see `core.scratch`.
     """
     address, folder, held = arguments
     signal.signal(signal.SIGTERM, _leave)
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
         run_worker_loop_forever(address=address, private_key=Path(folder) / "key")
     except SystemExit as end:
         code = int(end.code or 0)
-    # Not after other exceptions: what they say is in the folder.
+    # Not after other exceptions: their traceback is in the folder.
     os.close(int(held))
     remove_unheld(Path(folder))
     return code
@@ -42,7 +42,7 @@ def _leave(number: int, _frame: FrameType | None) -> None:
 
 
 def _watch_program() -> None:
-    # Not through `sys.stdin`: who waits in that stops the interpreter from ending.
+    # Not through `sys.stdin`: a thread that blocks in it prevents the interpreter from exiting.
     if os.read(0, len(STAY)) != STAY:
         os.kill(os.getpid(), signal.SIGTERM)
 

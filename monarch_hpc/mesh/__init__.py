@@ -1,1 +1,1 @@
-"""Hosts, procs and actors as meshes that are sliced by name and called as one."""
+"""Meshes of hosts, procs and actors: arrays with named dimensions, sliced by name and called as one."""

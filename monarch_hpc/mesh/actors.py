@@ -24,10 +24,10 @@ A = TypeVar("A", bound=Actor)
 
 
 def check_names(cls: type[Actor]) -> None:
-    """Refuse endpoints that nobody could call, because meshes of actors have something of that name.
+    """Refuse endpoints that could not be called because `ActorMesh` has an attribute of the same name.
 
     Raises:
-        ValueError: there is one.
+        ValueError: *cls* has such an endpoint; the message lists them.
     """
     hidden = sorted(name for name in endpoints_of(cls) if hasattr(ActorMesh, name))
     if hidden:
@@ -37,9 +37,9 @@ def check_names(cls: type[Actor]) -> None:
 
 
 class ActorMesh(MeshView, Generic[A]):
-    """The same actor on every proc of a mesh; its endpoints are its attributes.
+    """An actor of the same class on every proc of a mesh; its endpoints are attributes of the mesh.
 
-    It may be sent to other actors, which then call it directly.
+    A mesh can be passed to other actors as an argument; they then call its actors directly.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class ActorMesh(MeshView, Generic[A]):
         load: Load | None = None,
     ) -> None:
         super().__init__(region)
-        # All of it is hidden, lest it hide an endpoint.
+        # Private attributes only: a public one would hide an endpoint of the same name.
         self._callee = Callee(name, actor, region, procs, load)
         self._cls = cls
         self._endpoints = endpoints_of(cls)
@@ -60,13 +60,13 @@ class ActorMesh(MeshView, Generic[A]):
     def __getattr__(self, name: str) -> Endpoint[..., Any]:
         method = self.__dict__.get("_endpoints", {}).get(name)
         if method is None and "_cls" in self.__dict__ and (other := attribute_of(self._callee, self._cls, name)):
-            return other  # type: ignore[return-value]  # what has no endpoint's name is no endpoint
+            return other  # type: ignore[return-value]  # an attribute that is not an endpoint
         if method is None:
             known = ", ".join(sorted(self.__dict__.get("_endpoints", ()))) or "none"
             mesh = self.__dict__["_callee"].name if "_callee" in self.__dict__ else "this mesh"
             raise AttributeError(f"{mesh} has no endpoint {name!r}; it has: {known}")
         found: Endpoint[..., Any] = Endpoint(self._callee, name, method)
-        self.__dict__[name] = found  # the next time it is there
+        self.__dict__[name] = found  # cached: the next access does not come here
         return found
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -83,17 +83,19 @@ class ActorMesh(MeshView, Generic[A]):
 
     @property
     def name(self) -> str:
-        """The name given to `spawn`."""
+        """The name passed to `ProcMesh.spawn`."""
         return self._callee.name
 
     def stop(self) -> Future[None]:
-        """End these actors after what is queued for them; their procs live on.
+        """Stop these actors once they have handled the messages queued for them; their procs live on.
 
-        Nobody has to wait for the future; it is done when all of them have cleaned up, or are gone.
+        Returns:
+            A future that is done when every actor has run its `__cleanup__` or is gone. The actors stop whether or
+            not it is awaited.
         """
         runtime = current_runtime()
         future: Future[None] = Future(runtime.engine, lambda: f"the end of {self!r}")
-        left = set(self._region.base_ranks())  # its operations are atomic: answers come on the driver
+        left = set(self._region.base_ranks())  # needs no lock: set operations are atomic, answers come on the driver
 
         def ended(rank: int, _answer: object = None) -> None:
             left.discard(rank)
@@ -109,5 +111,5 @@ class ActorMesh(MeshView, Generic[A]):
             try:
                 runtime.stop(procs[rank], actor, partial(ended, rank))
             except TransportError:
-                ended(rank)  # a proc that is gone has no actor left to stop
+                ended(rank)  # the proc is gone, and its actor with it
         return future

@@ -1,4 +1,4 @@
-"""What a program runs in fresh procs before anything else does: `spawn_procs(bootstrap=...)`."""
+"""Runs the function of `spawn_procs(bootstrap=...)` in fresh procs, before any actor."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ Bootstrap = Callable[[], None] | Callable[[], Awaitable[None]]
 
 
 class _Bootstrap(Actor):
-    """Runs it."""
+    """Runs the bootstrap function in its proc."""
 
     @endpoint
     async def run(self, function: Bootstrap) -> None:
-        """Call *function*, and wait for it if it is a coroutine."""
-        going = function()
-        if inspect.isawaitable(going):
-            await going
+        """Call *function*, and await the result if it is awaitable."""
+        result = function()
+        if inspect.isawaitable(result):
+            await result
 
 
 def check_bootstrap(function: Bootstrap) -> None:
-    """Refuse what could not be run in the procs, before any is started.
+    """Refuse a function that could not run in the procs, before any proc is started.
 
     Raises:
-        TypeError: it cannot be called, takes arguments, or cannot be pickled.
+        TypeError: *function* cannot be called, takes arguments, or cannot be pickled.
     """
     check_callable("bootstrap", function)
     try:
@@ -57,16 +57,16 @@ def check_bootstrap(function: Bootstrap) -> None:
 
 
 def run_bootstrap(runtime: Runtime, name: str, procs: Mapping[int, ProcRef], function: Bootstrap) -> None:
-    """Call *function* in each of *procs*; return when it has returned in all.
+    """Call *function* in each of *procs*; return when all calls have returned.
 
     Raises:
-        SpawnError: it failed in one, which is named with what it raised.
+        SpawnError: a call failed; the error names the rank and the exception.
         TypeError: *function* cannot be pickled.
     """
     region = Region.whole(Extent(("procs",), (len(procs),)))
     actor = new_incarnation()
     body, buffers = pack_spawn("bootstrap", region, _Bootstrap, (), {})
-    # Nobody owns it: its call reports all that can go wrong with it.
+    # Without an owner: the call below reports every failure of this actor.
     runtime.spawn("bootstrap", actor, 0, procs, body, buffers)
     mesh = ActorMesh("bootstrap", actor, _Bootstrap, region, procs)
     answers = block(runtime, mesh.run.options(on_error="collect").call(function))

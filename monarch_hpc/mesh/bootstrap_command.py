@@ -1,4 +1,4 @@
-"""How a proc is started, as Monarch programs say it; here only the environment can be chosen."""
+"""Monarch's description of how a proc is started; here only the environment can be chosen."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ __all__ = ["BootstrapCommand", "default_bootstrap_cmd", "variables_of"]
 class BootstrapCommand:
     """Program, arguments and environment of a proc.
 
-    Procs are forked from a warm interpreter, so that program and arguments are always those of
-    `default_bootstrap_cmd`; see `HostMesh.spawn_procs` for what may be given.
+    Procs are forked from a warm interpreter, so program and arguments must be the ones that `default_bootstrap_cmd`
+    returns; `HostMesh.spawn_procs` accepts other variables only.
 
     Attributes:
-        env: variables to set, on top of those of the host's agent; None removes one.
-        inherit_env: whether the agent's variables are there too.
+        program: path of the interpreter.
+        arg0: not used.
+        args: arguments of the program.
+        env: variables to set in addition to those of the host's agent; None removes a variable.
+        inherit_env: whether the proc inherits the agent's variables; must be True.
     """
 
     program: str
@@ -30,21 +33,31 @@ class BootstrapCommand:
     inherit_env: bool = True
 
     def with_env(self, env: Mapping[str, str | None]) -> BootstrapCommand:
-        """A copy with more variables; these come before those that it has."""
+        """A copy of this command with more variables.
+
+        Args:
+            env: variables to set, by name; None removes a variable. They override variables of the same name in
+                `self.env`.
+
+        Raises:
+            TypeError: *env* is not a mapping of names to strings, paths or None.
+            ValueError: a name or value that the environment of a process cannot hold.
+        """
         return replace(self, args=list(self.args), env={**self.env, **check_variables("env", env)})
 
 
 def default_bootstrap_cmd() -> BootstrapCommand:
-    """How procs start: this interpreter, with the environment of their host's agent."""
+    """The command that starts procs: this interpreter, with the environment of the host's agent."""
     return BootstrapCommand(sys.executable, None, ["-m", "monarch_hpc.agent.procs.zygote"])
 
 
 def variables_of(command: BootstrapCommand | None) -> dict[str, str | None]:
-    """The variables of *command*.
+    """The variables of *command*; empty for None.
 
     Raises:
-        ValueError: it names another program or other arguments, or does not inherit variables; TypeError for a function
-            of the coordinates: all procs of a mesh start alike.
+        TypeError: *command* is not a `BootstrapCommand`, e.g. a function of the coordinates: all procs of a mesh
+            start alike.
+        ValueError: *command* names another program or other arguments, or does not inherit variables.
     """
     if command is None:
         return {}

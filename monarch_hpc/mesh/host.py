@@ -1,4 +1,4 @@
-"""The mesh of hosts: what a program gets of its allocation."""
+"""The mesh of hosts: a program's view of its allocation."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ __all__ = ["HostMesh", "hosts", "hosts_of", "this_host", "this_proc"]
 
 
 class HostMesh(MeshView):
-    """Hosts of an allocation; all of them along the dimension ``hosts``.
+    """Hosts of an allocation; `hosts` returns all of them, along the dimension ``hosts``.
 
-    It may be sent to actors, which start procs of their own there. Only the program can stop it.
+    A mesh of hosts can be passed to actors, which may start procs on it. Only the program can stop it.
 
     Args:
-        entries: what each host was granted, by base rank.
-        python: the interpreter that procs run in; empty for the agents' own.
-        owned: it is the program's, and no slice.
+        entries: resources granted on each host, by base rank.
+        python: the interpreter that procs run in; empty for the agents' interpreter.
+        owned: whether this is the program's own mesh of all its hosts, not a slice or a copy from a message.
     """
 
     def __init__(
@@ -72,24 +72,24 @@ class HostMesh(MeshView):
 
     @property
     def entries(self) -> list[HostEntry]:
-        """What each host of this view was granted, in order."""
+        """Resources granted on each host of this view, row by row."""
         return [self._entries[rank] for rank in self._region.base_ranks()]
 
     @property
     def initialized(self) -> Future[Literal[True]]:
-        """Done: who has a mesh of hosts has reached them."""
+        """A future that is done already, with True: a mesh exists only once its hosts were reached."""
         return done_future(_runtime())
 
     def with_python_executable(self, python_executable: str | os.PathLike[str]) -> Self:
-        """The same hosts, whose procs run in another interpreter; `this_host()` in those procs does so too.
+        """The same hosts, whose procs run in another interpreter; so do procs of `this_host()` in those procs.
 
         Args:
-            python_executable: path of an interpreter on the hosts. It needs this version of monarch-hpc and of Python;
-                `spawn_procs` raises if it has not.
+            python_executable: path of an interpreter on the hosts. It must have this version of Python and of
+                monarch-hpc; otherwise `spawn_procs` raises.
 
         Raises:
             TypeError: neither a string nor a path.
-            ValueError: it is empty.
+            ValueError: the path is empty.
         """
         python = check_path("python_executable", python_executable)
         return type(self)(self._region, self._entries, python, owned=self._owned)
@@ -108,29 +108,35 @@ class HostMesh(MeshView):
     ) -> ProcMesh:
         """Start procs on every host of this view and return their mesh once all of them answer.
 
-        Actors may do so as well as the program, wherever they are; the procs of an actor end with it. It blocks: in a
-        coroutine write ``await asyncio.to_thread(hosts.spawn_procs, ...)`` where others are to run meanwhile.
+        Actors may call this too, on any host; the procs end with the actor that started them. The call blocks: in a
+        coroutine write ``await asyncio.to_thread(hosts.spawn_procs, ...)`` so that others can run meanwhile.
 
         Args:
-            per_host: dimensions of the procs on one host, e.g. ``{"gpus": 4}``; None starts one.
-            bootstrap: function or coroutine function that runs in every proc before any actor does.
-            name: prefix of their output lines, where one program has several meshes.
-            proc_bind: ``auto`` or ``none`` instead of config key `procs.bind`; or for each proc of a host where it is
-                bound to: ``cpus`` or ``physcpubind`` (CPUs), ``cpunodebind`` (NUMA nodes whose CPUs are meant) and
-                ``membind`` (NUMA nodes that memory comes from), each as ``"0-3,8"`` or ``"all"``.
-            bootstrap_command: for moved programs; its variables are set before those of *env*, and its program must be
-                that of `default_bootstrap_cmd`: for another interpreter see `with_python_executable`.
-            env: variables to set in every proc, strings or paths; None unsets one.
-            preload: modules to import once per host, before procs are forked: they then start in
-                milliseconds and share the memory. The modules must not start threads or CUDA.
-            mpi: start the procs through a step of Slurm, so that the world of MPI is this mesh, rank by rank; config
-                key `procs.mpi` names the plugin. It takes as long as srun does, and shares no memory.
+            per_host: names and sizes of the dimensions of the procs on one host, outermost first, e.g.
+                ``{"gpus": 4}``; None starts one proc a host.
+            bootstrap: function or coroutine function without parameters, called in every proc before any actor.
+            name: prefix of the procs' output lines, to tell several meshes apart.
+            proc_bind: ``auto`` or ``none`` instead of config key `procs.bind`; or a list with one mapping for each
+                proc of a host, which says where that proc is bound: ``cpus`` or ``physcpubind`` (CPUs),
+                ``cpunodebind`` (NUMA nodes whose CPUs to use) and ``membind`` (NUMA nodes to take memory from), each
+                as ``"0-3,8"`` or ``"all"``.
+            bootstrap_command: for moved programs; *env* overrides its variables, and its program must be the one of
+                `default_bootstrap_cmd`: for another interpreter see `with_python_executable`.
+            env: variables to set in every proc, strings or paths; None unsets a variable.
+            preload: modules to import once per host, before procs are forked: the procs then start in
+                milliseconds and share the modules' memory. The modules must not start threads or CUDA.
+            mpi: start the procs through a Slurm step, so that MPI's world is this mesh, rank by rank; config key
+                `procs.mpi` names the plugin. Starting takes as long as srun does, and no memory is shared.
+
+        Returns:
+            The procs, with the dimensions of these hosts followed by those of *per_host*.
 
         Raises:
-            SpawnError: a proc did not start, or its bootstrap failed; those that did are ended.
+            SpawnError: a proc did not start, or its bootstrap failed; all other procs of the mesh were ended.
             TypeError: an argument of another type, or *bootstrap* cannot be pickled. Nothing was started.
-            ValueError: a dimension repeats one of the hosts', or has a size below 1; *proc_bind* makes no sense, or
-                asks for a CPU that a host was not granted. Nothing was started.
+            ValueError: a dimension has the name of one of the hosts' dimensions, or a size below 1; there are too
+                many procs for one host; *proc_bind* is invalid, or asks for a CPU that a host was not granted; or
+                *mpi* with hosts that are not in Slurm's order. Nothing was started.
         """
         inner = _inner(per_host)
         check_text("name", name)
@@ -157,7 +163,7 @@ class HostMesh(MeshView):
         )
         if mpi and list(plan.hosts) != sorted(set(plan.hosts)):
             names = ", ".join(entry.name for entry in entries)
-            raise ValueError(f"mpi=True needs hosts in Slurm's order, and these are turned round: {names}")
+            raise ValueError(f"mpi=True needs hosts in Slurm's order, and these are not: {names}")
         started = block(runtime, start_procs(runtime, plan, context().actor))
         try:
             for function in (check_world if mpi else None, bootstrap):
@@ -172,24 +178,31 @@ class HostMesh(MeshView):
         )
 
     def stop(self, reason: str = "") -> Future[None]:
-        """End all procs of this program; the hosts can be used again.
+        """End all procs that this program has on the hosts, also those of its actors; the hosts can be used again.
 
-        Nobody has to wait for the future, which is done when all of them are gone.
+        Args:
+            reason: stands in the `ActorDied` of later calls to these procs; may be empty.
+
+        Returns:
+            A future that is done when all procs are gone, and fails with `TimeoutError` if a host does not report
+            that. The procs end whether or not it is awaited.
 
         Raises:
-            RuntimeError: this is a slice, or code of a proc: hosts belong to the program.
+            RuntimeError: this is a slice, or the code runs in a proc: hosts belong to the program.
             TypeError: the reason is not a string.
         """
         check_text("reason", reason)
         return self._program("stop").stop_all(reason)
 
     def shutdown(self) -> Future[None]:
-        """End all procs and give the hosts back; returns when that is done, with a future that is done, too.
+        """End all procs and give the hosts back; workers that were started by hand end too.
 
-        Workers that were started by hand end, too.
+        Returns:
+            A future that is done already: the call blocks until the hosts were given back.
 
         Raises:
-            AllocationError: the allocation is Slurm's: other programs may use it, and 'monarch-hpc release' ends it.
+            AllocationError: the allocation is a Slurm job that outlives this program: other programs may use it, and
+                'monarch-hpc release' ends it.
             RuntimeError: as for `stop`.
         """
         program = self._program("shut down")
@@ -197,8 +210,8 @@ class HostMesh(MeshView):
             raise AllocationError(
                 program.name, "it outlives this program; stop() ends your procs, 'monarch-hpc release' all of it"
             )
-        for dismiss in program.dismissals:
-            dismiss()
+        for callback in program.shutdown_callbacks:
+            callback()
         future: Future[None] = Future(program.engine)
         future.set_result(None)
         program.close()
@@ -219,10 +232,10 @@ class HostMesh(MeshView):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the procs, and the allocation too where it is this program's."""
+        """End the procs, and also the allocation if it ends with this program."""
         program = self._program("stop")
         if program.engine.forked_from:
-            return  # they are the parent's
+            return  # the procs belong to the parent
         if program.outlived:
             block(program, self.stop())
         else:
@@ -238,15 +251,19 @@ class HostMesh(MeshView):
 
 
 def hosts() -> HostMesh:
-    """The hosts of this program's allocation, also in its procs.
+    """All hosts of this program's allocation, in the program and in its procs.
 
-    Under `monarch-hpc run` those of the chosen allocation; in a program started by itself those of the Slurm job that
-    it runs in, or else one embedded host on this machine: their agents end with the program.
+    Under `monarch-hpc run` these are the hosts of the chosen allocation. A program started in another way gets the
+    hosts of the Slurm job that it runs in or, outside a job, this machine as one embedded host; their agents end with
+    the program.
+
+    Returns:
+        A mesh with the dimension ``hosts``.
 
     Raises:
         AllocationError: the allocation cannot be reached, or has ended; or the program runs in a job whose hosts it
-            cannot have, as one of many tasks of `srun`.
-        VersionMismatch: it runs another Python or package.
+            cannot use, e.g. as one of many tasks of `srun`.
+        VersionMismatch: the allocation runs another version of Python or of this package.
     """
     runtime = _runtime()
     entries = list(ask_hosts(runtime).values())
@@ -255,26 +272,30 @@ def hosts() -> HostMesh:
 
 
 def this_host() -> HostMesh:
-    """The host that this code runs on, as a mesh of one without dimensions.
+    """The host that this code runs on, as a mesh of one host without dimensions.
 
-    In a program that runs on no host of its allocation, as on a login node, it is the first host of the allocation:
-    login nodes are not for work.
+    In a program that runs outside its allocation, e.g. on a login node, it is the first host of the allocation: login
+    nodes are not for work.
 
     Raises:
-        AllocationError: as for `hosts`.
+        AllocationError, VersionMismatch: as for `hosts`.
     """
     runtime = _runtime()
     return hosts_of(runtime, [max(runtime.info.host_rank, 0)])
 
 
 def hosts_of(runtime: Runtime, ranks: Sequence[int]) -> HostMesh:
-    """Those hosts, each once: one has no dimension, several are along ``hosts``; -1 is a program that is on none."""
+    """The hosts with the given *ranks* in the allocation, each once; a single one has no dimension, else ``hosts``.
+
+    Raises:
+        ValueError: a rank is not in the allocation; -1 is a program that runs outside it.
+    """
     known = ask_hosts(runtime)
     wanted = list(dict.fromkeys(ranks))
     for rank in wanted:
         if rank not in known:
-            who = f"host {rank}" if rank >= 0 else "this program's machine"
-            raise ValueError(f"{who} is no host of the allocation")
+            machine = f"host {rank}" if rank >= 0 else "this program's machine"
+            raise ValueError(f"{machine} is not a host of the allocation")
     entries = {index: known[rank] for index, rank in enumerate(wanted)}
     extent = Extent(("hosts",), (len(wanted),)) if len(wanted) > 1 else Extent((), ())
     return HostMesh(Region.whole(extent), entries, runtime.info.python)
@@ -283,11 +304,11 @@ def hosts_of(runtime: Runtime, ranks: Sequence[int]) -> HostMesh:
 def this_proc() -> ProcMesh:
     """The process that this code runs in, as a mesh of one proc without dimensions.
 
-    In the program it is the program's own process: actors that it spawns there live in it, and end with
-    it. Calls within a process go through no socket; arguments and results are copied all the same.
+    In the program it is the program's own process: actors spawned there live in it and end with it. Calls within a
+    process do not go through a socket; arguments and results are copied all the same.
 
     Raises:
-        AllocationError: in the program: its allocation cannot be reached, or has ended.
+        AllocationError, VersionMismatch: in the program, as for `hosts`.
     """
     return proc_of(_runtime())
 
@@ -295,14 +316,14 @@ def this_proc() -> ProcMesh:
 def _runtime() -> Runtime:
     if Runtime.current is not None:
         return current_runtime()
-    # Here, and not above: procs import `HostMesh` with their users' modules, and never what makes allocations.
+    # Imported here, not above: procs import `HostMesh` with their users' modules, and need no code for allocations.
     from monarch_hpc.mesh.program.controller import Controller
 
     return Controller.instance()
 
 
 def _inner(per_host: object) -> Extent:
-    """The dimensions of the procs on one host."""
+    """Check *per_host*, and return the extent of the procs on one host."""
     sizes = {} if per_host is None else check_mapping("per_host", per_host, "{'gpus': 4}")
     extent = Extent.of({label: check_number(f"per_host[{label!r}]", size, least=1) for label, size in sizes.items()})
     if len(extent) > MAX_PROCS_PER_HOST:

@@ -1,4 +1,4 @@
-"""The actor that runs this code, as `context().actor_instance`."""
+"""The running actor, as returned by `context().actor_instance`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["ActorId", "Instance"]
 
 @dataclass(frozen=True, slots=True)
 class ActorId:
-    """Which actor, for messages, logs and dictionaries.
+    """Identity of an actor, for messages, logs and as a dictionary key.
 
     Attributes:
-        proc_id: its process, ``HOST/PID``.
-        label: the name given to `spawn`.
-        number: the same for all actors of a mesh; 0 for the program.
-        rank: in the mesh that was spawned.
+        proc_id: the actor's process, ``HOST/PID``.
+        label: the name passed to `ProcMesh.spawn`.
+        number: number of the actor mesh, the same for all actors in it; 0 for the program.
+        rank: rank in the spawned mesh, row by row from 0.
     """
 
     proc_id: str
@@ -31,7 +31,7 @@ class ActorId:
 
     @property
     def actor_name(self) -> str:
-        """The name given to `spawn`."""
+        """The name passed to `ProcMesh.spawn`."""
         return self.label
 
     def __str__(self) -> str:
@@ -49,44 +49,50 @@ class Instance:
 
     @property
     def name(self) -> str:
-        """The name given to `spawn`."""
+        """The name passed to `ProcMesh.spawn`."""
         return self._context.actor_name
 
     @property
     def rank(self) -> Point:
-        """Where the actor stands in the mesh that was spawned, whichever slice the message was sent to."""
+        """Coordinates of the actor in the spawned mesh, whichever slice the message was sent to."""
         return self._context.spawn_rank
 
     @property
     def proc_id(self) -> str:
-        """Its process, ``HOST/PID``."""
+        """The actor's process, ``HOST/PID``."""
         own = current_runtime().own
         return f"{own.host}/{own.pid}"
 
     @property
     def actor_id(self) -> ActorId:
-        """Which actor it is."""
+        """Identity of the actor."""
         return ActorId(self.proc_id, self.name, self._context.actor, self.rank.rank)
 
     @property
     def proc(self) -> ProcMesh:
-        """Its process, as a mesh of one proc without dimensions: for actors beside it."""
+        """The actor's process, as a mesh of one proc without dimensions; actors spawned on it share the process."""
         return proc_of(current_runtime())
 
     def stop(self, reason: str | None = None) -> None:
-        """End this actor after what is queued for it, with its `__cleanup__`.
+        """Stop this actor once it has handled the messages queued for it; its `__cleanup__` runs.
+
+        Args:
+            reason: for moved programs; not used.
 
         Raises:
-            RuntimeError: there is no actor: this is the program.
+            RuntimeError: called in the program, which is not an actor.
         """
         runtime = current_runtime()
         runtime.stop(runtime.own, self._number("stop"))
 
     def kill(self, reason: str | None = None) -> None:
-        """Fail this actor once the running endpoint has returned: its owner is told, as if it had raised.
+        """Fail this actor once the running endpoint has returned; the failure goes to its owner, like an exception.
+
+        Args:
+            reason: stands in the failure that the owner receives.
 
         Raises:
-            RuntimeError: there is no actor: this is the program.
+            RuntimeError: called in the program, which is not an actor.
         """
         cell = current_runtime().cell(self._number("kill"))
         if cell is not None:
@@ -97,7 +103,7 @@ class Instance:
         self.kill(reason)
 
     def set_system(self) -> None:
-        """For moved programs; listings here do not tell system actors from others."""
+        """For moved programs, without effect: listings do not distinguish system actors."""
 
     def _number(self, what: str) -> int:
         if not self._context.actor:

@@ -1,4 +1,4 @@
-"""Meshes of procs: where actors are spawned."""
+"""Meshes of procs, on which actors are spawned."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ A = TypeVar("A", bound=Actor)
 
 
 class ProcMesh(MeshView):
-    """Procs, their dimensions those of the hosts followed by those of `per_host`.
+    """Procs of a program; the dimensions are those of the hosts followed by those of `per_host`.
 
-    It may be sent to actors, which then spawn on these procs. Who started them owns them, the program or an actor,
-    and nobody else can stop them: not who got the mesh in a message, nor through a slice. The procs of an actor
-    end with it.
+    A mesh of procs can be passed to actors, which may spawn actors on it. The program or actor that started the procs
+    owns them, and only the owner can stop them: not through a slice, nor through a mesh received in a message. The
+    procs of an actor end with it.
     """
 
     def __init__(
@@ -73,20 +73,24 @@ class ProcMesh(MeshView):
         return [self._procs[rank] for rank in self._region.base_ranks()]
 
     def spawn(self, name: str, cls: type[A], *args: object, **kwargs: object) -> ActorMesh[A]:
-        """Make an actor of *cls* on every proc of this view and return their mesh.
+        """Spawn an actor of class *cls* on every proc of this view and return their mesh.
 
-        Does not wait for the constructors: one that raises shows as `ActorDied` at the first call, and
-        to the owner, which is the actor that spawns, or the program: see `monarch_hpc.actor`.
+        Does not wait for the constructors. A constructor that raises is reported as `ActorDied` by the first call, and
+        as a failure to the owner, which is the spawning actor or the program: see `Actor`.
 
         Args:
-            name: for messages and logs.
-            *args: for the constructor, the same on every proc.
-            **kwargs: likewise.
+            name: name of the actors in errors, logs and `status`.
+            cls: the class of the actors.
+            *args: arguments of the constructor, the same on every proc.
+            **kwargs: keyword arguments of the constructor, the same on every proc.
+
+        Returns:
+            The actors, with the dimensions of this view.
 
         Raises:
-            TypeError: the name is not a string, *cls* is no actor class, its constructor does not take these
+            TypeError: the name is not a string, *cls* is not a subclass of `Actor`, its constructor does not take these
                 arguments, or one of them cannot be pickled; nothing was sent.
-            ValueError: an endpoint has the name of something that the mesh has itself, such as `stop`.
+            ValueError: an endpoint has the name of an attribute of actor meshes, such as `stop`.
             ActorDied: a proc is gone.
         """
         check_actor(name, cls, args, kwargs)
@@ -100,18 +104,18 @@ class ProcMesh(MeshView):
 
     @property
     def initialized(self) -> Future[Literal[True]]:
-        """Done: `spawn_procs` returns when all procs answer."""
+        """A future that is done already, with True: `spawn_procs` returns once all procs answer."""
         return done_future(self._runtime)
 
     @property
     def host_mesh(self) -> HostMesh:
-        """The hosts of these procs: one without dimensions, several along ``hosts``, each once and in order."""
+        """The hosts of these procs, each once, in order: a single one without dimensions, several along ``hosts``."""
         from monarch_hpc.mesh.host import hosts_of  # it imports this module
 
         return hosts_of(self._runtime, [proc.host_rank for proc in self.procs])
 
     def to_table(self) -> str:
-        """The procs as text, a line for each: rank, coordinates, host and process id."""
+        """The procs as a text table, one line each: rank, coordinates, host and process id."""
         rows = [("rank", *self.extent.labels, "host", "pid")]
         for rank, proc in enumerate(self.procs):
             rows.append(
@@ -129,26 +133,26 @@ class ProcMesh(MeshView):
         *,
         to_logging: bool | None = None,
     ) -> Future[None]:
-        """Choose what becomes of what the procs of this view print and log, from here on.
+        """Choose how the output and log records of the procs in this view are treated from here on.
 
-        What is left out is as the section `logs` of the configuration says.
+        An argument that is None takes its value from section `logs` of the configuration, whatever was chosen before.
 
         Args:
-            stream_to_client: whether the program shows it; the run's files have it in any case.
-            aggregate_window_sec: for so many seconds equal lines are folded, 0 for not at all. Counts for the whole
-                mesh, also the procs outside this view.
-            level: from which level on records of Python's `logging` are taken, a number or a name, in procs whose
-                code does not configure logging itself.
+            stream_to_client: whether the program shows the output; the run's files have it in any case.
+            aggregate_window_sec: seconds within which equal lines are folded into one; 0 folds nothing. Applies to the
+                whole mesh, also to procs outside this view.
+            level: lowest level of the `logging` records that are forwarded, a number or a name; in procs whose code
+                does not configure logging itself.
             to_logging: whether records go to the program's own `logging`, as loggers ``monarch_hpc.remote.NAME`` with
-                the attributes `mesh`, `rank`, `host` and `actor`, instead of being printed. Counts for the whole mesh.
+                the attributes `mesh`, `rank`, `host` and `actor`, instead of being printed. Applies to the whole mesh.
 
         Returns:
-            A future that is done when all procs do so; wait with `get()` or `await`, or not at all.
+            A future that is done when all procs have made the change; it need not be awaited.
 
         Raises:
             TypeError: an argument of another type.
-            ValueError: a negative window, or no level of that name.
-            RuntimeError: these are no procs, but the program itself.
+            ValueError: a negative window, or an unknown level name.
+            RuntimeError: this is the program's own process, as returned by `this_proc()`.
             ActorDied: a proc is gone.
         """
         if not self._mesh:
@@ -170,23 +174,26 @@ class ProcMesh(MeshView):
         return both(chosen, levels)
 
     def stop(self, reason: str = "") -> Future[None]:
-        """End all procs of the mesh; those that hold on are killed after config key `procs.stop_s`.
+        """End all procs of the mesh; a proc that has not exited after `procs.stop_s` (config key) is killed.
 
-        Nobody has to wait for the future. It is done when all procs are gone, and fails with `TimeoutError` if a
-        host does not say so. ``with procs:`` and ``async with procs:`` stop at their end, and wait.
+        ``with procs:`` and ``async with procs:`` stop the procs at the end of the block, and wait.
 
         Args:
-            reason: for who calls these procs afterwards, in words.
+            reason: stands in the `ActorDied` of later calls to these procs; may be empty.
+
+        Returns:
+            A future that is done when all procs are gone, and fails with `TimeoutError` if a host does not report
+            that. The procs end whether or not it is awaited.
 
         Raises:
-            RuntimeError: this is a slice, or came in a message: the procs belong to somebody else.
+            RuntimeError: this is a slice, or came in a message: only the owner can stop the procs.
             TypeError: the reason is not a string.
         """
         check_text("reason", reason)
         if not self._owned:
             raise RuntimeError(
-                f"{self!r} is not owned here: only who called spawn_procs can stop its procs, "
-                "through the mesh that it got; this is a slice of that, or came in a message"
+                f"{self!r} is not owned here: only the caller of spawn_procs can stop the procs, "
+                "through the mesh that it returned; this is a slice of that mesh, or came in a message"
             )
         return stop_procs(self._runtime, self._mesh, self._name, reason)
 
@@ -196,7 +203,7 @@ class ProcMesh(MeshView):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._runtime.engine.forked_from:  # else they are the parent's
+        if not self._runtime.engine.forked_from:  # else the procs belong to the parent
             block(self._runtime, self.stop())
 
     async def __aenter__(self) -> Self:
@@ -209,11 +216,12 @@ class ProcMesh(MeshView):
 
 
 def check_actor(name: object, cls: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-    """Refuse what cannot be spawned, before anything is sent.
+    """Refuse a class or arguments that cannot be spawned, before anything is sent.
 
     Raises:
-        TypeError: the name is not a string, *cls* not an actor class, or its constructor does not take the arguments.
-        ValueError: an endpoint has the name of something that the mesh has itself.
+        TypeError: the name is not a string, *cls* is not a subclass of `Actor`, or its constructor does not take the
+            arguments.
+        ValueError: an endpoint has the name of an attribute of actor meshes.
     """
     check_text("name, the first argument of spawn,", name)
     if not (isinstance(cls, type) and issubclass(cls, Actor)):

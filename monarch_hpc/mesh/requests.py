@@ -1,7 +1,8 @@
-"""What the procs of a run ask of its program, which alone speaks with the head: hosts, procs, and why a proc died.
+"""Requests for hosts, procs, log settings and causes of death, made by the program and by its procs alike.
 
-It is an actor of the program, so that it answers while the program's own code is busy. Its questions are answered
-when the answer is there, and none waits for another. Below it the functions that ask, alike in program and procs.
+Only the program has a channel to the head. So procs send these requests to the *deputy*, an actor in the program, which
+answers even while the program's own code is busy. Requests are answered as their results arrive and do not wait for
+each other. The functions below the actor make the requests: directly in the program, through the deputy in a proc.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ __all__ = ["Program", "ask_hosts", "block", "choose_logs", "done_future", "open_
 
 T = TypeVar("T")
 
-_GLANCE_S = 0.1
-"""A proc that was lost elsewhere so long ago, and is not lost to the program, lives: the kernel ends a dead one's
-sockets."""
+_RECHECK_S = 0.1
+"""A proc that another proc reports lost is alive if the program's channel to it is still open after this time: the
+kernel closes a dead process's sockets."""
 
 
 @runtime_checkable
 class Program(Protocol):
-    """What a program has and its procs have not."""
+    """The parts of a runtime that exist only in the program."""
 
     fleet: Fleet
     deaths: Deaths
@@ -43,11 +44,11 @@ class Program(Protocol):
 
 
 class _Deputy(Actor):
-    """Answers the procs."""
+    """Carries out the requests of procs in the program."""
 
     @endpoint(explicit_response_port=True)
     def spawn_procs(self, port: ResponsePort, plan: ProcPlan, owner: MeshOwner) -> None:
-        """Start procs for an actor elsewhere."""
+        """Start procs for an actor of another process."""
 
         def done(outcome: Outcome) -> None:
             if isinstance(outcome, SpawnError):
@@ -64,7 +65,7 @@ class _Deputy(Actor):
 
     @endpoint(explicit_response_port=True)
     def choose_logs(self, port: ResponsePort, choice: LogChoice) -> None:
-        """Treat the output of procs as chosen."""
+        """Apply *choice* to the output of procs."""
         program = _program()[1]
         chosen = program.logs.choose(choice, program.fleet.hosts_of(choice.mesh))
 
@@ -79,21 +80,21 @@ class _Deputy(Actor):
 
     @endpoint
     def hosts(self) -> dict[int, HostEntry]:
-        """What each host of the allocation was granted, by rank."""
+        """Resources granted on each host of the allocation, by rank."""
         return dict(_program()[1].fleet.hosts)
 
     @endpoint(explicit_response_port=True)
     def why(self, port: ResponsePort, incarnation: int) -> None:
-        """How a proc died, and whether it was asked to; None where nobody says so."""
+        """Answer with the cause of a proc's death and whether it was asked to end; None if that is not known."""
         runtime, program = _program()
 
-        def look_again() -> None:
+        def recheck() -> None:
             channel = runtime.node.channels.get(incarnation)
-            if channel is not None and channel.error is None:  # it lives: only the way to it from there is cut
+            if channel is not None and channel.error is None:  # alive: only the caller's route to it is cut
                 port.send(None)
 
         def perform() -> None:
-            runtime.engine.call_later(_GLANCE_S, look_again)
+            runtime.engine.call_later(_RECHECK_S, recheck)
             program.deaths.explain(
                 incarnation,
                 "",
@@ -105,16 +106,16 @@ class _Deputy(Actor):
 
 
 def open_deputy(runtime: Runtime) -> None:
-    """Let the procs of the run ask this program; once, before the first of them starts."""
+    """Spawn the actor that serves the procs of the run; once, before the first proc starts."""
     own = runtime.own
     body, buffers = pack_spawn("deputy", _only(own), _Deputy, (), {})
     runtime.spawn("deputy", DEPUTY, 0, {own.rank: own}, body, buffers)
 
 
 def start_procs(runtime: Runtime, plan: ProcPlan, actor: int) -> Future[Started]:
-    """Start procs, which end with *actor*, or with the program where that is 0 there.
+    """Start procs, which end with *actor*; in the program, 0 makes the program itself their owner.
 
-    The future fails with `SpawnError` when one of them did not start; the others are gone then.
+    The future fails with `SpawnError` if a proc did not start; by then the others are gone.
     """
     future: Future[Started] = Future(runtime.engine, lambda: f"the start of {plan.name or 'procs'}")
     owner = MeshOwner(runtime.own.incarnation, actor)
@@ -122,14 +123,14 @@ def start_procs(runtime: Runtime, plan: ProcPlan, actor: int) -> Future[Started]
     def settle(read: Callable[[], Outcome]) -> None:
         try:
             outcome = read()
-        except BaseException as error:  # noqa: BLE001 whatever the asked one raised is for who waits
+        except BaseException as error:  # noqa: BLE001 any exception of the request belongs to the future
             future.set_exception(error)
             return
         if isinstance(outcome, SpawnError):
             future.set_exception(outcome)
             return
         if owns:
-            # On the driver still: a death that is told next must find an owner.
+            # Still on the driver: the next event may be the death of one of these procs, which must find its owner.
             runtime.adopt(actor, plan.name or "procs", outcome.mesh, outcome.procs, lambda: _end(runtime, outcome.mesh))
         future.set_result(outcome)
 
@@ -146,14 +147,14 @@ def start_procs(runtime: Runtime, plan: ProcPlan, actor: int) -> Future[Started]
 def stop_procs(runtime: Runtime, mesh: int, name: str, reason: str) -> Future[None]:
     """End all procs of a mesh; the future is done when every host has reported that none is left.
 
-    It fails with `TimeoutError` if a host does not.
+    The future fails with `TimeoutError` if a host does not report that in time.
     """
     future: Future[None] = Future(runtime.engine, lambda: f"the end of {name or 'procs'}")
 
     def settle(read: Callable[[], list[str]]) -> None:
         try:
             late = read()
-        except BaseException as error:  # noqa: BLE001 whatever the asked one raised is for who waits
+        except BaseException as error:  # noqa: BLE001 any exception of the request belongs to the future
             future.set_exception(error)
             return
         if late:
@@ -172,14 +173,14 @@ def stop_procs(runtime: Runtime, mesh: int, name: str, reason: str) -> Future[No
 
 
 def choose_logs(runtime: Runtime, choice: LogChoice) -> Future[None]:
-    """Treat the output of procs as chosen; the future is done when they do."""
+    """Apply *choice* to the output of procs; the future is done when all their agents have applied it."""
     if isinstance(runtime, Program):
         return runtime.logs.choose(choice, runtime.fleet.hosts_of(choice.mesh))
     return _deputy(runtime).choose_logs.call_one(choice)
 
 
 def ask_hosts(runtime: Runtime) -> dict[int, HostEntry]:
-    """What each host of the allocation was granted, by rank."""
+    """Resources granted on each host of the allocation, by rank."""
     if isinstance(runtime, Program):
         return dict(runtime.fleet.hosts)
     found: Future[dict[int, HostEntry]] = _deputy(runtime).hosts.call_one()
@@ -187,36 +188,36 @@ def ask_hosts(runtime: Runtime) -> dict[int, HostEntry]:
 
 
 def block(runtime: Runtime, future: Future[T]) -> T:
-    """Wait for *future*, also where an event loop runs, which stands still meanwhile.
+    """Wait for *future*; a running event loop of this thread is blocked meanwhile.
 
     Raises:
-        RuntimeError: on the thread that does the I/O, or while the process ends.
+        RuntimeError: called on the thread that drives the I/O, or the process is ending.
     """
     if runtime.engine.driving:
         raise RuntimeError("a done-callback must not wait for hosts or procs")
     if not runtime.engine.wait(future.done, None) and not future.done():
-        raise RuntimeError("the process ends")
+        raise RuntimeError("the process is ending")
     return future.result()
 
 
 def done_future(runtime: Runtime) -> Future[Literal[True]]:
-    """A future that is done."""
+    """A future that is done, with True."""
     future: Future[Literal[True]] = Future(runtime.engine)
     future.set_result(True)
     return future
 
 
 def _end(runtime: Runtime, mesh: int) -> None:
-    """Have procs ended whose owner ends; nobody waits for it."""
+    """End the procs of an owner that has ended, without waiting for them."""
     if isinstance(runtime, Program):
         runtime.fleet.stop(mesh, "its owner ended", lambda _late: None)
-    elif program_of(runtime.node) is not None:  # else all procs of the run are ending
+    elif program_of(runtime.node) is not None:  # otherwise all procs of the run are ending anyway
         _deputy(runtime).stop_procs.broadcast(mesh, "its owner ended")
 
 
 def _program() -> tuple[Runtime, Program]:
     runtime = current_runtime()
-    assert isinstance(runtime, Program)  # the deputy lives in no other process
+    assert isinstance(runtime, Program)  # the deputy runs only in the program
     return runtime, runtime
 
 

@@ -1,4 +1,4 @@
-"""The end of a program's part in its allocation, before the program itself ends."""
+"""Ends a program's use of its allocation before the program itself ends."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ __all__ = ["shutdown_context"]
 
 
 def shutdown_context(host_timeout: float | None = None) -> Future[None]:
-    """End all that this program started: actors, procs, and the allocation where it ends with the program.
+    """End everything that this program started: actors, procs, and the allocation if it ends with the program.
 
-    It happens at the end of the program by itself. Where there is nothing to end, nothing happens; so too in a proc.
+    The end of the program does the same. Does nothing in a proc, or if the program has no allocation.
 
     Args:
-        host_timeout: seconds, checked only: procs have those of config key `procs.stop_s`.
+        host_timeout: seconds; checked, but not used: procs have `procs.stop_s` (config key) to end.
 
     Returns:
-        A future that is done: it has happened when this returns.
+        A future that is done already: the call blocks until everything has ended.
 
     Raises:
-        ValueError: *host_timeout* is negative, or no number.
+        TypeError: *host_timeout* is not a number.
+        ValueError: *host_timeout* is negative, infinite or NaN.
     """
     if host_timeout is not None and not (math.isfinite(host_timeout) and host_timeout >= 0):
         raise ValueError(f"host_timeout is {host_timeout}; give seconds, 0 or more")

@@ -1,4 +1,4 @@
-"""The results of a call on a mesh, by mesh coordinate."""
+"""The results of a call to a mesh, by mesh coordinate."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ _NO_FAILURES: Mapping[int, BaseException] = MappingProxyType({})
 
 
 class ValueMesh(MeshView, Generic[T]):
-    """One value for each element of the mesh that was called; iterating gives (point, value) pairs.
+    """One value for each element of the called mesh; iteration yields (point, value) pairs, row by row.
 
     Args:
-        values: by base rank.
-        failures: exceptions of those that failed, by base rank; they stand among the values too.
+        region: shape of the mesh; its base ranks index *values*.
+        values: results by base rank.
+        failures: exceptions of the ranks that failed, by base rank; each also stands in *values*.
     """
 
     def __init__(
@@ -37,7 +38,15 @@ class ValueMesh(MeshView, Generic[T]):
         return type(self)(region, self._values, self._failures)
 
     def flatten(self, name: str) -> Self:
-        """Make one dimension of all, row by row; a slice that left gaps is copied."""
+        """Merge all dimensions into one, row by row. Copies the values only if a slice left gaps.
+
+        Args:
+            name: name of the new dimension.
+
+        Raises:
+            TypeError: the name is not a string.
+            ValueError: the name is empty.
+        """
         try:
             return super().flatten(name)
         except ValueError:
@@ -47,7 +56,7 @@ class ValueMesh(MeshView, Generic[T]):
             return type(self)(whole, [self._values[base] for base in ranks], failures)
 
     def failures(self) -> dict[Point, BaseException]:
-        """The exceptions of those that failed, by coordinate; only a call with ``on_error="collect"`` has any."""
+        """The exceptions of the ranks that failed, by coordinate; empty unless called with ``on_error="collect"``."""
         if not self._failures:
             return {}
         ranks = enumerate(self._region.base_ranks())
@@ -69,6 +78,9 @@ class ValueMesh(MeshView, Generic[T]):
         """The value at *coordinates*; dimensions of size 1 need not be named.
 
         Raises:
+            IndexError: a coordinate is outside its dimension.
+            KeyError: no dimension of that name.
+            TypeError: a coordinate is not a whole number.
             ValueError: the coordinates leave more than one value.
         """
         chosen = self._region.slice(**coordinates)

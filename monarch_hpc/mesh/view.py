@@ -1,4 +1,4 @@
-"""What all meshes share: named dimensions and views of them."""
+"""The base class of all meshes: named dimensions and views of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["MeshView"]
 
 
 class MeshView:
-    """A mesh or a slice of one; slicing copies nothing."""
+    """A mesh or a view of one; views copy nothing."""
 
     def __init__(self, region: Region) -> None:
         self._region = region
@@ -25,15 +25,18 @@ class MeshView:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Sizes by dimension name."""
+        """Sizes by dimension name, outermost first."""
         return self._region.extent.to_dict()
 
     def size(self, dim: str | Sequence[str] | None = None) -> int:
-        """The size of one dimension, the product of several, or the number of elements.
+        """The number of elements, of the whole mesh or along some dimensions.
+
+        Args:
+            dim: name of a dimension, or several names for the product of their sizes; None for the whole mesh.
 
         Raises:
             KeyError: no dimension of that name.
-            TypeError: neither a name nor several.
+            TypeError: *dim* is neither a name nor a sequence of names.
         """
         if dim is None:
             return len(self._region)
@@ -46,45 +49,54 @@ class MeshView:
     def slice(self, **selection: int | slice) -> Self:
         """Keep part of the mesh: ``slice(hosts=0)``, ``slice(gpus=slice(0, 2))``.
 
-        A number removes its dimension, a slice keeps it.
+        Args:
+            **selection: by dimension name, a coordinate, which removes the dimension, or a slice, which keeps it.
+                Negative numbers count from the end.
 
         Raises:
             KeyError: no dimension of that name.
-            IndexError: the number is outside the dimension, or nothing is left of it.
-            TypeError: neither a slice nor a whole number.
+            IndexError: a coordinate is outside its dimension, or a slice leaves nothing of it.
+            TypeError: a value is neither a slice nor a whole number.
             ValueError: the step of a slice is 0.
         """
         return self._viewing(self._region.slice(**selection))
 
     def split(self, **selection: Sequence[str] | int) -> Self:
-        """Make several dimensions of one: ``split(hosts=("racks", "hosts"), racks=4)``.
+        """Split a dimension into several: ``split(hosts=("racks", "hosts"), racks=4)``.
 
-        For a dimension give the names that replace it, outermost first; for these their sizes, of which one
-        may be left out.
+        Args:
+            **selection: for a dimension, the names that replace it, outermost first; for each of these names its size,
+                of which one may be omitted.
 
         Raises:
             KeyError: no dimension of that name.
-            TypeError: neither names nor a size.
-            ValueError: the sizes do not make up the dimension.
+            TypeError: a value is neither a sequence of names nor a size.
+            ValueError: the product of the sizes is not the size of the dimension.
         """
         return self._viewing(self._region.split(**selection))
 
     def flatten(self, name: str) -> Self:
-        """Make one dimension of all, row by row.
+        """Merge all dimensions into one, row by row.
+
+        Args:
+            name: name of the new dimension.
 
         Raises:
             TypeError: the name is not a string.
-            ValueError: a slice left gaps, which one dimension cannot have.
+            ValueError: the name is empty; or a slice left gaps, which one dimension cannot represent.
         """
         return self._viewing(self._region.flatten(name))
 
     def rename(self, **names: str) -> Self:
-        """Give dimensions other names: ``rename(gpus="tp")``.
+        """Rename dimensions: ``rename(gpus="tp")``.
+
+        Args:
+            **names: the new name of each dimension to rename, by its present name.
 
         Raises:
             KeyError: no dimension of that name.
-            TypeError: a name is not a string.
-            ValueError: two dimensions would have one name.
+            TypeError: a new name is not a string.
+            ValueError: two dimensions would have the same name, or one would be empty.
         """
         return self._viewing(self._region.rename(**names))
 

@@ -1,4 +1,4 @@
-"""Hosts that were started by hand: workers that wait, and programs that attach to them."""
+"""Hosts that were started by hand: the worker's loop, and the attachment of a program to workers."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ Ca = bytes | str | Path | Literal["trust_all_connections"] | None
 
 
 def run_worker_loop_forever(*, private_key: Secret = None, ca: Ca = None, address: str) -> None:
-    """Be a worker: wait for programs, and be a host of theirs, one after the other.
+    """Run a worker: wait for programs, and serve one after the other as a host.
 
-    When a program ends, or is lost, all that it started here ends, and the worker waits for the next one. It ends
-    with its process, or when a program shuts its hosts down.
+    When a program ends or is lost, everything that it started here ends, and the worker waits for the next program. The
+    loop returns when a program shuts its hosts down.
 
-    Nobody who lacks the key can make it do anything, and there are no certificates: with *ca*
-    ``"trust_all_connections"`` as without it.
+    A program must prove that it has the key; there are no certificates, whatever *ca* is.
 
     Args:
-        private_key: what both sides prove to have: 16 bytes or more, or a file of mode 0600 that holds it. None takes
-            ``worker.key`` in the state directory (config key `paths.state`), which is made at the first use: right
-            where all hosts see one home directory.
-        ca: None or ``"trust_all_connections"``; anything else must be the same as *private_key*.
-        address: ``tcp://host:port``; ``ipc://path``, a file in which a worker on this machine says where it listens;
-            ``tcp://host:port@tcp://0.0.0.0:port`` to be dialled at the first and to listen at the second.
+        private_key: the secret that both sides must prove to have: 16 bytes or more, or the path of a file of mode 0600
+            that holds it. None takes ``worker.key`` in the state directory (config key `paths.state`), created on first
+            use, which suits hosts that share a home directory.
+        ca: None or ``"trust_all_connections"``, without effect; anything else must equal *private_key*.
+        address: ``tcp://host:port``; ``ipc://path``, a file in which a worker on this machine publishes its address;
+            or ``tcp://host:port@tcp://0.0.0.0:port`` to be dialled at the first and to listen at the second.
 
     Raises:
-        ConfigError: the address or the key cannot be used; it says why.
-        PeerLost: the address is taken.
+        ConfigError: the address or the key cannot be used.
+        PeerLost: the address is in use.
+        TypeError: an argument of another type.
     """
     check_text("address", address)
     _check(private_key, ca)
@@ -62,12 +62,16 @@ def run_worker_loop_forever(*, private_key: Secret = None, ca: Ca = None, addres
 
 
 def run_worker_loop_until_shutdown(*, private_key: Secret = None, ca: Ca = None, address: str) -> None:
-    """The same as `run_worker_loop_forever`, which returns, too, when a program shuts its hosts down."""
+    """The same as `run_worker_loop_forever`, which also returns when a program shuts its hosts down."""
     run_worker_loop_forever(private_key=private_key, ca=ca, address=address)
 
 
 def start_worker_loop_forever(*, private_key: Secret = None, ca: Ca = None, address: str) -> Future[None]:
-    """`run_worker_loop_forever` on a thread of its own, once it listens; the future is done when the loop ends."""
+    """Run `run_worker_loop_forever` on a daemon thread; the worker listens when this returns.
+
+    Returns:
+        A future that is done when the loop ends, and fails with the exception that ended it.
+    """
     check_text("address", address)
     _check(private_key, ca)
     worker = Worker(address, private_key, load().config)
@@ -76,7 +80,7 @@ def start_worker_loop_forever(*, private_key: Secret = None, ca: Ca = None, addr
     def serve() -> None:
         try:
             worker.serve(announce=_announce)
-        except BaseException as error:  # noqa: BLE001 raised where the future is read
+        except BaseException as error:  # noqa: BLE001 raised to the reader of the future
             future.set_exception(error)
         else:
             future.set_result(None)
@@ -93,23 +97,24 @@ def attach_to_workers(
     name: str | None = None,
     timeout: float | None = None,
 ) -> HostMesh:
-    """Take waiting workers as the hosts of this program, until it ends; returns when all of them are ready.
+    """Use waiting workers as the hosts of this program until it ends; returns when all of them are ready.
 
     Args:
-        private_key, ca: as of `run_worker_loop_forever`, and the same.
-        workers: their addresses, one for each host, in the order of the mesh; or futures of them.
-        name: for moved programs; hosts have names of their own.
-        timeout: seconds to wait for all of them; None for config key `agent.attach_s`.
+        private_key: the workers' key, see `run_worker_loop_forever`.
+        ca: see `run_worker_loop_forever`.
+        workers: addresses of the workers, one for each host, in the order of the mesh; or futures of addresses.
+        name: for moved programs; not used, since hosts have their own names.
+        timeout: seconds to wait for all workers; None for config key `agent.attach_s`.
 
     Returns:
         A mesh with the dimension ``hosts``.
 
     Raises:
-        TypeError: an argument of another type; *workers* as one string, too.
-        RuntimeError: this program has its hosts already: it was attached before, or has used `hosts()` or such.
+        TypeError: an argument of another type; also if *workers* is a single string.
+        RuntimeError: this program has its hosts already: it was attached before, or has used `hosts()` or the like.
         ConfigError: an address or the key cannot be used.
-        AllocationError: a worker did not come in time; it is named, with what to do.
-        AuthenticationError: when the time is over, who listens in a worker's place still holds another key.
+        AllocationError: a worker was not ready in time; the error names it and says what to do.
+        AuthenticationError: the process that listens at a worker's address still had another key at the timeout.
     """
     _check(private_key, ca)
     if isinstance(workers, (str, bytes, Mapping)) or not isinstance(workers, Iterable):
@@ -120,19 +125,19 @@ def attach_to_workers(
         timeout = check_seconds("timeout", timeout)
     config = load().config
 
-    hired: list[AttachedWorkers] = []
+    attached: list[AttachedWorkers] = []
 
-    def open_them(resources: contextlib.ExitStack) -> Path:
-        hired.append(resources.enter_context(open_workers(addresses, private_key, config, timeout)))
-        return hired[0].directory
+    def open_attached(resources: contextlib.ExitStack) -> Path:
+        attached.append(resources.enter_context(open_workers(addresses, private_key, config, timeout)))
+        return attached[0].directory
 
-    Controller.instance(open_them).dismissals.append(hired[0].dismiss)
+    Controller.instance(open_attached).shutdown_callbacks.append(attached[0].dismiss)
     return hosts()
 
 
 @contextlib.contextmanager
 def _ending_on_sigterm() -> Iterator[None]:
-    """Let SIGTERM end what runs in the context in good order, where nobody else has a use for it."""
+    """Turn SIGTERM into `SystemExit` within the context, unless the program handles SIGTERM itself."""
 
     def leave(number: int, _frame: FrameType | None) -> None:
         raise SystemExit(128 + number)

@@ -1,6 +1,6 @@
-"""torchrun's environment on a mesh, for programs that use `torch.distributed` themselves. The names of `monarch.spmd`.
+"""torchrun's environment on a mesh, for programs that call `torch.distributed` themselves. As `monarch.spmd`.
 
-The module is callable: ``monarch_hpc.spmd(procs).init()`` sets up the process group, too, see `mesh.scripts.spmd`.
+The module is callable: ``monarch_hpc.spmd(procs).init()`` also sets up the process group, see `mesh.scripts.spmd`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["AddrType", "SPMDActor", "setup_torch_elastic_env", "setup_torch_elas
 
 
 class _Callable(ModuleType):
-    """`monarch_hpc.spmd` is a function of the root, and this package: whichever of them is found can be called."""
+    """Makes this package callable: `monarch_hpc.spmd` is the function until this package is imported, and then this."""
 
     def __call__(self, procs: ProcMesh) -> Spmd:
         """See `mesh.scripts.spmd.spmd`."""

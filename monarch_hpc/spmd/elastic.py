@@ -1,4 +1,4 @@
-"""The variables that torchrun sets, for the procs of a mesh; torch itself is not needed for it."""
+"""Sets torchrun's environment variables in the procs of a mesh; does not need torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from monarch_hpc.core.arguments import check_instance, check_number, check_text
 from monarch_hpc.core.host_address import resolve_host
 from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.mesh.proc import ProcMesh
-from monarch_hpc.mesh.scripts.torchrun import TorchRank, retold_gpus
+from monarch_hpc.mesh.scripts.torchrun import TorchRank, gpu_changes
 from monarch_hpc.transport.address import parse_address
 
 __all__ = ["AddrType", "SPMDActor", "see_own_gpu", "setup_torch_elastic_env", "setup_torch_elastic_env_async"]
@@ -27,7 +27,7 @@ _HOSTS = "hosts"
 
 
 class AddrType(enum.Enum):
-    """Which kind of address the rendezvous gets; `Default` prefers IPv6 where the host has it."""
+    """The kind of address for the rendezvous; `Default` prefers IPv6 if the host's name has such an address."""
 
     Default = enum.auto()
     IPv4 = enum.auto()
@@ -42,15 +42,16 @@ _FAMILIES = {
 
 
 class SPMDActor(Actor):
-    """One rank of a program that torchrun could start: sets its variables, and runs a script with them.
+    """One rank of a program written for torchrun: sets torchrun's variables, and runs a script with them.
 
-    Ranks are the mesh's, row by row; the local rank is the coordinate in its last dimension, the procs of one host.
+    Ranks are those of the mesh, row by row. The local rank is the coordinate in the last dimension, whose procs must
+    share a host; it is 0 if the last dimension is ``hosts``, or there is no dimension.
     """
 
     def __init__(self) -> None:
         point = current_rank()
         last = point.extent.labels[-1:]
-        # A mesh that ends with the hosts' own dimension has one proc on each.
+        # If the last dimension is that of the hosts, there is one proc on each host.
         several = bool(last) and last[0] != _HOSTS
         self.rank = point.rank
         self.world_size = len(point.extent)
@@ -61,18 +62,18 @@ class SPMDActor(Actor):
 
     @endpoint
     def get_host_port(self, use_ipaddr: AddrType | None) -> tuple[str, int]:
-        """Where rank 0 may serve the rendezvous: an address of this host, and a port that was free a moment ago.
+        """Return an address of this host, and a port that is free at the moment, for the rendezvous of rank 0.
 
         Args:
-            use_ipaddr: which kind of address of the host's name; None for one that the agents' hosts reach each
-                other by.
+            use_ipaddr: kind of the address, to which the host's name is resolved; None for the address at which other
+                procs dial this one.
 
         Raises:
             OSError: the host's name has no such address.
         """
         host = _own_address() if use_ipaddr is None else _look_up(use_ipaddr)
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as sock:
-            # Of all addresses, since torch's store will listen on all of them; this socket never listens.
+            # Bound on all addresses, since torch's store will listen on all of them; this socket never listens.
             sock.bind(("", 0))
             return host, int(sock.getsockname()[1])
 
@@ -83,17 +84,19 @@ class SPMDActor(Actor):
 
     @endpoint
     def main(self, master_addr: str, master_port: int, script_args: list[str]) -> bool:
-        """Set the variables, and run a script to its end as the main program.
+        """Set torchrun's variables in this proc, and run a script to its end as the main program.
 
         Args:
-            script_args: a path with its arguments, or ``-m`` and a module with its.
+            master_addr: address of the rendezvous, which rank 0 serves.
+            master_port: port of the rendezvous.
+            script_args: path of the script, or ``-m`` and the name of a module; then its arguments.
 
         Returns:
             True.
 
         Raises:
-            ValueError: there is no script.
-            Exception: what the script raises.
+            ValueError: *script_args* names no script.
+            Exception: the script raised it.
         """
         self._set_up(master_addr, master_port)
         module = script_args[:1] == ["-m"]
@@ -108,7 +111,7 @@ class SPMDActor(Actor):
         return True
 
     def _set_up(self, master_addr: str, master_port: int) -> None:
-        seat = TorchRank(
+        torch_rank = TorchRank(
             rank=self.rank,
             world_size=self.world_size,
             local_rank=self.local_rank,
@@ -119,7 +122,7 @@ class SPMDActor(Actor):
             master_addr=master_addr,
             master_port=master_port,
         )
-        os.environ.update(seat.variables())
+        os.environ.update(torch_rank.variables())
         see_own_gpu(context().proc.gpus, self.local_rank)
 
 
@@ -129,17 +132,22 @@ def setup_torch_elastic_env(
     master_port: int | None = None,
     use_ipaddr: AddrType | None = None,
 ) -> None:
-    """Set torchrun's variables in all procs of a mesh: ``torch.distributed.init_process_group()`` then needs no more.
+    """Set torchrun's variables in all procs of a mesh; ``torch.distributed.init_process_group()`` then needs no more.
+
+    Blocks until the variables are set in all procs.
 
     Args:
-        proc_mesh: ranks row by row.
-        master_addr, master_port: of the rendezvous, which rank 0 serves; both, or none for an address and a free port
-            of its host.
-        use_ipaddr: see `SPMDActor.get_host_port`.
+        proc_mesh: the procs; ranks are those of the mesh, row by row.
+        master_addr, master_port: address and port of the rendezvous, which rank 0 serves; give both, or neither for an
+            address and a free port of rank 0's host.
+        use_ipaddr: kind of that address, see `SPMDActor.get_host_port`.
 
     Raises:
         TypeError: an argument of another type.
-        ValueError: one of the two was given, or the port is out of range.
+        ValueError: only one of *master_addr* and *master_port* was given, the address is empty, or the port is not
+            in 1-65535.
+        OSError: the name of rank 0's host has no address of the kind *use_ipaddr*.
+        RuntimeError: CUDA has started in a proc already, where the proc's own GPU is device 0.
     """
     actors, place = _begin(proc_mesh, master_addr, master_port, use_ipaddr)
     actors.setup_env.call(*(place.get() if isinstance(place, Future) else place)).get()
@@ -151,7 +159,7 @@ async def setup_torch_elastic_env_async(
     master_port: int | None = None,
     use_ipaddr: AddrType | None = None,
 ) -> None:
-    """`setup_torch_elastic_env` for coroutines."""
+    """`setup_torch_elastic_env` for coroutines; returns when the variables are set in all procs."""
     actors, place = _begin(proc_mesh, master_addr, master_port, use_ipaddr)
     await actors.setup_env.call(*(await place if isinstance(place, Future) else place))
 
@@ -167,7 +175,7 @@ def _begin(
     if use_ipaddr is not None:
         check_instance("use_ipaddr", use_ipaddr, AddrType, "AddrType.IPv4, AddrType.IPv6 or AddrType.Default")
     if (master_addr is None) != (master_port is None):
-        raise ValueError(f"give master_addr and master_port both, or none: got {master_addr!r} and {master_port!r}")
+        raise ValueError(f"give both master_addr and master_port, or neither: got {master_addr!r} and {master_port!r}")
     actors = proc_mesh.spawn("spmd", SPMDActor)
     if master_addr is not None and master_port is not None:
         return actors, (master_addr, master_port)
@@ -176,10 +184,14 @@ def _begin(
 
 
 def see_own_gpu(gpus: Sequence[str], local_rank: int) -> None:
-    """Make the proc's own GPU the device of its local rank, as scripts expect; in procs it is device 0 otherwise."""
+    """Make the proc's own GPU the device with the index of its local rank, as scripts expect, instead of device 0.
+
+    Raises:
+        RuntimeError: CUDA has started in this proc, and would not see the change.
+    """
     others = list(gpus[1:])
     seen = [*others[:local_rank], *gpus[:1], *others[local_rank:]]
-    changes = retold_gpus(os.environ, gpus, seen)
+    changes = gpu_changes(os.environ, gpus, seen)
     torch = sys.modules.get("torch")
     if changes and local_rank and torch is not None and torch.cuda.is_initialized():
         raise RuntimeError(
@@ -190,7 +202,7 @@ def see_own_gpu(gpus: Sequence[str], local_rank: int) -> None:
 
 
 def _own_address() -> str:
-    # Where other procs dial this one: a name may resolve to loopback, or to a network that is slow.
+    # The address at which other procs dial this one: the host's name may resolve to loopback, or to a slow network.
     return parse_address(current_runtime().own.addresses[0])[0]
 
 

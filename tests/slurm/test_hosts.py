@@ -110,7 +110,7 @@ def test_the_world_of_mpi_is_the_mesh(held: Alice) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "['n2', 'n2', 'n3', 'n3', 'n4', 'n4']" in done.stdout
     assert "exit code 5" in done.stdout
-    assert "mpi=True needs hosts in Slurm's order, and these are turned round: n4, n3, n2" in done.stdout
+    assert "mpi=True needs hosts in Slurm's order, and these are not: n4, n3, n2" in done.stdout
     wait_until("the end of the step", lambda: steps(held), 30.0, accept=lambda left: left == before)
 
 

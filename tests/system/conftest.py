@@ -1,4 +1,4 @@
-"""What several modules of system tests start from."""
+"""Fixtures shared by several modules of system tests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def directory(tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 def faults(monkeypatch: pytest.MonkeyPatch) -> list[MeshFailure]:
-    """The failures that nobody handles; they do not end this process then."""
+    """Unhandled failures, collected here instead of ending this process."""
     seen: list[MeshFailure] = []
     monkeypatch.setattr(monarch_hpc.actor, "unhandled_fault_hook", seen.append)
     return seen

@@ -20,7 +20,7 @@ __all__ = ["controlled", "settle"]
 
 @contextlib.contextmanager
 def controlled(config: Config, num_hosts: int = 2) -> Iterator[HostMesh]:
-    """So many hosts, controlled from here."""
+    """An allocation of *num_hosts* embedded hosts, with this process as its controller."""
     with open_local(num_hosts, config) as directory, pytest.MonkeyPatch.context() as patch:
         patch.setenv(DIRECTORY_VARIABLE, str(directory))
         patch.setenv(RUN_VARIABLE, "feedbeef")
@@ -34,10 +34,10 @@ def controlled(config: Config, num_hosts: int = 2) -> Iterator[HostMesh]:
 def settle(procs: ProcMesh) -> None:
     """Wait until the fabrics of *procs* are chosen.
 
-    The first procs start UCX in this process, which stays: no test is to be blamed for its open files.
+    The first procs start UCX in this process, which keeps running: its open files must not count as a leak of a test.
     """
     channels = [Controller.instance().node.channels[proc.incarnation] for proc in procs.procs]
     wait_until("the choice of fabrics", lambda: all(channel.why for channel in channels))
     casts = Controller.instance().casts
     if len(procs) > casts.most_direct:
-        assert casts.open().connect()  # stays, too
+        assert casts.open().connect()  # keeps running, too

@@ -1,4 +1,4 @@
-"""What a program hears of its procs: its own outputs while a test listens, and their files."""
+"""The output of procs as it reaches the program: captured stdout and stderr, and the run's log files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PATIENCE_S = 30.0
 
 @dataclass
 class Heard:
-    """What the program's outputs have got."""
+    """The text captured from the program's stdout and stderr."""
 
     out: io.StringIO
     err: io.StringIO
@@ -28,7 +28,7 @@ class Heard:
         return (self.out if stream == "out" else self.err).getvalue().splitlines()
 
     def until(self, text: str, stream: str = "out") -> list[str]:
-        """Return the lines once one of them holds *text*."""
+        """Wait until a line contains *text*; return all lines."""
         return wait_until(
             f"{text!r} on {stream}",
             lambda: self.lines(stream),

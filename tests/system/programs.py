@@ -1,4 +1,4 @@
-"""Programs as people start them: files run by an interpreter of their own, with a state directory of the test's."""
+"""Programs as users start them: files run by a separate interpreter, with a state directory for each test."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ PATIENCE_S = 60.0
 
 
 class Programs:
-    """Starts programs in one folder, and ends those that a test leaves.
+    """Starts programs in one folder, and kills those that still run at the end of the test.
 
     Attributes:
-        folder: where they run, and where their files are.
-        environment: what they get.
+        folder: working directory of the programs, which also has their files.
+        environment: environment variables of the programs.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -38,7 +38,7 @@ class Programs:
     def start(
         self, text: str, *arguments: str, env: Mapping[str, str] | None = None, stdin: int = subprocess.DEVNULL
     ) -> subprocess.Popen[str]:
-        """Start a program; its two outputs are one."""
+        """Start a program, with stderr redirected to stdout."""
         path = self.folder / f"program{len(self._started)}.py"
         path.write_text(text)
         process = subprocess.Popen(
@@ -54,24 +54,24 @@ class Programs:
         return process
 
     def run(self, text: str, *arguments: str, code: int = 0, env: Mapping[str, str] | None = None) -> str:
-        """Run a program to its end, which must be with exit code *code*; return what it printed."""
+        """Run a program to its end, assert that its exit code is *code*, and return its output."""
         process = self.start(text, *arguments, env=env)
         said = process.communicate(timeout=PATIENCE_S)[0]
         assert process.returncode == code, said
         return said
 
     def until(self, process: subprocess.Popen[str], words: str) -> str:
-        """Read what a program prints, up to a line with *words*."""
+        """Read and return a program's output up to a line that contains *words*."""
         assert process.stdout is not None
         said = ""
         for line in process.stdout:
             said += line
             if words in line:
                 return said
-        raise AssertionError(f"it ended and never said {words!r}: {said}")
+        raise AssertionError(f"the program ended without printing {words!r}: {said}")
 
     def end(self) -> None:
-        """Kill those that still run."""
+        """Kill the programs that still run."""
         for process in self._started:
             if process.poll() is None:
                 process.kill()
@@ -81,7 +81,7 @@ class Programs:
                     stream.close()
 
     def procs(self) -> list[int]:
-        """The processes of allocations that have this test's state directory."""
+        """Ids of the processes of allocations with this test's state directory."""
         marks = [f"XDG_STATE_HOME={self.environment['XDG_STATE_HOME']}".encode(), f"{COOKIE}=".encode()]
         found = []
         for path in Path("/proc").glob("[0-9]*/environ"):
@@ -96,7 +96,7 @@ class Programs:
 
 @pytest.fixture
 def programs(tmp_path: Path) -> Iterator[Programs]:
-    """Programs of this test."""
+    """Starts the programs of this test."""
     made = Programs(tmp_path)
     yield made
     made.end()

@@ -1,4 +1,4 @@
-"""Wrong arguments are errors at the line that gives them: nothing is sent for them, and nothing else ends."""
+"""Wrong arguments raise at the line that passes them: no message is sent, and nothing else is disturbed."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Probe(Actor):
         return self.start + number
 
     def helper(self) -> None:
-        """Is no endpoint."""
+        """Not an endpoint."""
 
 
 class Hiding(Actor):
-    """Has an endpoint that no mesh could call."""
+    """Has an endpoint that a mesh could not call."""
 
     @endpoint
     def slice(self) -> None:
@@ -45,7 +45,7 @@ class Hiding(Actor):
 
 @dataclass(frozen=True)
 class World:
-    """What calls are made on; untyped, for they are wrong on purpose."""
+    """The objects to call; untyped, because the calls are wrong on purpose."""
 
     hosts: Any
     procs: Any
@@ -64,7 +64,7 @@ def world() -> Iterator[World]:
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[Frame]:
-    """What this process sends from here on, signs of life apart."""
+    """Records the messages that this process sends from here on, except heartbeats."""
     seen: list[Frame] = []
     through = PeerChannel.send
 
@@ -190,7 +190,7 @@ CALLS: list[tuple[str, Call, str]] = [
     ("stream", lambda w: w.probe.add.stream(numbers=1), "missing a required argument: 'number'"),
     ("broadcast", lambda w: w.probe.add.broadcast(), "missing a required argument: 'number'"),
     ("no endpoint", lambda w: w.probe.sub, "probe has no endpoint 'sub'; it has: add"),
-    ("unmarked", lambda w: w.probe.helper(), "helper of probe is no endpoint: mark it with @endpoint"),
+    ("unmarked", lambda w: w.probe.helper(), "helper of probe is not an endpoint: mark it with @endpoint"),
     ("as_endpoint", lambda w: as_endpoint(3), "as_endpoint takes a method of an actor mesh"),
     ("timeout text", lambda w: w.probe.add.options(timeout="3"), "timeout is '3', a str: give a number of seconds"),
     ("timeout zero", lambda w: w.probe.add.options(timeout=0), "timeout is 0 s: give more than 0"),
@@ -281,7 +281,7 @@ CALLS: list[tuple[str, Call, str]] = [
 
 
 def print_one(one: object) -> None:
-    """Take an argument, which nobody gives to a bootstrap."""
+    """Takes a parameter, which a bootstrap must not."""
 
 
 def unpicklable() -> Callable[[], None]:
@@ -308,7 +308,7 @@ def test_a_wrong_argument_is_an_error_here_and_sends_nothing(
     assert words in str(caught.value)
     assert sent == []
     assert world.probe.slice(hosts=1, gpus=1).add.call_one(2).get() == 2
-    assert Controller.instance().fleet.hosts_of(world.procs._mesh)  # and nothing of it has ended
+    assert Controller.instance().fleet.hosts_of(world.procs._mesh)  # and the mesh still lives
 
 
 def test_every_kind_of_mesh_was_asked(world: World) -> None:

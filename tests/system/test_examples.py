@@ -1,4 +1,4 @@
-"""The programs in examples/ run, check their own results, and fit on two screens."""
+"""The programs in examples/ run, check their results themselves, and fit on two screens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_an_example_fits_on_two_screens(path: Path) -> None:
 
 
 def demo() -> list[str]:
-    """What `make demo`, README's first command, runs once it has installed."""
+    """The command that `make demo`, README's first command, runs after installation."""
     if shutil.which("make") is None:
         pytest.skip("make is not on PATH")
     installed = ".venv/installed-examples"

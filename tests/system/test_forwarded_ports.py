@@ -1,4 +1,4 @@
-"""Who reaches a forwarded port: this user's processes, some dozen at a time, whatever others do."""
+"""A forwarded port can be reached by this user's processes, some dozen at a time, whatever others do."""
 
 from __future__ import annotations
 

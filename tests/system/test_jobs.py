@@ -1,4 +1,4 @@
-"""Jobs on this machine, and the ways into their hosts: commands, forwarded ports, a terminal."""
+"""Jobs on this machine; and commands, forwarded ports and shells on their hosts."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ except Exception:
 
 
 class Terminal:
-    """A program on a terminal of its own."""
+    """A program on its own pseudoterminal."""
 
     def __init__(self, programs: Programs, text: str) -> None:
         self.master, slave = pty.openpty()
@@ -249,13 +249,13 @@ class Terminal:
         os.write(self.master, text.encode())
 
     def until(self, words: str) -> None:
-        """Read what it shows, up to *words*, and forget that."""
+        """Read the output up to *words*, and discard it."""
 
         def look() -> str:
             try:
                 self.said += os.read(self.master, 65536).decode(errors="replace")
             except OSError:
-                pass  # nothing new, or the program has ended
+                pass  # no new output, or the program has ended
             return self.said
 
         wait_until(words, look, PATIENCE_S, accept=lambda said: words in said)
@@ -277,11 +277,11 @@ def test_a_shell_on_a_host_is_used_like_one_here(programs: Programs, ending: str
         terminal.until("/\r\n")
         terminal.until("40 100")
         terminal.resize(50, 120)
-        os.kill(terminal.process.pid, signal.SIGWINCH)  # it is not the session's own terminal
+        os.kill(terminal.process.pid, signal.SIGWINCH)  # the kernel does not: it is not the controlling terminal
         terminal.type("until [ \"$(stty size)\" = '50 120' ]; do :; done; echo re''sized\n")
         terminal.until("resized")
-        # Ctrl-C is for what runs there. The sleeper itself says that it sleeps: bash gives the terminal to a command
-        # after the fork, and a Ctrl-C that comes before ends neither.
+        # Ctrl-C goes to the command that runs there. The sleeper itself prints that it sleeps: bash gives the terminal
+        # to a command after the fork, and an earlier Ctrl-C ends neither.
         terminal.type("sh -c \"echo asl''eep; exec sleep 600\"\n")
         terminal.until("asleep")
         terminal.type("\x03")

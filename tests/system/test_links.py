@@ -1,4 +1,4 @@
-"""What carries the frames of a run, as `status` tells it to whoever asks."""
+"""The fabrics of a run's channels, as `status` shows them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank that prints as fast as it can is slowed down, and nobody else."""
+"""A rank that prints as fast as it can is slowed down, and no other process is."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.system.hearing import PATIENCE_S, hearing, log_file
 
 
 class Speaker(Actor):
-    """Prints, much or little, and answers."""
+    """Prints much or little, and answers calls."""
 
     @endpoint
     def say(self, *lines: str) -> None:
@@ -62,7 +62,7 @@ def hosts() -> Iterator[HostMesh]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("line", "gpu"), [("x" * 100, 0), ("", 1)], ids=["lines", "empty lines"])
 def test_a_flood_from_one_rank_disturbs_nobody(hosts: HostMesh, line: str, gpu: int, faults: list[object]) -> None:
-    """It goes on until its file was put aside twice; meanwhile all else works, and nothing grows."""
+    """The flood lasts until its file was rotated twice; meanwhile all else works, and no memory grows."""
     with hearing() as heard, hosts.spawn_procs(per_host={"gpus": 2}, name="w") as procs:
         settle(procs)
         speakers = procs.spawn("speaker", Speaker)

@@ -1,4 +1,4 @@
-"""Names of Monarch's that have no page of their own here: each does what its program expects."""
+"""Names from Monarch without a page in docs/: each does what programs written for Monarch expect."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def hosts(config: Config) -> Iterator[HostMesh]:
 
 @pytest.fixture
 def pair(hosts: HostMesh) -> Iterator[ProcMesh]:
-    """A proc on each host."""
+    """One proc on each host."""
     with hosts.spawn_procs() as procs:
         yield procs
 
@@ -135,7 +135,7 @@ def test_a_sent_call_answers_to_a_port(pair: ProcMesh) -> None:
     with pytest.raises(TypeError):
         send(workers.add, (1, 2), {}, port)
     receiver.close()
-    send(workers.add, (1,), {}, port)  # nobody reads, and nobody minds
+    send(workers.add, (1,), {}, port)  # the receiver has gone, which is not an error
 
 
 def test_a_closed_port_says_so_unless_told_not_to(hosts: HostMesh) -> None:
@@ -184,7 +184,7 @@ class Unborn(Actor):
 
 def test_a_mesh_is_initialized_when_its_constructors_have_run(pair: ProcMesh, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(monarch_hpc.actor, "unhandled_fault_hook", lambda _failure: None)
-    born: Any = pair.spawn("worker", Worker)  # a type checker takes all attributes for endpoints
+    born: Any = pair.spawn("worker", Worker)  # to a type checker, every attribute is an endpoint
     assert born.initialized.get() is True
     with pytest.raises(SupervisionError, match="no birth"):
         pair.spawn("unborn", Unborn).initialized.call().get(PATIENCE_S)

@@ -1,4 +1,4 @@
-"""Results that are combined on the hosts, by procs of the mesh: the same as folded at the caller, or an error."""
+"""Results combined on the hosts, by procs of the mesh: the same value as when combined by the caller, or an error."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["procs"]
 
 
 class Worker(Actor):
-    """Gives results to combine."""
+    """Returns results to combine."""
 
     @endpoint
     def rank(self) -> int:
@@ -55,12 +55,12 @@ class Worker(Actor):
 
 
 def where_merged(so_far: frozenset[int], more: frozenset[int]) -> frozenset[int]:
-    """Both, and who put them together."""
+    """Merge two values, and add the id of the merging process."""
     return so_far | more | {os.getpid()}
 
 
 def linger(folder: Path, so_far: int, rank: int) -> int:
-    """Add, but on the third host wait for the end."""
+    """Add, but block for ever at rank 5, on the third host."""
     if rank == 5:
         (folder / "combining").touch()
         threading.Event().wait()
@@ -68,7 +68,7 @@ def linger(folder: Path, so_far: int, rank: int) -> int:
 
 
 def refuse(so_far: int, rank: int) -> int:
-    """Add, but not the rank 7."""
+    """Add, but raise at rank 7."""
     if rank == 7:
         raise LookupError(f"rank {rank} is not to be added")
     return so_far + rank
@@ -80,21 +80,21 @@ class Coded(Exception):
 
 
 def fail_hostile(so_far: int, rank: int) -> int:
-    """Add, but fail at the rank 7 in a way that cannot be told."""
+    """Add, but raise an exception at rank 7 whose text cannot be obtained."""
     if rank == 7:
         raise Coded(rank)
     return so_far + rank
 
 
 def exit_at(so_far: int, rank: int) -> int:
-    """Add, but at the rank 7 try to end the process."""
+    """Add, but raise `SystemExit` at rank 7."""
     if rank == 7:
         raise SystemExit(7)
     return so_far + rank
 
 
 def grow(so_far: object, rank: int) -> object:
-    """Give what cannot be sent on."""
+    """Return a value at rank 7 that cannot be pickled."""
     return threading.Lock() if rank == 7 else 0
 
 

@@ -1,4 +1,4 @@
-"""`monarch-hpc run` as users start it: codes, streams and signals pass, and nothing stays behind."""
+"""`monarch-hpc run` as users start it: exit codes, streams and signals pass through, and no process is left."""
 
 from __future__ import annotations
 

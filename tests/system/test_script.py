@@ -1,4 +1,4 @@
-"""Scripts for torchrun on a mesh of two embedded hosts: how they run, fail and end."""
+"""Scripts for torchrun on a mesh of two embedded hosts: environment, failures, and their end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from monarch_hpc.testing import wait_until
 from tests.system.controlling import controlled, settle
 
 _PATIENCE_S = 60.0
-"""A rank starts an interpreter."""
+"""Long, because each rank starts an interpreter."""
 
 PREAMBLE = """
 import json, os, signal, sys, time
@@ -37,17 +37,17 @@ HANG = "\nnote('hangs')\nsignal.pause()\n"
 
 
 class Starter(Actor):
-    """Starts the event loop of this process, which stays: no test is to be blamed for it."""
+    """Starts the event loop of this process, which keeps running and must not count as a leak of a test."""
 
     @endpoint
     async def start(self) -> None:
-        """Nothing more."""
+        """Does nothing."""
 
 
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[HostMesh]:
     with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
-        patch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")  # as Slurm tells what it granted
+        patch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")  # as set by Slurm
         hosts = stack.enter_context(controlled(load().config))
         starter = monarch_hpc.this_proc().spawn("starter", Starter)
         starter.start.call_one().get(_PATIENCE_S)
@@ -64,7 +64,7 @@ def procs(hosts: HostMesh, folder: Path) -> ProcMesh:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the scripts lie."""
+    """The folder of the scripts."""
     return tmp_path_factory.mktemp("with a space")
 
 
@@ -115,7 +115,7 @@ print([__name__, __file__, sys.argv[1:], sibling.word, [os.environ[name] for nam
     for rank, line in enumerate(sorted(lines)):
         prefix, _, said = line.partition("] ")
         assert prefix == f"[r{rank:02d} local{rank // 2}"
-        # The GPUs of the host, and the local rank is the index of the own one. In actors that is 0: "5,4" for rank 1.
+        # The host's GPUs, in which the local rank is the index of its own GPU. In actors that is 0: "5,4" for rank 1.
         gpus = ("4,5", "6,7")[rank // 2]
         environment = [str(rank), "4", str(rank % 2), "2", "127.0.0.1", "lo", gpus]
         assert ast.literal_eval(said) == ["__main__", str(script), ["--lr", "a b"], "imported", environment]
@@ -164,11 +164,11 @@ if rank == 2:
         future.get(_PATIENCE_S)
     where, ended = caught.value.__notes__
     assert where.startswith("raised by train.py, rank 2 on local1") and 'raise KeyError("lost")  # here' in where
-    assert "rank.py" not in where  # only the script's own frames
+    assert "rank.py" not in where  # the traceback has only frames of the script
     assert ended == "ranks that still ran and were ended: 3"
     assert gone(pids)
     write(script, "")
-    assert set(run_script(procs, script).get(_PATIENCE_S).values()) == {0}  # the mesh is as good as before
+    assert set(run_script(procs, script).get(_PATIENCE_S).values()) == {0}  # the mesh works as before
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_another_status_than_0_fails_with_rank_host_and_cause(
 
 
 def test_a_death_counts_more_than_the_exceptions_that_it_causes(procs: ProcMesh, script: Path) -> None:
-    # The others see the end of rank 0 as their collectives would, and may well be reported first.
+    # The other ranks see the end of rank 0, as collectives would, and may be reported first.
     write(
         script,
         """

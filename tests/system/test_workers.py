@@ -1,4 +1,4 @@
-"""Workers started by hand: programs attach to them one after the other, and nobody else does."""
+"""Workers started by hand: programs attach to them one after the other, and strangers cannot."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ if what == "sleep":
 
 
 def start_worker(programs: Programs, address: str, *more: str) -> tuple[subprocess.Popen[str], str]:
-    """Start a worker; return it and where it listens."""
+    """Start a worker; return it and its address."""
     worker = programs.start(WORKER, address, *more)
     said = programs.until(worker, "worker waits")
     match = re.search(r"\((tcp://[^)]*)\)", said)
@@ -109,7 +109,7 @@ def test_a_stranger_is_refused_and_disturbs_nobody(programs: Programs, tmp_path:
     _, address = start_worker(programs, "tcp://127.0.0.1:0", str(key))
     with_key = PROGRAM.replace("what, *workers", "key = sys.argv.pop()\nwhat, *workers")
     with_key = with_key.replace('ca="trust_all_connections"', "private_key=key")
-    # His own key, or no key, and words that are none.
+    # Another key, or the default key; then bytes that are not a handshake.
     for said in (
         programs.run(with_key, "1", address, str(other), code=1),
         programs.run(PROGRAM, "1", address, code=1),

@@ -227,11 +227,19 @@ class ResponsePort:
         self._turn = turn
 
     def send(self, value: object) -> None:
-        """Answer with *value*."""
+        """Answer with *value*. Later answers are ignored.
+
+        Args:
+            value: any value that can be pickled.
+        """
         self._turn.succeed(value)
 
     def exception(self, error: BaseException) -> None:
-        """Answer with an exception, which is raised at the caller."""
+        """Answer with an exception, which is raised by the caller's future. Later answers are ignored.
+
+        Args:
+            error: the exception; if it cannot be pickled, the caller gets an `ActorFailed` with its text.
+        """
         self._turn.refuse(error)
 
     def __del__(self) -> None:

@@ -1,1 +1,1 @@
-"""Calls on meshes: endpoints, futures of one or many answers, streams, accumulators."""
+"""Calls to actor meshes: endpoints, futures of one or many answers, streams, accumulators."""

@@ -1,4 +1,4 @@
-"""A call of many actors whose results become one value."""
+"""A call to many actors whose results are combined into one value."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ class Accumulator(Generic[P, R, A]):
     """Calls an endpoint on a whole mesh and combines the results.
 
     Args:
-        endpoint: of an actor mesh, with or without `options`.
-        identity: what to begin with. With *merge*: what changes nothing, ``merge(identity, x)`` is ``x``.
-        combine: takes what there is and one result, and returns both in one; it must not change what it is given.
-        merge: takes what came of two ranges of ranks, the second right behind the first, and returns both in one. It
-            must be associative, and agree with *combine*: ``merge(x, combine(identity, r))`` is ``combine(x, r)``.
-            It need not be commutative: the order of ranks is kept. With it, the results of a mesh that is called
-            through the agents are combined on its hosts, by its procs, on threads of their own; so the bytes that
-            come to the caller do not grow with the mesh. Where *combine* takes two of a kind, such as
-            `operator.add`, it is the same function.
+        endpoint: an endpoint of an actor mesh, with or without `options`.
+        identity: the initial value. With *merge* it must be the neutral element: ``merge(identity, x)`` is ``x``.
+        combine: takes the value so far and one result, and returns the new value; it must not modify its arguments.
+        merge: takes the values of two adjacent ranges of ranks, the lower one first, and returns the value of both
+            together. It must be associative, and agree with *combine*: ``merge(x, combine(identity, r))`` is
+            ``combine(x, r)``. It need not be commutative: the order of ranks is kept. With *merge*, the results of a
+            mesh that is called through the agents are combined on its hosts, by its procs, on separate threads; so the
+            bytes that arrive at the caller do not grow with the mesh. If both arguments of *combine* have the same
+            type, as for `operator.add`, *merge* is the same function.
 
     Raises:
-        TypeError: *endpoint* is not an endpoint of a mesh, or one of the functions not a function.
-        ValueError: the endpoint collects failures, which `collect` does: as results they would be combined.
+        TypeError: *endpoint* is not an endpoint of an actor mesh, or *combine* or *merge* cannot be called.
+        ValueError: the endpoint has ``on_error="collect"``: exceptions would be combined as results; call `collect`.
     """
 
     def __init__(
@@ -57,25 +57,25 @@ class Accumulator(Generic[P, R, A]):
         self._folding = None if merge is None else Folding(identity, combine, merge)
 
     def accumulate(self, *args: P.args, **kwargs: P.kwargs) -> Future[A]:
-        """Call every actor; the future gives their results combined, in the order of their ranks.
+        """Call every actor; the future gives the combined value of their results, in the order of ranks.
 
-        It fails as `Endpoint.call` does. `combine` runs in the thread that reads the future; with `merge` both may
-        run in procs of the mesh as well, and what they raise there fails the call, as does the death of such a proc.
+        The future fails as for `Endpoint.call`. `combine` runs in the thread that reads the future. With `merge`, both
+        functions may also run in procs of the mesh; an exception there, or the death of such a proc, fails the call.
 
         Raises:
-            TypeError: the endpoint does not take these arguments; or `identity`, `combine` or `merge` has to travel,
-                and cannot be pickled.
+            TypeError: the endpoint does not take these arguments; or `identity`, `combine` or `merge` must be sent to
+                procs, and cannot be pickled.
         """
         if self._folding is not None:
             return self._endpoint.reduce(self._folding, *args, **kwargs)
         return self._endpoint.fold(self._fold, *args, **kwargs)
 
     def collect(self, *args: P.args, **kwargs: P.kwargs) -> Future[tuple[A, dict[Point, BaseException]]]:
-        """Call every actor; the future gives the results of those that did not fail combined, and the failures.
+        """Call every actor; the future gives the combined value of the ranks that succeeded, and the failures.
 
-        It waits for all ranks, as a call with ``on_error="collect"``. Those that failed are left out of the value, and
-        listed by their coordinates. All results come to the caller and are combined there, also with `merge`: on the
-        hosts one that failed would cut the ranges that follow each other.
+        Waits for all ranks, like a call with ``on_error="collect"``. Ranks that failed are left out of the value, and
+        listed by coordinate. All results are sent to the caller and combined there, even with `merge`: on the hosts, a
+        failed rank would break a range into parts that are not adjacent.
 
         Raises:
             TypeError: the endpoint does not take these arguments.

@@ -1,4 +1,4 @@
-"""Methods of actors that are no endpoints, called all the same."""
+"""Calls to methods of actors that are not marked as endpoints."""
 
 from __future__ import annotations
 
@@ -30,10 +30,16 @@ class PlainMethod:
 
     def _advice(self) -> str:
         name, mesh = self._name, self._callee.name
-        return f"{name} of {mesh} is no endpoint: mark it with @endpoint, or write as_endpoint({mesh}.{name}).call()"
+        return (
+            f"{name} of {mesh} is not an endpoint: mark it with @endpoint, or write as_endpoint({mesh}.{name}).call()"
+        )
 
     def marked(self, *, explicit: bool) -> Endpoint[..., Any]:
-        """It as an endpoint."""
+        """This method as an endpoint.
+
+        Args:
+            explicit: whether the method takes a response port first.
+        """
         wire_name = f"{self._name}({'port' if explicit else ''})"
         return Endpoint(self._callee, wire_name, EndpointMethod(self._function, explicit=explicit))
 
@@ -41,15 +47,15 @@ class PlainMethod:
 def as_endpoint(
     method: Any, /, *, propagate: object = None, explicit_response_port: bool = False
 ) -> Endpoint[..., Any]:
-    """Call a method of an actor mesh that is not marked with `endpoint`: ``as_endpoint(workers.helper).call(1)``.
+    """Make an endpoint of a method that is not marked with `endpoint`: ``as_endpoint(workers.helper).call(1)``.
 
     Args:
-        method: of a mesh, ``def`` or ``async def``.
-        propagate: of the tensor engine; not used.
-        explicit_response_port: as of `endpoint`.
+        method: attribute of an actor mesh; the method may be ``def`` or ``async def``.
+        propagate: for moved programs (Monarch's tensor engine); not used.
+        explicit_response_port: see `endpoint`.
 
     Raises:
-        ValueError: it is none, or is an endpoint already.
+        ValueError: *method* is not a method of an actor mesh, or is an endpoint already.
     """
     if isinstance(method, Endpoint):
         raise ValueError(f"{method!r} is an endpoint already: call it")
@@ -61,10 +67,10 @@ def as_endpoint(
 
 
 def attribute_of(callee: Callee, cls: type[Actor], name: str) -> PlainMethod | Future[Literal[True]] | None:
-    """What an actor mesh has by a name that no endpoint has; None where it has nothing.
+    """The attribute of an actor mesh with a name that is not an endpoint's; None if there is no such attribute.
 
-    ``initialized`` is a future that is done when all constructors have run; the names of other methods are for
-    `as_endpoint`.
+    ``initialized`` is a future that is done when all constructors have run; any other method of the class is a
+    `PlainMethod`, to be passed to `as_endpoint`.
     """
     if name == "initialized":
         return Endpoint(callee, "_born()", EndpointMethod(Actor._born)).fold(lambda _answers: True)

@@ -1,4 +1,4 @@
-"""The answer of one actor: most calls are for one, and this is all that they make."""
+"""The future of a call to one actor; the common case, so it allocates one object."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ R = TypeVar("R")
 
 
 class SingleCall(Future[R], Generic[R]):
-    """The future of a call to one actor, and what waits for its answer, see `actor.messages.pending.Pending`.
+    """The future of a call to one actor, and at the same time the call's `actor.messages.pending.Pending`.
 
     Args:
-        place: of the actor in the view.
+        place: rank of the actor in the view.
     """
 
     _number = HELD
     _limit_s: float | None = None
 
     def __init__(self, runtime: Runtime, callee: Callee, method: str, place: int, options: CallOptions) -> None:
-        # Not the base's constructor either: a method of its own would keep the future alive until it is collected.
+        # Without the constructor of `Future`: a bound method as attribute would be a reference cycle, which keeps the
+        # future alive until it is garbage-collected.
         self._engine = runtime.engine
         self._runtime = runtime
         self._callee = callee
@@ -40,10 +41,10 @@ class SingleCall(Future[R], Generic[R]):
         self.incarnation = callee.procs[rank].incarnation
 
     def send(self, head: bytes, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        """Send the call; the time runs.
+        """Send the call and start its time limit.
 
         Raises:
-            Exception: it was not sent.
+            Exception: the call was not sent.
         """
         callee, options = self._callee, self._options
         body, buffers = pack_call(head, args, kwargs)
@@ -67,7 +68,7 @@ class SingleCall(Future[R], Generic[R]):
             callee.load.end(self._rank)
 
     def _sit_down(self) -> int:
-        # A call that was held back is not answered: its time ends.
+        # A call that was held back gets no answer: it times out.
         number = self._number if self._number != HELD else 0
         return self._runtime.recorder.wait(number, number)
 
@@ -80,13 +81,13 @@ class SingleCall(Future[R], Generic[R]):
         return self._callee.where(self._method, self._place)
 
     def answer(self, given: Frame | MonarchError) -> None:
-        """Take the answer."""
+        """Complete the future with the answer."""
         if self._callee.load is not None or self._limit_s is not None:
             self._done(died=isinstance(given, ActorDied))
         self._complete(given, not self._options.collects and not is_result(given))
 
     def expire(self) -> None:
-        """The time is over."""
+        """Fail the future: the time limit has passed."""
         held = (self._place,) if self._number == HELD else ()
         if self._complete(late(self.where, (), self._limit_s, held), not self._options.collects):
             self._give_up()

@@ -1,4 +1,4 @@
-"""The actors that a call goes to."""
+"""The actors that a call is sent to."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ __all__ = ["AnswerTaker", "Callee", "Sent"]
 
 
 class AnswerTaker(Protocol):
-    """Takes the answers to a call of many actors.
+    """Receives the answers to a call of many actors.
 
     Attributes:
-        cast: what was sent, if it went through the agents.
-        reduce: how answers may be combined there; None for not at all.
+        cast: the cast that carried the call; None if the call was sent to each proc directly.
+        reduce: how agents may combine answers; None if they may not.
     """
 
     cast: OpenCast | None
     reduce: Reduce | None
 
     def take(self, place: int, rank: int, given: Frame | MonarchError) -> None:
-        """Take that of the actor at a place of the view, which has that base rank."""
+        """Take the answer of the actor at *place* of the view, which has base rank *rank*."""
         ...
 
     def where(self, place: int) -> str:
-        """That actor and the endpoint, in words."""
+        """The actor at *place* and the endpoint, in words."""
         ...
 
 
 class Sent(Pending, Protocol):
-    """Who waits for the answer to a call that can be cancelled.
+    """The recipient of the answer to one call that can be cancelled.
 
     Attributes:
-        number: what `Runtime.cancel` takes, once the call was sent.
+        number: number of the call for `Runtime.cancel`, once it was sent.
     """
 
     number: int
@@ -54,10 +54,11 @@ class Callee:
     """One actor on each proc of a view.
 
     Attributes:
-        name: the name given to `spawn`.
-        actor: its number, the same in every proc.
-        procs: by base rank; those of the view at least.
-        load: of all views of the mesh; None where there is nothing to choose from.
+        name: the name passed to `ProcMesh.spawn`.
+        actor: number of the actor, the same in every proc.
+        region: the view.
+        procs: procs by base rank; at least those of the view.
+        load: in-flight calls by rank, shared by all views of the mesh; None if there is only one actor.
     """
 
     def __init__(
@@ -80,21 +81,21 @@ class Callee:
 
     def where(self, method: str, place: int) -> str:
         """The actor at *place* of the view and one of its endpoints, in words."""
-        return f"{self._who(place)}, endpoint {method}"
+        return f"{self._actor_text(place)}, endpoint {method}"
 
-    def _who(self, place: int) -> str:
+    def _actor_text(self, place: int) -> str:
         rank = self.region.base_rank(place)
         return f"actor {self.name}[{rank}] on {self.procs[rank].host}"
 
     def name_of(self, method: str) -> int:
-        """What stands for an endpoint in what this process records."""
+        """The number that stands for an endpoint in this process's call records."""
         number = self._names.get(method)
         if number is None:
             number = self._names[method] = current_runtime().recorder.names.endpoint(self.name, method)
         return number
 
     def choose(self) -> int:
-        """The place of the actor that is least busy."""
+        """The place of the actor with the fewest calls of this process in flight."""
         return 0 if self.load is None else self.load.choose(self.region)
 
     def send(
@@ -109,10 +110,13 @@ class Callee:
         """Send one call to every actor; the arguments are serialized once.
 
         Args:
-            head: of *method*, see `actor.messages.payload.call_head`.
-            pending: makes who waits for the answer of the actor at a place of the view, which has that base rank
-                and is in that proc; None for a call that has no answers.
-            taker: takes all answers, where none of them was made.
+            method: name of the endpoint.
+            head: head of the message for *method*, see `actor.messages.payload.call_head`.
+            args: positional arguments of the endpoint.
+            kwargs: keyword arguments of the endpoint.
+            pending: called with place, base rank and proc of an actor, creates the recipient of its answer; None for a
+                call without answers.
+            taker: receives the answers of a cast, for which *pending* is not called.
         """
         runtime = current_runtime()
         body, buffers = pack_call(head, args, kwargs)
@@ -138,10 +142,10 @@ class Callee:
         end_s: float,
         taker: AnswerTaker | None = None,
     ) -> list[int]:
-        """Send a call that is over at *end_s*, on the engine's clock; otherwise as `send`.
+        """Send a call that ends at *end_s* on the engine's clock; otherwise as `send`.
 
         Returns:
-            The places of those whose mailboxes were full until then: they were not sent to.
+            The places of the actors whose mailboxes were full until then; nothing was sent to them.
         """
         runtime = current_runtime()
         clock = runtime.engine.clock
@@ -156,7 +160,7 @@ class Callee:
             place: None if pending is None else pending(place, rank, self.procs[rank])
             for place, rank in enumerate(self.ranks)
         }
-        # First to those who take it at once: one full mailbox is to delay no other.
+        # First the mailboxes with room, then the full ones, so that a full mailbox delays no other actor.
         for until_s in (0.0, end_s):
             for place in list(held):
                 if until_s and clock() >= end_s:
@@ -192,7 +196,7 @@ class Callee:
                 self.region,
                 self.procs,
                 (self.actor, body, buffers),
-                self._who if taker is None else taker.where,
+                self._actor_text if taker is None else taker.where,
                 answer,
                 end_s,
                 None if taker is None else taker.reduce,

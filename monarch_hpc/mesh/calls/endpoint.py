@@ -1,4 +1,4 @@
-"""One endpoint of an actor mesh, and the ways to call it."""
+"""An endpoint of an actor mesh, and the ways to call it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,12 @@ _DEFAULTS = CallOptions()
 
 
 class Endpoint(Generic[P, R]):
-    """One endpoint of an actor mesh, ready to be called."""
+    """One endpoint of an actor mesh, ready to be called.
+
+    All ways to call it send the arguments to the actors without waiting for an answer, though a full mailbox blocks the
+    sender. `call` returns one future of all results, `call_one` and `choose` the future of one result, `stream` one
+    future for each answer, and `broadcast` nothing.
+    """
 
     def __init__(
         self, callee: Callee, name: str, method: EndpointMethod[P, R], options: CallOptions = _DEFAULTS
@@ -46,10 +51,10 @@ class Endpoint(Generic[P, R]):
     def __repr__(self) -> str:
         return f"<Endpoint {self._name} of {self._callee.name}>"
 
-    if not TYPE_CHECKING:  # for them it cannot be called, and they say so before anything runs
+    if not TYPE_CHECKING:  # type checkers must report the call as an error
 
         def __call__(self, *args: object, **kwargs: object) -> NoReturn:
-            """Say how an endpoint is called.
+            """Raise an error that lists the ways to call an endpoint.
 
             Raises:
                 TypeError: always.
@@ -73,15 +78,15 @@ class Endpoint(Generic[P, R]):
         """The same endpoint, to be called with a time limit or for partial results.
 
         Args:
-            timeout: seconds, from the call on, until it is over: a rank that has not answered then fails with
-                `CallTimeout`, which is a `TimeoutError`, and is told as by `Future.cancel`. Time in which a full
-                mailbox holds the call back counts: if that takes until the end, it is not sent.
-            on_error: ``raise`` fails a call with its first failures. ``collect`` waits for all ranks, and gives
-                those that failed their exception as the result.
+            timeout: seconds after the call at which it ends: a rank that has not answered by then fails with
+                `CallTimeout`, which is a `TimeoutError`, and its call is cancelled as by `Future.cancel`. Time spent
+                waiting for a full mailbox counts: a call held back until the end is not sent. None sets no limit.
+            on_error: ``raise`` fails a call with its first failures. ``collect`` waits for all ranks, and the
+                exception of a rank that failed takes the place of its result.
 
         Raises:
             TypeError: the timeout is not a number.
-            ValueError: one of the two is none of these.
+            ValueError: the timeout is not above 0, or *on_error* is neither ``raise`` nor ``collect``.
         """
         if timeout is not None:
             timeout = check_seconds("timeout", timeout)
@@ -92,14 +97,14 @@ class Endpoint(Generic[P, R]):
 
     @property
     def collects(self) -> bool:
-        """Whether failed ranks are results: ``on_error="collect"``."""
+        """Whether the exceptions of failed ranks are results: ``on_error="collect"``."""
         return self._options.collects
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R]]:
         """Call every actor; the future gives their results by coordinate.
 
-        It fails as soon as one rank fails: with that rank's exception, or with `MeshError` where
-        several ranks fail together.
+        The future fails as soon as one rank fails: with the exception of that rank, or with `MeshError` if several
+        ranks fail together.
 
         Raises:
             TypeError: the endpoint does not take these arguments.
@@ -113,15 +118,16 @@ class Endpoint(Generic[P, R]):
         return self._start(args, kwargs, finish)
 
     def fold(self, finish: Callable[[list[R]], T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Call every actor; the future gives what *finish* makes of the results, in the order of the ranks."""
+        """Call every actor; the future gives what *finish* returns for the list of results, in the order of ranks."""
         return self._start(args, kwargs, lambda gather: finish(gather.collect()[0]))
 
     def fold_some(
         self, finish: Callable[[list[R], dict[Point, BaseException]], T], *args: P.args, **kwargs: P.kwargs
     ) -> Future[T]:
-        """Call every actor and wait for all; the future gives what *finish* makes of the results, by rank.
+        """Call every actor; when all ranks have answered, the future gives what *finish* returns.
 
-        It is also given the exceptions of those that failed, which have no result.
+        *finish* gets the results of the ranks that succeeded, in the order of ranks, and the exceptions of the others
+        by coordinate.
         """
         options = replace(self._options, collects=True)
         gather = Gather(current_runtime(), self._callee, self._name, options)
@@ -134,10 +140,13 @@ class Endpoint(Generic[P, R]):
         return self._begin(gather, args, kwargs, read)
 
     def reduce(self, folding: Folding[T, R], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Call every actor; the future gives what *folding* makes of the results, if need be on the hosts already.
+        """Call every actor; the future gives the value that *folding* makes of the results.
+
+        The results of a cast are combined on the hosts.
 
         Raises:
-            TypeError: a part of *folding* cannot be pickled, and would have to.
+            TypeError: a part of *folding* must be sent to procs, and cannot be pickled; or the endpoint does not take
+                these arguments.
         """
         gather = ReducedCall(current_runtime(), self._callee, self._name, self._options, folding)
         return self._begin(gather, args, kwargs, lambda gather: gather.reduced())
@@ -146,7 +155,7 @@ class Endpoint(Generic[P, R]):
         """Call the only actor of the mesh; the future gives its result.
 
         Raises:
-            ValueError: the mesh does not hold exactly one actor; nothing was sent.
+            ValueError: the mesh does not have exactly one actor; nothing was sent.
             TypeError: the endpoint does not take these arguments.
         """
         if len(self._callee.ranks) != 1:
@@ -159,8 +168,8 @@ class Endpoint(Generic[P, R]):
     def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Call one actor of the mesh; the future gives its result.
 
-        The one with the fewest calls of this process that are not answered yet; they take turns where these are
-        equal. One that is known to be dead is not chosen while others live.
+        Chooses the actor with the fewest calls of this process in flight, round-robin among equals. An actor that is
+        known to be dead is not chosen while others live.
 
         Raises:
             TypeError: the endpoint does not take these arguments.
@@ -168,7 +177,7 @@ class Endpoint(Generic[P, R]):
         return self._ask(args, kwargs, self._callee.choose())
 
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Stream[R]:
-        """Call every actor, and read their answers in the order in which they come.
+        """Call every actor; the stream gives their answers in the order of arrival.
 
         Raises:
             TypeError: the endpoint does not take these arguments.
@@ -179,10 +188,10 @@ class Endpoint(Generic[P, R]):
         return Stream(queue, self._callee.region.extent)
 
     def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Send to every actor and wait for nothing; an actor that fails in it is dead, and its owner is told.
+        """Send to every actor without waiting for answers; an exception in the endpoint fails its actor.
 
         Raises:
-            CallTimeout: with `options(timeout=)`, if mailboxes were full all the time: those actors were not sent to.
+            CallTimeout: with `options(timeout=)`, if mailboxes stayed full; nothing was sent to the actors named.
             TypeError: the endpoint does not take these arguments.
         """
         self._method.check(args, kwargs)

@@ -1,4 +1,4 @@
-"""The answers to one call of an actor mesh, until they are all there, or there is no point in waiting for more."""
+"""Gathers the answers to one call of an actor mesh until all have arrived, or the call has failed or timed out."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ from monarch_hpc.wire.serializer import loads
 __all__ = ["Answers", "CallOptions", "Gather", "is_result", "late", "read_answer"]
 
 _SETTLE_S = 0.25
-"""After the first failure of a call, how long to wait for those of other ranks.
+"""Wait for failures of other ranks after the first failure of a call.
 
-Long enough that a bug which strikes every rank is reported as one `MeshError`; short, because ranks
-that now wait for the failed one would never answer.
+Long enough to report a bug that strikes every rank as one `MeshError`; short, because ranks that wait for the failed
+one never answer.
 """
 
 
 _STEP_S = 0.01
-"""To how much time limits that were inherited are rounded up: less than anybody notices of a deadline."""
+"""Step to which inherited time limits are rounded up; too short to matter for a deadline."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallOptions:
-    """How to wait for the answers to a call.
+    """Options of a call, see `Endpoint.options`.
 
     Attributes:
-        timeout_s: seconds until a call is over, answered or not; None waits for every rank.
-        collects: whether a failed rank is one of the results, and does not fail the call.
+        timeout_s: seconds until a call ends, answered or not; None waits for every rank.
+        collects: whether the exception of a failed rank is a result, and does not fail the call.
     """
 
     timeout_s: float | None = None
     collects: bool = False
 
     def limit_s(self, clock: Callable[[], float]) -> float | None:
-        """How long the answer to a call that begins now is waited for.
+        """Seconds to wait for the answers to a call that starts now; None for no limit.
 
-        No longer than the caller of the endpoint that makes it waits, in steps, so that many calls have the same
-        limit: see `actor.runtime.deadlines`.
+        A call made by an endpoint inherits the time left to the endpoint's caller. That time is rounded up in steps,
+        so that many calls share a limit: see `actor.runtime.deadlines`.
         """
         ends_s = deadline() if deadlines_seen() else None
         if ends_s is None:
@@ -58,7 +58,7 @@ class CallOptions:
 
 
 class AskedRank:
-    """One actor of those that were called."""
+    """The call to one of the actors, and the recipient of its answer."""
 
     __slots__ = ("_answers", "_place", "_rank", "incarnation", "number")
 
@@ -75,15 +75,15 @@ class AskedRank:
         return self._answers.where(self._place)
 
     def answer(self, given: Frame | MonarchError) -> None:
-        """Hand on the answer."""
+        """Pass the answer on to the gathered answers."""
         self._answers.take(self._place, self._rank, given)
 
 
 class Answers:
-    """What both ways to wait for many answers have in common: a place for each rank, and a deadline."""
+    """Base class of `Gather` and `stream.Queue`: a slot for the answer of each rank, and a deadline."""
 
     reduce: Reduce | None = None
-    """How answers may be combined on their way through the agents."""
+    """How agents may combine answers; None if they may not."""
 
     def __init__(self, runtime: Runtime, callee: Callee, method: str, options: CallOptions) -> None:
         num = len(callee.ranks)
@@ -97,15 +97,15 @@ class Answers:
         self._limit_s: float | None = None
         self._asked: list[AskedRank] = []
         self.cast: OpenCast | None = None
-        """What was sent, if it went through the agents."""
-        # Answers come on the driver, and what cannot be sent is answered on the thread that sends.
+        """The cast that carried the call; None if the call was sent to each proc directly."""
+        # Answers arrive on the driver; failures to send are reported on the sending thread.
         self._lock = _thread.allocate_lock()
 
     def send(self, head: bytes, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        """Call all; the time runs.
+        """Call all actors and start the time limit.
 
         Raises:
-            Exception: it was not sent to all of them, and nothing is waited for.
+            Exception: the call was not sent to all of them; no answer is awaited.
         """
         limit_s = self._limit_s = self.options.limit_s(self.runtime.engine.clock)
         try:
@@ -122,19 +122,19 @@ class Answers:
             raise
 
     def drop(self) -> None:
-        """Wait for nothing more: there is enough, or the call could not be sent."""
+        """Ignore further answers: there are enough, or the call could not be sent."""
         self._over = True
         if self._limit_s is not None:
             self.runtime.deadlines.remove(self._limit_s, self)
 
     def withdraw(self) -> None:
-        """Tell those who have not answered that nobody waits for them."""
+        """Cancel the calls that have no answer yet."""
         left = [asked.number for asked, answer in zip(self._asked, self._answers, strict=False) if answer is None]
         self.runtime.casts.cancel(self.cast)
         self.runtime.cancel(self._callee.actor, [number for number in left if number != HELD])
 
     def give_up(self) -> None:
-        """A future was cancelled, see `Future.cancel`."""
+        """Called when a future of this call was cancelled, see `Future.cancel`."""
         raise NotImplementedError
 
     def _ask(self, place: int, rank: int, proc: ProcRef) -> AskedRank:
@@ -157,21 +157,21 @@ class Answers:
         self._take(place, given, is_last=is_last)
 
     def expire(self) -> None:
-        """The time is over; on the driver."""
+        """Called on the driver when the time limit has passed."""
         raise NotImplementedError
 
     def _take(self, index: int, given: Frame | MonarchError, *, is_last: bool) -> None:
         raise NotImplementedError
 
     def calls(self) -> tuple[int, int]:
-        """The numbers of the first and of the last call; 0 where none was sent."""
+        """The numbers of the first and the last call sent; 0 for both if none was."""
         if self.cast is not None:
             return self.cast.call, self.cast.call
         sent = [asked.number for asked in self._asked if asked.number != HELD]
         return (sent[0], sent[-1]) if sent else (0, 0)
 
     def missing(self) -> str:
-        """Who has not answered, in words."""
+        """The actors that have not answered, in words."""
         left = [index for index, answer in enumerate(self._answers) if answer is None]
         if not left:
             return f"{self._callee.name}.{self._method}"
@@ -193,17 +193,17 @@ class Answers:
 
 
 class Gather(Answers):
-    """All answers to one call; values are rebuilt by whoever reads them."""
+    """All answers to one call; values are unpickled by the thread that reads them."""
 
     def __init__(self, runtime: Runtime, callee: Callee, method: str, options: CallOptions) -> None:
         super().__init__(runtime, callee, method, options)
         self.completed: Callable[[], None] = _nothing
-        """Called once, on the driver, when the call is over; to be set before it is sent."""
+        """Called once, on the driver, when the call has ended; must be set before the call is sent."""
         self._failing = False
 
     @property
     def fails(self) -> bool:
-        """Whether `collect` will raise, of a call that is over."""
+        """Whether `collect` will raise; valid once the call has ended."""
         return not self.options.collects and (self._failing or self._num_missing > 0)
 
     def _take(self, index: int, given: Frame | MonarchError, *, is_last: bool) -> None:
@@ -229,12 +229,12 @@ class Gather(Answers):
         self.withdraw()
 
     def collect(self) -> tuple[list[Any], dict[int, BaseException]]:
-        """The results in the order of the ranks, and the exceptions of those that failed.
+        """The results in the order of ranks, and the exceptions of failed ranks by place.
 
-        Where the call collects failures these are results too.
+        With ``on_error="collect"``, the exceptions are among the results too.
 
         Raises:
-            Exception: what the ranks raised, unless the call collects.
+            Exception: the exceptions of the ranks, unless the call collects them.
         """
         values: list[object] = []
         failures: dict[int, BaseException] = {}
@@ -263,7 +263,7 @@ class Gather(Answers):
 
 
 def read_answer(answer: Frame | MonarchError) -> tuple[Any, BaseException | None]:
-    """The value of *answer*, or why there is none; runs the user's code that rebuilds values."""
+    """The value of *answer* and None, or None and its exception; unpickling runs user code."""
     if not isinstance(answer, Frame):
         return None, answer
     if answer.kind is not Kind.RESULT:
@@ -275,7 +275,14 @@ def read_answer(answer: Frame | MonarchError) -> tuple[Any, BaseException | None
 
 
 def late(where: str, others: Sequence[int], limit_s: float | None, held: Sequence[int]) -> CallTimeout:
-    """Nobody answers any more; *held* are the places of those whose mailboxes were full all the time."""
+    """The error of a call that timed out.
+
+    Args:
+        where: the first actor that has not answered, in words.
+        others: places of the other actors that have not.
+        limit_s: the time limit.
+        held: places whose mailboxes stayed full, so that nothing was sent there.
+    """
     error = CallTimeout(where, others, limit_s or 0.0)
     if held:
         error.add_note(f"not sent to ranks {', '.join(map(str, held))}: their mailboxes were full all the time")
@@ -283,9 +290,9 @@ def late(where: str, others: Sequence[int], limit_s: float | None, held: Sequenc
 
 
 def is_result(given: Frame | MonarchError) -> bool:
-    """Whether the endpoint returned."""
+    """Whether the answer is a result, not a failure."""
     return isinstance(given, Frame) and given.kind is Kind.RESULT
 
 
 def _nothing() -> None:
-    """For a call whose caller does not wait yet."""
+    """Default of `Gather.completed`."""

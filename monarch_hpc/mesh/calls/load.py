@@ -1,4 +1,4 @@
-"""Who is least busy: what this process has asked of each rank of an actor mesh and not heard of yet."""
+"""The in-flight calls of this process to each rank of an actor mesh, from which `choose` finds the least busy one."""
 
 from __future__ import annotations
 
@@ -10,35 +10,36 @@ from monarch_hpc.core.shape import Region
 
 __all__ = ["Load"]
 
-_KEEP_TURNS = 64
-"""Views of a mesh that have turns of their own; of those of a loop, each in its turn begins anew."""
+_KEEP_VIEWS = 64
+"""Views of a mesh with a remembered round-robin position; a loop over more views starts each one anew."""
 
 
 class Load:
-    """Counts the unanswered calls to each rank; for any thread. Views of one mesh share it."""
+    """Counts the in-flight calls to each rank; for any thread. Views of one mesh share it."""
 
     def __init__(self) -> None:
         self._lock = _thread.allocate_lock()
         self._nums: dict[int, int] = {}
         self._dead: set[int] = set()
-        self._turns: Recent[Region, int] = Recent(_KEEP_TURNS)
+        self._last: Recent[Region, int] = Recent(_KEEP_VIEWS)  # the place chosen last, by view
 
     def begin(self, rank: int) -> None:
-        """One more call to *rank* is under way."""
+        """Count one more call to *rank*."""
         with self._lock:
             self._nums[rank] = self._nums.get(rank, 0) + 1
 
     def begin_all(self, ranks: Iterable[int]) -> None:
-        """One more call to each of *ranks* is under way."""
+        """Count one more call to each of *ranks*."""
         with self._lock:
             for rank in ranks:
                 self._nums[rank] = self._nums.get(rank, 0) + 1
 
     def end(self, rank: int, *, died: bool = False) -> None:
-        """One of them is over.
+        """Count one call to *rank* less.
 
         Args:
-            died: the actor is gone. It answers at once, and would seem the least busy of all.
+            rank: the rank that has answered.
+            died: the actor is dead. Calls to it fail at once, so it would seem the least busy one.
         """
         with self._lock:
             left = self._nums.pop(rank, 0) - 1
@@ -50,7 +51,7 @@ class Load:
                 self._dead.discard(rank)
 
     def end_all(self, ranks: Collection[int]) -> None:
-        """One call to each of *ranks* is over, and none of them died."""
+        """Count one call to each of *ranks* less; all of them are alive."""
         with self._lock:
             for rank in ranks:
                 left = self._nums.pop(rank, 0) - 1
@@ -59,14 +60,14 @@ class Load:
             self._dead.difference_update(ranks)
 
     def choose(self, region: Region) -> int:
-        """The place in *region* of the least busy rank; those that are equally busy take turns.
+        """The place in *region* of the least busy rank, round-robin among equally busy ones.
 
-        A rank that died is chosen where no other is left.
+        A dead rank is chosen only if no other is left.
         """
         with self._lock:
-            # On from the one that was chosen, not from the one that had its turn: or whoever follows those that are
-            # passed over has their turns beside its own.
-            chosen = self._turns[region] = self._find(region, self._turns.get(region) or 0)
+            # Continue after the rank chosen last. If the position just advanced by one, the rank behind busy ones would
+            # be chosen for each of them too.
+            chosen = self._last[region] = self._find(region, self._last.get(region) or 0)
         return chosen
 
     def _find(self, region: Region, last: int) -> int:

@@ -1,4 +1,4 @@
-"""The answers to one call of an actor mesh that become one value, some of them on their way."""
+"""Reduces the answers to one call of an actor mesh to one value; hosts may have combined some of them already."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ A = TypeVar("A")
 R = TypeVar("R")
 
 _COUNTED = Frame(Kind.RESULT, 0, 0, dumps(None)[0])
-"""In the place of an answer that is in a part."""
+"""Stands for an answer that is contained in a part."""
 
 
 class ReducedCall(Gather, Generic[A, R]):
-    """All answers to one call: those of some ranks as one, those of others for themselves.
+    """All answers to one call: some combined into parts by procs of the mesh, the others one by one.
 
     Raises:
-        TypeError: the functions have to travel, and cannot be pickled.
+        TypeError: the functions must be sent to procs, and cannot be pickled.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class ReducedCall(Gather, Generic[A, R]):
     ) -> None:
         super().__init__(runtime, callee, method, options)
         self._folding = folding
-        self._parts: list[tuple[int, int, Frame]] = []  # first place, number of places, what they came to
+        self._parts: list[tuple[int, int, Frame]] = []  # first place, number of places, combined value
         if len(callee.ranks) > runtime.casts.most_direct:
             self.reduce = Reduce(folding.pack(), self._take_part)
 
@@ -57,10 +57,10 @@ class ReducedCall(Gather, Generic[A, R]):
             self._end()
 
     def reduced(self) -> A:
-        """What the results came to.
+        """The combined value of all results.
 
         Raises:
-            Exception: what the ranks raised, or those that combined.
+            Exception: the exceptions of the ranks, or of the functions that combined their results.
         """
         if self.fails:
             self.collect()

@@ -1,4 +1,4 @@
-"""A call whose answers go to a port, and whose caller does not wait."""
+"""Monarch's `send`: a call whose answers go to a port, and whose caller does not wait."""
 
 from __future__ import annotations
 
@@ -24,19 +24,21 @@ def send(
     port: Port[Any] | None = None,
     selection: Literal["all", "choose"] = "all",
 ) -> None:
-    """Call an endpoint without waiting; what it returns or raises is sent to *port*.
+    """Call an endpoint without waiting; its results and exceptions are sent to *port*.
 
-    Answers come to this process first, which passes them on: they end with it.
+    Answers travel through this process, so none is delivered after this process has ended.
 
     Args:
-        endpoint: of an actor mesh.
-        port: gets each answer, with the actor's rank in the mesh that was called for who reads with ranks. Without
-            it nobody is told: this is a `broadcast` then.
-        selection: ``all`` actors, or ``choose`` one as `Endpoint.choose` does.
+        endpoint: an endpoint of an actor mesh.
+        args: positional arguments of the endpoint.
+        kwargs: keyword arguments of the endpoint.
+        port: receives each answer together with the actor's rank in the called mesh. None asks for no answers, like
+            `Endpoint.broadcast`.
+        selection: ``all`` actors, or ``choose`` for one actor as in `Endpoint.choose`.
 
     Raises:
         TypeError: an argument of another type, or the endpoint does not take *args* and *kwargs*.
-        ValueError: no such selection.
+        ValueError: *selection* is neither ``all`` nor ``choose``.
     """
     check_instance("endpoint", endpoint, Endpoint, "an endpoint of an actor mesh, such as workers.step")
     check_instance("args", args, (tuple, list), "a tuple of the arguments")
@@ -57,7 +59,7 @@ def send(
 
 
 def _start(work: Callable[[], None]) -> None:
-    # A thread, because a full port holds up its sender, and values are rebuilt by user code.
+    # On a thread, because sending to a full port blocks, and unpickling runs user code.
     threading.Thread(target=work, name="monarch-send", daemon=True).start()
 
 
@@ -68,13 +70,13 @@ def _forward(port: Port[Any], stream: Stream[Any]) -> None:
 
 def _answer(port: Port[Any], rank: int, future: Future[Any]) -> None:
     error = future.exception()
-    with contextlib.suppress(PortClosed):  # nobody wants it any more
+    with contextlib.suppress(PortClosed):  # the receiver has gone
         if error is None:
             try:
                 port.send_as(rank, future.result())
             except PortClosed:
                 raise
-            except BaseException as unsendable:  # noqa: BLE001 pickling runs user code, and who reads the port waits
+            except BaseException as unsendable:  # noqa: BLE001 pickling runs user code, and the port's reader waits
                 error = unsendable
         if error is not None:
             port.exception_as(rank, error)

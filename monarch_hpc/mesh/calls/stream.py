@@ -1,4 +1,4 @@
-"""The answers to one call of an actor mesh one by one, in the order in which they come."""
+"""The answers to one call of an actor mesh one by one, in the order of arrival."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ R = TypeVar("R")
 
 
 class Queue(Answers):
-    """Completes the first future with the first answer, the second with the second."""
+    """Completes the first future with the first answer, the second future with the second answer, and so on."""
 
     def __init__(self, runtime: Runtime, callee: Callee, method: str, options: CallOptions) -> None:
         super().__init__(runtime, callee, method, options)
         self.futures: list[Future[Any]] = [Future(runtime.engine, self.missing, self.give_up) for _ in callee.ranks]
         for future in self.futures:
             future.watch(runtime.recorder, self.calls)
-        self.order: list[int] = []  # places, as their answers came
+        self.order: list[int] = []  # places in the order of their answers
 
     def _take(self, index: int, given: Frame | MonarchError, *, is_last: bool) -> None:
         self._complete(index, given)
@@ -42,7 +42,7 @@ class Queue(Answers):
             self._complete(index, self._late(index))
 
     def give_up(self) -> None:
-        """A future was cancelled: when all are, or have answers, those who have not answered are told."""
+        """Cancel the unanswered calls once every future is cancelled or done."""
         if all(future.done() for future in self.futures):
             self.drop()
             self.withdraw()
@@ -61,10 +61,10 @@ class Queue(Answers):
 
 
 class Stream(Generic[R]):
-    """One future for each actor that was called: the first is done with the first answer, and so on.
+    """One future for each called actor, in the order of arrival: the first future gets the first answer, and so on.
 
-    Iterating does not wait, reading a future does: ``for future in stream: future.get()``. Use `items`
-    to learn who answered.
+    Iteration does not wait, reading a future does: ``for future in stream: future.get()``. `items` gives each answer
+    together with the coordinates of its actor.
     """
 
     def __init__(self, queue: Queue, extent: Extent) -> None:
@@ -78,21 +78,21 @@ class Stream(Generic[R]):
         return iter(self._queue.futures)
 
     def places(self) -> Iterator[tuple[int, Future[R]]]:
-        """Rank and future of each actor, as they answer; waits for each."""
+        """Rank and future of each actor in the order of their answers; waits for each."""
         for number, future in enumerate(self._queue.futures):
             future.exception()
             yield self._queue.order[number], future
 
     def items(self) -> Items[R]:
-        """The answers as they come, each with its coordinates; for ``for`` and for ``async for``."""
+        """The answers as they arrive, each with its coordinates; for ``for`` and for ``async for``."""
         return Items(self._queue, self._extent)
 
 
 class Items(Generic[R]):
-    """Coordinates and answers in the order in which they come; waits for each.
+    """Iterator over (point, result) pairs in the order of arrival; waits for each.
 
-    What a rank raised is raised here, and the iteration can go on after it; with ``on_error="collect"``
-    it takes the place of the result.
+    The exception of a rank is raised by the step that reaches it, and the iteration can continue after that; with
+    ``on_error="collect"`` it takes the place of the result.
     """
 
     def __init__(self, queue: Queue, extent: Extent) -> None:

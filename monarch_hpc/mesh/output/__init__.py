@@ -1,1 +1,1 @@
-"""Output of procs as the program prints it: choice, folding, printing."""
+"""Output of procs in the program: settings, folding of equal lines, printing."""

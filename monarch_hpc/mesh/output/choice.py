@@ -1,4 +1,4 @@
-"""What a program chooses about the output of its meshes, and how it hears that it was done."""
+"""Log settings of meshes, and the requests that have the agents apply them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,15 @@ __all__ = ["LogChoice", "LogRequests", "both", "parse_level"]
 
 @dataclass(frozen=True, slots=True)
 class LogChoice:
-    """How the output of a mesh is treated; None is as the configuration says.
+    """Settings for the output of a mesh; None stands for the value in the configuration.
 
     Attributes:
-        ranks: of the procs whose output is meant; empty for all. Folding and logging are chosen for all in any case.
+        mesh: number of the mesh.
+        ranks: ranks of the procs to which *stream_to_client* applies; empty for all. The other settings always apply to
+            the whole mesh.
+        stream_to_client: whether the program shows the output.
+        window_s: seconds within which equal lines are folded; 0 folds nothing.
+        to_logging: whether log records go to the program's `logging` instead of being printed.
     """
 
     mesh: int
@@ -34,48 +39,49 @@ class LogChoice:
 
 
 class LogRequests:
-    """Asks the agents for what was chosen.
+    """Sends log settings to the agents and awaits their confirmations.
 
     Args:
-        tell: sends a message to the head.
+        send: sends a message to the head.
     """
 
     def __init__(
-        self, run: str, config: LogsConfig, engine: Engine, printer: Printer, tell: Callable[[SetLogs], None]
+        self, run: str, config: LogsConfig, engine: Engine, printer: Printer, send: Callable[[SetLogs], None]
     ) -> None:
         self.config = config
         self._run = run
         self._engine = engine
         self._printer = printer
-        self._tell = tell
+        self._send = send
         self._num_requests = 0
         self._waiting: dict[int, tuple[int, set[int], Future[None]]] = {}
 
     def choose(self, choice: LogChoice, hosts: Collection[int]) -> Future[None]:
-        """Treat output as chosen.
+        """Apply *choice*; the future is done when all *hosts* have applied it.
 
         Args:
-            hosts: where the procs are; when all of them do so, the future is done.
+            choice: the settings.
+            hosts: ranks of the hosts of the procs.
         """
         mesh = choice.mesh
         config = self.config
         window_s = config.fold_s if choice.window_s is None else choice.window_s
         to_logging = config.to_logging if choice.to_logging is None else choice.to_logging
         stream = config.stream_to_client if choice.stream_to_client is None else choice.stream_to_client
-        future: Future[None] = Future(self._engine, lambda: "the agents that choose what becomes of output")
+        future: Future[None] = Future(self._engine, lambda: "the agents that apply the log settings")
         left = set(hosts)
 
         def ask() -> None:
             self._num_requests += 1
             self._waiting[self._num_requests] = mesh, left, future
             try:
-                self._tell(SetLogs(self._run, mesh, sorted(left), list(choice.ranks), stream, self._num_requests))
+                self._send(SetLogs(self._run, mesh, sorted(left), list(choice.ranks), stream, self._num_requests))
             except TransportError as error:
                 self.fail(error)
             self._settle()
 
         def done(_future: Future[None]) -> None:
-            # The agents have sent what was printed before: it is shown as it was to be shown then.
+            # The agents have sent all earlier lines by then: those are shown with the earlier settings.
             self._printer.choose(mesh, window_s, to_logging=to_logging)
 
         future.add_done_callback(done)
@@ -83,27 +89,27 @@ class LogRequests:
         return future
 
     def on_set(self, answer: LogsSet) -> None:
-        """A host has done it."""
+        """Handle the confirmation of a host."""
         request = self._waiting.get(answer.number)
         if request is not None:
             request[1].discard(answer.host)
         self._settle()
 
     def on_refused(self, number: int, problem: str) -> None:
-        """The head or a host cannot do it."""
+        """Fail a request that the head or a host has refused."""
         request = self._waiting.pop(number, None)
         if request is not None:
             request[2].set_exception(AllocationError("output", problem))
 
     def forget(self, host: int, mesh: int | None = None) -> None:
-        """There are no procs on *host* any more, of *mesh* or at all."""
+        """Stop waiting for *host*, which has no procs left: none of *mesh*, or none at all for None."""
         for number, left, _ in self._waiting.values():
             if mesh is None or mesh == number:
                 left.discard(host)
         self._settle()
 
     def fail(self, error: TransportError) -> None:
-        """The allocation is gone."""
+        """Fail all requests: the allocation is gone."""
         waiting, self._waiting = self._waiting, {}
         for _, _, future in waiting.values():
             future.set_exception(error)
@@ -116,10 +122,10 @@ class LogRequests:
 
 
 def parse_level(level: int | str) -> int:
-    """Return a level of `logging` by its number or name.
+    """Return a level of `logging`, given as its number or name.
 
     Raises:
-        TypeError: neither a number nor a name.
+        TypeError: *level* is neither a number nor a name.
         ValueError: there is no level of that name.
     """
     names = logging.getLevelNamesMapping()
@@ -131,8 +137,8 @@ def parse_level(level: int | str) -> int:
 
 
 def both(chosen: Future[None], levels: Future[Any]) -> Future[None]:
-    """Return a future that is done when both are, and fails as either."""
-    future: Future[None] = Future(chosen._engine, lambda: "whoever chooses what becomes of output")
+    """Return a future that is done when both futures are, and fails if either fails."""
+    future: Future[None] = Future(chosen._engine, lambda: "the agents and procs that apply the log settings")
     left = [chosen, levels]
 
     def read() -> None:

@@ -1,7 +1,7 @@
-"""Folds what the ranks of a mesh say alike: a thousand ranks that print a line are two lines in the program.
+"""Folds equal lines of the ranks of a mesh: a line that a thousand ranks print becomes two lines in the program.
 
-The first of equal lines is shown at once. Those that follow within the window, of whatever rank, are counted, and
-shown together when it ends. Pure: time is an argument.
+The first of several equal lines is shown at once. Equal lines of any rank that follow within the window are counted,
+and shown as one line when the window ends. Pure: time is an argument.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from dataclasses import dataclass, field
 __all__ = ["Fold", "Said", "Shown", "render_ranks"]
 
 _MAX_GROUPS = 4096
-"""Different lines within one window; with more, the oldest are shown early. About two megabytes."""
+"""Limit of different lines held back in one window; beyond it, the oldest are shown early. About two megabytes."""
 
 _MAX_RANGES = 4
-"""As many ranges of ranks are named in front of a line; that leaves it room on a terminal."""
+"""Limit of rank ranges in the prefix of a line, which leaves room for the line on a terminal."""
 
 _Key = tuple[str, str, str]
-"""Stream, text and actor: what must be equal."""
+"""Stream, text and actor, which must be equal for lines to be folded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What one rank said: a line it printed, or a record with all its lines.
+    """A line that one rank printed, or one log record with all its lines.
 
     Attributes:
         stream: ``out`` or ``err``.
-        actor: named in front of it; empty for none.
+        actor: actor named in the prefix; empty for none.
     """
 
     rank: int
@@ -41,12 +41,12 @@ class Said:
 
 @dataclass(slots=True)
 class Shown:
-    """What is to be shown.
+    """A line to be shown, for one or more ranks.
 
     Attributes:
-        ranks: who said it -> how often.
-        hosts: where they are.
-        more: it was shown before, as said by another rank or by the same.
+        ranks: number of occurrences by rank.
+        hosts: names of the ranks' hosts.
+        more: whether these are repetitions of a line that was shown at its first occurrence.
     """
 
     stream: str
@@ -57,15 +57,15 @@ class Shown:
     more: bool = False
 
     def add(self, said: Said) -> None:
-        """Count it in."""
+        """Count one more occurrence."""
         self.ranks[said.rank] = self.ranks.get(said.rank, 0) + 1
         self.hosts.add(said.host)
 
     def render(self, name: str) -> str:
-        """Return the lines as the program prints them, each with who said it in front.
+        """Return the lines as the program prints them, each with a prefix of mesh, ranks, host and actor.
 
         Args:
-            name: of the mesh; empty for none.
+            name: name of the mesh; empty for none.
         """
         host = next(iter(self.hosts)) if len(self.hosts) == 1 else ""
         prefix = " ".join(filter(None, (name, render_ranks(self.ranks), host, self.actor)))
@@ -80,42 +80,44 @@ class _Group:
     """Equal lines of one window.
 
     Attributes:
-        place: in the order in which all is shown.
-        num_gone_on: how many of its ranks have said something since that is held back too.
+        place: position in the order in which groups are shown.
+        due_s: time at which the window ends.
+        num_followed: number of its ranks with a later line that is held back too.
     """
 
     key: _Key
     place: int
     due_s: float
     shown: Shown
-    num_gone_on: int = 0
+    num_followed: int = 0
 
 
 class Fold:
-    """The lines of one mesh on their way to be shown. Nothing is lost; what a rank writes to a stream stays in order.
+    """The lines of one mesh that are waiting to be shown.
 
-    A line that differs in a number is another line. What a rank says while something that it said before is held back
-    is held back as well. Nothing is held back for more than two windows.
+    No line is lost, and the lines of a rank to one stream stay in order: while a line of a rank is held back, its later
+    lines are held back as well. No line is held back for more than two windows. Lines that differ in a number are
+    different lines.
 
     Attributes:
-        window_s: 0 shows each line.
+        window_s: seconds within which equal lines are folded; 0 shows each line.
     """
 
     def __init__(self, window_s: float) -> None:
         self.window_s = window_s
         self._groups: OrderedDict[int, _Group] = OrderedDict()  # by place, the first to be shown first
         self._by_key: dict[_Key, list[_Group]] = {}  # in the same order
-        # Rank and stream -> the last group with a line of it. How the two streams of a rank mix is not known anyhow.
+        # (rank, stream) -> the last group with a line of it. The order between a rank's two streams is unknown anyway.
         self._held: dict[tuple[int, str], _Group] = {}
         self._place = 0
 
     @property
     def due_s(self) -> float | None:
-        """When `advance` has something to do; None if nothing is held back."""
+        """Time of the next `advance` that returns lines; None if nothing is held back."""
         return next(iter(self._groups.values())).due_s if self._groups else None
 
     def add(self, said: Said, now_s: float) -> list[Shown]:
-        """Take what a rank said; return what is to be shown now, in this order."""
+        """Take a line of a rank; return the lines to show now, in order."""
         ready = self.advance(now_s)
         shown = Shown(said.stream, said.text, said.actor)
         if self.window_s <= 0:
@@ -132,20 +134,20 @@ class Fold:
                 group.shown = Shown(said.stream, said.text, said.actor, more=True)
                 return ready + self._bound()
         if held is not None and held is not group:
-            held.num_gone_on += 1
+            held.num_followed += 1
         group.shown.add(said)
         self._held[said.rank, said.stream] = group
         return ready + self._bound()
 
     def advance(self, now_s: float) -> list[Shown]:
-        """Return what is to be shown by now."""
+        """Return the lines whose windows have ended."""
         ready: list[Shown] = []
         while self._groups and next(iter(self._groups.values())).due_s <= now_s:
             ready += self._end()
         return ready
 
     def flush(self) -> list[Shown]:
-        """Return all that is held back."""
+        """Return all lines that are held back."""
         return self.advance(float("inf"))
 
     def _find(self, key: _Key, held: _Group | None, now_s: float) -> _Group | None:
@@ -158,9 +160,9 @@ class Fold:
         at = bisect.bisect_right(groups, held.place, key=lambda group: group.place)
         if at < len(groups):
             return groups[at]
-        # The last one may move to the end of all, unless one of its ranks has gone on to say something else.
+        # The last group may move to the end of the order, unless one of its ranks has a later line that is held back.
         last = groups[-1]
-        if last.num_gone_on or now_s >= last.due_s:
+        if last.num_followed or now_s >= last.due_s:
             return None
         del self._groups[last.place]
         self._place += 1
@@ -190,7 +192,7 @@ class Fold:
 
 
 def render_ranks(ranks: Iterable[int]) -> str:
-    """Return ranks for people: ``r03``, ``r00-r15``, ``r00,r02,r04-r07``; of many pieces the first ones alone."""
+    """Return ranks as text, ``r03``, ``r00-r15`` or ``r00,r02,r04-r07``; of many ranges only the first are named."""
     ranges: list[list[int]] = []
     for rank in sorted(ranks):
         if ranges and ranges[-1][-1] == rank - 1:

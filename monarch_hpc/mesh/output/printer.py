@@ -1,4 +1,4 @@
-"""Shows what procs print and log in the program: on its own output, or in its own `logging`."""
+"""Shows the output and log records of procs in the program, on its stdout and stderr or through its `logging`."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from monarch_hpc.wire.record import MARK, LogRecord, parse_record
 __all__ = ["Printer"]
 
 _CLOSE_S = 5.0
-"""How long a terminal that stands still may hold up the end of the program."""
+"""Limit on how long a blocked terminal delays the end of the program."""
 
 _WAITING_CHARS = 64 << 20
-"""What may wait for a terminal that is slower than the procs, or stands still."""
+"""Backlog limit, for a terminal that is slower than the procs, or blocked."""
 
 _OWN_WAITING_CHARS = 4 << 20
-"""What may wait of one proc, so that who prints most leaves room for the others."""
+"""Backlog limit of one proc, so that a flooding proc leaves room for the others."""
 
-_HURRY_S = 0.15
-"""After a failure: agents send lines in batches, twenty a second."""
+_FLUSH_SOON_S = 0.15
+"""Wait before the flush after a failure: agents send lines in batches, twenty a second."""
 
 _LINE_CHARS = 64
-"""What a line takes besides its text."""
+"""Overhead of a line in the backlog, in addition to its text."""
 
 _Proc = tuple[int, int]
 """A proc, by its mesh and rank."""
@@ -44,7 +44,7 @@ _log = Logger(__name__)
 
 
 class _PrintedMesh:
-    """What is known of a mesh whose procs speak."""
+    """Name and settings of a mesh with output, and its lines that are held back."""
 
     def __init__(self, config: LogsConfig) -> None:
         self.name = ""
@@ -53,7 +53,7 @@ class _PrintedMesh:
 
 
 class Printer:
-    """Does all of its work on a thread of its own: a terminal that stands still stops nothing else."""
+    """Prints on a separate thread, so that a blocked terminal blocks nothing else."""
 
     def __init__(self, config: LogsConfig) -> None:
         self._config = config
@@ -61,32 +61,33 @@ class Printer:
         self._meshes: dict[int, _PrintedMesh] = {}
         self._lock = threading.Lock()
         self._waiting_chars: Counter[_Proc] = Counter()
-        self._hurry_s: float | None = None
+        self._flush_at_s: float | None = None
         self._left_out: dict[tuple[_Proc, str, str, str], int] = {}
         self._thread = threading.Thread(target=self._run, name="monarch-printer", daemon=True)
         self._thread.start()
 
     def put(self, text: str) -> None:
-        """Print *text* on stderr soon, after all that the procs have said before."""
-        self._queue.put(lambda: self._say(text))
+        """Print *text* on stderr soon, after all earlier output of the procs."""
+        self._queue.put(lambda: self._print_text(text))
 
-    def put_life(self, news: ProcLife, host: str) -> None:
-        """Print that a proc of *host* is stopped by a signal, or goes on."""
-        who = f"proc {news.rank} on {host}"
-        if news.life == Liveness.SUSPECT.value:
+    def put_life(self, change: ProcLife, host: str) -> None:
+        """Print that a proc on *host* was stopped by a signal, or continues."""
+        proc = f"proc {change.rank} on {host}"
+        if change.life == Liveness.SUSPECT.value:
             text = (
-                f"{who} is stopped by a signal (SIGSTOP): let it go on (SIGCONT), or it is killed {news.dead_s:g} s "
-                "after it stopped (config key 'liveness.dead_s')"
+                f"{proc} is stopped by a signal (SIGSTOP): let it go on (SIGCONT), or it is killed "
+                f"{change.dead_s:g} s after it stopped (config key 'liveness.dead_s')"
             )
         else:
-            text = f"{who} goes on after {news.stopped_s:.0f} s"
+            text = f"{proc} goes on after {change.stopped_s:.0f} s"
         self.put(f"monarch-hpc: {text}\n")
 
     def show(self, output: Output, name: str, host: str) -> None:
-        """Show what a proc said: soon, or not at all if too much waits already; then it is counted.
+        """Show output of a proc soon. If the backlog is full, drop the lines and report their number later.
 
         Args:
-            name: of the mesh.
+            output: the lines.
+            name: name of the mesh.
             host: name of the proc's host.
         """
         num_chars = sum(map(len, output.lines)) + _LINE_CHARS * len(output.lines)
@@ -101,14 +102,14 @@ class Printer:
             waiting[proc] += num_chars
         self._queue.put(lambda: self._show(replace(output, dropped=dropped), name, host, num_chars))
 
-    def hurry(self) -> None:
-        """Hold nothing back that comes within a moment."""
-        if self._hurry_s is None:
-            self._hurry_s = time.monotonic() + _HURRY_S
+    def flush_soon(self) -> None:
+        """Flush all lines in a moment, once the agents have sent their current batches."""
+        if self._flush_at_s is None:
+            self._flush_at_s = time.monotonic() + _FLUSH_SOON_S
             self._queue.put(_nothing)
 
     def choose(self, mesh: int, window_s: float, *, to_logging: bool) -> None:
-        """Fold the lines of *mesh* so long, and give its records to the program's `logging`, or print them."""
+        """Set the folding window of *mesh*, and whether its records go to the program's `logging` or are printed."""
 
         def change() -> None:
             self._flush()
@@ -118,7 +119,7 @@ class Printer:
         self._queue.put(change)
 
     def forget(self, mesh: int) -> None:
-        """Its procs are gone: print what is held back of *mesh*, and keep nothing of it."""
+        """Print the lines of *mesh* that are held back, and discard its state: its procs are gone."""
 
         def drop() -> None:
             found = self._meshes.pop(mesh, None)
@@ -128,7 +129,7 @@ class Printer:
         self._queue.put(drop)
 
     def close(self) -> None:
-        """Print what is left."""
+        """Print all remaining output and stop the thread."""
         self._queue.put(None)
         self._thread.join(timeout=_CLOSE_S)
 
@@ -144,19 +145,19 @@ class Printer:
                 break
             item()
             if self._left_out and self._queue.empty():
-                self._tell_left_out()
+                self._report_left_out()
             now_s = time.monotonic()
-            if self._hurry_s is not None and self._hurry_s <= now_s:
-                self._hurry_s, now_s = None, float("inf")
+            if self._flush_at_s is not None and self._flush_at_s <= now_s:
+                self._flush_at_s, now_s = None, float("inf")
             for mesh in self._meshes.values():
                 self._print(mesh.name, mesh.fold.advance(now_s))
         self._flush()
-        self._tell_left_out()
+        self._report_left_out()
 
     def _left_s(self) -> float | None:
         due = [mesh.fold.due_s for mesh in self._meshes.values() if mesh.fold.due_s is not None]
-        if self._hurry_s is not None:
-            due.append(self._hurry_s)
+        if self._flush_at_s is not None:
+            due.append(self._flush_at_s)
         return max(min(due) - time.monotonic(), 0.0) if due else None
 
     def _mesh(self, number: int) -> _PrintedMesh:
@@ -169,7 +170,7 @@ class Printer:
         mesh = self._mesh(output.mesh)
         mesh.name = name
         if output.dropped:
-            self._tell_dropped(mesh, output.rank, host, output.stream, output.dropped)
+            self._report_dropped(mesh, output.rank, host, output.stream, output.dropped)
         ready: list[Shown] = []
         now_s = time.monotonic()
         for line in output.lines:
@@ -177,7 +178,7 @@ class Printer:
             if record is None:
                 ready += mesh.fold.add(Said(output.rank, host, output.stream, line), now_s)
             elif mesh.to_logging:
-                _log_here(record, name, output.rank, host)
+                _log_locally(record, name, output.rank, host)
             else:
                 actor = record.actor if self._config.with_actor else ""
                 ready += mesh.fold.add(Said(output.rank, host, "err", str(record), actor), now_s)
@@ -188,19 +189,19 @@ class Printer:
             if not self._waiting_chars[proc]:
                 del self._waiting_chars[proc]
 
-    def _tell_left_out(self) -> None:
+    def _report_left_out(self) -> None:
         with self._lock:
             left_out, self._left_out = self._left_out, {}
         for ((number, rank), name, host, stream), num_lines in left_out.items():
             mesh = self._mesh(number)
             mesh.name = name
-            self._tell_dropped(mesh, rank, host, stream, num_lines)
+            self._report_dropped(mesh, rank, host, stream, num_lines)
 
-    def _tell_dropped(self, mesh: _PrintedMesh, rank: int, host: str, stream: str, num_lines: int) -> None:
+    def _report_dropped(self, mesh: _PrintedMesh, rank: int, host: str, stream: str, num_lines: int) -> None:
         text = f"... {num_lines} lines left out here; the run's log files have them"
         self._print(mesh.name, [*mesh.fold.flush(), Shown(stream, text, "", {rank: 1}, {host})])
 
-    def _say(self, text: str) -> None:
+    def _print_text(self, text: str) -> None:
         self._flush()
         _write(sys.stderr, text)
 
@@ -216,7 +217,7 @@ class Printer:
 
 
 def _nothing() -> None:
-    """Look what is due."""
+    """Wake the thread, which then prints the lines that are due."""
 
 
 def _write(stream: TextIO, text: str) -> None:
@@ -229,7 +230,7 @@ def _write(stream: TextIO, text: str) -> None:
             print(plain, end="", file=stream, flush=True)
 
 
-def _log_here(record: LogRecord, mesh: str, rank: int, host: str) -> None:
+def _log_locally(record: LogRecord, mesh: str, rank: int, host: str) -> None:
     logger = logging.getLogger(f"monarch_hpc.remote.{record.name}")
     if not logger.isEnabledFor(record.level):
         return
@@ -258,5 +259,5 @@ def _log_here(record: LogRecord, mesh: str, rank: int, host: str) -> None:
     )
     try:
         logger.handle(made)
-    except Exception:  # noqa: BLE001 a filter of the program's own; it must not end what shows everybody's lines
+    except Exception:  # noqa: BLE001 handlers and filters are user code, and must not end the printer's thread
         _log.exception("a record of rank %d on %s could not be logged", rank, host)

@@ -1,4 +1,4 @@
-"""What a program says of itself when `monarch-hpc status --calls` asks; of procs their agents say it."""
+"""A program's own entry in `monarch-hpc status --calls`; procs are reported by their agents."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from monarch_hpc.actor.runtime.runtime import Runtime
 from monarch_hpc.telemetry.reading import read_scene, tell
 from monarch_hpc.wire.calls import PROGRAM_MESH, ProcCalls
 
-__all__ = ["testify"]
+__all__ = ["own_report"]
 
 
-def testify(runtime: Runtime, run: str) -> ProcCalls:
-    """What this process does."""
+def own_report(runtime: Runtime, run: str) -> ProcCalls:
+    """The calls and states of this process, read from its own records."""
     memory = runtime.recorder.memory
     scene = read_scene(lambda at, size: memory[at : at + size])
     host, pid = runtime.info.host, os.getpid()

@@ -1,4 +1,4 @@
-"""The controller's side of a run: its hosts, the procs it started, and what became of them."""
+"""The controller's side of a run: its hosts, the procs that it started, and their deaths."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.place import read_place
 from monarch_hpc.mesh.output.choice import LogRequests
 from monarch_hpc.mesh.output.printer import Printer
-from monarch_hpc.mesh.program.calls_report import testify
+from monarch_hpc.mesh.program.calls_report import own_report
 from monarch_hpc.mesh.program.deaths import Deaths
 from monarch_hpc.mesh.program.fleet import Fleet, MeshOwner
 from monarch_hpc.mesh.program.link_report import LinkReport, Links, summarize
@@ -53,7 +53,7 @@ _log = Logger(__name__)
 
 
 class Controller(Runtime):
-    """One run's controller; made by the first use of `hosts()`."""
+    """The controller of a run; created on the first use of `hosts()`."""
 
     cells_drive = False
     is_program = True
@@ -62,11 +62,14 @@ class Controller(Runtime):
 
     @classmethod
     def instance(cls, opener: Opener | None = None) -> Controller:
-        """The controller of this process; attaches to the allocation, or makes it, at the first call.
+        """The controller of this process; the first call attaches to the allocation, or makes one.
+
+        Args:
+            opener: makes the allocation; None for the default, see `open_allocation`.
 
         Raises:
-            RuntimeError: this is no program; or there is an *opener*, and the program has an allocation.
-            ForkedError: this is a child of the program.
+            RuntimeError: this process is a proc; or *opener* was given, and the program has an allocation already.
+            ForkedError: this process is a fork of the program.
         """
         with cls._instance_lock:
             if Runtime.current is not None:
@@ -86,7 +89,7 @@ class Controller(Runtime):
 
     @classmethod
     def serves(cls, directory: Path) -> bool:
-        """Whether this process has a controller, of the allocation in *directory*."""
+        """Whether this process has a controller that is attached to the allocation in *directory*."""
         return cls._instance is not None and cls._instance._directory == directory
 
     @classmethod
@@ -117,41 +120,41 @@ class Controller(Runtime):
         self._resources = resources
         self._opened = Flag(engine)
         self._directory = directory
-        self.dismissals: list[Callable[[], None]] = []
-        """Called before hosts are shut down for good, where more than the allocation ends then."""
-        self.fleet = Fleet(engine, run, config.procs, self._tell)
+        self.shutdown_callbacks: list[Callable[[], None]] = []
+        """Called before `HostMesh.shutdown` ends the allocation, e.g. to end workers that were started by hand."""
+        self.fleet = Fleet(engine, run, config.procs, self._send_to_head)
         self._procs: dict[tuple[int, int], ProcRef] = {}
         self.deaths = Deaths(engine.call_later)
         self._refusal: str = ""
         self._closed = False
         self._printer = Printer(config.logs)
-        self.logs = LogRequests(run, config.logs, engine, self._printer, self._tell)
-        self._links = LinkReport(engine.call_later, self._look_at_links, self._tell_links)
+        self.logs = LogRequests(run, config.logs, engine, self._printer, self._send_to_head)
+        self._links = LinkReport(engine.call_later, self._summarize_links, self._report_links)
         engine.start()
         self._attachment = attach(directory, Role.CONTROLLER, self, engine)
         node = self._attachment.node
-        # It listens nowhere: procs that may call it are dialled when they start.
+        # A controller does not listen: it dials each proc as it starts.
         self.bind(node, ProcRef(0, 0, host, -1, os.getpid(), node.identity.incarnation, ()))
         self._head: FrameChannel = self._attachment.channel
         liveness = config.liveness
-        self._pulse = Heartbeat(engine, liveness.heartbeat_s, Lease(liveness.suspect_s, liveness.dead_s))
-        engine.call_soon(lambda: self._pulse.watch(self._head))
+        self._heartbeat = Heartbeat(engine, liveness.heartbeat_s, Lease(liveness.suspect_s, liveness.dead_s))
+        engine.call_soon(lambda: self._heartbeat.watch(self._head))
         self.recorder.open(node.identity.incarnation)
         ready = self._attachment.ready
-        self.casts.through(ready.addresses, lambda line: engine.call_soon(lambda: self._pulse.watch(line)))
-        self._tell(messages.OpenRun(run, " ".join(sys.argv) or "python", host, os.getpid(), opened.owner))
+        self.casts.through(ready.addresses, lambda line: engine.call_soon(lambda: self._heartbeat.watch(line)))
+        self._send_to_head(messages.OpenRun(run, " ".join(sys.argv) or "python", host, os.getpid(), opened.owner))
         if not self._opened.wait(config.transport.connect_s) or self._refusal:
             raise AllocationError(directory.name, self._refusal or "its head agent does not answer")
 
         incarnation = f"{node.identity.incarnation:x}"
-        self._tell(Recording(run, read_place(), host, os.getpid(), record_fd, incarnation))
+        self._send_to_head(Recording(run, read_place(), host, os.getpid(), record_fd, incarnation))
         rank = find_own_rank(ready, self.hosts, {self.info.host, host, host.partition(".")[0]})
         self.info = replace(self.info, allocation=ready.allocation, host_rank=rank)
         outside(self.info)
 
     @property
     def hosts(self) -> dict[int, HostEntry]:
-        """What each host of the allocation was granted, by rank."""
+        """Resources granted on each host of the allocation, by rank."""
         return self.fleet.hosts
 
     @property
@@ -161,7 +164,7 @@ class Controller(Runtime):
 
     @property
     def outlived(self) -> bool:
-        """Whether the allocation is Slurm's, and may serve other programs after this one."""
+        """Whether the allocation is a Slurm job that outlives this program, and may serve other programs."""
         return self._outlives and self._attachment.ready.job_id is not None
 
     def stop_all(self, reason: str) -> Future[None]:
@@ -178,19 +181,19 @@ class Controller(Runtime):
         return future
 
     def forked(self, parent: int) -> None:
-        """What ends with the program is the *parent*'s: here it must not end, not even when Python clears up."""
+        """Leave the program's resources alone in a fork: they belong to *parent*, even when this process exits."""
         super().forked(parent)
         self._closed = True
         atexit.unregister(self.close)
-        # Contexts are generators, which run what is to be done at their end when nobody holds them any more.
+        # Context managers are generators, which would run their clean-up when they are garbage-collected.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._resources))
 
     def close(self) -> None:
-        """End all procs, print what they said last, and detach; an embedded allocation ends too."""
+        """End all procs, print their last output, and detach; an embedded allocation ends too."""
         if self._closed:
             return
         self._closed = True
-        atexit.unregister(self.close)  # it would keep this controller, and the memory that it records into
+        atexit.unregister(self.close)  # the reference would keep this controller and its record memory alive
         try:
             self.shut_down()
             ended = Flag(self.engine)
@@ -201,7 +204,7 @@ class Controller(Runtime):
             self._release()
 
     def abandon(self) -> None:
-        """Let the head end all procs, at once: as `close`, for a program whose main thread hangs."""
+        """Detach at once and leave it to the head to end all procs: `close` for a program whose main thread hangs."""
         if not self._closed:
             self._closed = True
             self.node.close("the program was ended by force")
@@ -214,17 +217,17 @@ class Controller(Runtime):
         self.recorder.close()
         Runtime.current = Controller._instance = None
 
-    def _tell(self, message: Message) -> None:
+    def _send_to_head(self, message: Message) -> None:
         if isinstance(message, messages.SpawnProcs) and message.num_ranks > self.casts.most_direct:
-            self.casts.open()  # before there are channels to them that something may have been sent through
+            self.casts.open()  # before there are channels to these procs through which messages may have been sent
         self._head.send(Frame(Kind.CONTROL, body=messages.encode(message)))
 
-    def _look_at_links(self) -> Links:
+    def _summarize_links(self) -> Links:
         self._adapt_spin()
         return summarize(self._procs.values(), self.node.channels)
 
     def _adapt_spin(self) -> None:
-        """Spin on a host of the allocation, while every proc there has a core too. Login nodes count CPU time."""
+        """Spin only on a host of the allocation where each proc has a core too; login nodes account for CPU time."""
         here = self.info.host_rank
         # All hosts of an embedded allocation are this machine.
         hosts = {here} if self._attachment.ready.job_id is not None else self.hosts.keys()
@@ -233,14 +236,14 @@ class Controller(Runtime):
         room = here >= 0 and num < len(os.sched_getaffinity(0))
         self.engine.spin_s = self._config.fabric.spin_us / 1e6 if room else 0.0
 
-    def _tell_links(self, links: Links) -> None:
+    def _report_links(self, links: Links) -> None:
         with contextlib.suppress(TransportError):
-            self._tell(messages.RunLinks(self._run, links))
+            self._send_to_head(messages.RunLinks(self._run, links))
 
-    # ---- what the head and the procs say ----
+    # ---- events from the head and the procs ----
 
     def on_control(self, channel: MessageLink, frame: Frame) -> None:
-        """Act on a message of the head."""
+        """Handle a message of the head."""
         message = messages.decode(frame.body)
         match message:
             case messages.RunOpened():
@@ -265,7 +268,7 @@ class Controller(Runtime):
             case messages.HostLost():
                 self._on_host_lost(message.host, message.cause)
             case Calls():
-                self._tell(CallsReport(message.ticket, [testify(self, self._run)], []))
+                self._send_to_head(CallsReport(message.ticket, [own_report(self, self._run)], []))
             case messages.Output():
                 self._printer.show(message, self.fleet.name_of(message.mesh), self.hosts[message.host].name)
             case LogsSet():
@@ -290,37 +293,37 @@ class Controller(Runtime):
                 _log.warning("the head refused %s: %s", refused.request, refused.problem)
 
     def on_failure(self) -> None:
-        """Show what led to it: the exception may end the program, or be shown by it."""
-        self._printer.hurry()
+        """Show the output that led to a failure before its exception ends the program or is shown by it."""
+        self._printer.flush_soon()
 
     def on_lost(self, channel: FrameChannel, error: TransportError) -> None:
-        """Without the head nobody tells us of deaths and nothing can be started: all of it is over."""
+        """Handle the loss of a channel. Losing the head ends the run: deaths and new procs go through the head."""
         if channel is self._head and not self._closed:
             cause = f"the allocation is gone: {error}"
             for proc in self._procs.values():
-                self._bury(proc, cause)
+                self._record_death(proc, cause)
             self._procs.clear()
             self.fleet.on_head_lost(cause)
             self.logs.fail(error)
             self._refusal = cause
             self._opened.set()
-        self._pulse.forget(channel)
+        self._heartbeat.forget(channel)
         super().on_lost(channel, error)
 
     def explain(self, incarnation: int, where: str, error: TransportError, tell: Callable[[ActorError], None]) -> None:
-        """Wait a moment for the agent's word on how the proc ended."""
+        """Report why a call failed, after a short wait for the agent's report on how the proc ended."""
         self.deaths.explain(incarnation, where, tell, lambda where, tell: self.give_up(where, error, tell))
 
     def mourn(self, incarnation: int, where: str, cause: str, tell: Callable[[ActorError], None]) -> None:
-        """Wait for the agent's own words: they say more."""
+        """Report the death of a proc, preferably with the cause from its agent's report, which has more detail."""
         self.deaths.explain(incarnation, where, tell, lambda where, tell: tell(ActorDied(where, cause)))
 
     def was_stopped(self, incarnation: int, cause: str) -> bool:
-        """Tell whether a proc ended because it was asked to, or with the program."""
+        """Whether a proc ended because it was asked to, or with the program."""
         return self._closed or self.deaths.was_expected(incarnation)
 
     def unhandled(self, failure: MeshFailure) -> None:
-        """The program is told."""
+        """Report a failure that no actor has handled to the program."""
         if not self._closed:
             tell_program(failure)
 
@@ -353,20 +356,20 @@ class Controller(Runtime):
         proc = self._procs.pop(key, None)
         if proc is None:
             return
-        self._printer.hurry()
+        self._printer.flush_soon()
         reason = self.fleet.reason(ended.mesh)
         cause = (f"it was stopped: {reason}" if reason else "it was stopped") if ended.expected else ended.cause
         if not ended.expected:
-            said = "".join(f"\n    {line}" for line in ended.last_lines)
+            lines = "".join(f"\n    {line}" for line in ended.last_lines)
             self._printer.put(f"monarch-hpc: proc {ended.rank} on {proc.host} died: {cause}\n")
-            cause += f"; it wrote last:{said}" if said else ""
+            cause += f"; it wrote last:{lines}" if lines else ""
             self.fleet.on_failed(ended.mesh, SpawnError(proc.host, cause))
-        self._bury(proc, cause, expected=ended.expected)
+        self._record_death(proc, cause, expected=ended.expected)
 
-    def _on_life(self, news: messages.ProcLife) -> None:
-        self._printer.put_life(news, self.hosts[news.host].name)
+    def _on_life(self, change: messages.ProcLife) -> None:
+        self._printer.put_life(change, self.hosts[change.host].name)
 
-    def _bury(self, proc: ProcRef, cause: str, *, expected: bool = False) -> None:
+    def _record_death(self, proc: ProcRef, cause: str, *, expected: bool = False) -> None:
         self.deaths.record(proc.incarnation, cause, expected=expected)
         self.node.bar(proc.incarnation, cause)
         self._links.changed()
@@ -376,10 +379,10 @@ class Controller(Runtime):
         self.fleet.on_death(proc.incarnation)
         owner = None if expected else self.fleet.owner_of(proc.mesh)
         if owner is not None:
-            self._tell_who_started(owner, proc, cause)
+            self._report_to_owner(owner, proc, cause)
 
-    def _tell_who_started(self, owner: MeshOwner, proc: ProcRef, cause: str) -> None:
-        """Tell an actor that a proc of its own is dead."""
+    def _report_to_owner(self, owner: MeshOwner, proc: ProcRef, cause: str) -> None:
+        """Report the death of a proc to the actor that started it."""
         name = self.fleet.name_of(proc.mesh) or "procs"
         failure = MeshFailure(name, proc.rank, f"proc {proc.rank} of {name} on {proc.host}", cause)
         line = self._line if owner.proc == self.own.incarnation else self.node.channels.get(owner.proc)
@@ -392,6 +395,6 @@ class Controller(Runtime):
         for key, proc in list(self._procs.items()):
             if proc.host_rank == host:
                 del self._procs[key]
-                self._bury(proc, f"host {name} is lost: {cause}")
+                self._record_death(proc, f"host {name} is lost: {cause}")
         self.fleet.on_host_lost(host, cause)
         self.logs.forget(host)

@@ -1,4 +1,4 @@
-"""What a program knows of the deaths of its procs: who lost one waits a moment for its agent to say why."""
+"""Causes of the deaths of a program's procs; a call that lost its proc waits a moment for the agent's report."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from monarch_hpc.core.recent import Recent
 __all__ = ["Deaths"]
 
 _KEEP = 4096
-"""Deaths that are remembered, a few hundred bytes each: who lost a proc asks within seconds. Later it is told that
-nobody knows, which is true by then."""
+"""Deaths that are remembered, a few hundred bytes each. Callers ask within seconds; later the answer is that the cause
+is not known."""
 
 
 class Deaths:
-    """Causes by incarnation. On the driver only.
+    """Causes of death by incarnation. For the driver only.
 
     Args:
-        later: runs a callback in so many seconds.
+        later: schedules a callback after a number of seconds.
     """
 
     def __init__(self, later: Callable[[float, Callable[[], None]], object]) -> None:
@@ -29,7 +29,14 @@ class Deaths:
         self._stopped: Recent[int, bool] = Recent(_KEEP)
 
     def explain(self, incarnation: int, where: str, tell: Tell, give_up: Callable[[str, Tell], None]) -> None:
-        """Tell why what was at *where* died, now or when it is known; *give_up* tells if nobody says so in time."""
+        """Report the cause of a proc's death through *tell*, as soon as it is known.
+
+        Args:
+            incarnation: the proc.
+            where: the actor or proc that the caller has lost, in words.
+            tell: called with the error that names the cause.
+            give_up: called with *where* and *tell* instead, if the cause is not known in time.
+        """
         cause = self._causes.get(incarnation)
         if cause is not None:
             tell(ActorDied(where, cause))
@@ -37,16 +44,18 @@ class Deaths:
         self._unexplained.setdefault(incarnation, []).append((where, tell))
 
         def too_late() -> None:
-            for unheard in self._unexplained.pop(incarnation, ()):
-                give_up(*unheard)
+            for waiting in self._unexplained.pop(incarnation, ()):
+                give_up(*waiting)
 
         self._later(WORD_S, too_late)
 
     def record(self, incarnation: int, cause: str, *, expected: bool = False) -> None:
-        """Note a death; the first cause counts.
+        """Record a death; the first cause recorded for a proc counts.
 
         Args:
-            expected: it was asked to end.
+            incarnation: the proc.
+            cause: the cause, in words.
+            expected: whether the proc was asked to end.
         """
         if expected:
             self._stopped[incarnation] = True

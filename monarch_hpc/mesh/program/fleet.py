@@ -1,4 +1,4 @@
-"""The procs that a program has started, for itself and for actors: while they start, while they live, how they end."""
+"""The meshes of procs that a program has started, for itself and for actors, from their start to their end."""
 
 from __future__ import annotations
 
@@ -24,16 +24,21 @@ from monarch_hpc.wire.messages import HostEntry, Message
 __all__ = ["Fleet", "MeshOwner", "Outcome", "ProcPlan", "Started"]
 
 _REPORT_S = 5.0
-"""Beyond its own deadline, how long a host may take to report that it is done."""
+"""Time that a host has, beyond its own deadline, to report that it is done."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcPlan:
-    """What is asked for with `HostMesh.spawn_procs`; travels to the program, if that was elsewhere.
+    """The procs requested with `HostMesh.spawn_procs`; sent to the program if an actor requests them.
 
     Attributes:
         hosts: ranks in the allocation, in the order of the mesh.
-        bind, bindings: see `wire.messages.SpawnProcs`, as all that follows them.
+        per_host: number of procs on each host.
+        name: name of the mesh; may be empty.
+        environment: variables to set in each proc.
+        preload: modules to import before procs are forked.
+        unset: variables to remove in each proc.
+        bind, bindings, python, mpi: see `wire.messages.SpawnProcs`.
     """
 
     hosts: tuple[int, ...]
@@ -53,8 +58,8 @@ class MeshOwner:
     """The actor that started procs.
 
     Attributes:
-        proc: incarnation of its process.
-        actor: its number there.
+        proc: incarnation of the actor's process.
+        actor: number of the actor in that process.
     """
 
     proc: int
@@ -63,11 +68,11 @@ class MeshOwner:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """Procs that answer.
+    """A mesh of procs that have started.
 
     Attributes:
-        mesh: number of their mesh in the run.
-        procs: by rank.
+        mesh: number of the mesh in the run.
+        procs: the procs by rank.
     """
 
     mesh: int
@@ -77,7 +82,7 @@ class Started:
 Outcome = Started | SpawnError
 
 _Stopped = Callable[[list[str]], None]
-"""Told when no proc is left; with the names of the hosts that have not said so in time."""
+"""Called when no proc is left, with the names of the hosts that have not reported that in time."""
 
 
 @dataclass(slots=True, eq=False)
@@ -89,7 +94,7 @@ class _MeshState:
     procs: dict[int, ProcRef] = field(default_factory=dict)
     num_reached: int = 0
     reason: str = ""
-    stopping: set[int] | None = None  # hosts that have not said that nothing is left
+    stopping: set[int] | None = None  # hosts that have not yet reported that no proc is left; None if not stopping
     stopped: list[_Stopped] = field(default_factory=list)
 
     @property
@@ -98,45 +103,45 @@ class _MeshState:
 
 
 _KEEP_DEAD = 4096
-"""Procs whose death is remembered for orders of their actors that come late; those come within seconds."""
+"""Dead procs that are remembered, to refuse late requests of their actors; those arrive within seconds."""
 
 _KEEP_NAMES = 1024
-"""Meshes whose name is remembered for lines that come after their end, likewise."""
+"""Mesh names that are remembered, for lines that arrive after the end of their mesh; likewise within seconds."""
 
 
 class Fleet:
-    """Keeps the meshes of procs by number. `start` and `stop` may come from any thread, all else on the driver.
+    """Keeps the meshes of procs by number. `start` and `stop` may be called on any thread, all else on the driver.
 
     Args:
-        tell: passes a message to the head.
+        send: sends a message to the head.
     """
 
-    def __init__(self, engine: Engine, run: str, config: ProcsConfig, tell: Callable[[Message], None]) -> None:
+    def __init__(self, engine: Engine, run: str, config: ProcsConfig, send: Callable[[Message], None]) -> None:
         self._engine = engine
         self._run = run
         self._config = config
-        self._tell = tell
+        self._send = send
         self._numbers = itertools.count(1)
         self._meshes: dict[int, _MeshState] = {}
         self._over = ""
         self._dead: Recent[int, bool] = Recent(_KEEP_DEAD)
         self._names: Recent[int, str] = Recent(_KEEP_NAMES)
         self.member = 0
-        """This program's number in the run, from which those of its meshes are made."""
+        """This program's number in the run, from which the numbers of its meshes are made."""
         self.hosts: dict[int, HostEntry] = {}
 
-    # ---- what is asked for ----
+    # ---- requests ----
 
     def start(self, plan: ProcPlan, owner: MeshOwner | None, done: Callable[[Outcome], None]) -> None:
-        """Start procs; *done* is told on the driver when all of them answer, or when none of them is left."""
+        """Start procs; *done* is called on the driver when all of them answer, or the start failed and none is left."""
         self._engine.call_soon(lambda: self._start(plan, owner, done))
 
     def stop(self, mesh: int, reason: str, stopped: _Stopped) -> None:
-        """End all procs of *mesh*; *stopped* is told on the driver."""
+        """End all procs of *mesh*; *stopped* is called on the driver."""
         self._engine.call_soon(lambda: self._stop(mesh, reason, stopped))
 
     def stop_all(self, reason: str, stopped: _Stopped) -> None:
-        """End all procs."""
+        """End all procs; *stopped* is called on the driver."""
 
         def perform() -> None:
             numbers = list(self._meshes)
@@ -169,14 +174,14 @@ class Fleet:
         self._names[number] = plan.name
         self._engine.call_later(config.start_s + _REPORT_S, lambda: self._give_up(mesh))
         try:
-            self._tell(self._order(mesh))
+            self._send(self._spawn_message(mesh))
         except (OSError, TransportError) as error:
-            self._fail(mesh, SpawnError("any host", f"it could not be asked for: {error}"))
-        except Exception as error:  # noqa: BLE001 a plan from anywhere, on the driver: who waits must hear of it at once
-            cause = f"it could not be asked for: {summary_of(error)}"
+            self._fail(mesh, SpawnError("any host", f"the request could not be sent: {error}"))
+        except Exception as error:  # noqa: BLE001 any process may have made the plan; its caller must not wait in vain
+            cause = f"the request could not be sent: {summary_of(error)}"
             self._fail(mesh, SpawnError("any host", cause))
 
-    def _order(self, mesh: _MeshState) -> messages.SpawnProcs:
+    def _spawn_message(self, mesh: _MeshState) -> messages.SpawnProcs:
         plan, config = mesh.plan, self._config
         return messages.SpawnProcs(
             run=self._run,
@@ -207,7 +212,7 @@ class Fleet:
             self._fail(mesh, SpawnError(host, cause))
 
     def _fail(self, mesh: _MeshState, failure: SpawnError) -> None:
-        """It does not start: end what did, and tell then."""
+        """Fail the start of *mesh*, once the procs that did start have ended."""
         done, mesh.done = mesh.done, None
         if done is not None:
             self._stop(mesh.number, "others did not start", lambda _late: done(failure))
@@ -229,9 +234,9 @@ class Fleet:
         grace_s = self._config.stop_s
         self._engine.call_later(grace_s + _REPORT_S, lambda: self._forget(mesh))
         try:
-            self._tell(messages.StopProcs(self._run, number, list(mesh.plan.hosts), grace_s))
+            self._send(messages.StopProcs(self._run, number, list(mesh.plan.hosts), grace_s))
         except TransportError:
-            mesh.stopping.clear()  # without the head they end by themselves
+            mesh.stopping.clear()  # without the head the procs end by themselves
             self._forget(mesh)
 
     def _forget(self, mesh: _MeshState) -> None:
@@ -241,10 +246,10 @@ class Fleet:
         for stopped in mesh.stopped:
             stopped(late)
 
-    # ---- what is heard of them ----
+    # ---- events ----
 
     def on_ready(self, proc: ProcRef) -> bool:
-        """A proc runs; return whether it is waited for, and is to be dialled."""
+        """Handle the report that a proc runs; return whether its mesh is starting, so that it must be dialled."""
         mesh = self._meshes.get(proc.mesh)
         if mesh is None or mesh.done is None:
             return False
@@ -252,7 +257,7 @@ class Fleet:
         return True
 
     def on_reached(self, proc: ProcRef) -> None:
-        """There is a channel to a proc."""
+        """Handle an open channel to a proc."""
         mesh = self._meshes.get(proc.mesh)
         if mesh is None or mesh.done is None:
             return
@@ -262,13 +267,13 @@ class Fleet:
             done(Started(mesh.number, mesh.procs))
 
     def on_failed(self, number: int, failure: SpawnError) -> None:
-        """A proc did not start, or not so that it can be used."""
+        """Handle the failure of a proc to start, or to be reached."""
         mesh = self._meshes.get(number)
         if mesh is not None:
             self._fail(mesh, failure)
 
     def on_stopped(self, number: int, host: int) -> None:
-        """A host has none of the mesh's procs any more."""
+        """Handle the report that a host has no proc of the mesh left."""
         mesh = self._meshes.get(number)
         if mesh is not None and mesh.stopping is not None:
             mesh.stopping.discard(host)
@@ -276,20 +281,20 @@ class Fleet:
                 self._forget(mesh)
 
     def on_not_stopped(self, number: int) -> None:
-        """Nobody will say of a mesh that nothing is left of it."""
+        """Handle the refusal to stop a mesh: there will be no report of its end."""
         mesh = self._meshes.get(number)
         if mesh is not None and mesh.stopping is not None:
             self._forget(mesh)
 
     def on_host_lost(self, host: int, cause: str) -> None:
-        """All procs on a host are gone."""
+        """Handle the loss of a host, and with it of all its procs."""
         for mesh in list(self._meshes.values()):
             if host in mesh.plan.hosts:
                 self._fail(mesh, SpawnError(self.hosts[host].name, f"the host is lost: {cause}"))
                 self.on_stopped(mesh.number, host)
 
     def on_head_lost(self, cause: str) -> None:
-        """Nobody tells of them any more, and none can be started."""
+        """Handle the loss of the head: no more reports arrive, and no proc can be started."""
         self._over = cause
         for mesh in list(self._meshes.values()):
             done, mesh.done = mesh.done, None
@@ -299,37 +304,37 @@ class Fleet:
                 done(SpawnError("the allocation", cause))
 
     def on_death(self, incarnation: int) -> None:
-        """A proc is gone: what its actors have started ends."""
+        """Handle the death of a proc: end the meshes that its actors started."""
         self._dead[incarnation] = True
         for mesh in list(self._meshes.values()):
             if mesh.owner is not None and mesh.owner.proc == incarnation:
                 self._stop(mesh.number, "the proc of its owner has ended", lambda _late: None)
 
     def owner_of(self, number: int) -> MeshOwner | None:
-        """The actor that is to be told of a death in *number*; None while it starts or stops, and for the program's."""
+        """The actor to report a death in mesh *number* to; None while it starts or stops, or if the program owns it."""
         mesh = self._meshes.get(number)
         return None if mesh is None or mesh.done is not None or mesh.stopping is not None else mesh.owner
 
     def name_of(self, number: int) -> str:
-        """The name of a mesh; also for a while after its end, because its last lines may come then."""
+        """The name of a mesh; also for a while after its end, when its last lines may arrive."""
         return self._names.get(number) or ""
 
     def has(self, number: int) -> bool:
-        """Whether procs of a mesh may be left."""
+        """Whether a mesh may still have procs."""
         return number in self._meshes
 
     def hosts_of(self, number: int) -> tuple[int, ...]:
-        """Where procs of a mesh may be."""
+        """Ranks of the hosts that may have procs of a mesh."""
         mesh = self._meshes.get(number)
         return mesh.plan.hosts if mesh is not None else ()
 
     def reason(self, number: int) -> str:
-        """Why a mesh was asked to end, in words; may be empty."""
+        """The reason given for stopping a mesh; may be empty."""
         mesh = self._meshes.get(number)
         return mesh.reason if mesh is not None else ""
 
 
 def _umask() -> int:
-    """This process's file mode mask; `os.umask` could only tell it by changing it for all threads."""
+    """This process's file mode mask, read from `/proc`: `os.umask` would have to change it, for all threads."""
     status = Path("/proc/self/status").read_text()
     return int(next(line.split()[1] for line in status.splitlines() if line.startswith("Umask:")), 8)

@@ -1,4 +1,4 @@
-"""What carries the frames between a program and its procs, told to the head so that `status` can show it."""
+"""Reports the fabrics of the channels between a program and its procs to the head, for `status`."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from monarch_hpc.transport.api import FrameChannel
 __all__ = ["LinkReport", "summarize"]
 
 _SETTLE_S = 0.5
-"""After a proc was reached: two sides that can use UCX have agreed on it by then, mostly; nobody waits for this."""
+"""Delay after a change: two sides that can use UCX have usually agreed on it by then. Nothing waits for this report."""
 
-_MAX_LOOKS = 20
-"""How often to look again while two sides still talk: UCX starts in a second, or never."""
+_MAX_CHECKS = 20
+"""Limit of further checks while a channel still negotiates its fabric: UCX starts within a second, or not at all."""
 
 Links = list[dict[str, object]]
 
 
 def summarize(procs: Iterable[ProcRef], channels: Mapping[int, FrameChannel]) -> Links:
-    """Return host, fabric, reason and number of procs, see `RunLinks`; procs that cannot be reached do not count."""
+    """Return host, fabric, reason and number of procs, see `RunLinks`; procs without a channel are not counted."""
     counts: Counter[tuple[int, str, str]] = Counter()
     for proc in procs:
         channel = channels.get(proc.incarnation)
@@ -33,30 +33,30 @@ def summarize(procs: Iterable[ProcRef], channels: Mapping[int, FrameChannel]) ->
 
 
 class LinkReport:
-    """Tells once after every change, not for each proc; for the driver of the engine.
+    """Sends one report after a burst of changes, not one for each proc; for the driver of the engine.
 
     Args:
-        later: runs a callback in so many seconds.
-        look: returns what there is.
-        tell: passes it to the head.
+        later: schedules a callback after a number of seconds.
+        summarize: returns the links as they are.
+        send: sends a report to the head.
     """
 
     def __init__(
         self,
         later: Callable[[float, Callable[[], None]], object],
-        look: Callable[[], Links],
-        tell: Callable[[Links], None],
+        summarize: Callable[[], Links],
+        send: Callable[[Links], None],
     ) -> None:
         self._later = later
-        self._look = look
-        self._tell = tell
-        self._told: Links = []
-        self._looks_left = 0
+        self._summarize = summarize
+        self._send = send
+        self._sent: Links = []
+        self._checks_left = 0
         self._waiting = False
 
     def changed(self) -> None:
-        """A proc was reached, or is gone."""
-        self._looks_left = _MAX_LOOKS
+        """Schedule a report: a proc was reached, or is gone."""
+        self._checks_left = _MAX_CHECKS
         self._wait()
 
     def _wait(self) -> None:
@@ -66,10 +66,10 @@ class LinkReport:
 
     def _report(self) -> None:
         self._waiting = False
-        self._looks_left -= 1
-        links = self._look()
-        if links != self._told:
-            self._told = links
-            self._tell(links)
-        if self._looks_left > 0 and not all(link["why"] for link in links):
+        self._checks_left -= 1
+        links = self._summarize()
+        if links != self._sent:
+            self._sent = links
+            self._send(links)
+        if self._checks_left > 0 and not all(link["why"] for link in links):
             self._wait()

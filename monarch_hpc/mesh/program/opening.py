@@ -1,4 +1,4 @@
-"""The allocation that a program runs on: one that it is given, one that it makes, its Slurm job, or an embedded one."""
+"""Opens the allocation of a program: the one it was started on, one it makes, its Slurm job, or an embedded one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Opener = Callable[[ExitStack], Path]
 """Makes an allocation that ends with the stack, and returns its directory."""
 
 TAKEN = (
-    "this program has its hosts already, and a program has those of one allocation: attach before the first use of "
+    "this program has its hosts already, and a program can use only one allocation: attach before the first use of "
     "hosts(), this_host() or this_proc(), and to all workers at once"
 )
 
@@ -37,10 +37,13 @@ class Opened:
     """An allocation, and this program's run on it.
 
     Attributes:
-        owner: whether the run is to end when the head loses the program; else `monarch-hpc run` sees to that, or the
-            agents end with the program anyway.
-        outlives: whether the allocation may serve other programs after this one, as far as this one knows.
-        resources: what ends with the run.
+        directory: the allocation's directory.
+        config: the allocation's configuration.
+        run: id of the run.
+        owner: whether the head must end the run when it loses the program; otherwise `monarch-hpc run` does that, or
+            the agents end with the program anyway.
+        outlives: whether, as far as this program knows, the allocation may serve other programs after it.
+        resources: closed at the end of the run.
     """
 
     directory: Path
@@ -55,8 +58,8 @@ def open_allocation(opener: Opener | None) -> Opened:
     """Find or make the allocation.
 
     Args:
-        opener: makes it; None for the one that the program was started in, that of the Slurm job that it runs in,
-            or an embedded one.
+        opener: makes the allocation; None for the one that the program was started on, else the Slurm job that it runs
+            in, else an embedded one.
 
     Raises:
         AllocationError: agents cannot be started on the hosts of the job; see `slurm.inside.open_inside`.
@@ -76,10 +79,12 @@ def open_allocation(opener: Opener | None) -> Opened:
 
 
 def find_own_rank(ready: Ready, hosts: Mapping[int, HostEntry], names: Collection[str]) -> int:
-    """The rank of the host that this program runs on; -1 where it is not one of the allocation's, as on a login node.
+    """The rank of the host that this program runs on; -1 outside the allocation, e.g. on a login node.
 
     Args:
-        names: of this machine.
+        ready: the allocation's published addresses.
+        hosts: the hosts of the allocation by rank.
+        names: the names of this machine.
     """
     local = all("//127." in address for address in ready.addresses)  # all hosts are this machine
     return next((rank for rank, host in sorted(hosts.items()) if local or host.name in names), -1)
@@ -95,16 +100,16 @@ def _own(directory: Path, resources: ExitStack) -> Opened:
 
 
 def _open_job(resources: ExitStack) -> Opened | None:
-    """Take the hosts of the Slurm job that this program runs in; None outside of one."""
+    """Start agents on the hosts of the Slurm job that this program runs in; None outside a job."""
     if "SLURM_JOB_ID" not in os.environ or COOKIE in os.environ:
-        return None  # of what a proc starts the hosts are its program's
-    from monarch_hpc.slurm import find_job_here, open_inside  # laptops do without
+        return None  # a child of a proc must not take the hosts of the proc's program
+    from monarch_hpc.slurm import find_job_here, open_inside  # not needed on laptops
 
     here = find_job_here(os.environ)
     if here is None or (here.num_hosts == 1 and shutil.which("srun") is None):
-        return None  # as in a container: an embedded host is the host of that job
+        return None  # e.g. in a container: the embedded host is the job's only host
     config = load().config
     end = partial(shut_down, timeout_s=config.procs.stop_s)
     directory = resources.enter_context(open_inside(config, os.environ, end))
-    # Not the owner: heartbeats stop while the program holds the interpreter's lock, and the agents end with it anyway.
+    # Not the owner: heartbeats stop while the program holds the GIL, and the agents end with the program anyway.
     return Opened(directory, config, new_run_id(), False, False, resources)

@@ -1,4 +1,4 @@
-"""Where this code runs, as a mesh; and actors of the program that every process of the run can find by name."""
+"""Actors of the program that every process of the run can find by name; and the current process as a mesh."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["get_or_spawn_controller", "open_registry", "proc_of"]
 A = TypeVar("A", bound=Actor)
 
 _REGISTRY = 1
-"""The registry's number, which all processes know; those of other actors are random 64-bit numbers."""
+"""Actor number of the registry, known to all processes; most other actors have random 64-bit numbers."""
 
 
 def proc_of(runtime: Runtime) -> ProcMesh:
@@ -31,13 +31,22 @@ def proc_of(runtime: Runtime) -> ProcMesh:
 
 
 def get_or_spawn_controller(name: str, cls: type[A], *args: object, **kwargs: object) -> Future[ActorMesh[A]]:
-    """The run's one actor called *name*; the first who asks spawns it, in the process of the program.
+    """Get the run's only actor called *name*; the first call spawns it, in the process of the program.
 
-    Who comes later gets that one, whatever class and arguments it gives; unless it has failed meanwhile, which
-    the program is told of: then it is spawned again.
+    Later calls, from any process of the run, get the same actor whatever class and arguments they pass. If the actor
+    has failed, which is reported to the program, the next call spawns it again.
+
+    Args:
+        name: name of the actor, unique in the run.
+        cls: class of the actor.
+        *args: arguments of the constructor.
+        **kwargs: keyword arguments of the constructor.
+
+    Returns:
+        A future of the actor, as a mesh of one without dimensions.
 
     Raises:
-        TypeError: as of `ProcMesh.spawn`.
+        TypeError, ValueError: as for `ProcMesh.spawn`.
         RuntimeError: this process has no connection to a program.
     """
     check_actor(name, cls, args, kwargs)
@@ -47,14 +56,14 @@ def get_or_spawn_controller(name: str, cls: type[A], *args: object, **kwargs: ob
 
 
 def open_registry(runtime: Runtime) -> None:
-    """Let the processes of the run find actors of this one by name; once, before the first proc starts."""
+    """Spawn the registry, which processes of the run ask for named actors; once, before the first proc starts."""
     own = runtime.own
     body, buffers = pack_spawn("registry", _only(own), _Registry, (), {})
     runtime.spawn("registry", _REGISTRY, 0, {own.rank: own}, body, buffers)
 
 
 class _Registry(Actor):
-    """Keeps the named actors of a program; handles one question at a time, so that none is spawned twice."""
+    """Keeps the named actors of a program; handles one request at a time, so that no actor is spawned twice."""
 
     def __init__(self) -> None:
         self._known: dict[str, ActorMesh[Any]] = {}
@@ -63,20 +72,20 @@ class _Registry(Actor):
     def get_or_spawn(
         self, name: str, cls: type[Actor], args: tuple[object, ...], kwargs: dict[str, object]
     ) -> ActorMesh[Any]:
-        """Find an actor, or make it."""
+        """Return the actor called *name*; spawn it if there is none."""
         if name not in self._known:
             self._known[name] = proc_of(current_runtime()).spawn(name, cls, *args, **kwargs)
         return self._known[name]
 
     def __supervise__(self, failure: MeshFailure) -> bool:
-        """Forget what has failed, and tell the program."""
+        """Forget an actor that has failed, and report the failure to the program."""
         self._known.pop(failure.mesh_name, None)
         current_runtime().unhandled(failure)
         return True
 
 
 def _program(runtime: Runtime) -> ProcRef:
-    """The process of the program that this one belongs to; it may be the same."""
+    """The process of the program that this process belongs to; may be this process itself."""
     if runtime.node.identity.role is Role.CONTROLLER:
         return runtime.own
     program = program_of(runtime.node)

@@ -1,1 +1,1 @@
-"""Scripts as ranks: plain Python scripts, torchrun's conventions, SPMD."""
+"""Plain Python scripts as ranks of a mesh, torchrun's conventions, and torch.distributed in actors."""

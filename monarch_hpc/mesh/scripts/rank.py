@@ -1,9 +1,9 @@
-"""The process that runs a script as one rank: a fresh interpreter, as torchrun gives it; see `mesh.scripts.script`.
+"""The process that runs a script as one rank: a fresh interpreter, as under torchrun; see `mesh.scripts.script`.
 
-    python -m monarch_hpc.mesh.scripts.rank ORDER_FD TOLD_FD SCRIPT ARGS...
+    python -m monarch_hpc.mesh.scripts.rank ORDER_FD FAILED_FD SCRIPT ARGS...
 
-Its first words are in the memory file ORDER_FD. When the script fails, it writes how over them and pokes TOLD_FD:
-its end may be long in coming, and other ranks fail of its failure before that.
+The memory file ORDER_FD holds an `Order`. When the script fails, this process overwrites it with a `FailureReport` and
+signals the eventfd FAILED_FD at once, because its exit may take long, and the failure may make other ranks fail first.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from types import ModuleType
 from monarch_hpc.actor.messages.payload import pack_failure
 from monarch_hpc.core.description import text_of
 
-__all__ = ["Order", "Word", "main"]
+__all__ = ["FailureReport", "Order", "main"]
 
 _PR_SET_PDEATHSIG = 1
 
 Order = tuple[str, bytes, list[str], int]
-"""The rank in words, the script's text, the import path, and the process that started this one."""
+"""The rank in words, the script's text, the import path, and the id of the parent process."""
 
-Word = tuple[int, str, bytes]
-"""How a script failed: exit status, what `sys.exit` was given to say, and the exception as `pack_failure` gives it."""
+FailureReport = tuple[int, str, bytes]
+"""Failure of a script: exit status, message passed to `sys.exit`, and the exception as packed by `pack_failure`."""
 
 
 def main(argv: list[str]) -> None:
-    """Run a script as the main program of this process; returns only if it ends well."""
-    order_fd, told_fd = int(argv[0]), int(argv[1])
+    """Run a script as the main program of this process; returns only if the script succeeds."""
+    order_fd, failed_fd = int(argv[0]), int(argv[1])
     script = argv[2]
     os.set_inheritable(order_fd, False)
-    os.set_inheritable(told_fd, False)
+    os.set_inheritable(failed_fd, False)
     where, text, path, parent = _read(order_fd)
-    _end_with(parent)
-    faulthandler.enable(all_threads=False)  # the thread that did it: few lines are kept of the dead
+    _die_with(parent)
+    faulthandler.enable(all_threads=False)  # only the faulting thread: few lines of a dead proc are kept
     sys.argv = argv[2:]
     sys.path[:] = [os.path.dirname(script), *path]
-    # This host may not have the file, or an older one: tracebacks are to show what runs.
+    # This host may have no such file, or an older version: tracebacks must show the text that runs.
     source = text.decode("utf-8", "replace")
     linecache.cache[script] = len(source), None, source.splitlines(keepends=True), script
     module = ModuleType("__main__")
@@ -55,14 +55,14 @@ def main(argv: list[str]) -> None:
     except SystemExit as leaving:
         if leaving.code not in (None, 0):
             status = leaving.code & 0xFF if isinstance(leaving.code, int) else 1
-            said = "" if isinstance(leaving.code, int) else text_of(leaving.code)
-            _tell(order_fd, told_fd, (status, said, b""))
+            message = "" if isinstance(leaving.code, int) else text_of(leaving.code)
+            _report(order_fd, failed_fd, (status, message, b""))
         raise
-    except Exception as error:  # noqa: BLE001 below the last frame of the script: it tells what happened and exits
+    except Exception as error:  # noqa: BLE001 outermost frame of the script: reported below, then exits
         failure = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
     if failure is not None:
         body, _ = pack_failure(where, failure)
-        _tell(order_fd, told_fd, (1, "", bytes(body)))
+        _report(order_fd, failed_fd, (1, "", bytes(body)))
         sys.excepthook(type(failure), failure, failure.__traceback__)
         sys.exit(1)
 
@@ -74,19 +74,19 @@ def _read(order_fd: int) -> Order:
     return order
 
 
-def _tell(order_fd: int, told_fd: int, word: Word) -> None:
+def _report(order_fd: int, failed_fd: int, report: FailureReport) -> None:
     with open(order_fd, "wb", closefd=False) as file:
         file.seek(0)
         file.truncate()
-        pickle.dump(word, file)
-    os.eventfd_write(told_fd, 1)
+        pickle.dump(report, file)
+    os.eventfd_write(failed_fd, 1)
 
 
-def _end_with(parent: int) -> None:
-    """Let the kernel end this process with the one that started it."""
+def _die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:
-        os._exit(1)  # it died before the kernel knew of our wish
+        os._exit(1)  # the parent died before the call above
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Scripts that were written for torchrun, on a mesh.
+"""Runs scripts that were written for torchrun on a mesh.
 
-Each rank is a fresh process that its proc starts: the script may set signal handlers, fork and leave what it likes
-behind, and can be run again after an edit. Of torch nothing is needed here.
+Each rank is a fresh process that its proc starts: the script may set signal handlers, fork and leave any state behind,
+and can be run again after an edit. This module does not need torch.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from monarch_hpc.core.spawn import launch
 from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.mesh.proc import ProcMesh
 from monarch_hpc.mesh.program.registry import proc_of
-from monarch_hpc.mesh.scripts.rank import Order, Word
-from monarch_hpc.mesh.scripts.torchrun import TorchRank, retold_gpus
+from monarch_hpc.mesh.scripts.rank import FailureReport, Order
+from monarch_hpc.mesh.scripts.torchrun import TorchRank, gpu_changes
 from monarch_hpc.mesh.value import ValueMesh
 from monarch_hpc.transport.address import parse_address
 from monarch_hpc.wire.frames import Frame, Kind
@@ -43,38 +43,39 @@ from monarch_hpc.wire.frames import Frame, Kind
 __all__ = ["RankPlace", "environment_of", "run_script"]
 
 _GRACE_S = 10.0
-"""What ranks get between SIGTERM and SIGKILL when another has failed: time for a small checkpoint. Those without a
-handler for it end at once, also in the middle of a collective."""
+"""Time between SIGTERM and SIGKILL for the other ranks after a failure: enough for a small checkpoint. A rank without a
+handler for SIGTERM ends at once, even in the middle of a collective."""
 
 _SETTLE_S = 0.25
-"""After the first failure, how long to wait for others before ranks are ended: when a rank is killed, others may
-notice, and report it, before its own proc does."""
+"""Wait between the first failure and the end of the other ranks: when a rank is killed, others may notice and report
+that before its own proc does."""
 
 
 def run_script(procs: ProcMesh, script: str | os.PathLike[str], args: Sequence[str] = ()) -> Future[ValueMesh[int]]:
-    """Run a Python script on every proc of *procs* as torchrun would, each time in a fresh process beside the proc.
+    """Run a Python script on every proc of *procs* as torchrun would, in a fresh process beside each proc.
 
-    The script finds ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``MASTER_ADDR`` and the other variables of torchrun;
-    ranks are the mesh's, row by row. ``LOCAL_RANK`` numbers the ranks of a host, and is also the index of the rank's
-    own GPU. What the script prints arrives as the output of its proc.
+    The environment of the script has ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``MASTER_ADDR`` and the other variables
+    of torchrun; ranks are those of the mesh, row by row. ``LOCAL_RANK`` numbers the ranks of a host, and is also the
+    index of the rank's own GPU. The output of the script appears as the output of its proc.
 
-    The text of the script is read here, and is the same for all ranks. What it imports from its own folder each
-    host reads itself.
+    The text of the script is read here, and is the same for all ranks. Modules that it imports from its own folder are
+    read on each host.
 
     Args:
-        script: its file, as seen from here.
-        args: what follows the script in ``sys.argv``.
+        procs: the mesh to run on, one rank for each proc.
+        script: path of the script on this machine.
+        args: arguments that follow the script in ``sys.argv``.
 
     Returns:
-        A future of the exit statuses, all 0. Otherwise it fails, once no rank is left: with what the script raised,
-        with its traceback, rank and host; with `ScriptFailed` where it exited with another status, or was killed;
-        with `ActorDied` where its proc or host is gone. The first failure counts, and ends the other ranks: SIGTERM,
-        and SIGKILL after 10 s. So does `cancel`.
+        A future of the exit statuses by coordinate, all 0. If a rank fails, the other ranks get SIGTERM and, after
+        10 s, SIGKILL; when no rank is left, the future fails with the first failure: the exception that the script
+        raised, with traceback, rank and host; `ScriptFailed` if it exited with another status or was killed;
+        `ActorDied` if its proc or host is gone. `cancel` ends all ranks in the same way.
 
     Raises:
-        TypeError: an argument of another type; *args* as one string, too.
+        TypeError: an argument of another type; also if *args* is a single string.
         OSError: the script cannot be read.
-        SyntaxError: it is no Python.
+        SyntaxError: the script is not valid Python.
     """
     check_instance("procs", procs, ProcMesh, "a mesh of procs, as spawn_procs returns it")
     words = check_texts("args", args, "one for each word, as in ['--lr', '3']")
@@ -89,12 +90,14 @@ def run_script(procs: ProcMesh, script: str | os.PathLike[str], args: Sequence[s
 
 @dataclass(frozen=True, slots=True)
 class RankPlace:
-    """Where one rank runs.
+    """The place where one rank runs.
 
     Attributes:
-        address: IP address of its host, for the other ranks.
-        port: reserved for the rendezvous; rank 0 alone has one.
-        gpus: what its proc sees, its own first.
+        host: name of the host.
+        host_rank: rank of the host in the allocation.
+        address: IP address of the host, for the other ranks.
+        port: port reserved for the rendezvous on rank 0; 0 on other ranks.
+        gpus: GPUs visible to the proc, its own first.
     """
 
     host: str
@@ -106,35 +109,37 @@ class RankPlace:
 
 @dataclass(frozen=True, slots=True)
 class _Report:
-    """How the script of one rank ended.
+    """The end of the script on one rank.
 
     Attributes:
-        status: as `subprocess` tells it: -9 for signal 9.
-        said: what `sys.exit` was given to say.
-        failure: the exception, as `pack_failure` gives it; empty for none.
-        ended: we ended it, because another had failed.
+        where: script, rank and host, in words.
+        status: exit status as in `subprocess`: -9 for signal 9.
+        message: message passed to `sys.exit`; empty for none.
+        failure: the exception as packed by `pack_failure`; empty for none.
+        ended: whether the rank was ended because another rank had failed.
     """
 
     where: str
     status: int
-    said: str = ""
+    message: str = ""
     failure: bytes = b""
     ended: bool = False
 
     def error(self) -> BaseException:
-        """What the caller is to catch."""
+        """The exception to raise to the caller of `run_script`."""
         if self.failure:
             return unpack_failure(Frame(Kind.FAILURE, 0, 0, self.failure))
         code, number = (self.status, None) if self.status >= 0 else (None, -self.status)
-        return ScriptFailed(self.where, self.status, f"{Exit(code, number)}{self.said and ': '}{self.said}")
+        return ScriptFailed(self.where, self.status, f"{Exit(code, number)}{self.message and ': '}{self.message}")
 
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """How the script ended on all ranks: well, if there are no failures; else the first of them is the cause.
+    """The end of the script on all ranks.
 
     Attributes:
-        num_ended: ranks that were ended because of it.
+        failures: the ranks that failed, the cause first; empty on success.
+        num_ended: number of other ranks that were ended because of the failure.
     """
 
     failures: list[_Report | BaseException]
@@ -154,16 +159,17 @@ def _read(extent: Extent, outcome: _Outcome) -> ValueMesh[int]:
 
 
 def environment_of(rank: int, places: Sequence[RankPlace], run: str) -> dict[str, str]:
-    """Return what torchrun would add to the environment of *rank*.
+    """Return the variables that torchrun would add to the environment of *rank*.
 
     Args:
-        places: of all ranks.
-        run: names the run, for ranks that look for each other.
+        rank: the rank.
+        places: places of all ranks.
+        run: id of the run, for ``TORCHELASTIC_RUN_ID``.
     """
     own = places[rank]
     hosts = list(dict.fromkeys(place.host_rank for place in places))
     local = [number for number, place in enumerate(places) if place.host_rank == own.host_rank]
-    seat = TorchRank(
+    torch_rank = TorchRank(
         rank=rank,
         world_size=len(places),
         local_rank=local.index(rank),
@@ -175,7 +181,7 @@ def environment_of(rank: int, places: Sequence[RankPlace], run: str) -> dict[str
         master_port=places[0].port,
     )
     return {
-        **seat.variables(),
+        **torch_rank.variables(),
         "TORCHELASTIC_RUN_ID": run,
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
@@ -183,9 +189,9 @@ def environment_of(rank: int, places: Sequence[RankPlace], run: str) -> dict[str
 
 
 def gpus_of(rank: int, places: Sequence[RankPlace]) -> list[str]:
-    """Return the GPUs that *rank* is to see, so that its local rank is the index of its own.
+    """Return the GPUs to make visible to *rank*, ordered so that its local rank is the index of its own GPU.
 
-    Procs see their own GPU first: device 1 of the proc with local rank 1 is another's.
+    In procs the order differs: each proc sees its own GPU as device 0.
     """
     local = [place.gpus for place in places if place.host_rank == places[rank].host_rank]
     own = [gpus[0] for gpus in local if gpus]
@@ -193,19 +199,19 @@ def gpus_of(rank: int, places: Sequence[RankPlace]) -> list[str]:
 
 
 class _Script(Actor):
-    """One script on all ranks: starts them, and ends them when one has failed. Lives beside whoever wants it."""
+    """One script on all ranks: starts the ranks, and ends them when one has failed. Runs in the caller's process."""
 
     def __init__(self, procs: ProcMesh, path: str, text: bytes, args: list[str]) -> None:
         self._procs = procs
         self._order = path, text, args
 
     def __supervise__(self, failure: MeshFailure) -> bool:
-        """Nothing is lost: the call that waits for the rank tells it."""
+        """Handle every failure: the call that waits for the rank reports it."""
         return True
 
     @concurrent_endpoint
     async def run(self) -> _Outcome:
-        """Run it to the end of all ranks."""
+        """Run the script until all ranks have ended."""
         ranks = self._procs.spawn("script", _Rank)
         places = list((await ranks.prepare.call()).values())
         failures: list[_Report | BaseException] = []
@@ -224,13 +230,13 @@ class _Script(Actor):
 
     async def _end(self, ranks: ActorMesh[_Rank], failures: list[_Report | BaseException]) -> None:
         await asyncio.sleep(_SETTLE_S)
-        # A death causes exceptions on other ranks, and not the other way.
+        # Deaths first: a death causes exceptions on other ranks, but not the reverse.
         failures.sort(key=lambda given: not isinstance(given, BaseException) and given.status >= 0)
         await ranks.end.options(on_error="collect").call()
 
 
 class _Rank(Actor):
-    """Starts one rank of a script in a process of its own, and sees how it ends."""
+    """Runs one rank of a script in a separate process, and reports its end."""
 
     def __init__(self) -> None:
         self._pid = 0
@@ -241,14 +247,14 @@ class _Rank(Actor):
 
     @endpoint
     async def prepare(self) -> RankPlace:
-        """Tell where this rank is; rank 0 reserves a port."""
+        """Return the place of this rank; rank 0 reserves a port."""
         info = context().proc
         own = current_runtime().own
         address, _ = parse_address(own.addresses[0])
         port = 0
         if not current_rank().rank:
-            # Bound until the script has ended, and never listening: the kernel gives the port to nobody but who asks
-            # for it by number and says SO_REUSEADDR, as torch's store does.
+            # Bound until the script has ended, and never listening: the kernel then hands out the port only to a
+            # process that asks for its number with SO_REUSEADDR, as torch's store does.
             self._reserved = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
             self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._reserved.bind((address, 0))
@@ -257,7 +263,7 @@ class _Rank(Actor):
 
     @concurrent_endpoint
     async def run(self, path: str, text: bytes, args: list[str], places: list[RankPlace]) -> _Report:
-        """Run the script; done when it has ended, or has failed and is about to."""
+        """Run the script; returns when its process has ended, or has reported a failure and is about to exit."""
         rank = current_rank().rank
         where = f"{Path(path).name}, rank {rank} on {places[rank].host}"
         order: Order = where, text, sys.path, os.getpid()
@@ -265,12 +271,12 @@ class _Rank(Actor):
         with contextlib.ExitStack() as open_files:
             order_fd = os.memfd_create("script", os.MFD_CLOEXEC)
             open_files.callback(os.close, order_fd)
-            told_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-            open_files.callback(os.close, told_fd)
+            failed_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            open_files.callback(os.close, failed_fd)
             with open(order_fd, "wb", closefd=False) as written:
                 pickle.dump(order, written)
             process = launch(
-                # -P: nothing of the working directory in the place of our own modules; -u as torchrun.
+                # -P: files in the working directory must not replace our modules. -u: as torchrun.
                 [
                     sys.executable,
                     "-P",
@@ -278,50 +284,50 @@ class _Rank(Actor):
                     "-m",
                     "monarch_hpc.mesh.scripts.rank",
                     str(order_fd),
-                    str(told_fd),
+                    str(failed_fd),
                     path,
                     *args,
                 ],
                 _complete(os.environ, rank, places),
                 stdin=subprocess.DEVNULL,
-                pass_fds=(order_fd, told_fd),
+                pass_fds=(order_fd, failed_fd),
                 new_session=True,
             )
             self._pid = process.pid
-            told = asyncio.Event()
+            ended_or_failed = asyncio.Event()
             pid_fd = os.pidfd_open(process.pid)
 
             def ended() -> None:
                 loop.remove_reader(pid_fd)
                 os.close(pid_fd)
-                with contextlib.suppress(ProcessLookupError):  # what it has forked and left
+                with contextlib.suppress(ProcessLookupError):  # children that the script left behind
                     os.killpg(process.pid, signal.SIGKILL)
-                process.wait()  # it has ended
+                process.wait()  # returns at once: the process has ended
                 self._over.set()
-                told.set()
+                ended_or_failed.set()
 
             loop.add_reader(pid_fd, ended)
-            loop.add_reader(told_fd, told.set)
-            open_files.callback(loop.remove_reader, told_fd)
-            await told.wait()
-            word: Word | None = None
+            loop.add_reader(failed_fd, ended_or_failed.set)
+            open_files.callback(loop.remove_reader, failed_fd)
+            await ended_or_failed.wait()
+            report: FailureReport | None = None
             with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(told_fd)
+                os.eventfd_read(failed_fd)
                 with open(order_fd, "rb", closefd=False) as overwritten:
                     overwritten.seek(0)
-                    word = pickle.load(overwritten)
-        if word is not None:
+                    report = pickle.load(overwritten)
+        if report is not None:
             self._failing = True
-            return _Report(where, *word, ended=self._ended)
+            return _Report(where, *report, ended=self._ended)
         return _Report(where, process.returncode, ended=self._ended)
 
     @concurrent_endpoint
     async def end(self) -> None:
-        """End the script's process, if it runs; done when it is gone."""
+        """End the script's process, if it runs; returns when it is gone."""
         if not self._pid or self._over.is_set():
             return
         self._ended = True
-        if self._failing and await self._gone():  # it is on its way
+        if self._failing and await self._gone():  # it has failed, and was about to exit
             return
         self._signal(signal.SIGTERM)
         if not await self._gone():
@@ -338,18 +344,18 @@ class _Rank(Actor):
             os.killpg(self._pid, number)
 
     async def __cleanup__(self, error: BaseException | None) -> None:
-        """Leave no process behind; where the proc ends meanwhile, the kernel ends the script."""
+        """End the script's process; if the proc itself dies, the kernel kills it."""
         await self.end()
         if self._reserved is not None:
             self._reserved.close()
 
 
 def _complete(inherited: Mapping[str, str], rank: int, places: Sequence[RankPlace]) -> dict[str, str]:
-    """The whole environment of the script's process."""
+    """The complete environment of the script's process."""
     own = places[rank]
     environment = {**inherited, **environment_of(rank, places, context().proc.run)}
-    environment |= retold_gpus(environment, own.gpus, gpus_of(rank, places))
-    # Left alone, gloo and nccl guess an interface from the host's name, and on clusters guess wrong.
+    environment |= gpu_changes(environment, own.gpus, gpus_of(rank, places))
+    # By default gloo and nccl derive an interface from the host's name, which on clusters is often the wrong one.
     for name, address in read_interfaces().items():
         if address == own.address:
             environment.setdefault("GLOO_SOCKET_IFNAME", name)

@@ -1,6 +1,6 @@
-"""torch.distributed on a proc mesh: addresses and ports are found here, nobody sets an environment.
+"""Sets up torch.distributed on a proc mesh; finds address and port, so that no environment variables are needed.
 
-This is the door to torch, imported only in the procs.
+The only module that imports torch, and it does so only in procs.
 """
 
 from __future__ import annotations
@@ -19,10 +19,8 @@ from monarch_hpc.transport.address import parse_address
 __all__ = ["Spmd", "spmd"]
 
 _TIMEOUT_S = 300.0
-"""How long ranks wait for each other in set-up and collectives, in seconds.
-
-A first collective may wait for the slowest rank to import its libraries from a cold file system.
-"""
+"""Time limit of set-up and collectives: the first collective may wait until the slowest rank has imported its libraries
+from a cold file system."""
 
 
 class _Member(Actor):
@@ -33,7 +31,7 @@ class _Member(Actor):
 
     @endpoint
     def serve_store(self, address: str, num_ranks: int) -> int:
-        """Serve the rendezvous store here; return the port, chosen by the kernel and bound already."""
+        """Serve the rendezvous store in this proc; return its port, chosen by the kernel and already bound."""
         import torch.distributed as dist
 
         timeout = datetime.timedelta(seconds=_TIMEOUT_S)
@@ -44,13 +42,19 @@ class _Member(Actor):
 
     @endpoint
     def join(self, backend: str, port: int, addresses: list[str]) -> int:
-        """Join the process group of the procs at *addresses*, by rank; return this rank."""
+        """Join the process group; return this rank.
+
+        Args:
+            backend: torch's name of the backend.
+            port: port of the store on rank 0.
+            addresses: IP addresses of all ranks, in order.
+        """
         import torch.distributed as dist
 
         rank = current_rank().rank
         num_ranks = len(addresses)
         timeout = datetime.timedelta(seconds=_TIMEOUT_S)
-        # Left alone, gloo and nccl guess an interface from the host's name, and on clusters guess wrong.
+        # By default gloo and nccl derive an interface from the host's name, which on clusters is often the wrong one.
         for name, address in read_interfaces().items():
             if address == addresses[rank]:
                 os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = name
@@ -71,7 +75,7 @@ class _Member(Actor):
 
 
 class Spmd:
-    """torch.distributed for the procs of one mesh; ranks are the mesh's, row by row."""
+    """torch.distributed on the procs of one mesh; ranks are those of the mesh, row by row."""
 
     def __init__(self, procs: ProcMesh) -> None:
         self._procs = procs
@@ -80,14 +84,17 @@ class Spmd:
     def init(self, backend: str = "gloo") -> None:
         """Set up the default process group on every proc; endpoints may then use `torch.distributed`.
 
+        Blocks until all ranks have joined.
+
         Args:
-            backend: ``gloo`` for CPUs, ``nccl`` for NVIDIA GPUs, or what else torch knows. A proc's own GPU
-                is its current device (config key `procs.gpu_visible`), so that nobody needs a local rank.
+            backend: ``gloo`` for CPUs, ``nccl`` for NVIDIA GPUs, or another backend that torch has. A proc's own GPU
+                is its current device (config key `procs.gpu_visible`), so code needs no local rank.
 
         Raises:
             TypeError: the backend is not a string.
-            RuntimeError: an event loop runs here, which would stand still; nothing was asked for.
-            Exception: what torch raised on a rank.
+            ValueError: the backend is empty.
+            RuntimeError: an event loop runs in this thread, and would be blocked; nothing was started.
+            Exception: torch raised it on a rank.
         """
         check_text("backend", backend, filled=True)
         self._check_may_wait("init")
@@ -97,12 +104,17 @@ class Spmd:
         self._members.join.call(backend, port, addresses).get()
 
     def close(self) -> None:
-        """Take the process group down on every proc."""
+        """Destroy the default process group on every proc; blocks until that is done.
+
+        Raises:
+            RuntimeError: as for `init`.
+            Exception: torch raised it on a rank.
+        """
         self._check_may_wait("close")
         self._members.leave.call().get()
 
     def _check_may_wait(self, method: str) -> None:
-        """Raise where `Future.get` would, before anything is asked for."""
+        """Raise where `Future.get` would, before anything is started."""
         try:
             self._procs.initialized.get()
         except RuntimeError as error:
@@ -113,10 +125,10 @@ class Spmd:
 
 
 def spmd(procs: ProcMesh) -> Spmd:
-    """torch.distributed for *procs*: ``spmd(procs).init("gloo")``.
+    """Prepare torch.distributed on *procs*: ``spmd(procs).init("gloo")``.
 
     Raises:
-        TypeError: these are not procs.
+        TypeError: *procs* is not a `ProcMesh`.
     """
     check_instance("procs", procs, ProcMesh, "a mesh of procs, as spawn_procs returns it")
     return Spmd(procs)

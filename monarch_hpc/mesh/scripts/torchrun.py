@@ -1,4 +1,4 @@
-"""What torchrun tells a rank by variables: their names and their meaning, for all who stand in for torchrun."""
+"""The environment variables that torchrun sets for a rank."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from dataclasses import dataclass
 
 from monarch_hpc.core.gpus import GPU_VARIABLES
 
-__all__ = ["TorchRank", "retold_gpus"]
+__all__ = ["TorchRank", "gpu_changes"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchRank:
-    """The place of one rank.
+    """A rank in torchrun's terms.
 
     Attributes:
-        local_rank: place among the *local_world_size* ranks of its host.
-        group_rank: place of its host among *group_world_size*.
-        role_name: torchrun's `--role`. All ranks have one role here.
-        master_addr, master_port: of the rendezvous, which rank 0 serves.
+        rank: index among all *world_size* ranks.
+        local_rank: index among the *local_world_size* ranks of its host.
+        group_rank: index of its host among the *group_world_size* hosts.
+        role_name: torchrun's `--role`. All ranks have the same role here.
+        master_addr, master_port: address of the rendezvous, which rank 0 serves.
     """
 
     rank: int
@@ -32,7 +33,7 @@ class TorchRank:
     master_port: int
 
     def variables(self) -> dict[str, str]:
-        """What its environment says of it."""
+        """The environment variables of the rank."""
         values = {
             "RANK": self.rank,
             "WORLD_SIZE": self.world_size,
@@ -49,13 +50,15 @@ class TorchRank:
         return {name: str(value) for name, value in values.items()}
 
 
-def retold_gpus(environment: Mapping[str, str], given: Sequence[str], seen: Sequence[str]) -> dict[str, str]:
-    """Return what to change in *environment* so that a rank sees the GPUs *seen*.
+def gpu_changes(environment: Mapping[str, str], given: Sequence[str], seen: Sequence[str]) -> dict[str, str]:
+    """Return the changes to *environment* that make the GPUs *seen* visible to a rank.
 
-    Only where it is as its proc was given it: whoever changed it knows better.
+    A variable that was changed since the start of the proc is left alone: user code changed it on purpose.
 
     Args:
-        given: what the proc sees, its own first.
+        environment: the environment to change.
+        given: GPUs that were visible to the proc at its start, its own first.
+        seen: GPUs to make visible, in this order.
     """
     as_given = ",".join(given)
     return {name: ",".join(seen) for name in GPU_VARIABLES if given and environment.get(name) == as_given}

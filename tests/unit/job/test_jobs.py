@@ -1,4 +1,4 @@
-"""Specifications of jobs: what they compare, what they save, what they refuse."""
+"""Specifications of jobs: comparison, saving, and invalid arguments."""
 
 from __future__ import annotations
 
@@ -39,60 +39,60 @@ from monarch_hpc.job.seal import seal
 class PaperJob(JobTrait):
     """A job whose hosts are a line in a file."""
 
-    def __init__(self, size: int, ledger: Path) -> None:
+    def __init__(self, size: int, file: Path) -> None:
         super().__init__()
         self.size = size
-        self.path = str(ledger)
+        self.path = str(file)
 
     @property
-    def ledger(self) -> Path:
+    def file(self) -> Path:
         return Path(self.path)
 
     def spec(self) -> Mapping[str, object]:
         return {"size": self.size}
 
     def alive(self) -> bool:
-        return self.ledger.exists()
+        return self.file.exists()
 
     def _create(self) -> None:
-        self.ledger.write_text(str(self.size))
+        self.file.write_text(str(self.size))
 
     def _state(self) -> JobState:
         return JobState({})
 
     def _kill(self) -> None:
-        self.ledger.unlink()
+        self.file.unlink()
 
 
 job = LocalJob()
 
 
 def test_a_job_is_applied_once_and_found_by_the_next_program(tmp_path: Path) -> None:
-    saved, ledger = str(tmp_path / "folder" / "job.pkl"), tmp_path / "ledger"
-    first = PaperJob(3, ledger)
+    saved, file = str(tmp_path / "folder" / "job.pkl"), tmp_path / "file"
+    first = PaperJob(3, file)
     assert not first.active and first.apply_id is None
     first.state(saved)
     first.apply()
-    assert first.active and ledger.read_text() == "3"
-    second = PaperJob(3, ledger)
+    assert first.active and file.read_text() == "3"
+    second = PaperJob(3, file)
     second.state(saved)
     assert second.apply_id == first.apply_id
-    assert first.can_run(PaperJob(3, ledger)) and not first.can_run(PaperJob(4, ledger))
+    assert first.can_run(PaperJob(3, file)) and not first.can_run(PaperJob(4, file))
     second.kill()
-    assert not second.active and not ledger.exists()
-    third = PaperJob(4, ledger)
-    third.state(saved)  # what was saved has ended
+    assert not second.active and not file.exists()
+    third = PaperJob(4, file)
+    third.state(saved)  # the saved job has ended
     assert third.apply_id not in (None, first.apply_id) and job_load(saved).apply_id == third.apply_id
 
 
 def test_a_job_that_lives_and_differs_is_never_touched(tmp_path: Path) -> None:
-    saved, ledger = str(tmp_path / "job.pkl"), tmp_path / "ledger"
-    PaperJob(3, ledger).state(saved)
-    changed = PaperJob(4, ledger)
+    saved, file = str(tmp_path / "job.pkl"), tmp_path / "file"
+    PaperJob(3, file).state(saved)
+    changed = PaperJob(4, file)
     with pytest.raises(AllocationError) as caught:
         changed.state(saved)
     assert "size is 3, wanted is 4" in str(caught.value) and "kill()" in str(caught.value)
-    assert not changed.active and ledger.read_text() == "3" and job_load(saved).active
+    assert not changed.active and file.read_text() == "3" and job_load(saved).active
     with pytest.raises(AllocationError, match="a LocalJob is wanted"):
         LocalJob().state(saved)
 
@@ -112,7 +112,7 @@ def test_a_saved_job_is_private_and_is_a_job(tmp_path: Path) -> None:
 
 
 class Bomb:
-    """Writes a file where it is unpickled."""
+    """Writes a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -123,11 +123,11 @@ class Bomb:
 
 def test_a_saved_job_of_somebody_else_is_not_believed_and_runs_nothing(tmp_path: Path) -> None:
     saved = tmp_path / "job.pkl"
-    write_private(saved, pickle.dumps(Bomb(tmp_path / "ran")))  # as out of an archive that was unpacked here
+    write_private(saved, pickle.dumps(Bomb(tmp_path / "ran")))  # as if unpacked here from an archive
     with pytest.raises(ConfigError, match="not a job that your programs saved"):
         job_load(str(saved))
     assert not (tmp_path / "ran").exists()
-    # A true one that names other processes to end and another folder to remove.
+    # A genuine file, changed to name other processes to kill and another folder to remove.
     true = json.loads(ProcessJob({"a": 1}).dumps())
     victim = tmp_path / "precious"
     victim.mkdir()
@@ -147,7 +147,7 @@ def test_a_class_that_a_program_has_not_imported_is_not_looked_for(tmp_path: Pat
 
 
 def test_what_json_would_change_is_refused_before_it_is_saved(tmp_path: Path) -> None:
-    job = PaperJob(1, tmp_path / "ledger")
+    job = PaperJob(1, tmp_path / "file")
     for value in ((1, 2), {1: 2}, tmp_path, float("nan")):
         job.size = value  # type: ignore[assignment]
         with pytest.raises(TypeError, match=r"a PaperJob cannot be saved as JSON.*__getstate__"):
@@ -186,8 +186,8 @@ def test_a_link_in_the_place_of_the_folder_or_the_file_is_not_followed(
 
 def test_no_client_is_started_and_the_error_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(NotImplementedError, match=r"monarch-hpc run train\.py"):
-        PaperJob(1, tmp_path / "ledger").apply("train.py")
-    assert not (tmp_path / "ledger").exists()
+        PaperJob(1, tmp_path / "file").apply("train.py")
+    assert not (tmp_path / "file").exists()
 
 
 def test_the_job_of_a_directory_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,7 +280,7 @@ def test_identities_travel_in_variables(monkeypatch: pytest.MonkeyPatch) -> None
     assert service_proc_addrs(["tcp://h:1"], None) == ["tcp://h:1"]
     with pytest.raises(ValueError, match="1 addresses for 2"):
         service_proc_addrs(["tcp://h:1"], ids)
-    with pytest.raises(ValueError, match="no list"):
+    with pytest.raises(ValueError, match="not a list"):
         deserialize_service_proc_ids("3")
     assert ranked_service_proc_id_from_env() is None
     monkeypatch.setenv("MONARCH_SERVICE_PROC_IDS", text)

@@ -1,4 +1,4 @@
-"""Whose the other end of a connection is, in the words of the kernel's tables."""
+"""The user at the other end of a connection, found in the kernel's socket tables."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ OWNER = MeshOwner(proc=77, actor=5)
 
 
 class World:
-    """A fleet on three hosts, and all that it asks for."""
+    """A fleet on three hosts that records the messages it sends."""
 
     def __init__(self) -> None:
         self.sent: list[Message] = []
@@ -174,7 +174,7 @@ def test_without_the_head_all_is_over(world: World) -> None:
 def test_a_head_that_cannot_be_told_is_an_error_and_keeps_nobody_waiting(world: World) -> None:
     world.error = PeerLost("head", "it is gone")
     world.start()
-    assert "it could not be asked for" in str(world.outcomes[-1]) and "it is gone" in str(world.outcomes[-1])
+    assert "the request could not be sent" in str(world.outcomes[-1]) and "it is gone" in str(world.outcomes[-1])
 
 
 def test_a_plan_that_cannot_be_sent_is_an_error_at_once(world: World) -> None:
@@ -184,13 +184,13 @@ def test_a_plan_that_cannot_be_sent_is_an_error_at_once(world: World) -> None:
     for host in PLAN.hosts:
         world.fleet.on_stopped(mesh, host)
     (outcome,) = world.outcomes
-    assert "it could not be asked for: TypeError: Object of type PosixPath" in str(outcome)
+    assert "the request could not be sent: TypeError: Object of type PosixPath" in str(outcome)
 
 
 def test_a_refused_order_fails_at_once_and_a_refused_stop_names_the_hosts(world: World) -> None:
     mesh = world.start()
     world.fleet.on_failed(mesh, SpawnError("any host", "umask 7000 is out of range"))
-    assert not world.outcomes  # before none is left
+    assert not world.outcomes  # not before all procs have ended
     world.fleet.on_not_stopped(mesh)
     assert [str(outcome) for outcome in world.outcomes] == ["no proc on any host: umask 7000 is out of range"]
     running = world.start()
@@ -210,7 +210,7 @@ def test_a_program_whose_directory_is_gone_starts_nothing(
     mesh = world.start()
     for host in PLAN.hosts:
         world.fleet.on_stopped(mesh, host)
-    assert "it could not be asked for" in str(world.outcomes[-1])
+    assert "the request could not be sent" in str(world.outcomes[-1])
 
 
 def test_all_are_stopped_at_once(world: World) -> None:

@@ -1,4 +1,4 @@
-"""What ranks say alike is shown once, in order, and soon."""
+"""Folding: equal lines of several ranks are shown once, in order, and soon."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from monarch_hpc.transport.api import FrameChannel
 
 @dataclass
 class Line:
-    """What a summary reads of a channel."""
+    """The attributes of a channel that a summary reads."""
 
     fabric: str
     why: str
@@ -22,7 +22,7 @@ def proc(rank: int, host: int) -> ProcRef:
 
 
 class Clock:
-    """Timers that the test lets ring."""
+    """Timers that the test fires."""
 
     def __init__(self) -> None:
         self.timers: list[Callable[[], None]] = []

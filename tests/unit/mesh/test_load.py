@@ -1,4 +1,4 @@
-"""Who is chosen: the least busy of those that live, in turns."""
+"""The choice of a rank: the least busy live one, round-robin among equals."""
 
 from __future__ import annotations
 
@@ -51,5 +51,5 @@ def test_the_dead_are_not_chosen_while_others_live() -> None:
     assert {choose(load) for _ in range(8)} == {3}
     assert choose(load, FOUR.slice(hosts=0)) in (0, 1)
     load.begin(1)
-    load.end(1)  # it answered: somebody was wrong
+    load.end(1)  # it answered, so it is alive after all
     assert choose(load) == 1

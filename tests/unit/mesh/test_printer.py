@@ -1,4 +1,4 @@
-"""What procs say reaches the program's output, or its logging, or is counted."""
+"""Output of procs reaches the program's streams or its `logging`, or is dropped and counted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MARKED = render_record(RECORD).decode().removesuffix("\n")
 
 
 class Terminal(io.StringIO):
-    """An output that stands still while a test wants it to."""
+    """An output stream that a test can block."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ def test_news_come_after_all_that_was_said_before(config: LogsConfig, out: Termi
 def test_a_failure_lets_nothing_wait(config: LogsConfig, out: Terminal) -> None:
     with printing(dataclasses.replace(config, fold_s=600.0), out) as printer:
         printer.show(lines("ready", "ready"), "", "n0")
-        printer.hurry()
+        printer.flush_soon()
         wait_until("the second line", lambda: "×1 more" in out.getvalue())
 
 
@@ -104,7 +104,7 @@ def test_the_window_ends_by_itself(config: LogsConfig, out: Terminal) -> None:
 def test_records_are_printed_or_logged(config: LogsConfig, out: Terminal, caplog: pytest.LogCaptureFixture) -> None:
     with printing(dataclasses.replace(config, with_actor=True), out) as printer:
         printer.show(lines(MARKED, stream="err"), "w", "n2")
-        printer.show(lines(MARKED), "w", "n2")  # what is printed is no record, whatever it looks like
+        printer.show(lines(MARKED), "w", "n2")  # printed text is not a record, whatever it looks like
         printer.choose(1, 0.0, to_logging=True)
         printer.show(lines(MARKED, "plain", stream="err"), "w", "n2")
     printed = out.getvalue().split("\n")

@@ -1,4 +1,4 @@
-"""What ranks of a script find in their environment."""
+"""The environment of a script's ranks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_ranks_find_what_torchrun_would_tell_them() -> None:
 
 
 def test_local_ranks_count_the_ranks_of_a_host_in_any_order() -> None:
-    # A mesh whose outermost dimension is not the host's.
+    # A mesh whose outermost dimension is not that of the hosts.
     mesh = places(0, 1, 0, 1)
     assert [environment_of(rank, mesh, "")["LOCAL_RANK"] for rank in range(4)] == ["0", "0", "1", "1"]
     assert [environment_of(rank, mesh, "")["GROUP_RANK"] for rank in range(4)] == ["0", "1", "0", "1"]
@@ -45,9 +45,9 @@ def test_local_ranks_count_the_ranks_of_a_host_in_any_order() -> None:
 @pytest.mark.parametrize(
     ("visible", "expected"),
     [
-        ((("0", "1", "2", "3"), ("2", "3", "0", "1")), ["0", "2", "1", "3"]),  # own first, two for each
+        ((("0", "1", "2", "3"), ("2", "3", "0", "1")), ["0", "2", "1", "3"]),  # own first, two GPUs for each
         ((("0", "1"), ("1", "0")), ["0", "1"]),  # own first
-        ((("4",), ("5",)), ["4", "5"]),  # only its own
+        ((("4",), ("5",)), ["4", "5"]),  # own only
         ((("0", "1"), ("0", "1")), ["0", "1"]),  # all, in Slurm's order
         (((), ()), []),
     ],

@@ -1,4 +1,4 @@
-"""Which GPU a script finds under the local rank that it is told."""
+"""The GPU that a script finds under its local rank."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from monarch_hpc.spmd.elastic import see_own_gpu
         ("2,0,1,3", ("2", "0", "1", "3"), 2, "0,1,2,3"),
         ("0,1", ("0", "1"), 0, "0,1"),
         ("1", ("1",), 0, "1"),
-        ("0,1,2", ("2", "0", "1"), 2, "0,1,2"),  # somebody has changed it, and knows better
+        ("0,1,2", ("2", "0", "1"), 2, "0,1,2"),  # changed by user code, on purpose
     ],
 )
 def test_the_own_gpu_is_the_device_of_the_local_rank(
