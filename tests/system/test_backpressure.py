@@ -52,10 +52,6 @@ class Sink(Actor):
         assert gate(name).wait(_PATIENCE_S)
 
     @endpoint
-    def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
-
-    @endpoint
     def take(self, data: np.ndarray) -> None:
         self.num += 1
         self.num_bytes += data.nbytes
@@ -205,15 +201,15 @@ class Memory:
 
 
 def test_600_mib_to_a_sleeper_grow_neither_side_by_more_than_the_window(first: ProcMesh) -> None:
-    sink = first.spawn("sink", Sink)
+    sink, opener = first.spawn("sink", Sink), first.spawn("opener", Opener)
     data = np.ones(_MIB, np.uint8)
     memory = Memory(os.getpid(), sink.pid.call_one().get(_PATIENCE_S))
-    before_s = blocked_s(first)
-    sink.sleep.broadcast(1.0)
-    for _ in range(600):
-        sink.take.broadcast(data)
+    sink.wait.broadcast("sleeper")
+    flood = Background(first, lambda _: sink.take.broadcast(data), 600)
+    flood.until_held()
+    opener.open.call_one("sleeper").get(_PATIENCE_S)
+    flood.finish()
     assert sink.taken.call_one().get(_PATIENCE_S) == (600, 600 * _MIB)
-    assert blocked_s(first) > before_s
     assert max(memory.growth()) < _WINDOW_BYTES + _SLACK_BYTES, memory.growth()
 
 
