@@ -37,7 +37,7 @@ _FIRST_OF_CASTS = Kind.CAST
 
 _log = Logger(__name__)
 
-_COMPLAIN_S = 10.0
+_WARN_AFTER_S = 10.0
 """How long a thread is held back before it says so: longer than most endpoints run, shorter than a person puzzles."""
 
 _HOLD_S = 0.1
@@ -88,14 +88,14 @@ class PeerChannel:
         self._introduction = Introduction(self, fabric, dialed=dialed)
         self._error: TransportError | None = None
         self._over = False  # on_lost was called
-        self._left = False  # the other side has said goodbye
+        self._peer_left = False  # the other side has said goodbye
         self._operations = Operations(engine, self.send, str(peer), limits.max_frame_bytes)
         self._credit = Credit(limits.mailbox_bytes, engine.wake_waiters)
-        self._held: dict[Ticket, float] = {}  # who is held back, and since when
-        self._complained: set[int] = set()  # actors of which it was said that they do not keep up
+        self._blocked: dict[Ticket, float] = {}  # who is held back, and since when
+        self._warned: set[int] = set()  # actors of which it was said that they do not keep up
         self._blocked_s = 0.0
         self._linger: Timer | None = None
-        self._introducing: Timer | None = None
+        self._introduction_timer: Timer | None = None
         self.fabric = "relay" if peer.relayed else f"tcp via {peer.via}" if peer.via else "tcp"
         self.why = ""
         self.mark = 0
@@ -104,7 +104,7 @@ class PeerChannel:
         """Begin to read; called once, on the driver."""
         self._wire.start()
         if self._introduction.asks:
-            self._introducing = self._engine.call_later(FIRST_S, self._introduction.begin)
+            self._introduction_timer = self._engine.call_later(FIRST_S, self._introduction.begin)
         else:
             self._introduction.begin()
 
@@ -134,7 +134,7 @@ class PeerChannel:
     def blocked_s(self) -> float:
         """For how many seconds in all senders were held back because an actor there had its mailbox full."""
         now_s = self._engine.clock()
-        return self._blocked_s + sum(now_s - since_s for since_s in list(self._held.values()))
+        return self._blocked_s + sum(now_s - since_s for since_s in list(self._blocked.values()))
 
     # ---- sending ----
 
@@ -167,21 +167,21 @@ class PeerChannel:
         left_s = math.inf if end_s is None else max(end_s - self._engine.clock(), 0.0)
         ticket = self._credit.queue(frame.dest, cost)
         in_coroutine = asyncio._get_running_loop() is not None
-        self._held[ticket] = self._engine.clock()
+        self._blocked[ticket] = self._engine.clock()
 
         def ready() -> bool:
             return ticket.granted or self.error is not None
 
         try:
-            first_s = _HOLD_S if in_coroutine else _COMPLAIN_S
+            first_s = _HOLD_S if in_coroutine else _WARN_AFTER_S
             if not self._engine.wait(ready, min(first_s, left_s)) and not in_coroutine and left_s > first_s:
-                self._complain(frame.dest)
+                self._warn_blocked(frame.dest)
                 self._engine.wait(ready, None if end_s is None else max(end_s - self._engine.clock(), 0.0))
         except BaseException:  # Ctrl-C: nothing will be sent
             self._credit.abandon(ticket)
             raise
         finally:
-            self._blocked_s += self._engine.clock() - self._held.pop(ticket)
+            self._blocked_s += self._engine.clock() - self._blocked.pop(ticket)
             self._credit.leave(ticket)
         error = self.error
         if error is not None:
@@ -192,15 +192,15 @@ class PeerChannel:
             self._credit.take(frame.dest, cost)
         return True
 
-    def _complain(self, dest: int) -> None:
-        if dest not in self._complained:
-            self._complained.add(dest)
+    def _warn_blocked(self, dest: int) -> None:
+        if dest not in self._warned:
+            self._warned.add(dest)
             _log.warning(
                 "calls to actor %x of %s are held back: its mailbox is full (config key 'transport.mailbox_bytes'); "
                 "one has waited for %.0f s",
                 dest,
                 self.peer,
-                _COMPLAIN_S,
+                _WARN_AFTER_S,
             )
 
     def consumed(self, dest: int, cost: int) -> None:
@@ -288,7 +288,7 @@ class PeerChannel:
                 if not self._over:
                     self._listener.on_frame(self, frame)
             elif frame.kind is _BYE:
-                self._left = True
+                self._peer_left = True
                 self._end(PeerLost(str(self.peer), f"it left: {read_reason(frame)}"))
             else:
                 self._take(frame)
@@ -316,9 +316,9 @@ class PeerChannel:
 
     # ---- the lane ----
 
-    def ask_for_word(self, word: int) -> None:
-        """Have the peer speak on the lane, and then say *word* on the socket; see `transport.ucx.hole_probe`."""
-        self.send_on_wire(Frame(Kind.PROBE, 0, word))
+    def probe_lane(self, asked_us: int) -> None:
+        """Have the peer speak on the lane, and then say *asked_us* on the socket; see `transport.ucx.hole_probe`."""
+        self.send_on_wire(Frame(Kind.PROBE, 0, asked_us))
 
     def _on_probe(self, frame: Frame) -> None:
         if frame.dest:
@@ -349,7 +349,7 @@ class PeerChannel:
         self.fabric = fabric
         self.why = ", ".join((why, *lane.transports))
 
-    def stay(self, why: str) -> None:
+    def stay_on_socket(self, why: str) -> None:
         """The socket it is, because of *why*."""
         self.why = why
 
@@ -367,8 +367,8 @@ class PeerChannel:
     def on_lost(self, error: TransportError) -> None:
         """The socket is over, and the channel with it once what came before is handed on."""
         self._introduction.cancel()
-        if self._introducing is not None:
-            self._introducing.cancel()
+        if self._introduction_timer is not None:
+            self._introduction_timer.cancel()
         if self._incoming is None:
             self._finish(error)
         else:
@@ -389,7 +389,7 @@ class PeerChannel:
             if (
                 self._incoming.shared
                 and self._ucx is not None
-                and not (self._left or isinstance(self._error, ChannelClosed))
+                and not (self._peer_left or isinstance(self._error, ChannelClosed))
             ):
                 self._ucx.probe.suspect()
         self._operations.fail_all(self._error)

@@ -23,7 +23,7 @@ PIECE_BYTES = 4096
 """What a waiting call, and each of its buffers, costs beside its bytes, so that a million empty calls are bounded
 like a thousand large ones.
 
-In a mailbox Python keeps about 700 bytes for the smallest call: the frame, its views, its place in the row. For one
+In a mailbox Python keeps about 700 bytes for the smallest call: the frame, its views, its place in the queue. For one
 that UCX has not handed on yet, the sender keeps up to 2 400. The rest is room: 16 000 calls under way keep any actor
 busy.
 """
@@ -61,7 +61,7 @@ class Credit:
         granted: called when some that waited need not any more, for whatever reason; wakes them.
     """
 
-    __slots__ = ("_granted", "_lock", "_owed", "_quarter", "_rows", "_used", "_window")
+    __slots__ = ("_granted", "_lock", "_owed", "_quarter", "_queues", "_used", "_window")
 
     def __init__(self, window_bytes: int, granted: Callable[[], None]) -> None:
         self._window = window_bytes
@@ -69,7 +69,7 @@ class Credit:
         self._quarter = max(window_bytes // 4, 1)
         self._lock = _thread.allocate_lock()
         self._used: dict[int, int] = {}  # actor there -> what it has not given back
-        self._rows: dict[int, deque[Ticket]] = {}  # actor there -> who waits, first come first served
+        self._queues: dict[int, deque[Ticket]] = {}  # actor there -> who waits, first come first served
         self._owed: dict[int, int] = {}  # actor here -> what was handled and not given back yet
 
     # ---- the sender's side ----
@@ -78,7 +78,7 @@ class Credit:
         """Take credit for one call to actor *dest*; False if there is too little, or others wait for it."""
         with self._lock:
             used = self._used.get(dest, 0)
-            if (used + cost > self._window and used >= self._quarter) or dest in self._rows:
+            if (used + cost > self._window and used >= self._quarter) or dest in self._queues:
                 return False
             self._used[dest] = used + cost
             return True
@@ -89,10 +89,10 @@ class Credit:
             self._used[dest] = self._used.get(dest, 0) + cost
 
     def queue(self, dest: int, cost: int) -> Ticket:
-        """Wait in the row: the ticket is granted by a later `give`, or at once."""
+        """Wait in the queue: the ticket is granted by a later `give`, or at once."""
         ticket = Ticket(dest, cost)
         with self._lock:
-            self._rows.setdefault(dest, deque()).append(ticket)
+            self._queues.setdefault(dest, deque()).append(ticket)
             self._serve(dest)
         return ticket
 
@@ -100,15 +100,15 @@ class Credit:
         """Leave the row without credit; a ticket that was granted meanwhile keeps it."""
         served = False
         with self._lock:
-            row = self._rows.get(ticket.dest)
-            if row is not None and not ticket.granted:
-                row.remove(ticket)
+            queue = self._queues.get(ticket.dest)
+            if queue is not None and not ticket.granted:
+                queue.remove(ticket)
                 served = self._serve(ticket.dest)  # it may have stood before smaller ones
         if served:
             self._granted()
 
     def abandon(self, ticket: Ticket) -> None:
-        """Leave the row, and take no credit: there will be no call."""
+        """Leave the queue, and take no credit: there will be no call."""
         self.leave(ticket)
         if ticket.granted:
             self.give(ticket.dest, ticket.cost)
@@ -121,23 +121,23 @@ class Credit:
             left = self._used.pop(dest, 0) - cost
             if left > 0:
                 self._used[dest] = left
-            if self._rows and dest in self._rows:
+            if self._queues and dest in self._queues:
                 served = self._serve(dest)
         if served:
             self._granted()
 
     def _serve(self, dest: int) -> bool:
         """Grant what there is credit for; return whether there was some."""
-        row = self._rows[dest]
-        waiting = len(row)
+        queue = self._queues[dest]
+        waiting = len(queue)
         used = self._used.get(dest, 0)
-        while row and (used + row[0].cost <= self._window or used < self._quarter):
-            ticket = row.popleft()
+        while queue and (used + queue[0].cost <= self._window or used < self._quarter):
+            ticket = queue.popleft()
             used = self._used[dest] = used + ticket.cost
             ticket.granted = True
-        served = len(row) < waiting
-        if not row:
-            del self._rows[dest]
+        served = len(queue) < waiting
+        if not queue:
+            del self._queues[dest]
         return served
 
     # ---- the receiver's side ----

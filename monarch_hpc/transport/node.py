@@ -63,15 +63,15 @@ class Node:
         self._limits = limits
         self._channels: dict[int, PeerChannel] = {}
         self._fence = Fence(identity.role)
-        self._wires = CutDetector(engine, limits.cut_s)
-        self._gate = Acceptor(engine, identity, key, limits, self._welcome, forwards, self._fence, self._wires, refused)
+        self._cut_detector = CutDetector(engine, limits.cut_s)
+        self._acceptor = Acceptor(engine, identity, key, limits, self._on_accepted, forwards, self._fence, self._cut_detector, refused)
         self._open: set[PeerChannel] = set()  # all of them, also those that a later one replaced
         self._races: list[Race] = []
         self._relay = relay
         self._forwarders = forwarders
         self._fabric = fabric
         self._memories = Memories(engine)
-        self._ways = Routes()
+        self._routes = Routes()
         self._closed = False
 
     @property
@@ -87,12 +87,12 @@ class Node:
     @property
     def num_refused(self) -> int:
         """How many connections went without proof so far."""
-        return self._gate.num_refused
+        return self._acceptor.num_refused
 
     @property
     def num_half_open(self) -> int:
         """How many connections have not proved themselves yet."""
-        return self._gate.num_half_open
+        return self._acceptor.num_half_open
 
     # ---- listening ----
 
@@ -102,9 +102,9 @@ class Node:
         Raises:
             PeerLost: an address cannot be bound.
         """
-        return self._gate.listen(hosts, port)
+        return self._acceptor.listen(hosts, port)
 
-    def _welcome(self, sock: socket.socket, peer: Peer, ciphers: tuple[Cipher, Cipher]) -> None:
+    def _on_accepted(self, sock: socket.socket, peer: Peer, ciphers: tuple[Cipher, Cipher]) -> None:
         if self._fence.admit(peer):
             for earlier in list(self._open):
                 objection = self._fence.objection(earlier.peer)
@@ -114,7 +114,7 @@ class Node:
 
     # ---- who may speak ----
 
-    def hold(self, epoch: int) -> None:
+    def set_epoch(self, epoch: int) -> None:
         """Dial as the controller of *epoch* from here on."""
         self._identity = replace(self._identity, epoch=epoch)
 
@@ -201,14 +201,14 @@ class Node:
         )
         self._open.add(channel)
         known = self._channels.get(peer.incarnation)
-        if known is None or not self._crosses(known, channel):
+        if known is None or not self._dialed_both_ways(known, channel):
             self._channels[peer.incarnation] = channel
         if peer.role is not Role.AGENT:  # whoever speaks with an agent hears its heart, or misses it
-            self._wires.watch(channel, sock, channel.give_up)
+            self._cut_detector.watch(channel, sock, channel.give_up)
         channel.start()
         return channel
 
-    def _crosses(self, known: PeerChannel, channel: PeerChannel) -> bool:
+    def _dialed_both_ways(self, known: PeerChannel, channel: PeerChannel) -> bool:
         """Whether both sides have dialled each other at once: what is sent stays on one channel, to keep its order.
 
         Otherwise whoever opens another channel has lost the one that is known here.
@@ -228,7 +228,7 @@ class Node:
     def on_lost(self, channel: FrameChannel, error: TransportError) -> None:
         """Forget a channel and pass the news on."""
         self._open.discard(channel)
-        self._wires.forget(channel)
+        self._cut_detector.forget(channel)
         incarnation = channel.peer.incarnation
         if self._channels.get(incarnation) is channel:
             del self._channels[incarnation]
@@ -251,8 +251,8 @@ class Node:
                 self._fabric.close()
             return
         self._closed = True
-        self._gate.close()
-        self._wires.close()
+        self._acceptor.close()
+        self._cut_detector.close()
         for race in self._races:
             race.cancel(reason)
         for channel in list(self._open):
@@ -269,7 +269,7 @@ class Node:
     @property
     def relay(self) -> Opener | None:
         """The way around where all others are blocked; None once another one has worked."""
-        return self._relay if self._ways.relay_leads_further else None
+        return self._relay if self._routes.relay_may_help else None
 
     @property
     def forwarders(self) -> Sequence[str]:
@@ -277,9 +277,9 @@ class Node:
         return self._forwarders
 
     @property
-    def ways(self) -> Routes:
+    def routes(self) -> Routes:
         """Which ways have led to whom."""
-        return self._ways
+        return self._routes
 
     @property
     def limits(self) -> TransportConfig:

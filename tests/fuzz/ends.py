@@ -214,7 +214,7 @@ class _Taken:
         """Keep the end."""
         self.errors.append(error)
 
-    def ask_for_word(self, word: int) -> None:
+    def probe_lane(self, asked_us: int) -> None:
         """There is nobody to ask."""
 
 

@@ -173,7 +173,7 @@ def test_a_way_around_is_known_the_next_time_and_the_direct_one_is_taken_when_it
     triangle.known[other.identity.incarnation] = [address]
     assert triangle.connect().peer.via
     blocked = [address.replace("127.0.0.1", BLOCKED)]
-    assert triangle.client.node.ways.around_at_once(blocked)
+    assert triangle.client.node.routes.indirect_at_once(blocked)
     assert triangle.client.node.connect(blocked, other.identity.incarnation).peer.via
     third = parties()
     assert not triangle.client.node.connect(third.node.listen(["127.0.0.1"])).peer.via
@@ -302,7 +302,7 @@ def test_the_controller_of_an_earlier_epoch_is_cut_off_and_not_let_in_again(part
     addresses = proc.node.listen(["127.0.0.1"])
     old, program, new = (parties(role=Role.CONTROLLER) for _ in range(3))
     for party, epoch in ((old, 4), (program, 4), (new, 6)):
-        party.node.hold(epoch)
+        party.node.set_epoch(epoch)
     channel = old.node.connect(addresses)
     assert program.node.connect(addresses).error is None  # of the same tenure
     proc.until(lambda: len(proc.opened) == 2)

@@ -54,7 +54,7 @@ class Dialer(Protocol):
         ...
 
     @property
-    def ways(self) -> Routes:
+    def routes(self) -> Routes:
         """Which ways have led to whom."""
         ...
 
@@ -96,14 +96,14 @@ class Race:
         self._done: list[Done] = [done]
         self._errors: list[TransportError] = []
         self._running: set[_Outbound] = set()
-        self._went_around = False
-        self._timers = [node.engine.call_later(node.limits.around_after_s, self._go_around)]
+        self._tried_indirect = False
+        self._timers = [node.engine.call_later(node.limits.around_after_s, self._try_indirect)]
         if not addresses:
             self._end(PeerLost("a peer", "it has no address"))
             return
         self._start([(RouteKind.DIRECT, address) for address in addresses])
-        if node.ways.around_at_once(addresses):
-            self._go_around()
+        if node.routes.indirect_at_once(addresses):
+            self._try_indirect()
 
     @property
     def over(self) -> bool:
@@ -121,32 +121,32 @@ class Race:
         """End it without a winner."""
         self._end(PeerLost(", ".join(self._addresses), f"no longer dialled: {reason}"))
 
-    def _start(self, ways: list[tuple[RouteKind, str]]) -> None:
+    def _start(self, routes: list[tuple[RouteKind, str]]) -> None:
         # All are on the list before the first is started: when the last one on it fails, the race is over.
-        started = [_Outbound(self._node, self, self._incarnation, way, address) for way, address in ways]
+        started = [_Outbound(self._node, self, self._incarnation, route, address) for route, address in routes]
         self._running.update(started)
         limits = self._node.limits
-        for patience_s, group in (
-            (limits.connect_s, [outbound for outbound in started if outbound.way is not RouteKind.RELAY]),
-            (limits.relay_s, [outbound for outbound in started if outbound.way is RouteKind.RELAY]),
+        for timeout_s, group in (
+            (limits.connect_s, [outbound for outbound in started if outbound.route is not RouteKind.RELAY]),
+            (limits.relay_s, [outbound for outbound in started if outbound.route is RouteKind.RELAY]),
         ):
             if group:
-                late = functools.partial(self._late, group, patience_s)
-                self._timers.append(self._node.engine.call_later(patience_s, late))
+                late = functools.partial(self._late, group, timeout_s)
+                self._timers.append(self._node.engine.call_later(timeout_s, late))
         for outbound in started:
             if self._done:
                 outbound.start()
 
-    def _go_around(self) -> None:
-        if self._went_around or not self._done:
+    def _try_indirect(self) -> None:
+        if self._tried_indirect or not self._done:
             return
-        self._went_around = True
+        self._tried_indirect = True
         forwarders = set(self._node.forwarders).difference(self._addresses) if self._incarnation else set()
         # Who answers that he holds another key, or other versions, says so through the relay, too.
         spoke = self._errors and not any(isinstance(error, PeerLost) for error in self._errors)
         relayed = [] if self._node.relay is None or spoke else self._addresses
-        ways = [(RouteKind.FORWARD, address) for address in sorted(forwarders)]
-        self._start([*ways, *((RouteKind.RELAY, address) for address in relayed)])
+        routes = [(RouteKind.FORWARD, address) for address in sorted(forwarders)]
+        self._start([*routes, *((RouteKind.RELAY, address) for address in relayed)])
 
     def won(self, outbound: _Outbound, peer: Peer, ciphers: tuple[Cipher, Cipher]) -> None:
         """An address proved itself."""
@@ -154,7 +154,7 @@ class Race:
         if not self._done:
             outbound.sock.close()
             return
-        self._node.ways.worked(self._addresses, outbound.way)
+        self._node.routes.worked(self._addresses, outbound.route)
         channel = self._node.adopt(outbound.sock, peer, ciphers)
         # It may have dialled us meanwhile: then the two have one channel more than they need.
         self._end(self._node.known(self._incarnation) or channel)
@@ -164,15 +164,15 @@ class Race:
         self._running.discard(outbound)
         self._errors.append(error)
         if self._done and not self._running:
-            self._go_around()
+            self._try_indirect()
         if self._done and not self._running:
             # What somebody with our key said is worth more than silence from the other addresses.
             said = [error for error in self._errors if not isinstance(error, PeerLost)]
             self._end((said or self._errors)[0])
 
-    def _late(self, group: Sequence[_Outbound], patience_s: float) -> None:
+    def _late(self, group: Sequence[_Outbound], timeout_s: float) -> None:
         for outbound in self._running.intersection(group):
-            outbound.give_up(f"no answer in {patience_s:.1f} s")
+            outbound.give_up(f"no answer in {timeout_s:.1f} s")
 
     def _end(self, result: FrameChannel | TransportError) -> None:
         waiting, self._done = self._done, []
@@ -188,12 +188,12 @@ class Race:
 class _Outbound:
     """One address of a race: of the peer, or of a process that may pass our greeting on to it."""
 
-    def __init__(self, node: Dialer, race: Race, incarnation: int, way: RouteKind, address: str) -> None:
-        self.way = way
+    def __init__(self, node: Dialer, race: Race, incarnation: int, route: RouteKind, address: str) -> None:
+        self.route = route
         self._node = node
         self._race = race
         self._target = address
-        self._address = f"{way.value}{address}"
+        self._address = f"{route.value}{address}"
         self._incarnation = incarnation
         self._dialing: Dialing
         self._answer = b""
@@ -208,7 +208,7 @@ class _Outbound:
             return
         self._dialing = self._node.dialing(self._incarnation, self._address)  # no greeting is answered twice
         try:
-            if self.way is RouteKind.RELAY:
+            if self.route is RouteKind.RELAY:
                 assert self._node.relay is not None, "or it would not be on the list"
                 self.sock = self._node.relay.open(self._target, self._relay_failed)
                 self._greet()
@@ -263,7 +263,7 @@ class _Outbound:
         self._node.engine.call_later(delay_s, self.start)
 
     def _closed(self) -> TransportError:
-        if self.way is RouteKind.FORWARD:
+        if self.route is RouteKind.FORWARD:
             return PeerLost(self._address, "nor does it know of the process that we look for, or can reach it")
         return AuthenticationError(self._address, "it closed at our greeting, as an agent does that holds another key")
 

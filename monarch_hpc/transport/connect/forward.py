@@ -40,7 +40,7 @@ class Forward:
     def __init__(
         self,
         engine: Engine,
-        wires: CutDetector,
+        cut_detector: CutDetector,
         near: socket.socket,
         hello: bytes,
         addresses: Sequence[str],
@@ -48,7 +48,7 @@ class Forward:
         over: Callable[[str], None],
     ) -> None:
         self._engine = engine
-        self._wires = wires
+        self._cut_detector = cut_detector
         self._near = near
         self._hello = hello
         self._opened = opened
@@ -67,7 +67,7 @@ class Forward:
         if over is None:
             return
         for sock in (self._near, *self._dialled):
-            self._wires.forget(sock)
+            self._cut_detector.forget(sock)
             self._engine.unwatch(sock.fileno())
             sock.close()
         over(why)
@@ -119,7 +119,7 @@ class Forward:
                 other.close()
         self._dialled = [sock]
         for end in (self._near, sock):
-            self._wires.watch(end, end, self.close)
+            self._cut_detector.watch(end, end, self.close)
         self._flows = [_Direction(self._near, sock), _Direction(sock, self._near)]
         self._opened()
         self._flows[1].waiting = memoryview(answer)

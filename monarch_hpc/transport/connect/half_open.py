@@ -43,16 +43,16 @@ A = TypeVar("A", bound=Unproven)
 
 
 class HalfOpen(Generic[A]):
-    """At most *limit* arrivals, each for at most *patience_s* seconds.
+    """At most *limit* arrivals, each for at most *timeout_s* seconds.
 
     Pure: the caller reads the clock and closes what is to go.
     """
 
-    def __init__(self, limit: int, patience_s: float) -> None:
+    def __init__(self, limit: int, timeout_s: float) -> None:
         self._limit = limit
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._arrivals: dict[A, None] = {}  # in order of arrival
-        self._of: Counter[str] = Counter()
+        self._num_of: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._arrivals)
@@ -71,16 +71,16 @@ class HalfOpen(Generic[A]):
     def add(self, arrival: A) -> None:
         """Somebody came, after all others."""
         self._arrivals[arrival] = None
-        self._of[arrival.host] += 1
+        self._num_of[arrival.host] += 1
 
     def remove(self, arrival: A) -> None:
         """Somebody proved himself or went."""
         del self._arrivals[arrival]
-        self._of[arrival.host] -= 1
-        if not self._of[arrival.host]:
-            del self._of[arrival.host]
+        self._num_of[arrival.host] -= 1
+        if not self._num_of[arrival.host]:
+            del self._num_of[arrival.host]
 
-    def foremost(self, now_s: float) -> A | None:
+    def evictable(self, now_s: float) -> A | None:
         """Who goes first to make room; None while all deserve some more time.
 
         Whoever has the most connections loses the oldest of them, so that a flood from one address only
@@ -88,8 +88,8 @@ class HalfOpen(Generic[A]):
         """
         strangers = [arrival for arrival in self._arrivals if not arrival.greeted]
         candidates, grace_s = (strangers, GRACE_S) if strangers else (list(self._arrivals), SLOW_S)
-        most = max((self._of[arrival.host] for arrival in candidates), default=0)
-        first = next((arrival for arrival in candidates if self._of[arrival.host] == most), None)
+        most = max((self._num_of[arrival.host] for arrival in candidates), default=0)
+        first = next((arrival for arrival in candidates if self._num_of[arrival.host] == most), None)
         return first if first is not None and now_s - first.at_s >= grace_s else None
 
     def due(self, now_s: float) -> list[A]:
@@ -97,22 +97,22 @@ class HalfOpen(Generic[A]):
 
         Those who greeted with the key are no strangers: procs of a busy host that all dial at once may be slow.
         """
-        left = self._of.copy()
+        left = self._num_of.copy()
         due = []
         for arrival in self._arrivals:
             age_s = now_s - arrival.at_s
             is_slow = age_s >= SLOW_S and not arrival.greeted
-            if age_s >= self._patience_s or (is_slow and left[arrival.host] > MAX_PER_ADDRESS):
+            if age_s >= self._timeout_s or (is_slow and left[arrival.host] > MAX_PER_ADDRESS):
                 left[arrival.host] -= 1
                 due.append(arrival)
         return due
 
     def next_s(self) -> float | None:
         """When to ask again who is due; None when nobody is here."""
-        short_s = min(SLOW_S, self._patience_s)
+        short_s = min(SLOW_S, self._timeout_s)
         times = [
             arrival.at_s
-            + (short_s if self._of[arrival.host] > MAX_PER_ADDRESS and not arrival.greeted else self._patience_s)
+            + (short_s if self._num_of[arrival.host] > MAX_PER_ADDRESS and not arrival.greeted else self._timeout_s)
             for arrival in self._arrivals
         ]
         return min(times, default=None)

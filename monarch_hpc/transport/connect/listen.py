@@ -37,17 +37,17 @@ from monarch_hpc.transport.secure.replay_cache import ReplayCache
 from monarch_hpc.transport.tcp.keepalive import CutDetector
 from monarch_hpc.wire.frames import Frame, Kind, pack_frame
 
-__all__ = ["Acceptor", "Forwards", "Welcome"]
+__all__ = ["Acceptor", "Forwards", "OnAccepted"]
 
 Forwards = Callable[[int], Sequence[str] | None]
 """Where an incarnation listens, for which this process passes things on; None for all others."""
 
-Welcome = Callable[[socket.socket, Peer, tuple[Cipher, Cipher]], None]
+OnAccepted = Callable[[socket.socket, Peer, tuple[Cipher, Cipher]], None]
 """Called on the driver with the socket of a proven peer, and the (send, receive) ciphers."""
 
 _BACKLOG = 4096  # the kernel may allow less; whoever finds it full tries again after 1 s
 _ACCEPTS_PER_EVENT = 64  # then others get their turn
-_SAY_AGAIN_S = 60.0
+_LOG_AGAIN_S = 60.0
 """A scan of ports is one line in the log, with a count in the next one."""
 
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: on, 0 s
@@ -59,10 +59,10 @@ class Acceptor:
     """Listens for one process. All methods but `listen` are for the driver of the engine.
 
     Args:
-        welcome: given each socket whose other end has proved itself.
+        on_accepted: given each socket whose other end has proved itself.
         forwards: for whom it passes things on.
         fence: who is refused, although it holds the key.
-        wires: watches those of what it passes on.
+        cut_detector: watches those of what it passes on.
         refused: told how many connections were refused so far, each time that it is one more.
     """
 
@@ -72,10 +72,10 @@ class Acceptor:
         identity: Identity,
         key: bytes,
         limits: TransportConfig,
-        welcome: Welcome,
+        on_accepted: OnAccepted,
         forwards: Forwards,
         fence: Fence,
-        wires: CutDetector,
+        cut_detector: CutDetector,
         refused: Callable[[int], object],
     ) -> None:
         self._engine = engine
@@ -84,18 +84,18 @@ class Acceptor:
         self._level = logging.WARNING if identity.role is Role.AGENT else logging.INFO
         self._forwards = forwards
         self._fence = fence
-        self._wires = wires
-        self._joined: set[Forward] = set()
+        self._cut_detector = cut_detector
+        self._open_forwards: set[Forward] = set()
         self._identity = identity
         self._key = key
-        self._welcome = welcome
+        self._on_accepted = on_accepted
         self._listening: list[socket.socket] = []
-        self._crowd: HalfOpen[_Inbound] = HalfOpen(limits.max_half_open, limits.handshake_s)
+        self._half_open: HalfOpen[_Inbound] = HalfOpen(limits.max_half_open, limits.handshake_s)
         self._greetings = ReplayCache()
         self._paused = False
         self._tick: Timer | None = None
         self._num_refused = 0
-        self._said_s = -_SAY_AGAIN_S
+        self._logged_s = -_LOG_AGAIN_S
 
     @property
     def num_refused(self) -> int:
@@ -105,7 +105,7 @@ class Acceptor:
     @property
     def num_half_open(self) -> int:
         """How many have not proved themselves yet."""
-        return len(self._crowd)
+        return len(self._half_open)
 
     def listen(self, hosts: Sequence[str], port: int = 0) -> list[str]:
         """Listen on a free port, or on *port*, of each IP address in *hosts*; return the addresses.
@@ -135,10 +135,10 @@ class Acceptor:
             self._engine.unwatch(sock.fileno())
             sock.close()
         self._listening.clear()
-        for inbound in list(self._crowd):
-            self._leave(inbound)
+        for inbound in list(self._half_open):
+            self._remove(inbound)
             inbound.close("the gate closes")
-        for forward in list(self._joined):
+        for forward in list(self._open_forwards):
             forward.close("the gate closes")
         if self._tick is not None:
             self._tick.cancel()
@@ -150,7 +150,7 @@ class Acceptor:
 
     def _accept(self, sock: socket.socket, _mask: int) -> None:
         for number in range(_ACCEPTS_PER_EVENT):
-            if self._crowd.full:
+            if self._half_open.full:
                 if number:
                     return  # perhaps nobody else waits: then nobody need go
                 if not self._make_room():
@@ -161,21 +161,21 @@ class Acceptor:
             except BlockingIOError:
                 return
             except OSError as error:  # no descriptor is left, as a rule: asking again at once would only spin
-                self._say(logging.WARNING, "cannot accept a connection: %s", error)
+                self._log_rate_limited(logging.WARNING, "cannot accept a connection: %s", error)
                 self._pause()
                 return
             inbound = _Inbound(self, accepted, name, self._engine.clock())
-            self._crowd.add(inbound)
+            self._half_open.add(inbound)
             self._engine.watch(accepted.fileno(), inbound.on_ready)
-            self._wake_at(self._crowd.next_s())
+            self._wake_at(self._half_open.next_s())
             inbound.on_ready()  # who waited in the backlog has greeted already
 
     def _make_room(self) -> bool:
-        while self._crowd.full:
-            foremost = self._crowd.foremost(self._engine.clock())
-            if foremost is None:
+        while self._half_open.full:
+            evictable = self._half_open.evictable(self._engine.clock())
+            if evictable is None:
                 return False
-            self._send_away(foremost, "too many connections have not proved themselves")
+            self._evict(evictable, "too many connections have not proved themselves")
         return True
 
     def _pause(self) -> None:
@@ -190,14 +190,14 @@ class Acceptor:
             return
         if self._tick is not None:
             self._tick.cancel()
-        self._tick = self._engine.call_later(at_s - self._engine.clock(), self._look)
+        self._tick = self._engine.call_later(at_s - self._engine.clock(), self._on_tick)
 
-    def _look(self) -> None:
+    def _on_tick(self) -> None:
         self._tick = None
-        for inbound in self._crowd.due(self._engine.clock()):
-            self._send_away(inbound, "it did not prove itself in time")
+        for inbound in self._half_open.due(self._engine.clock()):
+            self._evict(inbound, "it did not prove itself in time")
         self._resume()
-        self._wake_at(self._crowd.next_s())
+        self._wake_at(self._half_open.next_s())
 
     def _resume(self) -> None:
         if self._paused:
@@ -205,23 +205,23 @@ class Acceptor:
             for sock in self._listening:
                 self._watch(sock)
 
-    def _send_away(self, inbound: _Inbound, why: str) -> None:
+    def _evict(self, inbound: _Inbound, why: str) -> None:
         """Make somebody go, unless what is wanted of him lies in the socket: then it was us who were slow."""
         had_greeted = inbound.greeted
         inbound.on_ready()
-        if inbound in self._crowd and inbound.greeted == had_greeted:
+        if inbound in self._half_open and inbound.greeted == had_greeted:
             inbound.reset()
             self.refuse(inbound, why)
 
-    def _leave(self, inbound: _Inbound) -> None:
-        self._crowd.remove(inbound)
+    def _remove(self, inbound: _Inbound) -> None:
+        self._half_open.remove(inbound)
         self._engine.unwatch(inbound.sock.fileno())
-        if self._paused and not self._crowd.full and self._listening:
+        if self._paused and not self._half_open.full and self._listening:
             self._resume()
 
     # ---- judgement ----
 
-    def judge(self, inbound: _Inbound, hello: bytes) -> tuple[Peer, tuple[Cipher, Cipher]] | None:
+    def on_hello(self, inbound: _Inbound, hello: bytes) -> tuple[Peer, tuple[Cipher, Cipher]] | None:
         """Answer a complete greeting, and wait for the proof that it is not a recorded one; return who it says it is.
 
         One for somebody else is passed on, if it is known where that one is. One of us who may not speak is told why.
@@ -242,7 +242,7 @@ class Acceptor:
         if wanted not in (0, self._identity.incarnation) and not objection:
             addresses = self._forwards(wanted)
             if addresses is not None:
-                self._pass_on(inbound, hello, addresses)
+                self._forward(inbound, hello, addresses)
                 return None
         answer, ciphers = accepting.answer()
         if objection:
@@ -251,29 +251,29 @@ class Acceptor:
             return None
         inbound.sock.send(answer)  # 144 bytes always fit an empty socket buffer
         check_versions(peer.python, peer.package, str(peer))
-        self._stay(inbound)
+        self._renew(inbound)
         return peer, ciphers
 
-    def _stay(self, inbound: _Inbound) -> None:
+    def _renew(self, inbound: _Inbound) -> None:
         """Give somebody who greeted with the key his time once more."""
-        self._crowd.remove(inbound)
+        self._half_open.remove(inbound)
         inbound.at_s = self._engine.clock()
-        self._crowd.add(inbound)
+        self._half_open.add(inbound)
 
-    def _pass_on(self, inbound: _Inbound, hello: bytes, addresses: Sequence[str]) -> None:
+    def _forward(self, inbound: _Inbound, hello: bytes, addresses: Sequence[str]) -> None:
         """Join a greeting's sender to the one that it looks for. It counts as half open until that one answers."""
 
         def over(why: str) -> None:
-            self._joined.discard(forward)
-            if inbound in self._crowd:
+            self._open_forwards.discard(forward)
+            if inbound in self._half_open:
                 self.refuse(inbound, f"cannot pass it on: {why}")
 
-        self._stay(inbound)
+        self._renew(inbound)
         self._engine.unwatch(inbound.sock.fileno())
-        opened = functools.partial(self._leave, inbound)
-        forward = Forward(self._engine, self._wires, inbound.sock, hello, addresses, opened, over)
+        opened = functools.partial(self._remove, inbound)
+        forward = Forward(self._engine, self._cut_detector, inbound.sock, hello, addresses, opened, over)
         inbound.forward = forward
-        self._joined.add(forward)
+        self._open_forwards.add(forward)
 
     def admit(self, inbound: _Inbound, peer: Peer, ciphers: tuple[Cipher, Cipher]) -> None:
         """Hand on a connection that proved itself, unless somebody came meanwhile because of whom it may not speak.
@@ -286,33 +286,33 @@ class Acceptor:
             inbound.sock.send(_farewell(ciphers[0], objection))
             self.refuse(inbound, f"{peer}: {objection}")
             return
-        self._leave(inbound)
-        self._welcome(inbound.sock, peer, ciphers)
+        self._remove(inbound)
+        self._on_accepted(inbound.sock, peer, ciphers)
 
     def refuse(self, inbound: _Inbound, why: str) -> None:
         """Close a connection and count it."""
-        self._leave(inbound)
+        self._remove(inbound)
         inbound.close(why)
         self._num_refused += 1
         self._refused(self._num_refused)
-        self._say(self._level, "refused %s (%d so far): %s", inbound.address, self._num_refused, why)
+        self._log_rate_limited(self._level, "refused %s (%d so far): %s", inbound.address, self._num_refused, why)
 
-    def _say(self, level: int, words: str, *values: object) -> None:
-        if _log.isEnabledFor(level) and self._engine.clock() - self._said_s >= _SAY_AGAIN_S:
-            self._said_s = self._engine.clock()
+    def _log_rate_limited(self, level: int, words: str, *values: object) -> None:
+        if _log.isEnabledFor(level) and self._engine.clock() - self._logged_s >= _LOG_AGAIN_S:
+            self._logged_s = self._engine.clock()
             _log.log(level, words, *values)
 
 
 class _Inbound:
     """A connection that has not proved itself."""
 
-    __slots__ = ("_claim", "_gate", "_got", "_name", "at_s", "forward", "sock")  # strangers get little memory
+    __slots__ = ("_acceptor", "_claim", "_got", "_name", "at_s", "forward", "sock")  # strangers get little memory
 
-    def __init__(self, gate: Acceptor, sock: socket.socket, name: tuple[str, int], at_s: float) -> None:
+    def __init__(self, acceptor: Acceptor, sock: socket.socket, name: tuple[str, int], at_s: float) -> None:
         self.sock = sock
         self.at_s = at_s
         self.forward: Forward | None = None  # who takes its socket over, if it looks for somebody else
-        self._gate = gate
+        self._acceptor = acceptor
         self._name = name
         self._got = b""
         self._claim: tuple[Peer, tuple[Cipher, Cipher]] | None = None
@@ -354,16 +354,16 @@ class _Inbound:
                 raise AuthenticationError(self.address, "it left before it had proved itself")
             self._got += data
             if self._claim is None and len(self._got) == HELLO_BYTES:
-                self._claim = self._gate.judge(self, self._got)
+                self._claim = self._acceptor.on_hello(self, self._got)
                 self._got = b""
             elif self._claim is not None and len(self._got) == PROOF_BYTES:
                 peer, ciphers = self._claim
                 check_proof(ciphers[1], self._got)
-                self._gate.admit(self, peer, ciphers)
+                self._acceptor.admit(self, peer, ciphers)
         except BlockingIOError:
             return
         except (AuthenticationError, VersionMismatch, OSError) as error:
-            self._gate.refuse(self, str(error))
+            self._acceptor.refuse(self, str(error))
 
 
 def _farewell(seal: Cipher, reason: str) -> bytes:

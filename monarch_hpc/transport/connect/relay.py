@@ -111,7 +111,7 @@ class Relay:
         self._in = bytearray()
         self._greeted = far
         self._out: deque[memoryview] = deque()
-        self._held = False  # a stream is not read from, because too much waits for the pipe
+        self._reads_paused = False  # a stream is not read from, because too much waits for the pipe
         for fd in (read_fd, write_fd):
             os.set_blocking(fd, False)
         self._heard_s = engine.clock()
@@ -184,8 +184,8 @@ class Relay:
             self._engine.call_soon(lambda: self.close(reason))
             return
         self._engine.unwatch(self._write_fd)
-        if self._held:
-            self._held = False
+        if self._reads_paused:
+            self._reads_paused = False
             for stream in list(self._streams.values()):
                 self._watch(stream)
 
@@ -273,7 +273,7 @@ class Relay:
         read = stream.opened and stream.credit > 0
         if read and len(self._out) >= _MAX_WAITING:
             read = False
-            self._held = True
+            self._reads_paused = True
         write = not stream.opened or bool(stream.unsent)
         if (read, write) == stream.watched:
             return

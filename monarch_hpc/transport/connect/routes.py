@@ -28,21 +28,21 @@ class Routes:
     """
 
     def __init__(self) -> None:
-        self._led_to: dict[str, RouteKind] = {}  # by the host's IP address
+        self._last_route: dict[str, RouteKind] = {}  # by the host's IP address
         self._worked: set[RouteKind] = set()
 
-    def worked(self, addresses: Sequence[str], way: RouteKind) -> None:
+    def worked(self, addresses: Sequence[str], route: RouteKind) -> None:
         """Take note that *way* was the first to lead to the host with *addresses*."""
-        self._worked.add(way)
-        self._led_to.update(dict.fromkeys(_hosts(addresses), way))
+        self._worked.add(route)
+        self._last_route.update(dict.fromkeys(_hosts(addresses), route))
 
-    def around_at_once(self, addresses: Sequence[str]) -> bool:
+    def indirect_at_once(self, addresses: Sequence[str]) -> bool:
         """Whether to try ways around beside the direct one from the start."""
-        known = {self._led_to[host] for host in _hosts(addresses) if host in self._led_to}
+        known = {self._last_route[host] for host in _hosts(addresses) if host in self._last_route}
         return bool(known or self._worked) and RouteKind.DIRECT not in (known or self._worked)
 
     @property
-    def relay_leads_further(self) -> bool:
+    def relay_may_help(self) -> bool:
         """Whether the relay may reach somebody whom nothing else does.
 
         It dials from the host of the head; whoever reaches that host without it can be passed on there.

@@ -24,7 +24,7 @@ from contextlib import nullcontext
 from monarch_hpc.core.description import trace_of
 from monarch_hpc.core.fork import Owned, divert, watch_forks
 from monarch_hpc.core.logger import Logger
-from monarch_hpc.transport.engine.interrupts import ThreadSleeper, make_bed, may_be_signal
+from monarch_hpc.transport.engine.interrupts import ThreadSleeper, make_sleeper, may_be_signal
 from monarch_hpc.transport.engine.poller import Poller
 from monarch_hpc.transport.engine.sleeper import Sleeper
 from monarch_hpc.transport.engine.timer import Timer
@@ -76,7 +76,7 @@ class Engine(Owned):
         self._local = threading.local()
         self._closing = False
         self._deferred: BaseException | None = None
-        self._background_bed = Sleeper()
+        self._background_sleeper = Sleeper()
         self._background_asleep = False
         self._background: threading.Thread | None = None
         watch_forks(self)
@@ -92,7 +92,7 @@ class Engine(Owned):
             return
         self._closing = True
         self._poke()
-        self._background_bed.wake()
+        self._background_sleeper.wake()
         if self._background is not None and self._background is not threading.current_thread():
             self._background.join()
         for waiter in list(self._waiters):
@@ -188,69 +188,69 @@ class Engine(Owned):
         self.check_own()
         assert not self.driving, "a callback of the engine must not wait for the engine"
         end_s = None if timeout_s is None else self.clock() + timeout_s
-        bed = self._bed()
-        if not bed.holds:
-            return self._wait(ready, end_s, bed)
+        sleeper = self._sleeper()
+        if not sleeper.defers_sigint:
+            return self._wait(ready, end_s, sleeper)
         while True:
-            with bed:
-                ended = self._wait(ready, end_s, bed)
-                called = bed.called
+            with sleeper:
+                ended = self._wait(ready, end_s, sleeper)
+                interrupted = sleeper.interrupted
             # A handler that returns lets us wait on; what is still held is for the one around us.
-            if ended or not called or bed.called:
+            if ended or not interrupted or sleeper.interrupted:
                 return ended
 
     def undisturbed(self) -> ThreadSleeper:
         """While it is entered no handler of SIGINT runs in this thread; for what must not be left half done."""
-        return self._bed()
+        return self._sleeper()
 
-    def _bed(self) -> ThreadSleeper:
-        bed: ThreadSleeper | None = getattr(self._local, "bed", None)
-        if bed is None:
-            bed = self._local.bed = make_bed(self._wakeup.ring_unlocked)
-        return bed
+    def _sleeper(self) -> ThreadSleeper:
+        sleeper: ThreadSleeper | None = getattr(self._local, "sleeper", None)
+        if sleeper is None:
+            sleeper = self._local.sleeper = make_sleeper(self._wakeup.ring_unlocked)
+        return sleeper
 
-    def _wait(self, ready: Callable[[], bool], end_s: float | None, bed: ThreadSleeper) -> bool:
-        self._waiters.append(bed)
+    def _wait(self, ready: Callable[[], bool], end_s: float | None, sleeper: ThreadSleeper) -> bool:
+        self._waiters.append(sleeper)
         try:
             while not self._closing:
                 if self._drive.acquire(blocking=False):
                     try:
-                        return self._drive_until(ready, end_s, bed)
+                        return self._drive_until(ready, end_s, sleeper)
                     finally:
-                        self._leave(bed)
+                        self._leave(sleeper)
                 if ready():
                     return True
-                if bed.called:
+                if sleeper.interrupted:
                     return False
                 left_s = None if end_s is None else min(end_s - self.clock(), _LONGEST_S)
                 if left_s is not None and left_s <= 0:
                     return False
                 if self._background is not None and self._driver == self._background.ident:
                     self._poke()
-                bed.sleep(left_s)
+                sleeper.sleep(left_s)
                 if ready():
                     return True
             return ready()
         finally:
-            self._waiters.remove(bed)
+            self._waiters.remove(sleeper)
             # Whoever left woke us to drive; if we need not, somebody else must.
             if not self._driver and (self._background_asleep or self._waiters):
-                self._pass_on(None)
+                self._wake_next(None)
 
     def wake_waiters(self) -> None:
         """Make waiting threads look at their condition again; cheap when nobody waits."""
         waiters = self._waiters
         if waiters:
-            own = getattr(self._local, "bed", None)
+            own = getattr(self._local, "sleeper", None)
             if len(waiters) == 1 and waiters[0] is own:
                 return  # the thread that drives, in a loop of calls
             if self._driver not in (0, _thread.get_ident()) and self._polling:
                 self._poke()
-            for bed in list(waiters):
-                if bed is not own:
-                    bed.wake()
+            for sleeper in list(waiters):
+                if sleeper is not own:
+                    sleeper.wake()
 
-    def _drive_until(self, ready: Callable[[], bool], end_s: float | None, bed: ThreadSleeper) -> bool:
+    def _drive_until(self, ready: Callable[[], bool], end_s: float | None, sleeper: ThreadSleeper) -> bool:
         self._driver = _thread.get_ident()
         left_s = -1.0
         while not self._closing:
@@ -264,25 +264,25 @@ class Engine(Owned):
                 raise error
             if ready():
                 return True
-            if bed.called:
+            if sleeper.interrupted:
                 return False
         return False
 
-    def _leave(self, bed: Sleeper | None) -> None:
+    def _leave(self, sleeper: Sleeper | None) -> None:
         self._driver = 0
         self._left_s = self.clock()
         self._drive.release()
-        if self._background_asleep or len(self._waiters) > (bed is not None):
-            self._pass_on(bed)
+        if self._background_asleep or len(self._waiters) > (sleeper is not None):
+            self._wake_next(sleeper)
 
-    def _pass_on(self, bed: Sleeper | None) -> None:
-        """Wake one who can drive now, other than the owner of *bed*."""
+    def _wake_next(self, sleeper: Sleeper | None) -> None:
+        """Wake one who can drive now, other than the owner of *sleeper*."""
         for other in list(self._waiters):
-            if other is not bed:
+            if other is not sleeper:
                 other.wake()
                 return
         if self._background_asleep:
-            self._background_bed.wake()
+            self._background_sleeper.wake()
 
     def _poll(self, timeout_s: float, ready: Callable[[], bool] | None) -> None:
         """Run what is due; sleep at most *timeout_s* seconds (-1: for ever) when nothing is."""
@@ -380,16 +380,16 @@ class Engine(Owned):
                     if poller is not None:
                         poller.wait_away()
                     else:
-                        self._background_bed.sleep(_HANDBACK_S)
+                        self._background_sleeper.sleep(_HANDBACK_S)
                     continue
                 self._background_asleep = True
                 if self._driver:
-                    self._background_bed.sleep(None)
+                    self._background_sleeper.sleep(None)
                 self._background_asleep = False
                 continue
             idle_s = self.clock() - self._left_s
             if idle_s < _HANDBACK_S or not self._drive.acquire(blocking=False):
-                self._background_bed.sleep(_HANDBACK_S)
+                self._background_sleeper.sleep(_HANDBACK_S)
                 continue
             try:
                 self._driver = _thread.get_ident()

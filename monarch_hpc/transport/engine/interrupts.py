@@ -17,7 +17,7 @@ from typing import Self
 
 from monarch_hpc.transport.engine.sleeper import Sleeper
 
-__all__ = ["ThreadSleeper", "make_bed", "may_be_signal"]
+__all__ = ["ThreadSleeper", "make_sleeper", "may_be_signal"]
 
 _SIGINT = int(signal.SIGINT)
 
@@ -29,17 +29,17 @@ class ThreadSleeper(Sleeper):
     where the handler raises, or does not.
 
     Attributes:
-        holds: entering has an effect: it is the main thread's.
-        called: Ctrl-C was pressed, and is held.
+        defers_sigint: entering has an effect: it is the main thread's.
+        interrupted: Ctrl-C was pressed, and is held.
     """
 
-    __slots__ = ("called",)
+    __slots__ = ("interrupted",)
 
-    holds = False
+    defers_sigint = False
 
     def __init__(self) -> None:
         super().__init__()
-        self.called = False
+        self.interrupted = False
 
     def __enter__(self) -> Self:
         return self
@@ -51,7 +51,7 @@ class ThreadSleeper(Sleeper):
 class _MainThreadSleeper(ThreadSleeper):
     __slots__ = ("_depth", "_frame", "_handler", "_poke")
 
-    holds = True
+    defers_sigint = True
 
     def __init__(self, poke: Callable[[], None]) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class _MainThreadSleeper(ThreadSleeper):
             handler = _signal.getsignal(_SIGINT)
             if callable(handler):  # and not ignored, or handled in C
                 self._handler = handler
-                _signal.signal(_SIGINT, self._hold)
+                _signal.signal(_SIGINT, self._defer)
         self._depth += 1
         return self
 
@@ -77,19 +77,19 @@ class _MainThreadSleeper(ThreadSleeper):
         if handler is None:
             return
         _signal.signal(_SIGINT, handler)
-        if self.called:
-            self.called = False
+        if self.interrupted:
+            self.interrupted = False
             frame, self._frame = self._frame, None
             handler(_SIGINT, frame)
 
-    def _hold(self, _number: int, frame: FrameType | None) -> None:
+    def _defer(self, _number: int, frame: FrameType | None) -> None:
         self._frame = frame
-        self.called = True
+        self.interrupted = True
         self.wake()
         self._poke()
 
 
-def make_bed(poke: Callable[[], None]) -> ThreadSleeper:
+def make_sleeper(poke: Callable[[], None]) -> ThreadSleeper:
     """A bed for the calling thread.
 
     Args:

@@ -93,7 +93,7 @@ class Transfer:
 class _Operation:
     """A transfer as pieces."""
 
-    __slots__ = ("begun", "flying", "key", "kind", "landing", "left", "number", "offset", "transfer", "view")
+    __slots__ = ("begun", "in_flight", "key", "kind", "landing", "left", "number", "offset", "transfer", "view")
 
     def __init__(self, kind: Kind, number: int, key: Key, offset: int, view: memoryview, transfer: Transfer) -> None:
         self.kind = kind
@@ -104,12 +104,12 @@ class _Operation:
         self.transfer = transfer
         self.begun = 0  # bytes whose pieces are under way or done
         self.left = view.nbytes  # bytes that are not done
-        self.flying: dict[int, int] = {}  # place and length of the pieces under way
+        self.in_flight: dict[int, int] = {}  # place and length of the pieces under way
         self.landing: list[memoryview] = []  # where a piece arrives right now
 
     @property
     def all_begun(self) -> bool:
-        return self.begun == self.view.nbytes and (self.begun > 0 or bool(self.flying))
+        return self.begun == self.view.nbytes and (self.begun > 0 or bool(self.in_flight))
 
     @property
     def direct(self) -> bool:
@@ -135,7 +135,7 @@ class Operations:
         self._numbers = itertools.count(1)
         self._running: dict[int, _Operation] = {}
         self._waiting: deque[_Operation] = deque()  # those with pieces that are not begun, each its turn
-        self._flying_bytes = 0
+        self._in_flight_bytes = 0
         self._error: TransportError | None = None
 
     def get(self, key: bytes, offset: int, into: object) -> Transfer:
@@ -163,12 +163,12 @@ class Operations:
             transfer.finish(error)
             return transfer
         if operation.direct:
-            self._go_on()
+            self._send_pieces()
         else:
-            self._engine.call_soon(self._go_on)
+            self._engine.call_soon(self._send_pieces)
         return transfer
 
-    def _go_on(self) -> None:
+    def _send_pieces(self) -> None:
         """Send pieces until the window is full."""
         driving = self._engine.driving
         while True:
@@ -184,7 +184,7 @@ class Operations:
 
     def _next(self, driving: bool) -> Frame | None:
         for _ in range(len(self._waiting)):
-            if self._flying_bytes >= WINDOW_BYTES:
+            if self._in_flight_bytes >= WINDOW_BYTES:
                 return None
             operation = self._waiting[0]
             self._waiting.rotate(-1)
@@ -193,10 +193,10 @@ class Operations:
             at = operation.begun
             size = min(self._piece_bytes, operation.view.nbytes - at)
             operation.begun += size
-            operation.flying[at] = size
+            operation.in_flight[at] = size
             if operation.all_begun:
                 self._waiting.remove(operation)
-            self._flying_bytes += size
+            self._in_flight_bytes += size
             span = pack_span(operation.key.id, operation.offset + at, size)
             buffers = () if operation.kind is Kind.GET else (operation.view[at : at + size],)
             return Frame(operation.kind, at, operation.number, span, buffers)
@@ -209,7 +209,7 @@ class Operations:
         operation = self._running.get(head.dest)
         if operation is None or operation.kind is not Kind.GET:
             return None
-        size = operation.flying.get(head.reply)
+        size = operation.in_flight.get(head.reply)
         if size is None or head.buffer_bytes != (size,):
             return None
         operation.landing = [operation.view[head.reply : head.reply + size]]
@@ -221,18 +221,18 @@ class Operations:
         if operation is None:
             return  # it has failed already
         with self._lock:
-            size = operation.flying.pop(frame.reply, None)
+            size = operation.in_flight.pop(frame.reply, None)
             if size is not None:
-                self._flying_bytes -= size
+                self._in_flight_bytes -= size
         if frame.body:
             self._end(operation, MemoryAccessError(self._where, bytes(frame.body).decode(errors="replace")))
         elif size is None or (operation.kind is Kind.GET and not _place(operation, frame, size)):
             self._end(operation, MemoryAccessError(self._where, "it answered with what was not asked for"))
         else:
             operation.left -= size
-            if not operation.left and not operation.flying:
+            if not operation.left and not operation.in_flight:
                 self._end(operation, None)
-        self._go_on()
+        self._send_pieces()
 
     def fail_all(self, error: TransportError) -> None:
         """End all transfers, also those to come: the channel is over."""
@@ -247,8 +247,8 @@ class Operations:
             self._running.pop(operation.number, None)
             if operation in self._waiting:
                 self._waiting.remove(operation)
-            self._flying_bytes -= sum(operation.flying.values())
-            operation.flying.clear()
+            self._in_flight_bytes -= sum(operation.in_flight.values())
+            operation.in_flight.clear()
             if operation.landing:
                 # The caller may use its buffer again: what still arrives goes nowhere.
                 operation.landing[0] = memoryview(bytearray(len(operation.landing[0])))

@@ -34,7 +34,7 @@ class Memory:
     ) -> None:
         self._forget = forget
         self._key = key
-        self._close_fast: Callable[[], None] | None = None
+        self._close_ucx: Callable[[], None] | None = None
         self.buffer: object = buffer
         self.view = view
         self.address = address
@@ -62,7 +62,7 @@ class Memory:
         """
         parts = self._key
         self._key = Key(parts.id, parts.nbytes, parts.writable, parts.on_device, address, rkey)
-        self._close_fast = close
+        self._close_ucx = close
 
     def close(self) -> None:
         """Let no other process reach it any more; on return none does.
@@ -70,7 +70,7 @@ class Memory:
         Transfers that run fail, and what they have read or written by then stays.
         """
         self._forget(self)
-        close, self._close_fast = self._close_fast, None
+        close, self._close_ucx = self._close_ucx, None
         if close is not None:
             close()
 

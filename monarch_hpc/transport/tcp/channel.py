@@ -30,7 +30,7 @@ LINGER_S = 2.0
 _PING = Kind.PING
 _BYE = Kind.BYE
 _ROOM = select.EPOLLOUT | select.EPOLLERR | select.EPOLLHUP
-_STAYING = frozenset({Kind.PING, Kind.OFFER, Kind.SWITCH, Kind.PROBE})
+_SOCKET_KINDS = frozenset({Kind.PING, Kind.OFFER, Kind.SWITCH, Kind.PROBE})
 """Frames that go through the socket also when others take a faster lane."""
 
 _URGENT = frozenset({Kind.PING, Kind.CREDIT})
@@ -84,7 +84,7 @@ class TcpChannel:
         self._limits = limits
         self._error: TransportError | None = None
         self._dead = False  # nothing more is written or read
-        self._told = False  # the listener was told of the end
+        self._reported = False  # the listener was told of the end
         self._heard_s = engine.clock()
         self._blocked_s = 0.0
         # out
@@ -212,7 +212,7 @@ class TcpChannel:
             if self._error is not None:
                 raise self._error
             divert = self._divert
-            if divert is None or frame.kind in _STAYING:
+            if divert is None or frame.kind in _SOCKET_KINDS:
                 self._accepted_bytes += size
                 if isinstance(item, bytes) and frame.kind in _URGENT:
                     self._outbox.urgent.append(item)
@@ -369,9 +369,9 @@ class TcpChannel:
         self._end(self._error, self._error.__cause__)
 
     def _end(self, error: TransportError, cause: BaseException | None) -> None:
-        if self._told:
+        if self._reported:
             return
-        self._told = self._dead = self._inbox.closed = True
+        self._reported = self._dead = self._inbox.closed = True
         if self._linger is not None:  # or it would keep what we refer to until it is due
             self._linger.cancel()
         with self._lock:

@@ -58,7 +58,7 @@ class CutDetector:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._watched[key] = _WatchedSocket(sock, cut)
         if self._timer is None:
-            self._timer = self._engine.call_later(self._period_s, self._look)
+            self._timer = self._engine.call_later(self._period_s, self._check)
 
     def forget(self, key: object) -> None:
         """Look no more at one; unknown ones are ignored."""
@@ -70,15 +70,15 @@ class CutDetector:
             self._timer.cancel()
         self._watched.clear()
 
-    def _look(self) -> None:
-        self._timer = self._engine.call_later(self._period_s, self._look) if self._watched else None
-        for wire in list(self._watched.values()):
+    def _check(self) -> None:
+        self._timer = self._engine.call_later(self._period_s, self._check) if self._watched else None
+        for entry in list(self._watched.values()):
             try:
-                silent_s = wire.silent_s()
+                silent_s = entry.silent_s()
             except OSError:
                 continue  # it ends; whoever reads it says why
             if silent_s and silent_s >= self._cut_s - self._period_s:
-                wire.cut(f"its machine has not acknowledged anything for {silent_s:.1f} s: the network between is cut")
+                entry.cut(f"its machine has not acknowledged anything for {silent_s:.1f} s: the network between is cut")
 
 
 class _WatchedSocket:

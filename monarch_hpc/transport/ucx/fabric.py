@@ -80,15 +80,15 @@ class UcxFabric:
         self._lanes: weakref.WeakSet[UcxLane] = weakref.WeakSet()
         self._thread: threading.Thread | None = None
         self._closed = False
-        self._shares = True
-        self.probe = Probe(engine, self._shared_lanes, self._give_up_sharing)
+        self._shared_memory = True
+        self.probe = Probe(engine, self._shared_lanes, self._drop_shared_memory)
         """Whether shared memory still carries something."""
 
     @property
     def ask(self) -> Ask:
         """What a peer must know to choose; costs no start."""
         return Ask(
-            place=read_place() if self._shares and opens(self._tls, "posix") else "",
+            place=read_place() if self._shared_memory and opens(self._tls, "posix") else "",
             rdma=bool(self._machine.rdma) and opens(self._tls, "rc_verbs"),
             tcp=opens(self._tls, "tcp"),
             problem=self._problem,
@@ -114,10 +114,10 @@ class UcxFabric:
         self._lanes.add(lane)
 
     def _shared_lanes(self) -> list[UcxLane]:
-        return [lane for lane in list(self._lanes) if lane.open_and_sound and lane.shared]
+        return [lane for lane in list(self._lanes) if lane.usable and lane.shared]
 
-    def _give_up_sharing(self) -> None:
-        self._shares = False
+    def _drop_shared_memory(self) -> None:
+        self._shared_memory = False
         for lane in self._shared_lanes():
             lane.fail(PeerLost(lane.peer, STUCK))
 
@@ -170,9 +170,9 @@ class UcxFabric:
         if self._worker is None:
             if self._engine.driving:
                 return
-            told: list[str] = []
-            self._engine.call_soon(lambda: self.start(told.append))
-            self._engine.wait(lambda: bool(told), None)
+            outcome: list[str] = []
+            self._engine.call_soon(lambda: self.start(outcome.append))
+            self._engine.wait(lambda: bool(outcome), None)
         worker = self._worker
         if worker is None or not memory.nbytes:
             return

@@ -40,7 +40,7 @@ class ProbedLane(Protocol):
 
     heard_s: float
 
-    def ask(self, word: int) -> None:
+    def ask(self, asked_us: int) -> None:
         """Have the peer speak, and say *word* on its socket."""
         ...
 
@@ -69,13 +69,13 @@ class Probe:
     def _ask(self) -> None:
         self._due = False
         # The word is when it was asked: a late answer says nothing of what was asked after it.
-        word = int(self._engine.clock() * 1e6)
+        asked_us = int(self._engine.clock() * 1e6)
         for lane in list(self._lanes()):
-            lane.ask(word)
+            lane.ask(asked_us)
 
-    def answered(self, word: int, lane: ProbedLane) -> None:
+    def answered(self, asked_us: int, lane: ProbedLane) -> None:
         """A peer says on its socket that it has spoken on *lane*."""
-        self._engine.call_later(_PATIENCE_S, partial(self._judge, word * 1e-6, lane))
+        self._engine.call_later(_PATIENCE_S, partial(self._judge, asked_us * 1e-6, lane))
 
     def _judge(self, asked_s: float, answered: ProbedLane) -> None:
         lanes = list(self._lanes())

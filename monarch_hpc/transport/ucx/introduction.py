@@ -43,7 +43,7 @@ class Introduced(Protocol):
         """Send all further frames on *lane*, which is connected."""
         ...
 
-    def stay(self, why: str) -> None:
+    def stay_on_socket(self, why: str) -> None:
         """The socket it is."""
         ...
 
@@ -74,7 +74,7 @@ class Introduction:
         if self._fabric is None:
             self._end("ucx is not in fabric.order, or this is no proc")
         elif self.asks:
-            self._tell(Offer(self._own_ask(self._fabric)))
+            self._send(Offer(self._own_ask(self._fabric)))
         elif self._dialed:
             self._end(f"{self._channel.peer.role.name.lower()}s use sockets")
 
@@ -89,12 +89,12 @@ class Introduction:
         if self._over:
             return
         if fabric is None:
-            self._tell(Offer(Ask(problem="it does not use ucx")))
+            self._send(Offer(Ask(problem="it does not use ucx")))
             return
         kind, why = choose(self._own_ask(fabric), offer.ask)
         if not kind:
             if not self._dialed:
-                self._tell(Offer(replace(self._own_ask(fabric), problem=why)))
+                self._send(Offer(replace(self._own_ask(fabric), problem=why)))
             self._end(why)
         elif self._lane is not None:
             self._join(self._lane, offer, kind, why)
@@ -112,13 +112,13 @@ class Introduction:
         if self._over:
             return
         if problem:
-            self._tell(Offer(Ask(problem=problem)))
+            self._send(Offer(Ask(problem=problem)))
             self._end(problem)
             return
         assert self._fabric is not None
         assert self._fabric.worker is not None
         lane = self._lane = self._channel.make_lane()
-        self._tell(Offer(self._own_ask(self._fabric), self._fabric.worker.address, lane.token))
+        self._send(Offer(self._own_ask(self._fabric), self._fabric.worker.address, lane.token))
         if self._dialed:
             self._join(lane, offer, kind, why)
 
@@ -127,16 +127,16 @@ class Introduction:
         try:
             lane.connect(offer.address, offer.token)
         except TransportError as error:
-            self._channel.stay(str(error))
+            self._channel.stay_on_socket(str(error))
         else:
             self._channel.switch(lane, kind, why)
 
-    def _tell(self, offer: Offer) -> None:
+    def _send(self, offer: Offer) -> None:
         self._channel.send_on_wire(Frame(Kind.OFFER, body=encode_offer(offer)))
 
     def _end(self, why: str) -> None:
         self._over = True
-        self._channel.stay(why)
+        self._channel.stay_on_socket(why)
 
     def cancel(self) -> None:
         """The channel is over."""

@@ -53,7 +53,7 @@ class LaneListener(Protocol):
         """The lane is of no more use."""
         ...
 
-    def ask_for_word(self, word: int) -> None:
+    def probe_lane(self, asked_us: int) -> None:
         """Have the peer speak on the lane, and then say *word* on the socket."""
         ...
 
@@ -142,13 +142,13 @@ class UcxLane:
         return self._lane.transports
 
     @property
-    def open_and_sound(self) -> bool:
+    def usable(self) -> bool:
         """Whether the peer's frames come on it."""
         return self._opened and self._error is None
 
-    def ask(self, word: int) -> None:
+    def ask(self, asked_us: int) -> None:
         """Have the peer speak, see `transport.ucx.hole_probe`."""
-        self._taker.ask_for_word(word)
+        self._taker.probe_lane(asked_us)
 
     def fail(self, error: TransportError) -> None:
         """End the lane."""
