@@ -51,8 +51,6 @@ The coroutine is slowed but not stopped: the loop that it blocks may run the ver
 class PeerChannel:
     """An established channel; see `transport.api.FrameChannel`.
 
-    """An established channel; see `transport.api.FrameChannel`.
-
     Args:
         sock: connected and authenticated.
         ciphers: for sending and for receiving.
