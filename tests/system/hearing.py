@@ -1,4 +1,4 @@
-"""What a program hears of its procs: its own outputs while a test listens, and their files."""
+"""Output of a program's procs: the program's own streams during a test, and the procs' files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PATIENCE_S = 30.0
 
 @dataclass
 class Heard:
-    """What the program's outputs have got."""
+    """What the program's streams have received."""
 
     out: io.StringIO
     err: io.StringIO

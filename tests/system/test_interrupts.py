@@ -30,7 +30,7 @@ def engine() -> Iterator[Engine]:
 
 @pytest.fixture(autouse=True)
 def handler() -> Iterator[Handler]:
-    """The usual one, whatever pytest was started with."""
+    """Python's default handler, whatever pytest was started with."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield signal.default_int_handler
     signal.signal(signal.SIGINT, before)
@@ -93,7 +93,7 @@ def test_it_is_raised_at_the_end_of_the_outermost(engine: Engine) -> None:
     done: list[str] = []
     with pytest.raises(KeyboardInterrupt), engine.undisturbed():  # noqa: PT012 it is raised at the end
         signal.raise_signal(signal.SIGINT)
-        assert not engine.wait(lambda: False, _PATIENCE_S), "who waits within it does not sit the time out"
+        assert not engine.wait(lambda: False, _PATIENCE_S), "a wait within it ends before its timeout"
         with engine.undisturbed():
             done.append("inner")
         done.append("outer")

@@ -1,4 +1,4 @@
-"""A program written for Monarch, with nothing changed but its imports, prints what it printed there."""
+"""A program written for Monarch, with only its imports changed, prints the same here as there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DATA = Path(__file__).parents[1] / "golden" / "data" / "monarch"
 def test_a_moved_program_prints_what_it_printed_there(programs: Programs) -> None:
     text = re.sub(r"\bmonarch\.", "monarch_hpc.", (DATA / "moved.txt").read_text())
     said = programs.run(text)
-    # What its procs write to stderr comes with their rank and host.
+    # Lines that its procs write to stderr are prefixed with their rank and host.
     own = [line for line in said.splitlines() if not re.match(r"\[(\w+ )?r\d\d ", line)]
     assert own == (DATA / "moved.out").read_text().splitlines()
 

@@ -1,4 +1,4 @@
-"""Peers that cannot be dialled: whoever reaches both passes on what one says to the other, and can do nothing else."""
+"""Peers that cannot be dialled: a process that reaches both forwards between them, and can do nothing else."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ __all__ = ["parties"]
 
 @dataclass
 class Triangle:
-    """A client, a server that it cannot dial, and an agent that both reach."""
+    """A client, a server that it cannot dial, and an agent that both can."""
 
     client: Party
     server: Party
     agent: Party
     blocked: list[str]  # the server's addresses, as the client knows them
-    known: dict[int, Sequence[str]]  # where the agent thinks that others are
+    known: dict[int, Sequence[str]]  # the agent's addresses of other processes
     way: str  # the agent's address
 
     def connect(self) -> FrameChannel:
@@ -198,14 +198,14 @@ def test_whoever_answers_for_another_is_found_out(triangle: Triangle, parties: C
     with pytest.raises(PeerLost):
         triangle.client.node.connect([_refusing()], wanted)
     true = triangle.server.identity.incarnation
-    triangle.known[wanted] = triangle.known[true]  # one of us, but not the one
+    triangle.known[wanted] = triangle.known[true]  # a process of the allocation, but not the wanted one
     with pytest.raises(PeerLost):
         triangle.client.node.connect([_refusing()], wanted)
     assert not triangle.server.opened and not impostor.opened
 
 
 def _is_over(sock: socket.socket) -> bool:
-    """Wait for the end of a connection on which nothing more is said."""
+    """Wait for the end of a connection on which nothing more arrives."""
     try:
         return not sock.recv(1)
     except ConnectionResetError:
@@ -255,7 +255,7 @@ def test_an_agent_drops_what_waits_for_a_silent_target(triangle: Triangle) -> No
         triangle.agent.until(lambda: (node.num_half_open, node.num_refused) == (0, 2 * LIMITS.max_half_open))
 
 
-# ---- who may speak no more ----
+# ---- fencing ----
 
 
 def _bar(party: Party, incarnation: int, why: str) -> None:

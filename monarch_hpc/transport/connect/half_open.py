@@ -1,4 +1,4 @@
-"""Limits on half-open connections, which have not authenticated yet: their number, their time, whom to evict first."""
+"""Limits on half-open connections, which have not authenticated yet: their number, age, and order of eviction."""
 
 from __future__ import annotations
 

@@ -222,7 +222,7 @@ class Acceptor:
     # ---- judgement ----
 
     def on_hello(self, inbound: _Inbound, hello: bytes) -> tuple[Peer, tuple[Cipher, Cipher]] | None:
-        """Answer a complete hello, and wait for the proof that it is no recording; return the claimed peer and ciphers.
+        """Answer a complete hello, before the proof that it is not a recording; return the claimed peer and ciphers.
 
         A hello for another process is forwarded, if that process's addresses are known; a fenced peer is sent the
         reason. Both return None.

@@ -323,7 +323,7 @@ class UcxLane:
             while at < len(data):
                 parsed = parse_frame(data, at)
                 if parsed is None:
-                    raise FrameError(f"{len(data) - at} bytes of a frame that goes on elsewhere")
+                    raise FrameError(f"{len(data) - at} bytes of an incomplete frame")
                 frame, at = parsed
                 self._taker.on_lane_frame(frame)
         except FrameError as error:

@@ -1,4 +1,4 @@
-"""Keys of memories, and what may be registered."""
+"""Memory keys, and the buffers that may be registered."""
 
 from __future__ import annotations
 
