@@ -319,7 +319,7 @@ class PeerChannel:
 
     def probe_lane(self, asked_us: int) -> None:
         """Ask the peer to send on the lane, then echo *asked_us* on the socket; see `transport.ucx.hole_probe`."""
-        self.send_on_wire(Frame(Kind.PROBE, 0, asked_us))
+        self.send_on_socket(Frame(Kind.PROBE, 0, asked_us))
 
     def _on_probe(self, frame: Frame) -> None:
         if frame.dest:
@@ -328,9 +328,9 @@ class PeerChannel:
         elif self._lane is not None:
             with contextlib.suppress(TransportError):  # no echo if the lane did not take the frame
                 self._lane.send(Frame(Kind.PROBE, 1))
-                self.send_on_wire(Frame(Kind.PROBE, 1, frame.reply))
+                self.send_on_socket(Frame(Kind.PROBE, 1, frame.reply))
 
-    def send_on_wire(self, frame: Frame) -> None:
+    def send_on_socket(self, frame: Frame) -> None:
         """Send on the socket even when there is a lane."""
         with contextlib.suppress(TransportError):  # the listener's on_lost reports it
             self._wire.send(frame)

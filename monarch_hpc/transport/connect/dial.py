@@ -131,8 +131,8 @@ class Race:
             (limits.relay_s, [outbound for outbound in started if outbound.route is RouteKind.RELAY]),
         ):
             if group:
-                late = functools.partial(self._late, group, timeout_s)
-                self._timers.append(self._node.engine.call_later(timeout_s, late))
+                on_timeout = functools.partial(self._on_timeout, group, timeout_s)
+                self._timers.append(self._node.engine.call_later(timeout_s, on_timeout))
         for outbound in started:
             if self._done:
                 outbound.start()
@@ -170,7 +170,7 @@ class Race:
             said = [error for error in self._errors if not isinstance(error, PeerLost)]
             self._end((said or self._errors)[0])
 
-    def _late(self, group: Sequence[_Outbound], timeout_s: float) -> None:
+    def _on_timeout(self, group: Sequence[_Outbound], timeout_s: float) -> None:
         for outbound in self._running.intersection(group):
             outbound.give_up(f"no answer in {timeout_s:.1f} s")
 

@@ -295,7 +295,7 @@ class Engine(Owned):
             now_s = self.clock()
             if now_s - timers[0][0] > _STALE_S:
                 # Deliver queued events first, or timers would judge peers by stale data.
-                self._hand_out(self._events(0.0, ready))
+                self._dispatch(self._events(0.0, ready))
             while timers and timers[0][0] <= now_s:
                 self._guard(heapq.heappop(timers)[2].fire)
             if timers:
@@ -303,7 +303,7 @@ class Engine(Owned):
                 timeout_s = next_s if timeout_s < 0 else min(timeout_s, next_s)
         if self._last:
             self._run_last()
-        self._hand_out(self._events(timeout_s, ready))
+        self._dispatch(self._events(timeout_s, ready))
         if self._last:
             self._run_last()
 
@@ -313,7 +313,7 @@ class Engine(Owned):
             for callback in last:
                 self._guard(callback)
 
-    def _hand_out(self, events: Sequence[tuple[int, int]]) -> None:
+    def _dispatch(self, events: Sequence[tuple[int, int]]) -> None:
         for fd, mask in events:
             if fd == self._wakeup.fd:
                 self._wakeup.clear()
@@ -327,7 +327,7 @@ class Engine(Owned):
 
     def _events(self, timeout_s: float, ready: Callable[[], bool] | None) -> Sequence[tuple[int, int]]:
         if self._poller is not None:
-            return self._ask(self._poller, timeout_s, ready)
+            return self._poll_both(self._poller, timeout_s, ready)
         if self.spin_s > 0:
             end_s = self.clock() + self.spin_s
             while True:
@@ -345,7 +345,9 @@ class Engine(Owned):
         finally:
             self._polling = False
 
-    def _ask(self, poller: Poller, timeout_s: float, ready: Callable[[], bool] | None) -> Sequence[tuple[int, int]]:
+    def _poll_both(
+        self, poller: Poller, timeout_s: float, ready: Callable[[], bool] | None
+    ) -> Sequence[tuple[int, int]]:
         self._polling = True
         try:
             if self._soon or self._closing or (ready is not None and ready()):

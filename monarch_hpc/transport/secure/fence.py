@@ -26,7 +26,7 @@ class Fence:
     """
 
     def __init__(self, own: Role) -> None:
-        self._of_one_run = own is Role.PROC
+        self._single_run = own is Role.PROC
         self._epoch = 0
         self._barred: Recent[int, str] = Recent(_KEEP)
 
@@ -36,7 +36,7 @@ class Fence:
 
     def admit(self, peer: Peer) -> bool:
         """Record an authenticated peer; return whether it ends the tenure of earlier controllers."""
-        if not self._counts(peer) or peer.epoch <= self._epoch:
+        if not self._has_comparable_epoch(peer) or peer.epoch <= self._epoch:
             return False
         self._epoch = peer.epoch
         return True
@@ -47,10 +47,10 @@ class Fence:
 
     def objection(self, peer: Peer) -> str:
         """Why *peer* is refused; empty if it is not."""
-        if self._counts(peer) and peer.epoch < self._epoch:
+        if self._has_comparable_epoch(peer) and peer.epoch < self._epoch:
             return f"controller {self._epoch} has taken over the run from controller {peer.epoch}"
         why = self.barred(peer.incarnation)
         return f"it was declared lost: {why}" if why else ""
 
-    def _counts(self, peer: Peer) -> bool:
-        return self._of_one_run and peer.role is Role.CONTROLLER
+    def _has_comparable_epoch(self, peer: Peer) -> bool:
+        return self._single_run and peer.role is Role.CONTROLLER

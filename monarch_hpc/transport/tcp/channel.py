@@ -19,7 +19,7 @@ from monarch_hpc.transport.secure.noise import Cipher
 from monarch_hpc.transport.secure.records import CHUNK_BYTES, INLINE_BYTES, Bulk, Landing, RecordReader, RecordWriter
 from monarch_hpc.wire.frames import HEAD_BYTES, Frame, Kind, pack_frame, pack_head
 
-__all__ = ["CHUNK_BYTES", "INLINE_BYTES", "LINGER_S", "TcpChannel", "WireTaker", "read_reason"]
+__all__ = ["CHUNK_BYTES", "INLINE_BYTES", "LINGER_S", "SocketListener", "TcpChannel", "read_reason"]
 
 _MAX_REASON_BYTES = 400
 _READS_PER_EVENT = 16  # then other channels are served, and timers
@@ -45,7 +45,7 @@ _INLINE_BODY_BYTES = INLINE_BYTES - HEAD_BYTES
 _log = Logger(__name__)
 
 
-class WireTaker(Protocol):
+class SocketListener(Protocol):
     """The owner of a socket; called by the thread that drives the engine."""
 
     def on_frame(self, frame: Frame) -> None:
@@ -73,14 +73,14 @@ class TcpChannel:
         sock: socket.socket,
         peer: Peer,
         ciphers: tuple[Cipher, Cipher],
-        taker: WireTaker,
+        listener: SocketListener,
         limits: TransportConfig,
     ) -> None:
         self._engine = engine
         self._sock = sock
         self._fd = sock.fileno()
         self._peer = peer
-        self._taker = taker
+        self._listener = listener
         self._limits = limits
         self._error: TransportError | None = None
         self._dead = False  # nothing more is written or read
@@ -330,7 +330,7 @@ class TcpChannel:
         if frame.kind is _BYE:
             raise PeerLost(str(self._peer), f"it left: {read_reason(frame)}")
         try:
-            self._taker.on_frame(frame)
+            self._listener.on_frame(frame)
         except TransportError:
             raise
         except Exception:  # noqa: BLE001 the frames behind this one must still arrive
@@ -385,7 +385,7 @@ class TcpChannel:
         self._engine.unwatch(self._fd)
         self._sock.close()
         self._engine.wake_waiters()
-        self._taker.on_lost(self._error)
+        self._listener.on_lost(self._error)
 
 
 def _forget_frames(error: BaseException | None) -> None:

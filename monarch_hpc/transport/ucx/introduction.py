@@ -31,7 +31,7 @@ class Introduced(Protocol):
         """The process at the other end."""
         ...
 
-    def send_on_wire(self, frame: Frame) -> None:
+    def send_on_socket(self, frame: Frame) -> None:
         """Send on the socket."""
         ...
 
@@ -132,7 +132,7 @@ class Introduction:
             self._channel.switch(lane, kind, why)
 
     def _send(self, offer: Offer) -> None:
-        self._channel.send_on_wire(Frame(Kind.OFFER, body=encode_offer(offer)))
+        self._channel.send_on_socket(Frame(Kind.OFFER, body=encode_offer(offer)))
 
     def _end(self, why: str) -> None:
         self._over = True

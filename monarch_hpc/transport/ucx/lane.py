@@ -97,14 +97,14 @@ class UcxLane:
         shared: whether it uses shared memory.
     """
 
-    def __init__(self, fabric: UcxFabric, taker: LaneListener, peer: str, send_queue_bytes: int) -> None:
+    def __init__(self, fabric: UcxFabric, listener: LaneListener, peer: str, send_queue_bytes: int) -> None:
         from monarch_hpc.transport.ucx import _ucx
 
         worker = fabric.worker
         assert worker is not None, "the fabric has started"
         self._engine: Engine = fabric.engine
         self._max_frame_bytes = fabric.max_frame_bytes
-        self._taker = taker
+        self._listener = listener
         self.peer = peer
         self._send_queue_bytes = send_queue_bytes
         self._record_bytes = _ucx.RECORD_BYTES
@@ -148,7 +148,7 @@ class UcxLane:
 
     def ask(self, asked_us: int) -> None:
         """Ask the peer for a sign on the lane; see `transport.ucx.hole_probe`."""
-        self._taker.probe_lane(asked_us)
+        self._listener.probe_lane(asked_us)
 
     def fail(self, error: TransportError) -> None:
         """Fail the lane with *error*."""
@@ -316,7 +316,7 @@ class UcxLane:
         self.heard_s = self._engine.clock()
         alone = parse_alone(data)
         if alone is not None:
-            self._taker.on_lane_frame(alone)
+            self._listener.on_lane_frame(alone)
             return
         at = 0
         try:
@@ -325,7 +325,7 @@ class UcxLane:
                 if parsed is None:
                     raise FrameError(f"{len(data) - at} bytes of an incomplete frame")
                 frame, at = parsed
-                self._taker.on_lane_frame(frame)
+                self._listener.on_lane_frame(frame)
         except FrameError as error:
             self._fail(error)
 
@@ -347,7 +347,7 @@ class UcxLane:
                 front.parts[place] = data
             self._front = front if front.missing else None
             if not front.missing:
-                self._taker.on_lane_frame(front.frame)
+                self._listener.on_lane_frame(front.frame)
         except FrameError as error:
             self._fail(error)
 
@@ -359,7 +359,7 @@ class UcxLane:
     def _fail(self, error: TransportError) -> None:
         if self._error is None:
             self._error = error
-            self._taker.on_lane_error(error)
+            self._listener.on_lane_error(error)
 
     def close(self, error: TransportError) -> None:
         """Disconnect from the peer; *error* is the reason that later calls raise."""

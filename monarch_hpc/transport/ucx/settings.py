@@ -114,7 +114,7 @@ def wants_ucx(fabric: FabricConfig) -> bool:
 def named_library(ucx: UcxConfig, environ: Mapping[str, str]) -> str:
     """Return the libucp that the user names; empty to search for one.
 
-    The variable takes precedence: `agent.prologue` sets it on hosts whose libucp differs from the login node's.
+    The variable takes precedence: config key `agent.prologue` may set it on hosts whose libucp is not the login node's.
     """
     return environ.get("MONARCH_LIBUCP") or str(ucx.library or "")
 
