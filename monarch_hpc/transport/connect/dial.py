@@ -167,8 +167,8 @@ class Race:
             self._try_indirect()
         if self._done and not self._running:
             # An answer from a process with our key says more than silence from the other addresses.
-            said = [error for error in self._errors if not isinstance(error, PeerLost)]
-            self._end((said or self._errors)[0])
+            answers = [error for error in self._errors if not isinstance(error, PeerLost)]
+            self._end((answers or self._errors)[0])
 
     def _on_timeout(self, group: Sequence[_Outbound], timeout_s: float) -> None:
         for outbound in self._running.intersection(group):

@@ -327,7 +327,7 @@ class Engine(Owned):
 
     def _events(self, timeout_s: float, ready: Callable[[], bool] | None) -> Sequence[tuple[int, int]]:
         if self._poller is not None:
-            return self._poll_both(self._poller, timeout_s, ready)
+            return self._query(self._poller, timeout_s, ready)
         if self.spin_s > 0:
             end_s = self.clock() + self.spin_s
             while True:
@@ -345,9 +345,7 @@ class Engine(Owned):
         finally:
             self._polling = False
 
-    def _poll_both(
-        self, poller: Poller, timeout_s: float, ready: Callable[[], bool] | None
-    ) -> Sequence[tuple[int, int]]:
+    def _query(self, poller: Poller, timeout_s: float, ready: Callable[[], bool] | None) -> Sequence[tuple[int, int]]:
         self._polling = True
         try:
             if self._soon or self._closing or (ready is not None and ready()):

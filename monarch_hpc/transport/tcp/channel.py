@@ -29,7 +29,7 @@ LINGER_S = 2.0
 
 _PING = Kind.PING
 _BYE = Kind.BYE
-_ROOM = select.EPOLLOUT | select.EPOLLERR | select.EPOLLHUP
+_WRITABLE = select.EPOLLOUT | select.EPOLLERR | select.EPOLLHUP
 _SOCKET_KINDS = frozenset({Kind.PING, Kind.OFFER, Kind.SWITCH, Kind.PROBE})
 """Frames that use the socket even when there is a lane."""
 
@@ -93,7 +93,7 @@ class TcpChannel:
         self._outbox = RecordWriter(ciphers[0])
         self._writing = _thread.allocate_lock()  # its holder writes to the socket
         self._unsent: bytes | memoryview = b""  # the rest of a write that the socket did not take
-        self._wants_room = False  # the socket buffer is full, and the engine watches for room
+        self._blocked = False  # the socket buffer is full, and the engine reports when there is room
         self._turn = -1  # the engine's turn in which the driver last wrote directly
         self._flushes = False  # a flush is due at the end of this turn
         self._divert: Callable[[Frame], None] | None = None
@@ -239,8 +239,8 @@ class TcpChannel:
 
     def _pump(self) -> None:
         """Write until the queue is empty or the socket full, unless another thread is writing: that thread goes on."""
-        while self._outbox.waiting and not (self._wants_room or self._dead) and self._writing.acquire(blocking=False):
-            if self._unsent and not self._wants_room:  # the connection is broken, as the next read will report
+        while self._outbox.waiting and not (self._blocked or self._dead) and self._writing.acquire(blocking=False):
+            if self._unsent and not self._blocked:  # the connection is broken, as the next read will report
                 self._writing.release()
                 return
             try:
@@ -254,7 +254,7 @@ class TcpChannel:
         left = _TURN_BYTES if self._engine.driving else sys.maxsize
         while not (self._unsent or self._dead):
             if left <= 0:
-                self._watch_for_room()  # there is room already, so the next turn goes on
+                self._watch_writable()  # there is room already, so the next turn goes on
                 return
             data = self._outbox.next_write()
             if not data:
@@ -264,9 +264,9 @@ class TcpChannel:
             left -= len(data)
             self._write(data)
 
-    def _watch_for_room(self) -> None:
-        if not self._wants_room:
-            self._wants_room = True
+    def _watch_writable(self) -> None:
+        if not self._blocked:
+            self._blocked = True
             self._engine.watch(self._fd, self._on_ready, write=True)
 
     def _write(self, data: bytes | memoryview) -> None:
@@ -279,7 +279,7 @@ class TcpChannel:
                 sent = self._sock.send(data)
             data = b""
         except BlockingIOError:
-            self._watch_for_room()
+            self._watch_writable()
         except (BrokenPipeError, ConnectionResetError):
             pass  # the next read ends the channel, after the peer's last frames: perhaps a BYE with the reason
         except OSError as error:
@@ -287,14 +287,14 @@ class TcpChannel:
             return
         self._unsent = data
 
-    def _on_room(self) -> None:
+    def _on_writable(self) -> None:
         with self._writing:
             unsent, self._unsent = self._unsent, b""
             if unsent:
                 self._write(unsent)
             self._drain()
             if not (self._unsent or self._dead or self._outbox.waiting):
-                self._wants_room = False
+                self._blocked = False
                 self._engine.watch(self._fd, self._on_ready)
         self._pump()
         self._engine.wake_waiters()
@@ -302,8 +302,8 @@ class TcpChannel:
     # ---- receiving ----
 
     def _on_ready(self, mask: int) -> None:
-        if self._wants_room and mask & _ROOM:
-            self._on_room()
+        if self._blocked and mask & _WRITABLE:
+            self._on_writable()
         inbox, receive = self._inbox, self._sock.recv_into
         try:
             for _ in range(_READS_PER_EVENT):
