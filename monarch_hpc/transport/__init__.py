@@ -1,1 +1,1 @@
-"""Moving frames between the processes of an allocation, and nobody else's."""
+"""Channels: authenticated connections that carry frames between the processes of an allocation."""

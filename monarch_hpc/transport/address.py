@@ -1,4 +1,4 @@
-"""Addresses as they stand in rosters and files (``tcp://address:port``, a literal IP address), and sockets for them."""
+"""Parses and renders addresses (``tcp://address:port``, a literal IP address), and makes the sockets that use them."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ __all__ = [
 ]
 
 FORWARD_PREFIX = "via+"
-"""Before the address of a process that passes on what is for another one."""
+"""Prefix of the address of a process that forwards to another process."""
 
 
 RELAY_PREFIX = "relay+"
-"""Before an address that was reached through the relay."""
+"""Prefix of an address that was reached through the relay."""
 
 
 def make_socket(host: str) -> socket.socket:
-    """A non-blocking TCP socket of the family of the IP address *host*."""
+    """Make a non-blocking TCP socket for the address family of *host*, an IP address."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
 
 
 def tune(sock: socket.socket) -> None:
-    """Send small records at once."""
+    """Disable Nagle's algorithm, so that small records leave at once."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def begin_connect(address: str) -> socket.socket:
-    """A socket that connects to *address*: writable when it has, or has failed.
+    """Begin to connect to *address*; the socket becomes writable when it has connected or failed.
 
     Raises:
-        PeerLost: not an address.
-        OSError: it cannot even begin.
+        PeerLost: *address* is malformed.
+        OSError: the connection failed immediately.
     """
     host, port = parse_address(address)
     sock = make_socket(host)
@@ -60,17 +60,17 @@ def begin_connect(address: str) -> socket.socket:
 
 
 def render_address(name: tuple[str, int] | tuple[str, int, int, int]) -> str:
-    """A socket's name as an address."""
+    """Render a socket's name as an address."""
     host, port = name[0], name[1]
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """The IP address and the port of *address*.
+    """Return the IP address and port of *address*.
 
     Raises:
-        PeerLost: it is none: nobody can be there. Names are refused, since looking one up may block for seconds;
-            so are addresses with a zone, ``%eth0``, which is a name too.
+        PeerLost: *address* is malformed, so it cannot be reached. Host names are refused, since resolving one may block
+            for seconds; so are addresses with a zone such as ``%eth0``, because a zone is a name too.
     """
     try:
         parts = urlsplit(address)

@@ -1,4 +1,4 @@
-"""What every fabric offers: an ordered, authenticated stream of frames between two incarnations."""
+"""The interface of a channel, whatever its fabric: an ordered, authenticated stream of frames between incarnations."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["FrameChannel", "Listener", "Peer"]
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Who is at the other end of a channel, as it proved.
+    """The authenticated process at the other end of a channel.
 
     Attributes:
         python: ``major.minor.micro`` of its interpreter.
         package: version of its monarch_hpc.
-        address: where it is, as ``tcp://address:port``, or ``relay+tcp://address:port``; or ``via+tcp://address:port``
-            for where the process is that passes things on to it.
+        address: ``tcp://address:port``; ``relay+tcp://address:port`` through the relay; or ``via+tcp://address:port``,
+            the address of the process that forwards to it.
     """
 
     role: Role
@@ -35,12 +35,12 @@ class Peer:
 
     @property
     def relayed(self) -> bool:
-        """Whether the way to it is the relay."""
+        """Whether it was reached through the relay."""
         return self.address.startswith(RELAY_PREFIX)
 
     @property
     def via(self) -> str:
-        """Address of the process that passes things on to it; empty if none does. Only the side that dialled knows."""
+        """Address of the process that forwards to it; empty if none does, and always empty on the accepting side."""
         return self.address.removeprefix(FORWARD_PREFIX) if self.address.startswith(FORWARD_PREFIX) else ""
 
     def __str__(self) -> str:
@@ -54,11 +54,11 @@ class FrameChannel(Protocol):
     """
 
     mark: int
-    """For whoever uses the channel; 0 at first."""
+    """Free for the user of the channel; initially 0."""
 
     @property
     def peer(self) -> Peer:
-        """Who is at the other end."""
+        """The process at the other end."""
         ...
 
     @property
@@ -73,7 +73,7 @@ class FrameChannel(Protocol):
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes accepted by `send` that are not with the kernel, or with UCX's transport, yet."""
+        """Bytes that `send` accepted and that neither the kernel nor UCX's transport has taken yet."""
         ...
 
     @property
@@ -83,69 +83,69 @@ class FrameChannel(Protocol):
 
     @property
     def why(self) -> str:
-        """Why it is that fabric and no faster one; empty while the two sides still talk about it."""
+        """Why this fabric was chosen and no faster one; empty while the two sides still negotiate."""
         ...
 
     @property
     def blocked_s(self) -> float:
-        """For how many seconds in all senders were held back because an actor there had its mailbox full."""
+        """Total time in seconds that senders were blocked by a full mailbox at the other end."""
         ...
 
     def send(self, frame: Frame, end_s: float | None = None) -> bool:
-        """Send *frame*; return whether it was.
+        """Send *frame*; return whether it was sent.
 
-        From an engine callback it never blocks. From any other thread it returns when the buffers
-        may be changed again; while the queue is full it waits, driving the engine.
+        From an engine callback it never blocks. From any other thread it returns when the buffers may be modified
+        again; while the send queue is full it waits, driving the engine.
 
         Args:
-            end_s: for calls: until when, on the engine's clock, to wait while the mailbox there is full. It is not
-                sent then, and False returned.
+            end_s: for calls, the deadline on the engine's clock for waiting on a full mailbox; when it passes, the
+                frame is not sent and the result is False.
 
         Raises:
-            ChannelClosed: this side has closed.
-            PeerLost: the other side, or the wire, is gone.
-            FrameError: the frame is over a limit; the channel lives on.
+            ChannelClosed: this side closed the channel.
+            PeerLost: the peer or the connection is gone.
+            FrameError: the frame exceeds a limit; the channel stays open.
         """
         ...
 
     def get(self, key: bytes, offset: int, into: object) -> Transfer:
-        """Fill *into* with the bytes from *offset* on of a memory of the peer, none of whose code runs for it.
+        """Read the peer's memory at *offset* into *into*; the peer's Python code is not involved.
 
         Args:
-            key: of the memory, see `transport.memory.registry.Memory.key`.
-            into: a writable, contiguous buffer; not to be touched until the transfer is done.
+            key: the memory's key, see `transport.memory.registry.Memory.key`.
+            into: a writable, contiguous buffer; do not touch it until the transfer is done.
         """
         ...
 
     def put(self, key: bytes, offset: int, data: object) -> Transfer:
-        """Write *data* to *offset* of a memory of the peer; otherwise as `get`. Done when it is there."""
+        """Write *data* to the peer's memory at *offset*; done when the data has arrived. Otherwise as `get`."""
         ...
 
     def consumed(self, dest: int, cost: int) -> None:
-        """Say that actor *dest* of this side has handled a CALL frame that cost *cost*, see `transport.credit`."""
+        """Report that local actor *dest* has handled a CALL frame that cost *cost*, see `transport.credit`."""
         ...
 
     def retire(self, dest: int) -> None:
-        """Say that actor *dest* of this side has ended, so that neither side keeps count of it."""
+        """Report that local actor *dest* has ended, so that both sides stop counting its credit."""
         ...
 
     def close(self, reason: str) -> None:
-        """Tell the other side *reason* and end the channel; frames already sent still arrive."""
+        """End the channel and send the peer *reason*; frames sent before still arrive."""
         ...
 
     def give_up(self, reason: str) -> None:
-        """Declare the other side lost, for *reason*: the channel ends at once with `PeerLost`."""
+        """Declare the peer lost because of *reason*; the channel ends at once with `PeerLost`."""
         ...
 
 
 class Listener(Protocol):
-    """Who is told what happens on the channels of a process; called by the thread that drives the engine.
+    """Callbacks for the channels of a process, invoked by the thread that drives the engine.
 
-    The methods must be short and must not block.
+    They must be short and must not block.
     """
 
     def on_channel(self, channel: FrameChannel) -> None:
-        """A channel that the other side opened is established."""
+        """The peer opened a channel, and it is established."""
         ...
 
     def on_frame(self, channel: FrameChannel, frame: Frame) -> None:
@@ -153,5 +153,5 @@ class Listener(Protocol):
         ...
 
     def on_lost(self, channel: FrameChannel, error: TransportError) -> None:
-        """The channel is over; no frame of it follows."""
+        """The channel has ended; no frame follows."""
         ...

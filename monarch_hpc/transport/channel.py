@@ -1,6 +1,7 @@
-"""A channel: one peer's frames, in order, over its socket at first and over a faster lane when there is one.
+"""A channel: one peer's frames, in order, over its socket at first and over a faster lane once there is one.
 
-The socket stays: it has proved the peer, and the kernel ends it when the peer dies, which shared memory does not.
+The socket stays open: it authenticated the peer, and the kernel closes it when the peer dies. Shared memory gives no
+such sign.
 """
 
 from __future__ import annotations
@@ -29,21 +30,21 @@ from monarch_hpc.wire.frames import Buffer, Frame, FrameHead, Kind
 
 __all__ = ["PeerChannel"]
 
-_CALL = Kind.CALL  # on the way of every frame: a member of an enum costs ten times a global
+_CALL = Kind.CALL  # on the path of every frame: an enum member's lookup costs ten times a global's
 _CREDIT = Kind.CREDIT
 _BYE = Kind.BYE
-_LAST_PASSED_ON = Kind.STOP  # those above are the transport's own, but for CANCEL and those of casts
+_LAST_PASSED_ON = Kind.STOP  # later kinds are the transport's own, except CANCEL and those of casts
 _FIRST_OF_CASTS = Kind.CAST
 
 _log = Logger(__name__)
 
-_COMPLAIN_S = 10.0
-"""How long a thread is held back before it says so: longer than most endpoints run, shorter than a person puzzles."""
+_WARN_AFTER_S = 10.0
+"""Delay before a blocked sender logs a warning: longer than most endpoints run, short enough to explain a hang."""
 
 _HOLD_S = 0.1
-"""How long one call of a coroutine is held back at most.
+"""Longest time that one call of a coroutine is blocked.
 
-It is slowed, but not stopped: the loop that it blocks may run the very actor that its receiver waits for.
+The coroutine is slowed but not stopped: the loop that it blocks may run the very actor that its receiver waits for.
 """
 
 
@@ -51,11 +52,11 @@ class PeerChannel:
     """An established channel; see `transport.api.FrameChannel`.
 
     Args:
-        sock: connected and proved.
+        sock: connected and authenticated.
         ciphers: for sending and for receiving.
-        memories: what this process lets others read and write.
+        memories: the memory that peers may read and write.
         fabric: UCX, where this process may use it.
-        dialed: this side opened the channel.
+        dialed: whether this side opened the channel.
 
     Attributes:
         opened_s: when it was opened, on the engine's clock.
@@ -83,39 +84,39 @@ class PeerChannel:
         self._memories = memories
         self._wire = TcpChannel(engine, sock, peer, ciphers, self, limits)
         self._wire.land(self._land)
-        self._lane: UcxLane | None = None  # what frames are sent on, once it is connected
-        self._incoming: UcxLane | None = None  # what frames come on, once SWITCH came
+        self._lane: UcxLane | None = None  # frames are sent on it, once it is connected
+        self._incoming: UcxLane | None = None  # frames are received on it, once SWITCH arrived
         self._introduction = Introduction(self, fabric, dialed=dialed)
         self._error: TransportError | None = None
         self._over = False  # on_lost was called
-        self._left = False  # the other side has said goodbye
+        self._peer_left = False  # BYE arrived on the lane
         self._operations = Operations(engine, self.send, str(peer), limits.max_frame_bytes)
         self._credit = Credit(limits.mailbox_bytes, engine.wake_waiters)
-        self._held: dict[Ticket, float] = {}  # who is held back, and since when
-        self._complained: set[int] = set()  # actors of which it was said that they do not keep up
+        self._blocked: dict[Ticket, float] = {}  # calls that wait for credit, and since when
+        self._warned: set[int] = set()  # actors whose full mailbox has been logged
         self._blocked_s = 0.0
         self._linger: Timer | None = None
-        self._introducing: Timer | None = None
+        self._introduction_timer: Timer | None = None
         self.fabric = "relay" if peer.relayed else f"tcp via {peer.via}" if peer.via else "tcp"
         self.why = ""
         self.mark = 0
 
     def start(self) -> None:
-        """Begin to read; called once, on the driver."""
+        """Begin to read; call once, on the driver."""
         self._wire.start()
         if self._introduction.asks:
-            self._introducing = self._engine.call_later(FIRST_S, self._introduction.begin)
+            self._introduction_timer = self._engine.call_later(FIRST_S, self._introduction.begin)
         else:
             self._introduction.begin()
 
     @property
     def peer(self) -> Peer:
-        """Who is at the other end."""
+        """The process at the other end."""
         return self._wire.peer
 
     @property
     def error(self) -> TransportError | None:
-        """Why the channel is over; None while it is open."""
+        """Why the channel has ended; None while it is open."""
         return self._error or self._wire.error
 
     @property
@@ -126,20 +127,20 @@ class PeerChannel:
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes accepted by `send` that are not with the kernel or UCX's transport yet."""
+        """Bytes that `send` accepted and that neither the kernel nor UCX's transport has taken yet."""
         lane = self._lane
         return self._wire.queued_bytes + (0 if lane is None else lane.pending_bytes)
 
     @property
     def blocked_s(self) -> float:
-        """For how many seconds in all senders were held back because an actor there had its mailbox full."""
+        """Total time in seconds that senders were blocked by a full mailbox at the other end."""
         now_s = self._engine.clock()
-        return self._blocked_s + sum(now_s - since_s for since_s in list(self._held.values()))
+        return self._blocked_s + sum(now_s - since_s for since_s in list(self._blocked.values()))
 
     # ---- sending ----
 
     def send(self, frame: Frame, end_s: float | None = None) -> bool:
-        """Send *frame*; see `transport.api.Channel.send`."""
+        """Send *frame*; see `transport.api.FrameChannel.send`."""
         if frame.kind is _CALL:
             cost = cost_of(frame)
             if not self._credit.try_take(frame.dest, cost) and not self._wait_for_credit(frame, cost, end_s):
@@ -160,28 +161,28 @@ class PeerChannel:
         return True
 
     def _wait_for_credit(self, frame: Frame, cost: int, end_s: float | None) -> bool:
-        """Wait for credit; False if there was none until *end_s*, on the engine's clock."""
+        """Wait for credit; return False if *end_s*, on the engine's clock, passed first."""
         if self._engine.driving:
             self._credit.take(frame.dest, cost)
             return True
         left_s = math.inf if end_s is None else max(end_s - self._engine.clock(), 0.0)
         ticket = self._credit.queue(frame.dest, cost)
         in_coroutine = asyncio._get_running_loop() is not None
-        self._held[ticket] = self._engine.clock()
+        self._blocked[ticket] = self._engine.clock()
 
         def ready() -> bool:
             return ticket.granted or self.error is not None
 
         try:
-            first_s = _HOLD_S if in_coroutine else _COMPLAIN_S
+            first_s = _HOLD_S if in_coroutine else _WARN_AFTER_S
             if not self._engine.wait(ready, min(first_s, left_s)) and not in_coroutine and left_s > first_s:
-                self._complain(frame.dest)
+                self._warn_blocked(frame.dest)
                 self._engine.wait(ready, None if end_s is None else max(end_s - self._engine.clock(), 0.0))
         except BaseException:  # Ctrl-C: nothing will be sent
             self._credit.abandon(ticket)
             raise
         finally:
-            self._blocked_s += self._engine.clock() - self._held.pop(ticket)
+            self._blocked_s += self._engine.clock() - self._blocked.pop(ticket)
             self._credit.leave(ticket)
         error = self.error
         if error is not None:
@@ -192,23 +193,23 @@ class PeerChannel:
             self._credit.take(frame.dest, cost)
         return True
 
-    def _complain(self, dest: int) -> None:
-        if dest not in self._complained:
-            self._complained.add(dest)
+    def _warn_blocked(self, dest: int) -> None:
+        if dest not in self._warned:
+            self._warned.add(dest)
             _log.warning(
                 "calls to actor %x of %s are held back: its mailbox is full (config key 'transport.mailbox_bytes'); "
                 "one has waited for %.0f s",
                 dest,
                 self.peer,
-                _COMPLAIN_S,
+                _WARN_AFTER_S,
             )
 
     def consumed(self, dest: int, cost: int) -> None:
-        """Actor *dest* has handled a call that cost *cost*: its sender may send more."""
+        """Return the credit *cost* of a call that actor *dest* has handled, so that its sender may send more."""
         self._give_back(dest, self._credit.consumed(dest, cost))
 
     def retire(self, dest: int) -> None:
-        """Actor *dest* has ended: nothing is kept of it on either side."""
+        """Drop all state of actor *dest*, which has ended, on both sides."""
         self._give_back(dest, self._credit.retire(dest))
 
     def _give_back(self, dest: int, grant: int) -> None:
@@ -217,21 +218,21 @@ class PeerChannel:
                 self.send(Frame(Kind.CREDIT, dest, grant))
 
     def close(self, reason: str) -> None:
-        """Tell the other side *reason* and end the channel."""
+        """End the channel and send the peer *reason*."""
         lane = self._lane
         if lane is None:
             self._wire.close(reason)
             return
         if self.error is not None:
             return
-        # The peer reads this after all frames, and then ends the socket.
+        # The peer reads this after all other frames, and then closes the socket.
         self._error = ChannelClosed(str(self.peer), reason)
         with contextlib.suppress(TransportError):
             lane.send(Frame(Kind.BYE, body=reason.encode()))
         self._linger = self._engine.call_later(LINGER_S, functools.partial(self._wire.give_up, reason))
 
     def give_up(self, reason: str) -> None:
-        """Declare the other side lost, for *reason*."""
+        """Declare the peer lost because of *reason*."""
         if self._error is None:
             self._error = PeerLost(str(self.peer), reason)
         self._wire.give_up(reason)
@@ -239,19 +240,19 @@ class PeerChannel:
     # ---- memory ----
 
     def get(self, key: bytes, offset: int, into: object) -> Transfer:
-        """Read from memory of the peer; see `transport.api.Channel.get`."""
+        """Read the peer's memory; see `transport.api.FrameChannel.get`."""
         return self._move(key, offset, into, write=False) or self._operations.get(key, offset, into)
 
     def put(self, key: bytes, offset: int, data: object) -> Transfer:
-        """Write to memory of the peer; see `transport.api.Channel.put`."""
+        """Write to the peer's memory; see `transport.api.FrameChannel.put`."""
         return self._move(key, offset, data, write=True) or self._operations.put(key, offset, data)
 
     def _move(self, key: bytes, offset: int, buffer: object, *, write: bool) -> Transfer | None:
-        """Let UCX do it, where it reaches both ends."""
+        """Start the transfer in UCX; None where UCX does not reach both ends."""
         lane = self._lane
         if lane is None or self.error is not None:
             return None
-        # UCX puts over tcp by small messages, at 24 MB/s in 1.13: frames are faster, and take the same way.
+        # UCX puts over tcp as small messages, at 24 MB/s in 1.13: frames are faster, and take the same route.
         return None if write and self.fabric == "ucx/tcp" else lane.move(key, offset, buffer, write=write)
 
     def _land(self, head: FrameHead, body: Buffer) -> list[memoryview] | None:
@@ -262,7 +263,7 @@ class PeerChannel:
     # ---- receiving ----
 
     def on_frame(self, frame: Frame) -> None:
-        """A frame came through the socket."""
+        """A frame arrived on the socket."""
         if frame.kind <= _LAST_PASSED_ON:
             if not self._over:
                 self._listener.on_frame(self, frame)
@@ -282,13 +283,13 @@ class PeerChannel:
             self._take(frame)
 
     def on_lane_frame(self, frame: Frame) -> None:
-        """A frame came through the lane, after all those of the socket."""
+        """A frame arrived on the lane; all frames of the socket came before it."""
         try:
             if frame.kind <= _LAST_PASSED_ON:
                 if not self._over:
                     self._listener.on_frame(self, frame)
             elif frame.kind is _BYE:
-                self._left = True
+                self._peer_left = True
                 self._end(PeerLost(str(self.peer), f"it left: {read_reason(frame)}"))
             else:
                 self._take(frame)
@@ -316,26 +317,26 @@ class PeerChannel:
 
     # ---- the lane ----
 
-    def ask_for_word(self, word: int) -> None:
-        """Have the peer speak on the lane, and then say *word* on the socket; see `transport.ucx.hole_probe`."""
-        self.send_on_wire(Frame(Kind.PROBE, 0, word))
+    def probe_lane(self, asked_us: int) -> None:
+        """Ask the peer to send on the lane, then echo *asked_us* on the socket; see `transport.ucx.hole_probe`."""
+        self.send_on_socket(Frame(Kind.PROBE, 0, asked_us))
 
     def _on_probe(self, frame: Frame) -> None:
         if frame.dest:
             if self._ucx is not None and self._incoming is not None:
                 self._ucx.probe.answered(frame.reply, self._incoming)
         elif self._lane is not None:
-            with contextlib.suppress(TransportError):  # who could not speak on the lane does not say so
+            with contextlib.suppress(TransportError):  # no echo if the lane did not take the frame
                 self._lane.send(Frame(Kind.PROBE, 1))
-                self.send_on_wire(Frame(Kind.PROBE, 1, frame.reply))
+                self.send_on_socket(Frame(Kind.PROBE, 1, frame.reply))
 
-    def send_on_wire(self, frame: Frame) -> None:
-        """Send on the socket, also when there is a lane."""
-        with contextlib.suppress(TransportError):  # whoever uses the channel is told
+    def send_on_socket(self, frame: Frame) -> None:
+        """Send on the socket even when there is a lane."""
+        with contextlib.suppress(TransportError):  # the listener's on_lost reports it
             self._wire.send(frame)
 
     def make_lane(self) -> UcxLane:
-        """Open a lane; UCX has started."""
+        """Open a lane; UCX must have started."""
         assert self._ucx is not None
         lane = self._incoming = UcxLane(self._ucx, self, str(self.peer), self._limits.send_queue_bytes)
         return lane
@@ -349,12 +350,12 @@ class PeerChannel:
         self.fabric = fabric
         self.why = ", ".join((why, *lane.transports))
 
-    def stay(self, why: str) -> None:
-        """The socket it is, because of *why*."""
+    def stay_on_socket(self, why: str) -> None:
+        """Stay on the socket, because of *why*."""
         self.why = why
 
     def on_lane_error(self, error: TransportError) -> None:
-        """The lane broke, and frames with it."""
+        """The lane failed, and frames may be lost with it."""
         self._end(error)
 
     # ---- the end ----
@@ -365,14 +366,14 @@ class PeerChannel:
         self._wire.give_up(str(error))
 
     def on_lost(self, error: TransportError) -> None:
-        """The socket is over, and the channel with it once what came before is handed on."""
+        """The socket is closed: end the channel once the frames that arrived before have been delivered."""
         self._introduction.cancel()
-        if self._introducing is not None:
-            self._introducing.cancel()
+        if self._introduction_timer is not None:
+            self._introduction_timer.cancel()
         if self._incoming is None:
             self._finish(error)
         else:
-            # Two rounds, so that the engine asks UCX once in between.
+            # Two rounds, so that the engine polls UCX once in between.
             finish = functools.partial(self._finish, error)
             self._engine.call_later(0.0, lambda: (self._engine.call_later(0.0, finish), None)[1])
 
@@ -389,7 +390,7 @@ class PeerChannel:
             if (
                 self._incoming.shared
                 and self._ucx is not None
-                and not (self._left or isinstance(self._error, ChannelClosed))
+                and not (self._peer_left or isinstance(self._error, ChannelClosed))
             ):
                 self._ucx.probe.suspect()
         self._operations.fail_all(self._error)

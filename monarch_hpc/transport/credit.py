@@ -1,12 +1,12 @@
-"""How much a sender may have under way to one actor: it is slowed down before it fills a mailbox.
+"""Flow control: limits how much a sender may have in flight to one actor, before its mailbox overflows.
 
-Credit is counted for each pair of channel and actor, so that one full mailbox holds back nobody but those
-who write to it: answers, heartbeats and calls to other actors pass. The sender takes credit for each call;
-the receiver gives it back when the call was handled, a quarter of the window at a time.
+Credit is counted per channel and actor, so that a full mailbox blocks only its own senders: answers, heartbeats and
+calls to other actors pass. The sender takes credit for each call; the receiver returns it when the call was handled, a
+quarter of the window at a time.
 
-What a receiver still withholds is therefore less than a quarter. A sender takes that into account: less than
-a quarter outstanding counts as nothing outstanding, and then a call passes whatever its size. So for each
-sender a mailbox holds at most the window, or one large call beside less than a quarter of the window.
+The receiver therefore withholds less than a quarter. The sender allows for that: less than a quarter outstanding
+counts as nothing outstanding, and then a call of any size passes. So for each sender a mailbox holds at most the
+window, or one large call beside less than a quarter of the window.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from monarch_hpc.wire.frames import Frame
 __all__ = ["PIECE_BYTES", "Credit", "Ticket", "cost_of"]
 
 PIECE_BYTES = 4096
-"""What a waiting call, and each of its buffers, costs beside its bytes, so that a million empty calls are bounded
-like a thousand large ones.
+"""Cost of a waiting call, and of each of its buffers, in addition to its bytes, so that a million empty calls are
+bounded like a thousand large ones.
 
-In a mailbox Python keeps about 700 bytes for the smallest call: the frame, its views, its place in the row. For one
-that UCX has not handed on yet, the sender keeps up to 2 400. The rest is room: 16 000 calls under way keep any actor
+Python keeps about 700 bytes in a mailbox for the smallest call: the frame, its views, its queue entry. For a call that
+UCX has not delivered yet, the sender keeps up to 2 400. The rest is headroom: 16 000 calls in flight keep any actor
 busy.
 """
 
 
 def cost_of(frame: Frame) -> int:
-    """What *frame* costs, the same on both sides.
+    """Return the cost of *frame*, the same on both sides.
 
-    Take it before user code sees the buffers: they may be resized then.
+    Compute it before user code sees the buffers, which may be resized then.
     """
     if not frame.buffers:
         return PIECE_BYTES + len(frame.body)
@@ -43,7 +43,7 @@ def cost_of(frame: Frame) -> int:
 
 
 class Ticket:
-    """The place of one call in the row of those that wait for credit."""
+    """One call's entry in the queue for credit."""
 
     __slots__ = ("cost", "dest", "granted")
 
@@ -54,96 +54,96 @@ class Ticket:
 
 
 class Credit:
-    """The credit of one channel, both what this side may send and what it owes; for any thread.
+    """The credit of one channel, for sending and for receiving; for any thread.
 
     Args:
-        window_bytes: for each actor, how much may be under way. Both sides must be given the same.
-        granted: called when some that waited need not any more, for whatever reason; wakes them.
+        window_bytes: how much may be in flight to each actor; must be the same on both sides.
+        granted: called when some waiting tickets have been granted, to wake their threads.
     """
 
-    __slots__ = ("_granted", "_lock", "_owed", "_quarter", "_rows", "_used", "_window")
+    __slots__ = ("_granted", "_lock", "_owed", "_quarter", "_queues", "_used", "_window")
 
     def __init__(self, window_bytes: int, granted: Callable[[], None]) -> None:
         self._window = window_bytes
         self._granted = granted
         self._quarter = max(window_bytes // 4, 1)
         self._lock = _thread.allocate_lock()
-        self._used: dict[int, int] = {}  # actor there -> what it has not given back
-        self._rows: dict[int, deque[Ticket]] = {}  # actor there -> who waits, first come first served
-        self._owed: dict[int, int] = {}  # actor here -> what was handled and not given back yet
+        self._used: dict[int, int] = {}  # remote actor -> credit it has not returned
+        self._queues: dict[int, deque[Ticket]] = {}  # remote actor -> waiting tickets, first come first served
+        self._owed: dict[int, int] = {}  # local actor -> credit of handled calls, not returned yet
 
     # ---- the sender's side ----
 
     def try_take(self, dest: int, cost: int) -> bool:
-        """Take credit for one call to actor *dest*; False if there is too little, or others wait for it."""
+        """Take credit for one call to actor *dest*; False if there is too little, or others wait for it already."""
         with self._lock:
             used = self._used.get(dest, 0)
-            if (used + cost > self._window and used >= self._quarter) or dest in self._rows:
+            if (used + cost > self._window and used >= self._quarter) or dest in self._queues:
                 return False
             self._used[dest] = used + cost
             return True
 
     def take(self, dest: int, cost: int) -> None:
-        """Take credit whether there is some or not, for who must not wait."""
+        """Take credit even if there is none, for callers that must not wait."""
         with self._lock:
             self._used[dest] = self._used.get(dest, 0) + cost
 
     def queue(self, dest: int, cost: int) -> Ticket:
-        """Wait in the row: the ticket is granted by a later `give`, or at once."""
+        """Join the queue; the ticket is granted at once or by a later `give`."""
         ticket = Ticket(dest, cost)
         with self._lock:
-            self._rows.setdefault(dest, deque()).append(ticket)
+            self._queues.setdefault(dest, deque()).append(ticket)
             self._serve(dest)
         return ticket
 
     def leave(self, ticket: Ticket) -> None:
-        """Leave the row without credit; a ticket that was granted meanwhile keeps it."""
+        """Leave the queue without credit; a ticket that was granted meanwhile keeps it."""
         served = False
         with self._lock:
-            row = self._rows.get(ticket.dest)
-            if row is not None and not ticket.granted:
-                row.remove(ticket)
-                served = self._serve(ticket.dest)  # it may have stood before smaller ones
+            queue = self._queues.get(ticket.dest)
+            if queue is not None and not ticket.granted:
+                queue.remove(ticket)
+                served = self._serve(ticket.dest)  # smaller calls may have waited behind it
         if served:
             self._granted()
 
     def abandon(self, ticket: Ticket) -> None:
-        """Leave the row, and take no credit: there will be no call."""
+        """Leave the queue and return any credit granted: the call will not be sent."""
         self.leave(ticket)
         if ticket.granted:
             self.give(ticket.dest, ticket.cost)
-        ticket.granted, ticket.cost = True, 0  # to leave or abandon again changes nothing
+        ticket.granted, ticket.cost = True, 0  # makes leave and abandon idempotent
 
     def give(self, dest: int, cost: int) -> None:
-        """Take note of what the other side has given back."""
+        """Record credit that the other side has returned."""
         served = False
         with self._lock:
             left = self._used.pop(dest, 0) - cost
             if left > 0:
                 self._used[dest] = left
-            if self._rows and dest in self._rows:
+            if self._queues and dest in self._queues:
                 served = self._serve(dest)
         if served:
             self._granted()
 
     def _serve(self, dest: int) -> bool:
-        """Grant what there is credit for; return whether there was some."""
-        row = self._rows[dest]
-        waiting = len(row)
+        """Grant tickets while credit lasts; return whether any was granted."""
+        queue = self._queues[dest]
+        waiting = len(queue)
         used = self._used.get(dest, 0)
-        while row and (used + row[0].cost <= self._window or used < self._quarter):
-            ticket = row.popleft()
+        while queue and (used + queue[0].cost <= self._window or used < self._quarter):
+            ticket = queue.popleft()
             used = self._used[dest] = used + ticket.cost
             ticket.granted = True
-        served = len(row) < waiting
-        if not row:
-            del self._rows[dest]
+        served = len(queue) < waiting
+        if not queue:
+            del self._queues[dest]
         return served
 
     # ---- the receiver's side ----
 
     def consumed(self, dest: int, cost: int) -> int:
-        """Take note that actor *dest* has handled a call; return how much to give back now, mostly nothing."""
+        """Record that actor *dest* has handled a call; return how much credit to return now, usually 0."""
         with self._lock:
             owed = self._owed.get(dest, 0) + cost
             if owed < self._quarter:
@@ -153,6 +153,6 @@ class Credit:
             return owed
 
     def retire(self, dest: int) -> int:
-        """Take note that actor *dest* has ended; return what it withheld, which is to be given back now."""
+        """Record that actor *dest* has ended; return the credit it withheld, to be returned now."""
         with self._lock:
             return self._owed.pop(dest, 0)

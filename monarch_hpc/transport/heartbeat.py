@@ -1,4 +1,4 @@
-"""Heartbeats on channels: say that we live, and notice who does not."""
+"""Heartbeats: sends PINGs on channels and detects dead peers."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["Heartbeat"]
 
 
 class Heartbeat:
-    """Sends a PING on every watched channel and judges those that are to be judged.
+    """Sends a PING on every watched channel and judges the liveness of those that are judged.
 
-    A dead channel is given up, so that its listener's `on_lost` is called like for any other end.
+    A dead channel is given up, so that its listener's `on_lost` is called as for any other end.
 
     Args:
         heartbeat_s: between two PINGs, in seconds.
-        changed: told when the state of a judged channel changes; called on the driver.
+        changed: called on the driver when the liveness of a judged channel changes.
     """
 
     def __init__(
@@ -28,45 +28,45 @@ class Heartbeat:
         engine: Engine,
         heartbeat_s: float,
         lease: Lease,
-        changed: Callable[[FrameChannel, Liveness], None] = lambda _channel, _life: None,
+        changed: Callable[[FrameChannel, Liveness], None] = lambda _channel, _liveness: None,
     ) -> None:
         self._engine = engine
         self._heartbeat_s = heartbeat_s
         self._lease = lease
         self._changed = changed
-        self._lives: dict[FrameChannel, Liveness] = {}
-        self._excused_s: dict[FrameChannel, float] = {}  # as if it had been heard then
-        self._quiet: set[FrameChannel] = set()
+        self._liveness: dict[FrameChannel, Liveness] = {}
+        self._excused_s: dict[FrameChannel, float] = {}  # count as last heard at this time
+        self._unjudged: set[FrameChannel] = set()
         self._beat_s = engine.clock()
         self._timer = engine.call_later(heartbeat_s, self._beat)
 
     def watch(self, channel: FrameChannel, *, judged: bool = True) -> None:
-        """Begin to beat on *channel*; one that is not *judged* is never declared dead.
+        """Begin to send PINGs on *channel*; one that is not *judged* is never declared dead.
 
-        From callbacks of the engine only, as everything here.
+        Call this, like all methods, from engine callbacks only.
         """
         if judged:
-            self._lives.setdefault(channel, Liveness.ALIVE)
-            self._quiet.discard(channel)
-        elif channel not in self._lives:
-            self._quiet.add(channel)
+            self._liveness.setdefault(channel, Liveness.ALIVE)
+            self._unjudged.discard(channel)
+        elif channel not in self._liveness:
+            self._unjudged.add(channel)
 
     def forget(self, channel: FrameChannel) -> None:
-        """Stop beating on *channel*; unknown ones are ignored."""
-        self._lives.pop(channel, None)
+        """Stop the heartbeat of *channel*; unknown channels are ignored."""
+        self._liveness.pop(channel, None)
         self._excused_s.pop(channel, None)
-        self._quiet.discard(channel)
+        self._unjudged.discard(channel)
 
-    def life(self, channel: FrameChannel) -> Liveness:
-        """What is known of a channel; alive if it is not judged."""
-        return self._lives.get(channel, Liveness.ALIVE)
+    def liveness(self, channel: FrameChannel) -> Liveness:
+        """Liveness of *channel*; alive if it is not judged."""
+        return self._liveness.get(channel, Liveness.ALIVE)
 
     def close(self) -> None:
-        """Stop beating."""
+        """Stop all heartbeats."""
         self._timer.cancel()
-        self._lives.clear()
+        self._liveness.clear()
         self._excused_s.clear()
-        self._quiet.clear()
+        self._unjudged.clear()
 
     def _heard_s(self, channel: FrameChannel) -> float:
         return max(channel.heard_s, self._excused_s.get(channel, 0.0))
@@ -76,21 +76,21 @@ class Heartbeat:
         now_s = self._engine.clock()
         late_s = now_s - self._beat_s - self._heartbeat_s
         self._beat_s = now_s
-        # While it was stopped or starved, this process heard nobody: that time is not held against its peers. All
-        # the rest is, so that a process which is always late finds its dead, too.
+        # While this process was stopped or starved it read nothing: that time does not count against its peers. All
+        # other silence does, so that a process which is always late still detects dead peers.
         if late_s > self._heartbeat_s:
-            for channel in self._lives:
+            for channel in self._liveness:
                 self._excused_s[channel] = min(self._heard_s(channel) + late_s, now_s)
-        for channel in [*self._lives, *self._quiet]:
+        for channel in [*self._liveness, *self._unjudged]:
             try:
                 channel.send(Frame(Kind.PING))
             except TransportError:
-                continue  # it is over; on_lost is on its way
-        for channel, before in list(self._lives.items()):
+                continue  # it has ended; on_lost follows
+        for channel, before in list(self._liveness.items()):
             after = self._lease.judge(before, self._heard_s(channel), now_s)
             if after is before:
                 continue
-            self._lives[channel] = after
+            self._liveness[channel] = after
             self._changed(channel, after)
             if after is Liveness.DEAD:
                 channel.give_up(f"no heartbeat for {now_s - channel.heard_s:.1f} s")

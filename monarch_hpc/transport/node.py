@@ -1,4 +1,4 @@
-"""One process's seat in the allocation: it listens, dials, and holds the channels that came of it."""
+"""One process's end of the transport: listens, dials, and keeps the resulting channels."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ __all__ = ["Node"]
 
 
 class Node:
-    """Listens and dials for one process; see `transport.api.Listener` for what it reports.
+    """Listens and dials for one process; events go to a `transport.api.Listener`.
 
     Args:
         key: the allocation's key, 32 bytes.
-        listener: told of channels that others open, of frames, and of lost channels.
-        relay: the way around where peers cannot be dialled from here; closed with the node.
-        forwarders: addresses of agents that may pass on what is for a peer that cannot be dialled.
-        forwards: for whom this process itself passes things on.
+        listener: receives accepted channels, frames, and lost channels.
+        relay: the fallback where peers cannot be dialled from here; closed with the node.
+        forwarders: addresses of agents that may forward to a peer that cannot be dialled.
+        forwards: looks up the processes for which this process itself forwards.
         fabric: UCX, where this process may use it; closed with the node.
-        refused: told how many connections were refused so far, each time that it is one more.
+        refused: called with the number of refused connections each time it grows.
     """
 
     def __init__(
@@ -63,20 +63,22 @@ class Node:
         self._limits = limits
         self._channels: dict[int, PeerChannel] = {}
         self._fence = Fence(identity.role)
-        self._wires = CutDetector(engine, limits.cut_s)
-        self._gate = Acceptor(engine, identity, key, limits, self._welcome, forwards, self._fence, self._wires, refused)
-        self._open: set[PeerChannel] = set()  # all of them, also those that a later one replaced
+        self._cut_detector = CutDetector(engine, limits.cut_s)
+        self._acceptor = Acceptor(
+            engine, identity, key, limits, self._on_accepted, forwards, self._fence, self._cut_detector, refused
+        )
+        self._open: set[PeerChannel] = set()  # every open channel, including those that a later one replaced
         self._races: list[Race] = []
         self._relay = relay
         self._forwarders = forwarders
         self._fabric = fabric
         self._memories = Memories(engine)
-        self._ways = Routes()
+        self._routes = Routes()
         self._closed = False
 
     @property
     def identity(self) -> Identity:
-        """Who this process is."""
+        """The identity of this process."""
         return self._identity
 
     @property
@@ -86,13 +88,13 @@ class Node:
 
     @property
     def num_refused(self) -> int:
-        """How many connections went without proof so far."""
-        return self._gate.num_refused
+        """Number of connections refused so far."""
+        return self._acceptor.num_refused
 
     @property
     def num_half_open(self) -> int:
-        """How many connections have not proved themselves yet."""
-        return self._gate.num_half_open
+        """Number of connections that have not authenticated yet."""
+        return self._acceptor.num_half_open
 
     # ---- listening ----
 
@@ -102,9 +104,9 @@ class Node:
         Raises:
             PeerLost: an address cannot be bound.
         """
-        return self._gate.listen(hosts, port)
+        return self._acceptor.listen(hosts, port)
 
-    def _welcome(self, sock: socket.socket, peer: Peer, ciphers: tuple[Cipher, Cipher]) -> None:
+    def _on_accepted(self, sock: socket.socket, peer: Peer, ciphers: tuple[Cipher, Cipher]) -> None:
         if self._fence.admit(peer):
             for earlier in list(self._open):
                 objection = self._fence.objection(earlier.peer)
@@ -112,22 +114,22 @@ class Node:
                     earlier.give_up(objection)
         self.on_channel(self._make(sock, peer, ciphers, dialed=False))
 
-    # ---- who may speak ----
+    # ---- fencing ----
 
-    def hold(self, epoch: int) -> None:
+    def set_epoch(self, epoch: int) -> None:
         """Dial as the controller of *epoch* from here on."""
         self._identity = replace(self._identity, epoch=epoch)
 
     def bar(self, incarnation: int, why: str) -> None:
-        """Never again let this life of a process speak; the caller ends the channel that it may have."""
+        """Refuse this incarnation for good; the caller ends the channel that it may have."""
         self._fence.bar(incarnation, why)
 
     # ---- dialling ----
 
     def dial(self, addresses: Sequence[str], incarnation: int, done: Done) -> None:
-        """Open a channel to whoever listens at one of *addresses*; call *done* with it or with why not.
+        """Open a channel to the process that listens at *addresses*; call *done* with the channel or with the error.
 
-        All addresses are tried at once; the first proven one wins. From callbacks of the engine.
+        All addresses are tried at once; the first to authenticate wins. Call it from engine callbacks only.
         """
         known = self.known(incarnation)
         if known is not None:
@@ -146,8 +148,8 @@ class Node:
         """Like `dial`, for threads outside the engine: wait for the channel and return it.
 
         Raises:
-            PeerLost: nobody answers in time (default: config key `transport.connect_s`).
-            AuthenticationError, VersionMismatch: somebody does, but cannot be spoken to.
+            PeerLost: no answer in time (default: config key `transport.connect_s`).
+            AuthenticationError, VersionMismatch: a process answered, but it holds another key or runs other versions.
         """
         known = self.known(incarnation)
         if known is not None:
@@ -162,7 +164,7 @@ class Node:
         self._engine.call_soon(lambda: self.dial(addresses, incarnation, done))
         wait_s = timeout_s
         if wait_s is None:
-            # The race has its deadline; this one only guards against a race that does not end.
+            # The race has its own deadline; this one only guards against a race that never ends.
             wait_s = 1.0 + 2 * self._limits.connect_s + (self._limits.relay_s if self._relay is not None else 0.0)
         if not signal.wait(wait_s):
             raise PeerLost(", ".join(addresses), f"no answer in {wait_s:.1f} s")
@@ -176,11 +178,11 @@ class Node:
         """Let other processes read *buffer*, and write to it if *writable*, until the memory is closed.
 
         Args:
-            buffer: an object with the buffer protocol, or with `__cuda_array_interface__`; contiguous.
+            buffer: an object with the buffer protocol or `__cuda_array_interface__`; contiguous.
 
         Raises:
-            TypeError: it is neither.
-            ValueError: it is not contiguous, or is to be written to and cannot.
+            TypeError: *buffer* has neither.
+            ValueError: *buffer* is not contiguous, or *writable* was asked for and it is read-only.
         """
         memory = self._memories.register(buffer, writable=writable)
         if self._fabric is not None:
@@ -191,7 +193,7 @@ class Node:
 
     def adopt(self, sock: socket.socket, peer: Peer, ciphers: tuple[Cipher, Cipher]) -> PeerChannel:
         """Make a channel of a socket that this side dialled and whose handshake is done."""
-        with contextlib.suppress(OSError):  # gone already: the channel will read so
+        with contextlib.suppress(OSError):  # the connection is gone: the channel's first read finds out
             sock.send(make_proof(ciphers[0]))  # 16 bytes always fit an empty socket buffer
         return self._make(sock, peer, ciphers, dialed=True)
 
@@ -201,46 +203,46 @@ class Node:
         )
         self._open.add(channel)
         known = self._channels.get(peer.incarnation)
-        if known is None or not self._crosses(known, channel):
+        if known is None or not self._dialed_both_ways(known, channel):
             self._channels[peer.incarnation] = channel
-        if peer.role is not Role.AGENT:  # whoever speaks with an agent hears its heart, or misses it
-            self._wires.watch(channel, sock, channel.give_up)
+        if peer.role is not Role.AGENT:  # channels to agents have heartbeats
+            self._cut_detector.watch(channel, sock, channel.give_up)
         channel.start()
         return channel
 
-    def _crosses(self, known: PeerChannel, channel: PeerChannel) -> bool:
-        """Whether both sides have dialled each other at once: what is sent stays on one channel, to keep its order.
+    def _dialed_both_ways(self, known: PeerChannel, channel: PeerChannel) -> bool:
+        """Whether both sides dialled each other at once; each then keeps sending on its first channel, in order.
 
-        Otherwise whoever opens another channel has lost the one that is known here.
+        Otherwise the peer opens another channel because it lost the one that is known here.
         """
         race_s = 2 * self._limits.connect_s + self._limits.relay_s
         recent = channel.opened_s - known.opened_s < race_s
         return known.error is None and known.dialed is not channel.dialed and recent
 
     def on_channel(self, channel: FrameChannel) -> None:
-        """Pass on a channel that the other side opened."""
+        """Report a channel that the other side opened."""
         self._listener.on_channel(channel)
 
     def on_frame(self, channel: FrameChannel, frame: Frame) -> None:
-        """Pass on a frame."""
+        """Deliver a frame."""
         self._listener.on_frame(channel, frame)
 
     def on_lost(self, channel: FrameChannel, error: TransportError) -> None:
-        """Forget a channel and pass the news on."""
+        """Drop a channel and report its loss."""
         self._open.discard(channel)
-        self._wires.forget(channel)
+        self._cut_detector.forget(channel)
         incarnation = channel.peer.incarnation
         if self._channels.get(incarnation) is channel:
             del self._channels[incarnation]
-            for left in self._open:  # one that crossed it may live on
+            for left in self._open:  # a simultaneously dialled channel may live on
                 if left.peer.incarnation == incarnation:
                     self._channels[incarnation] = left
         self._listener.on_lost(channel, error)
 
     def close(self, reason: str) -> None:
-        """Stop listening and close all channels, telling the other sides *reason*.
+        """Stop listening and close all channels, sending the peers *reason*.
 
-        Outside of callbacks it returns when what was sent is with the kernel, at most `LINGER_S` later.
+        Outside callbacks it returns when the kernel has taken all that was sent, at most `LINGER_S` later.
         """
         if not self._engine.driving:
             self._engine.call_soon(lambda: self.close(reason))
@@ -251,8 +253,8 @@ class Node:
                 self._fabric.close()
             return
         self._closed = True
-        self._gate.close()
-        self._wires.close()
+        self._acceptor.close()
+        self._cut_detector.close()
         for race in self._races:
             race.cancel(reason)
         for channel in list(self._open):
@@ -268,18 +270,18 @@ class Node:
 
     @property
     def relay(self) -> Opener | None:
-        """The way around where all others are blocked; None once another one has worked."""
-        return self._relay if self._ways.relay_leads_further else None
+        """The route of last resort; None once another route has worked."""
+        return self._relay if self._routes.relay_may_help else None
 
     @property
     def forwarders(self) -> Sequence[str]:
-        """Addresses of processes that may pass on what is for a known incarnation."""
+        """Addresses of processes that may forward to a known incarnation."""
         return self._forwarders
 
     @property
-    def ways(self) -> Routes:
-        """Which ways have led to whom."""
-        return self._ways
+    def routes(self) -> Routes:
+        """The routes that have worked."""
+        return self._routes
 
     @property
     def limits(self) -> TransportConfig:
@@ -287,7 +289,7 @@ class Node:
         return self._limits
 
     def known(self, incarnation: int) -> FrameChannel | None:
-        """The open channel to a process; None for nobody, and for incarnation 0, which is anybody."""
+        """The open channel to an incarnation; None if there is none, and for incarnation 0, which means any process."""
         known = self._channels.get(incarnation)
         return known if known is not None and known.error is None else None
 

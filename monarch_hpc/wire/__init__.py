@@ -1,1 +1,1 @@
-"""What travels between processes: frames, control messages and serialized values. Pure, versioned."""
+"""Formats of all data between processes: frames, control messages, serialized values. Pure, versioned."""

@@ -1,4 +1,4 @@
-"""What `monarch-hpc status --calls` asks, and what agents and programs answer: plain data, as all control messages."""
+"""Messages of `monarch-hpc status --calls`: plain data, as all control messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = [
 ]
 
 PROGRAM_MESH = -1
-"""In the place of a mesh's number: this is a program."""
+"""Stands for a mesh's number where the process is a program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +29,11 @@ class ActorSeen:
 
     Args:
         actor: its number, hexadecimal: JSON has no u64.
-        rank: in the mesh of its name.
+        name: name of its mesh.
+        rank: its rank in that mesh.
         state: ``spawned`` while its constructor runs, ``ready``, ``stopped`` or ``failed``.
-        cause: why it is not ready any more.
-        age_s: since when it is in that state.
+        cause: why it is no longer ready.
+        age_s: how long it has been in that state.
     """
 
     actor: str
@@ -45,14 +46,14 @@ class ActorSeen:
 
 @dataclass(frozen=True, slots=True)
 class RunningCall:
-    """A call that an actor handles.
+    """A call that an actor is handling.
 
     Args:
-        actor: its number.
-        call: number of the call among those of the caller, see `telemetry.layout`; 0 where it waits for no answer.
-        caller: incarnation of the process that called, hexadecimal.
-        caller_host: where that was.
-        queued_s: how long it had waited in the process that handles it.
+        actor: the actor's number.
+        call: the caller's number of the call, see `telemetry.layout`; 0 if the caller wants no answer.
+        caller: incarnation of the calling process, hexadecimal.
+        caller_host: host of the calling process.
+        queued_s: how long the call waited in the process that handles it.
     """
 
     actor: str
@@ -66,13 +67,13 @@ class RunningCall:
 
 @dataclass(frozen=True, slots=True)
 class SentCall:
-    """A call that has no answer yet.
+    """A call without an answer yet.
 
     Args:
         call: its number.
-        actor: number of the actor that called; 0 for a program.
-        target: incarnation of the called process, empty for a cast; *target_host* is where that is.
-        target_actor: number of the called actor; *target_name* is that of its mesh.
+        actor: number of the calling actor; 0 for a program.
+        target: incarnation of the called process, empty for a cast; *target_host* is its host.
+        target_actor: number of the called actor; *target_name* is the name of its mesh.
     """
 
     call: int
@@ -87,13 +88,13 @@ class SentCall:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A thread or a task that waits.
+    """A waiting thread or task.
 
     Args:
         actor: number of the actor that waits; 0 for a program.
         calls: numbers of the calls whose answers it waits for, some of *num_calls*.
-        what: what it waits for in words, where that is no call.
-        age_s: how long ago the first of the calls was made; 0 where there is none.
+        what: what it waits for, if that is not a call.
+        age_s: how long ago the first of the calls was made; 0 without calls.
     """
 
     actor: str
@@ -105,13 +106,13 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class EndpointCount:
-    """What was counted of one endpoint, since the process started.
+    """Statistics of one endpoint, since the process started.
 
     Args:
-        name: of the actors' mesh.
-        total_s: how long all calls took together; *longest_s* the longest of them.
-        ran: how many took how long, see `telemetry.histogram`; without zeros at the end.
-        queued_total_s: likewise of the time that they had waited in the process before, as the other two.
+        name: name of the actors' mesh.
+        total_s: total time of all calls; *longest_s* the longest of them.
+        ran: histogram of the times, see `telemetry.histogram`; without trailing zeros.
+        queued_total_s: the same for the time that calls waited in the process before they ran, as the other two.
     """
 
     name: str
@@ -128,16 +129,16 @@ class EndpointCount:
 
 @dataclass(frozen=True, slots=True)
 class ProcCalls:
-    """What one process does.
+    """The calls of one process.
 
     Args:
         mesh: number of its mesh, or `PROGRAM_MESH`.
         host: name of its host.
-        incarnation: hexadecimal; empty where it has not recorded anything.
+        incarnation: hexadecimal; empty if it has not recorded anything.
         state: ``starting``, ``ready``, ``stopped`` by a signal, ``stopping``, or ``ended``.
         cause: why it ended.
-        problem: why nothing can be read of it.
-        sent: those that somebody waits for, and the oldest of *num_sent*.
+        problem: why its records cannot be read.
+        sent: the calls that a thread or task waits for, and the oldest of *num_sent*.
     """
 
     run: str
@@ -159,10 +160,10 @@ class ProcCalls:
 
 @dataclass(frozen=True, slots=True)
 class Calls(Message):
-    """Tool to head to agents and controllers: who runs what, and who waits for whom?
+    """Tool to head to agents and controllers: report running calls and waits.
 
     Args:
-        ticket: the head's number of the question; 0 from a tool.
+        ticket: the head's number of the query; 0 from a tool.
         timeout_s: how long the head waits for answers.
     """
 
@@ -172,10 +173,10 @@ class Calls(Message):
 
 @dataclass(frozen=True, slots=True)
 class CallsReport(Message):
-    """Agent or controller to head to tool: what its processes do.
+    """Agent or controller to head to tool: the calls of its processes.
 
     Args:
-        missing: who did not answer in time, in words.
+        missing: processes that did not answer in time, described.
     """
 
     ticket: int
@@ -185,14 +186,14 @@ class CallsReport(Message):
 
 @dataclass(frozen=True, slots=True)
 class Recording(Message):
-    """Program to head, and head to the run's owner: where the program's records are, for who is on its machine.
+    """Program to head, and head to the run's owner: where to read the program's records, on its machine.
 
-    The owner sends it back if it can read them, and from then on answers for the program.
+    The owner sends the message back if it can read them, and from then on answers for the program.
 
     Args:
-        place: what processes have in common that can read each other's, see `transport.ucx.negotiation.read_place`.
+        place: equal for processes that can read each other's memory, see `core.place.read_place`.
         fd: descriptor of the memory, in the process *pid*.
-        incarnation: of the program, hexadecimal.
+        incarnation: incarnation of the program, hexadecimal.
     """
 
     run: str

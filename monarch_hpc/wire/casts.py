@@ -1,7 +1,7 @@
-"""One message to many procs on its way down the agents' tree, and the notes about it that come up.
+"""Casts, which carry one message to many procs down the agents' tree, and the notes about them that come back up.
 
-Compact and binary, for agents read every one. What a message says to its actors they pass on as it is: a body behind
-the head, and buffers that nobody copies. The parsers are total: any bytes give a value or a `FrameError`.
+Compact and binary, since agents parse every one. The message for the actors is opaque to agents: a body behind the
+header, and buffers that are never copied. The parsers are total: any bytes give a value or a `FrameError`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 Spans = tuple[tuple[int, int], ...]
-"""Whole numbers as half-open intervals, sorted and apart: ranks of hosts, which mostly follow each other."""
+"""Whole numbers as half-open intervals, sorted and disjoint: ranks of hosts, which are mostly consecutive."""
 
 _HEAD = struct.Struct("<BBQIIIHIII")  # kind, flags, origin, root, low, high, sizes of target, waits, hosts, functions
 _SPAN = struct.Struct("<II")
@@ -49,26 +49,26 @@ _CARRIED = frozenset({Kind.SPAWN, Kind.CALL, Kind.STOP, Kind.CANCEL})
 
 
 class Mark(enum.IntEnum):
-    """What a MARK frame says of its sender's casts: `Frame.dest` is one of these, `Frame.reply` a cast's number."""
+    """The meaning of a MARK frame: `Frame.dest` is one of these, `Frame.reply` the number of a cast of its sender."""
 
-    BEFORE = 1  # all that went directly to this proc before that cast has gone
-    AFTER = 2  # what follows directly was sent after that cast
-    SKIP = 3  # that cast, and those before it, will not come if they have not
+    BEFORE = 1  # all direct messages to this proc before that cast have been sent
+    AFTER = 2  # the direct messages that follow were sent after that cast
+    SKIP = 3  # that cast, and earlier ones, will not come any more
 
 
 class NoteKind(enum.IntEnum):
-    """What a note says of a cast."""
+    """The kind of a note."""
 
     RESULT = 1  # the body of a RESULT frame, with its buffers
     FAILURE = 2  # the body of a FAILURE frame
-    ELSEWHERE = 3  # the answer is large, and goes directly to the origin
+    ELSEWHERE = 3  # the answer is large, and is sent directly to the origin
     DIED = 4  # the proc is gone; the body says why
-    UNKNOWN = 5  # the proc may or may not have had it; the body says why
+    UNKNOWN = 5  # the proc may or may not have received it; the body says why
     LOST = 6  # the same for all procs of some hosts, see `Lost`
-    LAST = 7  # all answers from here have been given
-    DONE = 8  # all actors behind here have handled it
-    PARTIAL = 9  # the answers of some places that follow each other, combined; see `wire.reductions`
-    VOID = 10  # such places have answered, but the call fails, and what they said goes nowhere
+    LAST = 7  # all answers from this subtree have been sent
+    DONE = 8  # all actors of this subtree have handled it
+    PARTIAL = 9  # combined answers of consecutive places; see `wire.reductions`
+    VOID = 10  # consecutive places have answered, but the call fails and the answers are dropped
 
 
 _TAGS = {int(tag): tag for tag in NoteKind}
@@ -76,14 +76,14 @@ _TAGS = {int(tag): tag for tag in NoteKind}
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Whom a cast is for: the procs of a mesh whose ranks are in a region."""
+    """The recipients of a cast: the procs of a mesh whose ranks are in a region."""
 
     run: str
     mesh: int
     region: Region
 
     def place_of(self, rank: int) -> int | None:
-        """The place of a proc in the region; None if it is not in it."""
+        """The place of a proc in the region; None if it is not in the region."""
         try:
             return self.region.rank_of(rank)
         except ValueError:
@@ -95,19 +95,19 @@ class Cast:
     """One message to many procs.
 
     Attributes:
-        kind: SPAWN, CALL, STOP or CANCEL: what each proc is to get; the body of the last is `pack_number`.
+        kind: SPAWN, CALL, STOP or CANCEL: the frame for each proc; the body of a CANCEL is `pack_number`.
         answered: whether the procs are to answer.
         limited: whether the body begins with a time limit, see `actor.cell.cancellation.LIMITED`.
         origin: incarnation of the sender.
         number: counts the casts of this sender, from 1.
         root: rank of the host where it entered the tree.
-        low, high: the positions of the tree that the receiver sees to, see `agent.casts.tree`.
+        low, high: the positions of the tree that the receiver is responsible for, see `agent.casts.tree`.
         target: a packed `Target`.
-        hosts: ranks of the hosts with procs of the target, of those that the receiver sees to.
-        waits: ranks of procs that are to wait for a BEFORE mark with this cast's number.
+        hosts: ranks of those hosts in the receiver's part of the tree that have procs of the target.
+        waits: ranks of procs that must wait for a BEFORE mark with this cast's number.
         actor: number of the actor.
-        body, buffers: of the frame that each proc is to get.
-        functions: with which procs combine the answers on their way up; empty where they do not.
+        body, buffers: of the frame for each proc.
+        functions: the functions with which procs combine the answers on their way up; empty if they do not.
     """
 
     kind: Kind
@@ -129,10 +129,10 @@ class Cast:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """One piece of news about a cast.
+    """One event of a cast.
 
     Attributes:
-        place: of the proc in the target's region; 0 where the note is about no single one.
+        place: place of the proc in the target's region; 0 if the note is not about a single proc.
     """
 
     tag: NoteKind
@@ -145,14 +145,14 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Nothing more comes from these hosts: they are gone, or the way to them is."""
+    """Nothing more comes from these hosts: they, or the route to them, are lost."""
 
     hosts: Spans
     cause: str
 
 
 def spans_of(numbers: Iterable[int]) -> Spans:
-    """*numbers*, in any order, as intervals."""
+    """Render *numbers*, in any order, as intervals."""
     spans: list[tuple[int, int]] = []
     for number in sorted(set(numbers)):
         if spans and spans[-1][1] == number:
@@ -171,10 +171,10 @@ def pack_target(target: Target) -> bytes:
 
 
 def parse_target(data: bytes) -> Target:
-    """Read what `pack_target` gave; the dimensions have lost their names.
+    """Read what `pack_target` rendered; the dimensions lose their names.
 
     Raises:
-        FrameError: it is none.
+        FrameError: *data* is not a target.
     """
     try:
         mesh, offset, num_dims, run_bytes = _TARGET.unpack_from(data)
@@ -209,10 +209,10 @@ def pack_cast(cast: Cast) -> Frame:
 
 
 def parse_cast(frame: Frame) -> Cast:
-    """Read what `pack_cast` gave.
+    """Read what `pack_cast` rendered.
 
     Raises:
-        FrameError: it is none.
+        FrameError: *frame* is not a cast.
     """
     view = memoryview(frame.body)
     try:
@@ -256,7 +256,7 @@ def parse_cast(frame: Frame) -> Cast:
 
 
 def pack_notes(notes: Iterable[Note]) -> Frame:
-    """Render *notes* as one frame, in their order."""
+    """Render *notes* as one frame, in order."""
     parts: list[Buffer] = []
     buffers: list[Buffer] = []
     for note in notes:
@@ -267,10 +267,10 @@ def pack_notes(notes: Iterable[Note]) -> Frame:
 
 
 def parse_notes(frame: Frame) -> list[Note]:
-    """Read what `pack_notes` gave.
+    """Read what `pack_notes` rendered.
 
     Raises:
-        FrameError: it is none.
+        FrameError: *frame* does not hold notes.
     """
     view = memoryview(frame.body)
     notes: list[Note] = []
@@ -297,26 +297,26 @@ def pack_lost(lost: Lost) -> bytes:
 
 
 def pack_number(number: int) -> bytes:
-    """Render the number of a cast, for the body of one that cancels it."""
+    """Render the number of a cast, for the body of a CANCEL."""
     return _NUMBER.pack(number)
 
 
 def parse_number(body: Buffer) -> int:
-    """Read what `pack_number` gave; 0, which is no cast's, for anything else."""
+    """Read what `pack_number` rendered; 0, which is not a cast's number, for anything else."""
     return int(_NUMBER.unpack(body)[0]) if len(body) == _NUMBER.size else 0
 
 
 def parse_lost(body: Buffer) -> Lost:
-    """Read what `pack_lost` gave.
+    """Read what `pack_lost` rendered.
 
     Raises:
-        FrameError: it is none.
+        FrameError: *body* is malformed.
     """
     try:
         (num,) = struct.unpack_from("<I", body)
         ends = struct.unpack_from(f"<{2 * num}I", body, 4)
     except struct.error as error:
-        raise FrameError(f"the news of lost hosts ends early: {error}") from error
+        raise FrameError(f"the list of lost hosts ends early: {error}") from error
     cause = bytes(body[4 + _SPAN.size * num :]).decode(errors="replace")
     return Lost(tuple(zip(ends[::2], ends[1::2], strict=True)), cause)
 

@@ -1,4 +1,4 @@
-"""Plain documents, as JSON gives them, read as dataclasses: every field is checked against its annotation."""
+"""Builds dataclasses from plain JSON documents, checking every field against its annotation."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from monarch_hpc.core.errors import FrameError
 __all__ = ["MAX_BITS", "build"]
 
 MAX_BITS = 64
-"""Of a whole number: incarnations have as many, and nothing has more."""
+"""Size limit of a whole number: incarnations have as many bits, and nothing has more."""
 
 _HINTS: dict[type, dict[str, object]] = {}
 
 
 def build(cls: type, document: dict[str, object], where: str) -> object:
-    """Make an object of the dataclass *cls* of *document*.
+    """Make an object of the dataclass *cls* from *document*.
 
     Args:
-        where: names it in errors.
+        where: the document's name, for errors.
 
     Raises:
         FrameError: a field is missing, unknown, of the wrong type or out of range.

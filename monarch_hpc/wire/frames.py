@@ -6,11 +6,11 @@ Layout, little-endian (24 bytes, then one u64 per buffer):
     u8  kind        `Kind`
     u16 num_buffers
     u32 body_bytes
-    u64 dest        what the frame is for: an actor, a reply slot; 0 for the process itself
-    u64 reply       where an answer goes; 0 for none
+    u64 dest        the target: an actor, a reply slot; 0 for the process itself
+    u64 reply       the target of an answer; 0 for none
     u64 * num_buffers   the length of each buffer, in bytes
 
-The parser is total: any bytes give a `FrameHead` or a `FrameError`, and no length is believed before it
+The parser is total: any bytes give a `FrameHead` or a `FrameError`, and no length is used before it
 is checked against the limits.
 """
 
@@ -40,10 +40,10 @@ __all__ = [
 ]
 
 PROTOCOL = 1
-"""Version of everything on the wire; two sides that differ refuse each other."""
+"""Version of everything on the wire; two sides with different versions refuse each other."""
 
 MAX_BODY_BYTES = 64 * 2**20
-"""A body is a pickled skeleton or a control message: larger ones are a mistake (buffers carry bulk)."""
+"""A body is a pickled skeleton or a control message; a larger one is a mistake (buffers carry bulk data)."""
 
 MAX_BUFFERS = 4096
 """More buffers than this in one message cost more in bookkeeping than a copy would."""
@@ -55,27 +55,27 @@ HEAD_BYTES = _HEAD.size
 
 
 class Kind(enum.IntEnum):
-    """What a frame is."""
+    """The kind of a frame."""
 
     CONTROL = 1  # JSON body, see wire.messages
     SPAWN = 2  # make an actor: dest = actor id, reply = the actor that owns it, or 0
-    CALL = 3  # run an endpoint: dest = actor id, reply = reply slot or 0, see actor.recall for its highest bit
+    CALL = 3  # run an endpoint: dest = actor id, reply = reply slot or 0; highest bit: see actor.cell.cancellation
     RESULT = 4  # dest = reply slot
     FAILURE = 5  # dest = reply slot; body is a pickled exception. dest = 0: an actor failed, reply = its owner
     STOP = 6  # stop an actor: dest = actor id, reply = reply slot or 0
-    PING = 7  # sign of life; never passed on
+    PING = 7  # heartbeat; handled by the transport
     BYE = 8  # the sender closes; body is the reason, UTF-8
-    OFFER = 9  # what faster lanes the sender has, see transport.ucx.negotiation; never passed on
-    SWITCH = 10  # all later frames of the sender come on the lane that was offered; never passed on
+    OFFER = 9  # the sender's fabrics, see transport.ucx.negotiation; handled by the transport
+    SWITCH = 10  # all later frames of the sender come on the lane; handled by the transport
     GET = 11  # read registered memory: reply = the operation, see transport.memory
     PUT = 12  # write registered memory: reply = the operation, buffers = the data
     DATA = 13  # answers GET and PUT: dest = the operation
-    CREDIT = 14  # so much of what was sent to an actor is handled: dest = actor id, reply = bytes
-    PROBE = 16  # dest = 0: say it with dest = 1 on the lane, then here with this reply, see transport.ucx.hole_probe
-    CANCEL = 15  # nobody waits for a call any more: dest = actor id, reply = its reply slot
+    CREDIT = 14  # returns credit for handled calls: dest = actor id, reply = bytes
+    PROBE = 16  # dest = 0: answer with dest = 1, on the lane and then here, see transport.ucx.hole_probe
+    CANCEL = 15  # the caller has given a call up: dest = actor id, reply = its reply slot
     CAST = 20  # one message to many procs: dest = actor id, reply = its number, see wire.casts
-    NOTES = 21  # answers to casts, and other news of them
-    MARK = 22  # where casts come among the frames of a channel: dest = a `wire.casts.Mark`, reply = a cast's number
+    NOTES = 21  # answers to casts, and other events of them
+    MARK = 22  # orders casts among a channel's frames: dest = a `wire.casts.Mark`, reply = a cast's number
     REDUCE = 23  # combine answers to a cast: dest = its sender, reply = its number, see wire.reductions
 
 
@@ -86,7 +86,7 @@ _KINDS = {int(kind): kind for kind in Kind}
 class Frame:
     """One message between two processes.
 
-    Buffers of a received frame are writable and belong to the receiver.
+    The buffers of a received frame are writable and belong to the receiver.
     """
 
     kind: Kind
@@ -102,7 +102,7 @@ class FrameHead:
 
     Attributes:
         buffer_bytes: length of each buffer that follows the body.
-        size: bytes of the header itself with its table of lengths.
+        size: length of the header itself with its table of lengths.
     """
 
     kind: Kind
@@ -148,7 +148,7 @@ def parse_head(data: Buffer, max_frame_bytes: int) -> FrameHead:
     """Read the header at the start of *data*.
 
     Raises:
-        FrameError: the bytes are no header of this protocol, or promise more than *max_frame_bytes*.
+        FrameError: the bytes are not a header of this protocol, or announce more than *max_frame_bytes*.
     """
     if len(data) < HEAD_BYTES:
         raise FrameError(f"{len(data)} bytes, a header has {HEAD_BYTES}")
@@ -174,15 +174,15 @@ def parse_alone(data: bytes) -> Frame | None:
 
 
 def parse_frame(data: Buffer, at: int = 0) -> tuple[Frame, int] | None:
-    """Read the frame that begins *at* bytes into *data*; return it and where it ends.
+    """Read the frame that begins *at* bytes into *data*; return it and its end.
 
     The frame's buffers are views of *data*, or copies where *data* is read-only.
 
     Returns:
-        None where *data* ends before the frame does.
+        None if *data* ends before the frame does.
 
     Raises:
-        FrameError: the bytes are no frame of this protocol.
+        FrameError: the bytes are not a frame of this protocol.
     """
     begin = at + HEAD_BYTES
     if len(data) < begin:

@@ -1,4 +1,4 @@
-"""Control messages about what becomes of the procs' output."""
+"""Control messages that switch the streaming of the procs' output."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ __all__ = ["LogsSet", "SetLogs"]
 
 @dataclass(frozen=True, slots=True)
 class SetLogs(Message):
-    """Controller to head to agents: send what procs print to the program, or do not.
+    """Controller to head to agents: start or stop sending the procs' output to the program.
 
     Args:
         hosts: ranks of the hosts that have procs of the mesh.
-        ranks: of the procs in their mesh; empty for all.
-        stream: whether lines are sent; the files have them in any case.
-        number: of this request, for the answers.
+        ranks: ranks of the procs in their mesh; empty for all.
+        stream: whether lines are sent; the files get them in any case.
+        number: number of this request, repeated in the answers.
     """
 
     run: str

@@ -1,7 +1,7 @@
-"""Control messages between controller, head, agents and procs: frozen dataclasses that travel as JSON.
+"""Control messages between controller, head, agents and procs: frozen dataclasses, encoded as JSON.
 
-Plain data on purpose: agents and the command line never unpickle what users sent. Each message
-names the run it belongs to, so that the head can pass it on without understanding it.
+Plain data on purpose: agents and the command line never unpickle what users sent. Each message names its run, so that
+the head can forward it without understanding it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = [
 
 
 MAX_PROCS_PER_HOST = 1 << 14
-"""In one mesh: each takes four descriptors of its agent, and the kernel gives a process a million at most."""
+"""Limit per mesh: each proc takes four descriptors of its agent, and the kernel allows a process a million."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +56,14 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class HostEntry:
-    """What an agent reports of its host: what Slurm *granted*, never what the machine has.
+    """An agent's report of its host: what Slurm *granted*, never what the machine has.
 
     Args:
-        rank: place of the host in the allocation, from 0.
-        addresses: where its agent listens, ``tcp://address:port``, best first.
+        rank: position of the host in the allocation, from 0.
+        addresses: addresses of its agent, ``tcp://address:port``, best first.
         cpus: granted CPU numbers.
         gpus: granted GPU indices or UUIDs, in Slurm's order.
-        memory_bytes: granted memory; the machine's where no limit is set.
+        memory_bytes: granted memory; the machine's if no limit is set.
         interfaces: interface name -> IPv4 address.
     """
 
@@ -81,7 +81,7 @@ class HostEntry:
 
 @dataclass(frozen=True, slots=True)
 class Join(Message):
-    """Agent to head: here I am. *problem* names what is wrong with the host, empty if nothing."""
+    """Agent to head: join the allocation. *problem* describes a fault of the host; empty if there is none."""
 
     host: HostEntry
     problem: str
@@ -96,9 +96,9 @@ class Roster(Message):
 
 @dataclass(frozen=True, slots=True)
 class OpenRun(Message):
-    """Controller to head: a run begins, or joins the one of the same id.
+    """Controller to head: open a run, or join the run with the same id.
 
-    The run ends with its *owner*, whichever of its processes attached first.
+    The run ends with its *owner*, the first process of the run to attach.
     """
 
     run: str
@@ -110,11 +110,11 @@ class OpenRun(Message):
 
 @dataclass(frozen=True, slots=True)
 class RunOpened(Message):
-    """Head to controller: the run is known; these are its hosts.
+    """Head to controller: the run is open on these hosts.
 
     Args:
-        epoch: of the run's owner, the same for all programs of the run until another owner takes it over.
-        member: this program's own number, never given twice in the life of the allocation, see `core.ids.mesh_number`.
+        epoch: epoch of the run's owner, the same for all programs of the run until another owner takes it over.
+        member: this program's own number, unique in the life of the allocation, see `core.ids.mesh_number`.
     """
 
     run: str
@@ -125,7 +125,7 @@ class RunOpened(Message):
 
 @dataclass(frozen=True, slots=True)
 class RunLinks(Message):
-    """Controller to head: what carries the frames between it and its procs, for `StatusReport`.
+    """Controller to head: the fabrics between it and its procs, for `StatusReport`.
 
     Args:
         links: for each host, fabric and reason: ``host`` (rank), ``fabric``, ``why`` and ``procs`` (how many).
@@ -137,7 +137,7 @@ class RunLinks(Message):
 
 @dataclass(frozen=True, slots=True)
 class CloseRun(Message):
-    """Controller to head: the run is over; end what is left of it."""
+    """Controller to head: the run is over; end its remaining procs."""
 
     run: str
     exit_code: int
@@ -158,20 +158,20 @@ class SpawnProcs(Message):
         mesh: number of the proc mesh, unique in the run.
         hosts: ranks of the hosts that start procs.
         first_rank: for each of *hosts*, the mesh rank of its first proc; the others follow.
-        per_host: how many procs on each host.
+        per_host: number of procs on each host.
         num_ranks: size of the whole mesh.
         environment: variables for each proc; an empty dict inherits the agent's.
         preload: modules that the zygote imports before it forks.
         sys_path: the controller's import path.
         cwd: the controller's working directory.
-        umask: the controller's; the agents' own keeps everybody else out.
+        umask: the controller's; the agents' own excludes all other users.
         gpu_visible: ``own-first``, ``own`` or ``all``; see config key `procs.gpu_visible`.
-        deadline_s: seconds until a proc must have reported.
-        unset: names of variables that procs are to be without.
-        bind: ``auto`` or ``none``, see config key `procs.bind`; ``given`` takes *bindings*.
+        deadline_s: seconds within which each proc must report.
+        unset: names of variables to remove from the procs' environment.
+        bind: ``auto`` or ``none``, see config key `procs.bind`; ``given`` uses *bindings*.
         bindings: for each proc of a host; see `agent.resources.binding`.
-        python: interpreter that procs run in; empty for the agent's own.
-        mpi: plugin of the step that they are tasks of; empty where they are none.
+        python: interpreter of the procs; empty for the agent's own.
+        mpi: plugin of the step whose tasks the procs are; empty if they are not tasks of a step.
     """
 
     run: str
@@ -196,7 +196,7 @@ class SpawnProcs(Message):
 
 @dataclass(frozen=True, slots=True)
 class ProcHello(Message):
-    """Proc to its agent, over its own pipe: ready, and listening here."""
+    """Proc to its agent, over its pipe: it is ready and listens at *addresses*."""
 
     mesh: int
     rank: int
@@ -206,7 +206,7 @@ class ProcHello(Message):
 
 @dataclass(frozen=True, slots=True)
 class ProcReady(Message):
-    """Agent to controller: one proc runs and listens. *incarnation* is a decimal string: JSON has no u64."""
+    """Agent to controller: a proc is ready and listens. *incarnation* is a decimal string: JSON has no u64."""
 
     run: str
     mesh: int
@@ -219,7 +219,7 @@ class ProcReady(Message):
 
 @dataclass(frozen=True, slots=True)
 class SpawnFailed(Message):
-    """Agent to controller: one proc did not start."""
+    """Agent to controller: a proc failed to start."""
 
     run: str
     mesh: int
@@ -231,7 +231,7 @@ class SpawnFailed(Message):
 
 @dataclass(frozen=True, slots=True)
 class ProcEnded(Message):
-    """Agent to controller: one proc is gone. *expected* after `StopProcs`; *cause* in words."""
+    """Agent to controller: a proc has ended. *expected* after `StopProcs`; *cause* describes why."""
 
     run: str
     mesh: int
@@ -247,8 +247,8 @@ class ProcLife(Message):
     """Agent to controller: a proc is ``suspect``, because a signal has stopped it, or ``alive`` again.
 
     Args:
-        stopped_s: for how long it has been stopped.
-        dead_s: after how long it is killed; see config key `liveness.dead_s`.
+        stopped_s: how long it has been stopped.
+        dead_s: how long it may be stopped before it is killed; see config key `liveness.dead_s`.
     """
 
     run: str
@@ -262,7 +262,7 @@ class ProcLife(Message):
 
 @dataclass(frozen=True, slots=True)
 class StopProcs(Message):
-    """Controller to head to agents: end these procs, politely for *grace_s* seconds."""
+    """Controller to head to agents: end the procs of a mesh, with *grace_s* seconds before they are killed."""
 
     run: str
     mesh: int
@@ -272,7 +272,7 @@ class StopProcs(Message):
 
 @dataclass(frozen=True, slots=True)
 class ProcsStopped(Message):
-    """Agent to controller: no proc of the mesh is left on this host, and all their output was sent."""
+    """Agent to controller: no proc of the mesh is left on this host, and all their output has been sent."""
 
     run: str
     mesh: int
@@ -281,7 +281,7 @@ class ProcsStopped(Message):
 
 @dataclass(frozen=True, slots=True)
 class Output(Message):
-    """Agent to controller: lines that a proc wrote. *stream* is ``out`` or ``err``; *dropped* counts lines left out."""
+    """Agent to controller: output lines of a proc. *stream* is ``out`` or ``err``; *dropped* counts omitted lines."""
 
     run: str
     mesh: int
@@ -294,7 +294,7 @@ class Output(Message):
 
 @dataclass(frozen=True, slots=True)
 class HostLost(Message):
-    """Head to controller: a host and all on it is gone."""
+    """Head to controller: a host and everything on it is lost."""
 
     run: str
     host: int
@@ -303,12 +303,12 @@ class HostLost(Message):
 
 @dataclass(frozen=True, slots=True)
 class Refused(Message):
-    """Head or agent: what was asked cannot be done, and why.
+    """Head or agent: a request was refused, and why.
 
     Args:
-        request: name of the message that was refused, empty where it was not to be read.
-        mesh: its field of that name, 0 where it has none.
-        number: likewise; of a message without one, the field *ticket*.
+        request: name of the refused message; empty if it could not be read.
+        mesh: its field of that name; 0 if it has none.
+        number: likewise, or its field *ticket*.
     """
 
     run: str
@@ -320,7 +320,7 @@ class Refused(Message):
 
 @dataclass(frozen=True, slots=True)
 class Status(Message):
-    """Tool to head: what runs?"""
+    """Tool to head: report hosts and runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,20 +333,20 @@ class StatusReport(Message):
 
 @dataclass(frozen=True, slots=True)
 class ShutDown(Message):
-    """Tool to head to agents: end all procs, sweep, and leave."""
+    """Tool to head to agents: end all procs, clean up, and exit."""
 
     grace_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class ShutDownDone(Message):
-    """Agent to head to tool: how many processes of ours are left on each host (name -> count)."""
+    """Agent to head to tool: number of our processes left on each host (name -> count)."""
 
     left: dict[str, int] = field(default_factory=dict)
 
 
 def _subclasses() -> dict[str, type[Message]]:
-    importlib.import_module("monarch_hpc.wire.calls")  # messages of one matter, in a module of their own
+    importlib.import_module("monarch_hpc.wire.calls")  # defines the messages of `status --calls`
     return {cls.__name__: cls for cls in Message.__subclasses__()}
 
 
@@ -366,7 +366,7 @@ def decode(body: bytes | bytearray | memoryview) -> Message:
     """
     try:
         document = json.loads(bytes(body))
-    except (ValueError, RecursionError) as error:  # RecursionError: brackets in brackets, a hundred thousand deep
+    except (ValueError, RecursionError) as error:  # RecursionError: brackets nested a hundred thousand deep
         raise FrameError(f"control message is not JSON: {error}") from error
     if not isinstance(document, dict):
         raise FrameError("control message is not an object")
@@ -378,7 +378,7 @@ def decode(body: bytes | bytearray | memoryview) -> Message:
         raise FrameError(f"unknown control message {name!r:.80}")
     try:
         message = build(cls, document, cls.__name__)
-    except RecursionError as error:  # what is wrong is shown, and may be as deep
-        raise FrameError(f"{cls.__name__}: too many brackets in brackets") from error
+    except RecursionError as error:  # the error text shows the bad value, which may be nested as deeply
+        raise FrameError(f"{cls.__name__}: nested too deeply") from error
     assert isinstance(message, Message)
     return message

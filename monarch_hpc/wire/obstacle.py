@@ -1,4 +1,4 @@
-"""Which part of a value cannot be pickled: "cannot pickle '_thread.lock' object" does not say whose lock it is."""
+"""Finds the part of a value that cannot be pickled: pickle's own error names its type, but not its place."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ __all__ = ["refusal"]
 
 _MAX_DEPTH = 20
 _MAX_PARTS = 1000
-"""Of one container: beyond that the container is named, not the part."""
+"""Per container: in larger ones the container is named, not the part."""
 
 _SEARCH_S = 1.0
-"""How long to look for the part, which pickles the value again and again; the caller of an endpoint waits for it."""
+"""Time limit of the search, which pickles the value repeatedly while the caller of an endpoint waits."""
 
 
 def refusal(parts: Mapping[str, object], error: BaseException) -> TypeError:
-    """An error that names what cannot be sent, and why.
+    """Return an error that names the part that cannot be sent, and why.
 
     Args:
-        parts: what was to be sent, by the name that its sender knows it by.
-        error: what pickling raised.
+        parts: the values to be sent, by the sender's names for them.
+        error: the exception that pickling raised.
     """
     end_s = time.monotonic() + _SEARCH_S
     for name, value in parts.items():
@@ -36,10 +36,10 @@ def refusal(parts: Mapping[str, object], error: BaseException) -> TypeError:
 
 
 def _descend(name: str, value: object, seen: set[int], end_s: float) -> tuple[str, object] | None:
-    """Find the innermost part that fails; None where it only leads back to what was *seen*.
+    """Find the innermost part that fails; None if it only leads back to values already *seen*.
 
     Args:
-        end_s: when to be content with what is found, in seconds of `time.monotonic`.
+        end_s: when to settle for the part found so far, in seconds of `time.monotonic`.
     """
     leads_back = False
     if len(seen) <= _MAX_DEPTH:
@@ -56,7 +56,7 @@ def _descend(name: str, value: object, seen: set[int], end_s: float) -> tuple[st
 
 
 def _parts(name: str, value: object) -> Iterator[tuple[str, object]]:
-    """What *value* is made of, as pickle sees it; as far as it lets itself be looked at."""
+    """The parts of *value*, as pickle sees them; those that can be read without an exception."""
     try:
         yield from _members(name, value)
     except BaseException:  # noqa: BLE001 user code; the value itself is the obstacle

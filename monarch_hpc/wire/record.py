@@ -1,7 +1,7 @@
-"""Records of Python's `logging` on their way from a proc to the program: marked lines among what it writes to stderr.
+"""Records of Python's `logging` on their way from a proc to the program: marked lines in the proc's stderr.
 
-They share the pipe with everything else, so that a record that was written survives the death of its writer and
-stays in order with what was printed. The mark is the record separator of RFC 7464, JSON text sequences.
+They share the pipe with all other output, so that a record survives the death of its writer and stays in order with
+printed lines. The mark is the record separator of RFC 7464, JSON text sequences.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MARK = "\x1e"
 _MARK = MARK.encode()
 
 _MAX_CHARS = 8 << 10
-"""Of a record's text. Each character may need six bytes as JSON, and a line of more than 64 KiB would be cut."""
+"""Limit of a record's text. A character may need six bytes as JSON, and a line of more than 64 KiB would be cut."""
 
 _MAX_RECORD_BYTES = 64 << 10
 
@@ -27,14 +27,14 @@ class LogRecord:
     """One record.
 
     Attributes:
-        name: of the logger.
+        name: name of the logger.
         level: its number, as in `logging`.
         text: the message, with the traceback if there is one; may have several lines.
         at_s: when it was made, in seconds since the epoch.
-        actor: name of the actor that made it; empty outside of endpoints.
+        actor: name of the actor that made it; empty outside endpoints.
         path: the source file that made it.
-        line: the line there.
-        function: the function there.
+        line: the line in that file.
+        function: the function in that file.
         thread: name of the thread that made it.
     """
 
@@ -53,7 +53,7 @@ class LogRecord:
 
 
 def render_record(record: LogRecord) -> bytes:
-    """Return the line for *record*, with its mark and line feed; a long text is cut in the middle, and says so."""
+    """Return the line for *record*, with its mark and line feed; a long text is shortened in its middle."""
     fields: list[object] = list(astuple(record))
     for index, value in enumerate(fields):
         if isinstance(value, str) and len(value) > (limit := _MAX_CHARS if value is record.text else 256):
@@ -64,7 +64,7 @@ def render_record(record: LogRecord) -> bytes:
 
 
 def parse_record(line: str) -> LogRecord | None:
-    """Read what `render_record` gave, without the line feed; None if it is something else."""
+    """Read what `render_record` rendered, without the line feed; None for anything else."""
     if not line.startswith(MARK):
         return None
     try:
@@ -80,7 +80,7 @@ def parse_record(line: str) -> LogRecord | None:
 
 
 def split_marked(line: str) -> list[str]:
-    """Return *line*, as two where a record follows on text that its writer had not ended."""
+    """Return *line*, split in two if a record follows an unfinished line."""
     at = line.find(MARK)
     if at <= 0 or parse_record(line[at:]) is None:
         return [line]
@@ -88,10 +88,10 @@ def split_marked(line: str) -> list[str]:
 
 
 class Unmarker:
-    """Makes bytes for people of what a proc writes: its records as text, all else as it is.
+    """Turns the output of a proc into text for people: records are formatted, all else is unchanged.
 
     Args:
-        records: whether there may be any, which only stderr has.
+        records: whether to look for records, which only stderr has.
     """
 
     def __init__(self, *, records: bool) -> None:
@@ -100,7 +100,7 @@ class Unmarker:
         self._in_line = False
 
     def feed(self, data: bytes) -> bytes:
-        """Return what *data* adds; an unfinished record is held back."""
+        """Return the text for *data*; an unfinished record is held back."""
         if not self._records or (not self._held and _MARK not in data):
             self._in_line = not data.endswith(b"\n")
             return data
@@ -116,7 +116,7 @@ class Unmarker:
         return b"".join(parts)
 
     def flush(self) -> bytes:
-        """Return what was held back, and the end of the last line if it has none."""
+        """Return what was held back, and end the last line if it is unfinished."""
         rest, self._held = self._held, b""
         end = b"\n" if rest or self._in_line else b""
         self._in_line = False

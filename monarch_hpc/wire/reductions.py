@@ -1,7 +1,7 @@
-"""What travels where the answers to a cast are combined on their way up: orders to a proc, and what it made of them.
+"""Orders to a proc to combine the answers to a cast on their way up, and the notes that hold the results.
 
-An order is the functions of the caller and the answers to combine, as opaque to the agent that gives it as all else
-that procs say. The parser is total: any bytes give an `Order` or a `FrameError`.
+An order holds the caller's functions and the answers to combine, both opaque to the agent that sends it. The parser is
+total: any bytes give an `Order` or a `FrameError`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Order:
 
     Attributes:
         functions: identity, combine and merge, see `actor.casts.reduction.Folding`.
-        parts: RESULT and PARTIAL notes, in the order of their places, without a gap between them.
+        parts: RESULT and PARTIAL notes, in the order of their places, without gaps.
     """
 
     origin: int
@@ -38,7 +38,7 @@ class Order:
 def pack_span(
     tag: NoteKind, key: tuple[int, int], span: tuple[int, int], body: Buffer = b"", buffers: Sequence[Buffer] = ()
 ) -> Note:
-    """A note about the places from the first up to, and not including, the second of *span*.
+    """Make a note about the places of *span*, a half-open interval.
 
     Args:
         key: sender and number of the cast.
@@ -47,10 +47,10 @@ def pack_span(
 
 
 def span_of(note: Note) -> tuple[int, int]:
-    """The places that a note is about.
+    """Return the places that a note is about, as a half-open interval.
 
     Raises:
-        FrameError: it does not say so.
+        FrameError: the note is malformed.
     """
     if note.tag not in _SPANNING:
         return note.place, note.place + 1
@@ -61,7 +61,7 @@ def span_of(note: Note) -> tuple[int, int]:
 
 
 def content_of(note: Note) -> Buffer:
-    """The body of a note without what `pack_span` put in front of it."""
+    """Return the body of a note without the prefix of `pack_span`."""
     return memoryview(note.body)[_SIZE.size :] if note.tag in _SPANNING else note.body
 
 
@@ -73,10 +73,10 @@ def pack_order(order: Order) -> Frame:
 
 
 def parse_order(frame: Frame) -> Order:
-    """Read what `pack_order` gave.
+    """Read what `pack_order` rendered.
 
     Raises:
-        FrameError: it is none.
+        FrameError: *frame* is not an order.
     """
     view = memoryview(frame.body)
     size = _SIZE.unpack_from(view)[0] if len(view) >= _SIZE.size else len(view)
@@ -87,5 +87,5 @@ def parse_order(frame: Frame) -> Order:
     for part in parts:
         span_of(part)
     if not parts or any(part.tag not in (NoteKind.RESULT, NoteKind.PARTIAL) for part in parts):
-        raise FrameError("an order to combine something else than answers")
+        raise FrameError("an order to combine notes other than answers")
     return Order(frame.dest, frame.reply, view[_SIZE.size : begin], parts)

@@ -1,4 +1,4 @@
-"""The answer to a control message that cannot be used: it says which one that was, as far as that can be read."""
+"""Answers control messages that cannot be used, naming the message as far as it can be read."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from monarch_hpc.wire.messages import Message, Refused
 __all__ = ["refuse"]
 
 _MAX_CHARS = 200
-"""Of what is repeated of a message; names are shorter."""
+"""Limit of a name that is repeated from the message; real names are shorter."""
 
 _TOO_LARGE = 1 << 63
-"""Numbers from here on are of no mesh and no request."""
+"""Numbers from here on belong to no mesh and no request."""
 
 
 def refuse(message: Message | bytes | bytearray | memoryview, problem: str) -> Refused:
     """Make the answer to a message that cannot be used, whatever its fields hold.
 
     Args:
-        message: it, or the body that `decode` did not take.
+        message: the message, or the body that `decode` refused.
     """
     fields: dict[str, object] = {}
     if isinstance(message, Message):

@@ -1,7 +1,7 @@
-"""User values to bytes and back: pickle protocol 5, large buffers beside the body.
+"""Serializes user values: pickle protocol 5, with large buffers beside the body.
 
-cloudpickle carries classes and functions of `__main__` and notebooks by value; everything importable
-travels by name.
+cloudpickle pickles classes and functions of `__main__` and notebooks by value; everything importable is pickled by
+name.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ def dumps(value: Any) -> tuple[bytes, list[Buffer]]:
 def loads(body: Buffer, buffers: Sequence[Buffer] = ()) -> object:
     """Rebuild what `dumps` serialized; arrays share the memory of *buffers*.
 
-    Only for bytes of a peer that proved the allocation's key: loading runs code that they choose.
+    Only for data of a peer that proved the allocation's key: loading runs code that the peer chooses.
     """
     return pickle.loads(body, buffers=buffers)
 
 
 def _is_plain(values: Sequence[Any]) -> bool:
-    """Whether plain pickle gives what cloudpickle would, at a tenth of its cost."""
-    for value in values:  # a generator would cost three times as much
+    """Whether plain pickle gives the same result as cloudpickle, at a tenth of its cost."""
+    for value in values:  # a generator costs three times as much
         kind = type(value)
         if kind not in _PLAIN and not (kind is tuple and _is_plain(value)):
             return False

@@ -1,4 +1,4 @@
-"""What a proc is told at its start, and the environment that it starts with."""
+"""The start order of procs, and the variables that mark their environment."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 DEFAULT_ENTRY = "monarch_hpc.mesh.process:main"
-"""What procs run, by its name: agents do not know what actors are."""
+"""Entry point of procs, by name: agents do not depend on actors."""
 
 
 _SECTIONS: dict[str, type[TransportConfig] | type[FabricConfig] | type[UcxConfig] | type[LogsConfig]] = {
@@ -31,31 +31,31 @@ _SECTIONS: dict[str, type[TransportConfig] | type[FabricConfig] | type[UcxConfig
     "ucx": UcxConfig,
     "logs": LogsConfig,
 }
-"""The parts of the configuration in a `ProcStart`."""
+"""The sections of the configuration in a `ProcStart`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcStart:
-    """What a proc needs to take its place in the allocation.
+    """Everything that a proc needs to start.
 
     Args:
-        rank: place in its mesh of *num_ranks* procs.
-        local_rank: place among the *per_host* procs of its mesh on this host.
-        host_rank: the host's place in the allocation.
+        rank: rank in its mesh of *num_ranks* procs.
+        local_rank: index among the *per_host* procs of its mesh on this host.
+        host_rank: the host's position in the allocation.
         listen_hosts: IP addresses to listen on.
         gpus: the GPUs it sees, its own first unless configured otherwise.
-        hello_fd: where it writes one encoded `ProcHello` and a line feed, and then closes.
+        hello_fd: pipe to which it writes one encoded `ProcHello` and a line feed, and then closes it.
         record_fd: memory to record into, see `telemetry.recorder`.
         spin_s: how long its engine may spin.
         agent: addresses of the agent of this host.
-        forwarders: addresses of the head's agent, which passes on what is for procs that cannot be dialled.
+        forwarders: addresses of the head's agent, which forwards to procs that cannot be dialled.
         interfaces: names of the network interfaces of *listen_hosts*.
         segments: folder for shared memory; may be empty.
         cpus: CPUs to run on; empty for all that the agent may use.
         memory_nodes: NUMA nodes to take memory from; empty for any.
-        num_threads: what OMP_NUM_THREADS becomes where the user does not say; 0 leaves it alone.
+        num_threads: value of OMP_NUM_THREADS unless the user sets it; 0 leaves it unchanged.
         slurm: Slurm's names of job, step and node, see `core.ids.SlurmIds`.
-        python: the interpreter that was asked for; empty for the agent's own.
+        python: the requested interpreter; empty for the agent's own.
     """
 
     allocation: str
@@ -90,17 +90,17 @@ class ProcStart:
 
 @dataclass(frozen=True, slots=True)
 class ProcOrder:
-    """The procs of one mesh on one host, as the zygote is asked for them.
+    """The procs of one mesh on one host, as ordered from the zygote.
 
     Args:
-        starts: one for each proc; their `hello_fd` and `record_fd` are filled in by the zygote.
-        environment: variables that replace or join the agent's.
+        starts: one for each proc; the zygote fills in their `hello_fd` and `record_fd`.
+        environment: variables that replace or extend the agent's.
         sys_path: the controller's import path.
-        cwd: its working directory; used where it exists.
-        umask: its file mode mask: what actors write is as open as the user wants it.
+        cwd: the controller's working directory; used where it exists.
+        umask: the controller's file mode mask, so that files of actors are as open as the user wants.
         gpu_variable: the variable that carries `ProcStart.gpus`.
-        unset: variables of the agent's that procs are to be without.
-        in_step: procs are tasks of a step of their own, and MPI is to see that.
+        unset: variables of the agent that procs must not inherit.
+        in_step: whether the procs are tasks of a separate step, which MPI must see.
     """
 
     starts: list[ProcStart]
@@ -127,7 +127,7 @@ def render_order(order: ProcOrder) -> dict[str, object]:
 
 
 def parse_order(text: str | bytes) -> ProcOrder:
-    """Read what `render_order` gave, as JSON. Both ends are ours and of one version, so it is not checked."""
+    """Read what `render_order` rendered, as JSON. Both ends are ours and of one version, so it is not checked."""
     document = json.loads(text)
     for start in document["starts"]:
         start["key"] = bytes.fromhex(start["key"])
@@ -138,16 +138,16 @@ def parse_order(text: str | bytes) -> ProcOrder:
 
 
 COOKIE = "MONARCH_HPC_COOKIE"
-"""Environment variable of all procs and what they start: the allocation."""
+"""Environment variable of all procs and their children: the allocation."""
 
 
 HOST_COOKIE = "MONARCH_HPC_HOST"
-"""The rank of the host: in a local allocation several hosts are one machine."""
+"""Environment variable: the rank of the host; in a local allocation several hosts are one machine."""
 
 
 RUN_COOKIE = "MONARCH_HPC_RUN_COOKIE"
-"""The run."""
+"""Environment variable: the run."""
 
 
 NO_RUN = "0" * MAX_RUN_CHARS
-"""Stands for a run in the zygote's own environment, and is overwritten in each proc; NUL bytes fill it up."""
+"""Placeholder for a run in the zygote's own environment, overwritten in each proc; padded with NUL bytes."""

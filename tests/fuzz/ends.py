@@ -1,4 +1,4 @@
-"""Real ends of channels and relays, fed with bytes: what reads others' bytes piece by piece."""
+"""Real ends of channels and relays, which read fuzzed bytes piece by piece."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _PEER = Peer(Role.PROC, "there", 22, 0, "3.11.0", "0.1.0", "tcp://127.0.0.1:1")
 
 
 class _Escaped(logging.Handler):
-    """Keeps what a callback of the engine failed with: the engine itself only logs it."""
+    """Collects the errors of engine callbacks, which the engine only logs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class _Escaped(logging.Handler):
 
 
 class _Here:
-    """A process of which no thread runs but the one that waits: its engine, its node, and what comes there."""
+    """A process driven by the waiting thread alone: its engine, its node, and the events received."""
 
     def __init__(self) -> None:
         self.engine = Engine()
@@ -70,18 +70,18 @@ class _Here:
         logger.addHandler(self._escaped)
 
     def on_channel(self, channel: FrameChannel) -> None:
-        """Nobody dials this process."""
+        """Not called: no peer dials this process."""
 
     def on_frame(self, _channel: FrameChannel, frame: Frame) -> None:
         """Keep a frame."""
         self.frames.append(frame)
 
     def on_lost(self, _channel: FrameChannel, error: TransportError) -> None:
-        """Keep the end."""
+        """Keep the error."""
         self.lost.append(error)
 
     def until(self, condition: Callable[[], bool]) -> None:
-        """Drive until something is so; raise what escaped meanwhile."""
+        """Drive until *condition* holds; raise errors that escaped meanwhile."""
         reached = self.engine.wait(lambda: bool(self._escaped.errors) or condition(), _PATIENCE_S)
         if self._escaped.errors:
             raise self._escaped.errors.pop()
@@ -89,7 +89,7 @@ class _Here:
 
     @contextlib.contextmanager
     def fresh(self) -> Iterator[None]:
-        """Forget what came before, and afterwards; nothing may stay open."""
+        """Clear the state before and after; no descriptor may stay open."""
         self._escaped.errors.clear()
         before = set(os.listdir("/proc/self/fd"))
         try:
@@ -108,12 +108,12 @@ def _here() -> _Here:
 
 
 def wire_of(data: bytes, seal: Cipher) -> Iterator[bytes]:
-    """What an input puts on the wire: pieces of ``u8 how, u32 size``, and mostly so many bytes.
+    """Encode an input for the wire: pieces of ``u8 how, u32 size``, mostly followed by so many bytes.
 
-    How: 0 raw bytes, 1 a sealed record, 2 a sealed chunk, 3 a sealed chunk of zeros, of which only the size is there.
+    How: 0 raw bytes, 1 a sealed record, 2 a sealed chunk, 3 a sealed chunk of zeros, given by its size alone.
     """
     at = 0
-    zeros = 2 * MAX_FRAME_BYTES  # more, and the input would be larger than what it is about
+    zeros = 2 * MAX_FRAME_BYTES  # more would exceed the limit under test
     while at + 5 <= len(data):
         how, size = struct.unpack_from("<BI", data, at)
         at += 5
@@ -132,12 +132,12 @@ def wire_of(data: bytes, seal: Cipher) -> Iterator[bytes]:
 
 
 def name_of(frames: list[Frame]) -> str:
-    """What came, in as many words as there are ways to go on."""
+    """Name the outcome, with one name per distinct continuation."""
     return "frames" if len(frames) > 1 else frames[0].kind.name if frames else "nothing"
 
 
 def run_inbox(data: bytes) -> str:
-    """Feed an input to an inbox, twice, in other pieces: they must make no difference."""
+    """Feed an input to an inbox twice, split differently: the outcome must be the same."""
     wire = b"".join(wire_of(data[1:], Cipher(_KEY)))
     step = 1 + data[0] if data else 1
     whole = _feed(wire, len(wire) or 1)
@@ -165,7 +165,7 @@ def _feed(wire: bytes, step: int) -> tuple[list[Frame], str]:
 
 
 def run_records(data: bytes) -> tuple[list[Frame], TransportError]:
-    """Send an input to a channel that is proven; return the frames that came of it, and how the channel ended."""
+    """Send an input to an authenticated channel; return the resulting frames, and the channel's error."""
     here = _here()
     with here.fresh():
         near, far = socket.socketpair(type=socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -175,7 +175,7 @@ def run_records(data: bytes) -> tuple[list[Frame], TransportError]:
             here.node.adopt(near, _PEER, (Cipher(_KEY), Cipher(_KEY)))
 
         def gone() -> bool:
-            """Send on, and say whether the channel is over."""
+            """Send on, and return whether the channel has ended."""
             nonlocal wire
             with contextlib.suppress(BlockingIOError, ConnectionError):
                 far.recv(2**20)
@@ -193,14 +193,14 @@ def run_records(data: bytes) -> tuple[list[Frame], TransportError]:
 
 
 class _Lane:
-    """Stands for UCX under a lane."""
+    """Replaces UCX under a lane."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Nothing to close."""
 
 
 class _Taken:
-    """What a lane hands on."""
+    """Collects the output of a lane."""
 
     def __init__(self) -> None:
         self.frames: list[Frame] = []
@@ -211,17 +211,17 @@ class _Taken:
         self.frames.append(frame)
 
     def on_lane_error(self, error: TransportError) -> None:
-        """Keep the end."""
+        """Keep the error."""
         self.errors.append(error)
 
-    def ask_for_word(self, word: int) -> None:
-        """There is nobody to ask."""
+    def probe_lane(self, asked_us: int) -> None:
+        """There is no peer to ask."""
 
 
 def run_lane(data: bytes) -> str:
-    """Hand messages to a UCX lane: pieces of ``u8 how, u64 sequence, u32 size``, and so many bytes.
+    """Feed messages to a UCX lane: pieces of ``u8 how, u64 sequence, u32 size``, and so many bytes.
 
-    How: 0 small frames, 1 a message of its own, 2 the switch to this lane, 3 a message that was too large.
+    How: 0 small frames, 1 a separate message, 2 the switch to this lane, 3 a message over the limit.
     """
     if importlib.util.find_spec("monarch_hpc.transport.ucx._ucx") is None:
         return "no binding was built"
@@ -252,7 +252,7 @@ def run_lane(data: bytes) -> str:
 
 @contextlib.contextmanager
 def _no_network() -> Iterator[list[socket.socket]]:
-    """Let a relay dial anything, and give it a socket that leads nowhere."""
+    """Let a relay dial any address, and give it one end of a socket pair."""
     others: list[socket.socket] = []
 
     def begin_connect(address: str) -> socket.socket:
@@ -270,7 +270,7 @@ def _no_network() -> Iterator[list[socket.socket]]:
 
 
 def run_relay(data: bytes) -> str:
-    """Send an input to one end of a relay, by its first byte the far end or the near one with two streams."""
+    """Send an input to one end of a relay; its first byte selects the far end, or the near end with two streams."""
     here = _here()
     far = data[:1] == b"\1"
     failed: list[str] = []

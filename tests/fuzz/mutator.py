@@ -1,4 +1,4 @@
-"""Inputs that are nearly right: known ones with the changes that parsers trip over."""
+"""Generates almost valid inputs: known ones with the changes that parsers trip over."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 __all__ = ["MAX_INPUT_BYTES", "Mutator"]
 
 MAX_INPUT_BYTES = 48 * 1024
-"""Less than a pipe or a socket takes at once, so that an input can be handed over before it is looked at."""
+"""Less than a pipe or a socket takes at once, so that an input can be written before it is read."""
 
 _EDGES = [0, 1, 2, 7, 8, 15, 16, 17, 23, 24, 25, 127, 128, 255, 256, 4095, 4096, 4097, 65535, 65536]
 _EDGES += [2**20 + step for step in (-1, 0, 1, 15, 16, 17)]
@@ -23,7 +23,7 @@ class Mutator:
     """Makes inputs from inputs.
 
     Args:
-        dice: the only source of chance: the same seed gives the same inputs.
+        dice: the only source of randomness: the same seed gives the same inputs.
     """
 
     def __init__(self, dice: random.Random) -> None:
@@ -44,7 +44,7 @@ class Mutator:
         ]
 
     def mutate(self, data: bytes, others: Sequence[bytes]) -> bytes:
-        """Change *data* in one to five ways; *others* lend their parts."""
+        """Change *data* in one to five ways; parts of *others* may be spliced in."""
         changed = bytearray(data)
         for _ in range(self._dice.randint(1, 5)):
             self._dice.choice(self._changes)(changed, others)
@@ -69,7 +69,7 @@ class Mutator:
         size = self._dice.choice((1, 2, 4, 8))
         at = self._at(data)
         if self._dice.random() < 0.7:
-            at &= ~3  # where layouts put their numbers
+            at &= ~3  # numbers are aligned
         data[at : at + size] = (self._dice.choice(_EDGES) % 256**size).to_bytes(size, "little")
 
     def _step(self, data: bytearray, _others: Sequence[bytes]) -> None:

@@ -1,7 +1,7 @@
-"""What is fuzzed: everything that reads bytes of other processes, with the law that each must keep.
+"""The fuzz targets: every parser of other processes' bytes, with the invariant that each must keep.
 
-The law: any bytes give a value or one of the documented errors, in bounded time and memory. `Target.run` returns what
-came of an input in a few words, with which inputs are told apart, and raises whatever breaks the law.
+The invariant: any bytes give a value or one of the documented errors, in bounded time and memory. `Target.run` returns
+a short name of the outcome, which tells inputs apart, and raises if the invariant is broken.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _PROLOGUE_BYTES = HELLO_BYTES - (ANSWER_BYTES - PUBLIC_BYTES - TAG_BYTES) - PUBL
 
 @dataclass(frozen=True)
 class Target:
-    """One reader of bytes.
+    """One parser of bytes.
 
     Args:
-        seeds: inputs to begin with.
-        run: feeds it one input.
+        seeds: initial inputs.
+        run: feeds one input to the parser.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Target:
     run: Callable[[bytes], str]
 
     def check(self, data: bytes) -> str:
-        """Feed it one input; return what came of it."""
+        """Feed one input to the parser; return the outcome."""
         outcome = self.run(data)
         assert len(outcome) <= _MAX_WORDS, "an error as long as its cause"
         return outcome
@@ -68,7 +68,7 @@ def _frames() -> list[bytes]:
 
 
 def _run_head(data: bytes) -> str:
-    """A header, and what `parse_frame` makes of the same bytes."""
+    """Parse a header, and the same bytes by `parse_frame`."""
     outcome = _parse_head(data)
     parsed: tuple[Frame, int] | None = None
     problem = ""
@@ -154,7 +154,7 @@ def _greetings() -> list[bytes]:
 
 
 def _run_greeting(data: bytes) -> str:
-    """The first bytes that anybody may send."""
+    """Parse a hello as the listening side; any process may send one."""
     accepting = Accepting(_HERE, _KEY, "there")
     try:
         peer, wanted = accepting.read(data)
@@ -165,7 +165,7 @@ def _run_greeting(data: bytes) -> str:
 
 
 def _cards() -> list[bytes]:
-    """Prologue and card in the clear."""
+    """Prologues and cards in plain text."""
     found = []
     for greeting in _greetings():
         prologue, noise = greeting[:_PROLOGUE_BYTES], greeting[_PROLOGUE_BYTES:]
@@ -174,13 +174,13 @@ def _cards() -> list[bytes]:
 
 
 def _run_card(data: bytes) -> str:
-    """Who holds the key, and greets with nonsense."""
+    """Handle a hello that is sealed with the key around nonsense."""
     prologue, card = data[:_PROLOGUE_BYTES], data[_PROLOGUE_BYTES:]
     return _run_greeting(prologue + Initiator(prologue, _KEY).first(card))
 
 
 def _run_answer(data: bytes) -> str:
-    """The first bytes that anybody may answer, with the first one telling whether in nonsense sealed with the key."""
+    """Parse an answer as the dialling side; the first input byte says whether the rest is sealed with the key."""
     dialing = Dialing(_THERE, _KEY, 0, "here")
     answer = data[1:]
     if data[:1] == b"\1":
@@ -210,7 +210,7 @@ def _run_address(data: bytes) -> str:
         return "none"
     assert 0 < port < 65536
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    socket.inet_pton(family, host)  # what is no number would be looked up, by `connect`
+    socket.inet_pton(family, host)  # `connect` would resolve a host name
     return family.name
 
 
@@ -269,7 +269,7 @@ def _lanes() -> list[bytes]:
 
 
 def _relayed() -> list[bytes]:
-    """See `ends.run_relay`: u8 which end it is, then what comes through the pipe."""
+    """See `ends.run_relay`: u8 for the end, then the bytes from the pipe."""
 
     def record(what: int, stream: int, payload: bytes) -> bytes:
         return struct.pack("<BII", what, stream, len(payload)) + payload

@@ -1,8 +1,7 @@
-"""Another user of the same host and the same primary group, who tries what NEG-02 to NEG-08 name.
+"""An attacker: another user of the same host and primary group, who tries the attacks of NEG-02 to NEG-08.
 
-Run as a program: it reads what is public, and what was recorded on the network, from its input; becomes that user once
-it has loaded all that it needs, since the interpreter may be in a folder of its owner alone; attacks; and prints what
-it got.
+Run as a program, it reads public facts and recorded traffic from its input; becomes that user once it has loaded all
+modules, since the interpreter may be in a private folder; attacks; and prints its loot.
 """
 
 from __future__ import annotations
@@ -39,17 +38,17 @@ _PIDFD_GETFD = 438
 
 @dataclass
 class Told:
-    """What the attacker knows.
+    """The attacker's knowledge.
 
     Attributes:
-        uid, gid: who he is; his group is that of the victim.
-        addresses: where the victim's processes listen.
-        allocation: it stands in the list of processes.
-        sessions: recorded ones: all that a true peer sent. In hexadecimal digits, as all bytes here.
-        greetings: of true peers, which never arrived.
-        pids: of the victim's processes.
-        folders: where the victim's files are, as far as one can guess.
-        bombs: a folder in which the pickles that he sends would make files.
+        uid, gid: ids of the attacker; the group is the victim's.
+        addresses: addresses of the victim's processes.
+        allocation: its id, visible in the list of processes.
+        sessions: recorded sessions: all bytes that a true peer sent. Hexadecimal, as all bytes here.
+        greetings: hellos of true peers that never arrived.
+        pids: ids of the victim's processes.
+        folders: likely folders of the victim's files.
+        bombs: a folder in which the attacker's pickles would make files.
     """
 
     uid: int
@@ -65,13 +64,13 @@ class Told:
 
 @dataclass
 class Loot:
-    """What he got.
+    """The result of an attack.
 
     Attributes:
-        sessions: connections that he made, by kind of attack.
-        opened: those in which he was told more than the answer to a recorded greeting, or was not sent away.
-        tried: what he tried on processes and files.
-        got: what of it was not denied.
+        sessions: number of connections made, by kind of attack.
+        opened: those that sent more than the answer to a recorded hello, or were not closed.
+        tried: attempts on processes and files.
+        got: the attempts that were not denied.
     """
 
     sessions: dict[str, int] = field(default_factory=dict)
@@ -81,7 +80,7 @@ class Loot:
 
 
 def attack(told: Told) -> Loot:
-    """Run the attacker to his end; for a test that is root."""
+    """Run the attacker until it exits; the test must be root."""
     argv = [sys.executable, "-m", "tests.system.attacker"]
     done = subprocess.run(argv, input=json.dumps(asdict(told)), capture_output=True, text=True, cwd=ROOT, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -97,7 +96,7 @@ class _Bomb:
 
 
 def _throws(told: Told) -> Iterator[tuple[str, bytes]]:
-    """What he sends, each on a connection of its own."""
+    """The messages to send, each on a separate connection."""
     sessions = [bytes.fromhex(text) for text in told.sessions]
     greetings = [bytes.fromhex(text) for text in told.greetings]
     after = HELLO_BYTES + PROOF_BYTES
@@ -134,7 +133,7 @@ def _throws(told: Told) -> Iterator[tuple[str, bytes]]:
 
 
 def _send(address: str, data: bytes, *, reflect: bool = False) -> tuple[int, bool]:
-    """How many bytes came, and whether he was sent away."""
+    """Send *data*; return how many bytes were received, and whether the connection was closed."""
     got = 0
     with socket.create_connection(parse_address(address), PATIENCE_S) as sock:
         try:
@@ -167,7 +166,7 @@ def _network(told: Told, loot: Loot) -> None:
 
 
 def _crawl(told: Told, loot: Loot) -> None:
-    """NEG-06: many connections that say a byte now and then."""
+    """NEG-06: many connections that send a byte now and then."""
     slow = [
         socket.create_connection(parse_address(told.addresses[number % len(told.addresses)])) for number in range(300)
     ]

@@ -1,4 +1,4 @@
-"""The dialling end of a channel, made by hand: for tests that send what no node would."""
+"""The dialling end of a channel, step by step: for tests that send what no node would."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = ["ByHand", "bits", "flipped", "last_words", "plain", "seal"]
 
 
 class ByHand:
-    """A socket to *address*, and what it takes to speak on it; nothing is sent before it is told to.
+    """A socket to *address*, with the ciphers to use it; it sends only on request.
 
     Attributes:
-        sent: all bytes so far.
-        answer: the listening side's, once `greet` has returned.
+        sent: all bytes sent so far.
+        answer: the listening side's answer, once `greet` has returned.
     """
 
     def __init__(
@@ -51,18 +51,18 @@ class ByHand:
         self.sock.sendall(data)
 
     def greet(self) -> None:
-        """Send the greeting and take the answer."""
+        """Send the hello and read the answer."""
         self.send(self._dialing.hello)
         self.answer = self.sock.recv(ANSWER_BYTES, socket.MSG_WAITALL)
         self.peer, (self.seal, self.open) = self._dialing.finish(self.answer)
 
     def prove(self) -> None:
-        """Greet, and prove that the greeting is no recorded one."""
+        """Send the hello, and the proof that it is not a recording."""
         self.greet()
         self.send(make_proof(self.seal))
 
     def record(self, plain: bytes) -> bytes:
-        """The next record, around *plain*."""
+        """Seal *plain* as the next record."""
         return seal(self.seal, plain)
 
     def __enter__(self) -> ByHand:
@@ -73,18 +73,18 @@ class ByHand:
 
 
 def seal(cipher: Cipher, text: bytes) -> bytes:
-    """One record of the `tcp` fabric."""
+    """Make one record of the `tcp` fabric."""
     sealed = cipher.seal(text)
     return struct.pack("<I", len(sealed)) + sealed
 
 
 def plain(frame: Frame) -> bytes:
-    """What a small frame's record holds."""
+    """Return the plain content of a small frame's record."""
     return b"".join((pack_head(frame), frame.body, *frame.buffers))
 
 
 def last_words(sock: socket.socket) -> bytes:
-    """All that the other side sends until it hangs up."""
+    """Return everything that the other side sends until it closes the connection."""
     words = b""
     with contextlib.suppress(ConnectionError):
         while data := sock.recv(65536):
@@ -93,12 +93,12 @@ def last_words(sock: socket.socket) -> bytes:
 
 
 def flipped(data: bytes, bit: int) -> bytes:
-    """*data* with one bit flipped."""
+    """Return *data* with one bit flipped."""
     forged = bytearray(data)
     forged[bit // 8] ^= 1 << bit % 8
     return bytes(forged)
 
 
 def bits(data: bytes) -> Iterator[bytes]:
-    """*data* once for each of its bits, with that bit flipped."""
+    """Return *data* once per bit, with that bit flipped."""
     return (flipped(data, bit) for bit in range(8 * len(data)))

@@ -1,7 +1,7 @@
-"""A process with an open door, to be besieged and measured from outside.
+"""A listening process, to be attacked and measured from outside.
 
-Run as a program, it listens, and answers each line of its input with a line: how many channels were opened,
-how many frames came, how many connections were refused, and how many have not proved themselves yet.
+Run as a program, it listens, and answers each line of its input with a line: the number of channels opened, frames
+received, connections refused, and connections that have not authenticated yet.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["Doorkeeper", "Tally", "open_doorkeeper"]
 
 
 class Tally(NamedTuple):
-    """What a doorkeeper has seen so far."""
+    """The counts of a doorkeeper so far."""
 
     opened: int
     frames: int
@@ -39,7 +39,7 @@ class Tally(NamedTuple):
 
 
 class Doorkeeper:
-    """The process, from outside."""
+    """The process, seen from outside."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -47,24 +47,24 @@ class Doorkeeper:
         self.address = process.stdout.readline().strip()
 
     def tally(self) -> Tally:
-        """Ask what it has seen."""
+        """Ask for its counts."""
         assert self._process.stdin is not None and self._process.stdout is not None
         print(file=self._process.stdin, flush=True)
         return Tally(*json.loads(self._process.stdout.readline()))
 
     def until_alone(self) -> Tally:
-        """Wait until nobody is at the door."""
+        """Wait until it has no half-open connections."""
         return wait_until("an empty door", self.tally, accept=lambda tally: not tally.half_open)
 
     @property
     def memory_bytes(self) -> int:
-        """What it holds in memory of its own, as the kernel counts it."""
+        """Its private memory, as the kernel counts it."""
         status = Path(f"/proc/{self._process.pid}/status").read_text()
         (kib,) = (line.split()[1] for line in status.splitlines() if line.startswith("RssAnon:"))
         return 1024 * int(kib)
 
     def settled_bytes(self) -> int:
-        """What it holds when it has let go of all that was closed: a closing channel takes up to 2 s."""
+        """Its memory once closed connections have been freed: a closing channel takes up to 2 s."""
         held: list[int] = []
 
         def hold() -> int:
@@ -78,7 +78,7 @@ class Doorkeeper:
 
 @contextmanager
 def open_doorkeeper(limits: TransportConfig) -> Iterator[Doorkeeper]:
-    """Start one, and end it."""
+    """Start a doorkeeper, and stop it."""
     told = json.dumps([ALLOCATION, KEY.hex(), vars(limits)])
     argv = [sys.executable, "-m", "tests.system.doorkeeper", told]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
@@ -90,7 +90,7 @@ def open_doorkeeper(limits: TransportConfig) -> Iterator[Doorkeeper]:
 
 
 class _Counting:
-    """Counts, and keeps nothing."""
+    """Counts events, and keeps nothing."""
 
     def __init__(self) -> None:
         self.opened = self.frames = 0
@@ -114,7 +114,7 @@ def main() -> None:
     node = Node(engine, identity, bytes.fromhex(key), counting, TransportConfig(**limits))
     print(*node.listen(["127.0.0.1"]), flush=True)
     for _ in sys.stdin:
-        gc.collect()  # what is left is held, and not only not collected yet
+        gc.collect()  # what is left is referenced, not just uncollected
         print(json.dumps([counting.opened, counting.frames, node.num_refused, node.num_half_open]), flush=True)
 
 

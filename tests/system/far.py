@@ -1,4 +1,4 @@
-"""Parties in a process of their own; a frame's `reply` says what is wanted of them."""
+"""Parties in a separate process; a frame's `reply` is a command to them."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from tests.system import parties
 __all__ = ["ECHO", "HOLD", "LEAVE", "MEMORY", "Far", "far"]
 
 ECHO, LEAVE, HOLD, MEMORY = 1, 2, 3, 4
-"""Send it back; close the channel; take nothing more until there is another line on stdin; send the key of `dest` bytes
-of memory that is full of sevens."""
+"""Commands: send the frame back; close the channel; stop reading until there is another line on stdin; send the key of
+`dest` bytes of memory filled with sevens."""
 
 
 class Far:
-    """The process, seen from the test."""
+    """The separate process, seen from the test."""
 
     def __init__(self, process: subprocess.Popen[str], addresses: list[str]) -> None:
         self.process = process
@@ -37,13 +37,13 @@ class Far:
 
     @property
     def rss_bytes(self) -> int:
-        """Memory that it has."""
+        """Its resident memory."""
         with open(f"/proc/{self.process.pid}/statm") as statm:
             return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     @property
     def num_fds(self) -> int:
-        """Descriptors that it has."""
+        """Number of its descriptors."""
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
     def go_on(self) -> None:
@@ -54,7 +54,7 @@ class Far:
 
 @contextlib.contextmanager
 def far(fabric: str, count: int = 1) -> Iterator[Far]:
-    """*count* parties in one other process, which is killed in the end; no file of UCX's outlives that."""
+    """Run *count* parties in one process, which is killed in the end and leaves no file of UCX."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as segments:
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.system.far", parties.KEY.hex(), parties.ALLOCATION, fabric, str(count)],
@@ -72,7 +72,7 @@ def far(fabric: str, count: int = 1) -> Iterator[Far]:
             process.wait()
             process.stdin.close()
             process.stdout.close()
-        # Not for a test to kill with: only a library that gives up ends so.
+        # Tests do not kill with these signals: they mean that a library has aborted.
         assert ended not in (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS), f"the other process: {ended}"
 
 
@@ -82,7 +82,7 @@ class _Served:
         self.nodes: list[Node] = []
 
     def on_channel(self, channel: FrameChannel) -> None:
-        """Nothing to prepare."""
+        """Nothing to do."""
 
     def on_frame(self, channel: FrameChannel, frame: Frame) -> None:
         with contextlib.suppress(TransportError):
@@ -95,7 +95,7 @@ class _Served:
             elif frame.reply == HOLD:
                 sys.stdin.readline()
             elif frame.reply == MEMORY:
-                # Not here: UCX may have to start first.
+                # Not on the driver: UCX may have to start first.
                 threading.Thread(target=self._lend, args=(channel, frame.dest), daemon=True).start()
 
     def _lend(self, channel: FrameChannel, num_bytes: int) -> None:
@@ -103,13 +103,13 @@ class _Served:
         channel.send(Frame(Kind.RESULT, 0, 0, memory.key))
 
     def on_lost(self, channel: FrameChannel, error: TransportError) -> None:
-        """They come and go."""
+        """Nothing to do: clients come and go."""
 
 
 def _main(key: str, allocation: str, fabric: str, count: str) -> None:
     engine = Engine()
     engine.start()
-    # Nobody here is a stranger, and a busy machine may leave either side half a second without a turn.
+    # All clients are trusted, and on a busy machine either side may not be scheduled for half a second.
     limits = dataclasses.replace(parties.LIMITS, max_half_open=512, handshake_s=10.0)
     ucx = parties.make_fabric(engine, parties.UCX[fabric]) if fabric in parties.UCX else None
     served = _Served(engine)

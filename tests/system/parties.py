@@ -1,4 +1,4 @@
-"""Parties to channels: an engine and a node each, which record what happens to them."""
+"""Parties to channels: an engine and a node each, which record their events."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ PATIENCE_S = 20.0
 
 
 BLOCKED = "192.0.2.1"
-"""Where nobody is: reserved for documentation. The relay of these tests takes it for loopback."""
+"""An address without a host, reserved for documentation. The relay of these tests maps it to loopback."""
 
 
 class Around:
-    """A relay between two engines of this process, over the pipes that srun would offer."""
+    """A relay between two engines of this process, over pipes as srun would provide."""
 
     def __init__(self, near: Engine, far: Engine) -> None:
         to_far, to_near = os.pipe(), os.pipe()
@@ -76,11 +76,11 @@ class Around:
 
 
 UCX = {"ucx-shm": "posix,cma,self", "ucx-tcp": "tcp,self"}
-"""UCX's transports for the fabrics of the tests."""
+"""UCX's transports for each tested fabric."""
 
 
 def make_fabric(engine: Engine, transports: str) -> UcxFabric:
-    """UCX with these transports only."""
+    """Make a UCX fabric with these transports only."""
     trusted = "tcp" in transports
     return UcxFabric(
         engine,
@@ -95,7 +95,7 @@ def make_fabric(engine: Engine, transports: str) -> UcxFabric:
 
 
 class Party:
-    """One process's worth of engine and node, which records what happens to it."""
+    """The engine and node of one process, and a record of their events."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""A sender that outruns its receiver is slowed, and nobody else is: memory is bounded, and all other calls go on."""
+"""A sender that outruns its receiver is slowed, and no other sender is: memory is bounded, all other calls go on."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ _PATIENCE_S = 30.0
 _MIB = 2**20
 _WINDOW_BYTES = 32 * _MIB
 _SLACK_BYTES = 24 * _MIB
-"""Beside the window: one message that is taken out, buffers of sockets, Python's own."""
+"""Allowed beyond the window: one message being handled, socket buffers, Python's own."""
 
 _gates: dict[str, threading.Event] = {}
 
 
 def gate(name: str) -> threading.Event:
-    """A gate of this process."""
+    """An event of this process, by name."""
     return _gates.setdefault(name, threading.Event())
 
 
 class Sink(Actor):
-    """Takes what it is given, when it is let."""
+    """Takes its arguments when it is allowed to."""
 
     def __init__(self) -> None:
         self.num = 0
@@ -71,14 +71,14 @@ class Sink(Actor):
 
 
 class Broken(Sink):
-    """Cannot be made."""
+    """Fails in its constructor."""
 
     def __init__(self) -> None:
         raise ValueError("no")
 
 
 class Opener(Actor):
-    """Opens gates of its proc, tells who stands before them, and passes calls on."""
+    """Opens gates of its proc, reports when one is reached, and forwards calls."""
 
     @endpoint
     def reached(self, name: str) -> None:
@@ -137,14 +137,14 @@ def second(procs: ProcMesh) -> ProcMesh:
 
 
 def blocked_s(procs: ProcMesh) -> float:
-    """For how long calls to the only proc of *procs* were held back so far."""
+    """Total time that calls to the only proc of *procs* were blocked so far."""
     runtime = Runtime.current
     assert runtime is not None
     return runtime.node.channels[procs.procs[0].incarnation].blocked_s
 
 
 def until_taken(sink: ActorMesh[Sink], num: int) -> None:
-    """Wait until it has taken that many: what others have sent may come after a question of ours."""
+    """Wait until it has taken *num* calls: calls of other senders may arrive after a query of ours."""
 
     def taken() -> int:
         return int(sink.taken.call_one().get(_PATIENCE_S)[0])
@@ -170,7 +170,7 @@ class Background(threading.Thread):
             self.done += 1
 
     def until_held(self) -> int:
-        """Wait until it makes no progress; return how far it came."""
+        """Wait until it makes no more progress; return its count."""
 
         def held() -> tuple[bool, int]:
             return blocked_s(self._procs) > self._before_s + 0.1, self.done
@@ -183,7 +183,7 @@ class Background(threading.Thread):
 
 
 class Memory:
-    """How far the memory of some processes grows from now on."""
+    """The memory growth of some processes since its construction."""
 
     def __init__(self, *pids: int) -> None:
         self._before = {pid: self._read(pid, "VmRSS") for pid in pids}
@@ -191,7 +191,7 @@ class Memory:
             Path(f"/proc/{pid}/clear_refs").write_text("5")  # forget the peak
 
     def growth(self) -> list[int]:
-        """The peaks since then, in bytes."""
+        """Return the peaks since then, in bytes."""
         return [self._read(pid, "VmHWM") - before for pid, before in self._before.items()]
 
     @staticmethod
@@ -230,7 +230,7 @@ def test_a_flood_of_tiny_messages_is_bounded_and_keeps_its_order(first: ProcMesh
 def test_who_is_held_back_for_long_says_so(
     first: ProcMesh, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(channel, "_COMPLAIN_S", 0.1)
+    monkeypatch.setattr(channel, "_WARN_AFTER_S", 0.1)
     sink, opener = first.spawn("sink", Sink), first.spawn("opener", Opener)
     sink.wait.broadcast("complaint")
     flood = Background(first, lambda _: sink.take.broadcast(np.zeros(_MIB, np.uint8)), 100)
@@ -261,7 +261,7 @@ def test_an_actor_that_handles_nothing_keeps_no_credit(first: ProcMesh, kind: st
 
 
 def test_a_full_mailbox_holds_back_only_who_writes_to_it(first: ProcMesh, second: ProcMesh) -> None:
-    """Both procs pour into a full mailbox of the other, and the controller into both: all else goes on."""
+    """Both procs flood a full mailbox of the other, and the controller floods both: all else goes on."""
     sinks = [mesh.spawn("sink", Sink) for mesh in (first, second)]
     pourers = [mesh.spawn("pourer", Opener) for mesh in (first, second)]
     openers = [mesh.spawn("opener", Opener) for mesh in (first, second)]
@@ -269,7 +269,7 @@ def test_a_full_mailbox_holds_back_only_who_writes_to_it(first: ProcMesh, second
     data = np.zeros(_MIB, np.uint8)
     for sink in sinks:
         sink.wait.broadcast("full")
-    for opener in openers:  # others are about to write, whose calls know no order with ours
+    for opener in openers:  # other senders follow, whose calls are not ordered with ours
         opener.reached.call_one("full").get(_PATIENCE_S)
     poured = [pourers[0].pour.call_one(sinks[1], 100), pourers[1].pour.call_one(sinks[0], 100)]
     mine = [
@@ -294,7 +294,7 @@ def test_a_full_mailbox_holds_back_only_who_writes_to_it(first: ProcMesh, second
 
 
 def test_a_coroutine_is_slowed_but_never_stopped(first: ProcMesh, second: ProcMesh) -> None:
-    """The loop that it would block may run the very actor for which its receiver waits."""
+    """The loop that a coroutine would block may run the very actor that its receiver waits for."""
     sink, opener = second.spawn("sink", Sink), second.spawn("opener", Opener)
     pourer = first.spawn("pourer", Opener)
     sink.wait.broadcast("coroutine")
@@ -323,7 +323,7 @@ def test_who_is_held_back_hears_of_deaths_and_lives_on(hosts: HostMesh, first: P
         with pytest.raises(ActorDied, match="signal 9"):
             waiting.get(_PATIENCE_S)
         assert time.monotonic() - begun_s < 5.0
-        flood.finish()  # what is sent to the dead is lost, and holds nobody back
+        flood.finish()  # messages to a dead proc are lost, and block no sender
         assert held.is_alive()
         directory = Path(os.environ[DIRECTORY_VARIABLE])
         status = query_status(directory, 5.0)

@@ -1,4 +1,4 @@
-"""What every fabric does when processes die, stop, leave, fork, or come by the thousand."""
+"""Behaviour that all fabrics share when processes die, stop, leave, fork, or connect by the thousand."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Parties = Callable[..., Party]
 
 
 def settled(party: Party, channel: FrameChannel, fabric: str) -> None:
-    """Wait until the channel is on the fabric that is tested."""
+    """Wait until the channel uses the tested fabric."""
     if fabric in UCX:
         party.until(lambda: bool(channel.why))
         assert channel.fabric == fabric.replace("-", "/"), channel.why
@@ -47,7 +47,7 @@ def dialled(address: str, fabric: str) -> list[str]:
 
 @pytest.fixture(params=FABRICS)
 def joined(parties: Parties, request: pytest.FixtureRequest) -> Iterator[Joined]:
-    """A party here, its channel to one in another process, and that process."""
+    """A party here, its channel to a party in another process, and that process."""
     with far(request.param) as there:
         client = make_client(parties, request.param)
         channel = client.node.connect(dialled(there.addresses[0], request.param))
@@ -172,7 +172,7 @@ def test_a_channel_closed_before_anything_was_sent(joined: Joined) -> None:
 
 
 def lend(client: Party, channel: FrameChannel, num_bytes: int) -> bytes:
-    """The key of so much memory of the other process, full of sevens."""
+    """Return a key for *num_bytes* of memory of the other process, filled with sevens."""
     channel.send(Frame(Kind.RESULT, num_bytes, MEMORY))
     client.until(lambda: bool(client.frames))
     return bytes(client.frames.pop().body)
@@ -226,15 +226,15 @@ def test_what_a_sleeping_receiver_does_not_take_fills_neither_side(joined: Joine
     before_here, before_there = rss_bytes(), there.rss_bytes
     thread = threading.Thread(target=send)
     thread.start()
-    # Held back when it has stood still for a while.
+    # The sender counts as blocked when it has made no progress for a while.
     seen, since_s = -1, time.monotonic()
     while time.monotonic() - since_s < 0.5:
-        time.sleep(0.01)  # a thread that spins keeps the interpreter's lock from the sender
+        time.sleep(0.01)  # a spinning thread would hold the GIL
         if sent != seen:
             seen, since_s = sent, time.monotonic()
     grown = rss_bytes() - before_here, there.rss_bytes - before_there
     assert sent < total
-    # Kernel buffers and windows of some megabytes each; 64 MiB of eager messages may wait in a process that sleeps.
+    # Kernel buffers and windows of some megabytes each; 64 MiB of eager messages may be queued in a stopped process.
     assert max(grown) <= 96 * 2**20, f"after {sent} MiB the sender has grown by {grown[0]}, the receiver by {grown[1]}"
     there.go_on()
     client.until(lambda: len(client.frames) == 4)
@@ -281,8 +281,8 @@ def test_many_peers(parties: Parties, fabric: str) -> None:
 def test_connecting_and_closing_again_and_again_leaves_nothing(
     parties: Parties, fabric: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channel_module, "FIRST_S", 0.0)  # or none would live long enough to move to UCX
-    # Ten thousand in all; CYCLES=10000 makes them on each fabric, in two to ten minutes each.
+    monkeypatch.setattr(channel_module, "FIRST_S", 0.0)  # else no channel would live long enough to move to UCX
+    # Ten thousand in all; CYCLES=10000 runs them on each fabric, in two to ten minutes each.
     cycles = int(os.environ.get("CYCLES") or {"tcp": 5000, "relay": 3000, "ucx-shm": 1500, "ucx-tcp": 500}[fabric])
     with far(fabric) as there:
         client = make_client(parties, fabric)
@@ -302,7 +302,7 @@ def test_connecting_and_closing_again_and_again_leaves_nothing(
             gc.collect()
             grown.append((rss_bytes() - before[0], there.rss_bytes - before[1]))
             opened = len(os.listdir("/proc/self/fd")) - num_fds[0], there.num_fds - num_fds[1]
-        # The first half also warms up; in the second, less than 2 KiB a cycle.
+        # The first half also warms up; the second may grow by less than 2 KiB a cycle.
         assert max(grown[1]) < 2 * 1024 * cycles // 2, grown
         assert max(opened) < 10, opened
         print(f"{fabric}: {cycles} cycles, grown by {grown} bytes, descriptors {opened}")
@@ -311,7 +311,7 @@ def test_connecting_and_closing_again_and_again_leaves_nothing(
 @pytest.mark.slow
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_a_channel_that_ends_under_its_senders_tells_each_of_them(parties: Parties, fabric: str) -> None:
-    """The end comes at any point of what they do: a lane that is closed must not be touched."""
+    """The end may come at any point of a send: a closed lane must not be used."""
     with far(fabric) as there:
         client = make_client(parties, fabric)
         for _ in range(60):

@@ -1,4 +1,4 @@
-"""Two processes, and threads of one, that dial at the same time: what each sends still arrives in order."""
+"""Two processes, and threads of one, that dial at the same time: each one's frames still arrive in order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NUM_THREADS = 3
 
 
 class Caller(threading.Thread):
-    """Sends as callers do: through the channel that the node knows, which it opens first."""
+    """Sends as callers do: on the channel that the node knows, or else opens."""
 
     def __init__(self, party: Party, other: Party, addresses: list[str], number: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The I/O engine: whoever waits drives, and nobody is left asleep."""
+"""The I/O engine: waiting threads drive it, and none is left asleep."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_closing_wakes_those_who_wait() -> None:
 
 
 def test_a_waiter_that_is_ready_when_woken_to_drive_hands_the_driving_on(engine: Engine) -> None:
-    """All but one waiter become ready at once; the last one's timer must still run."""
+    """All waiters but one become ready at once; the last one's timer must still run."""
     for _ in range(150):
         early, late = [Flag(engine) for _ in range(4)], Flag(engine)
         with ThreadPoolExecutor(5) as pool:
@@ -219,7 +219,7 @@ def test_a_program_on_a_host_spins_while_all_have_a_core() -> None:
 
 @pytest.mark.parametrize("timeout_s", [1e7, 1e300, None])
 def test_waits_and_timers_may_be_of_any_length(engine: Engine, timeout_s: float | None) -> None:
-    """The kernel takes 24 days at most in one call."""
+    """One call of the kernel takes 24 days at most."""
     signal = Flag(engine)
     engine.call_later(1e8, signal.set)
     other = threading.Timer(0.05, signal.set)  # by then this thread waits

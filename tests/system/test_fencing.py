@@ -1,4 +1,4 @@
-"""Who was declared dead, or replaced, and comes back: refused with the reason, and no danger to others."""
+"""Processes that were declared dead or replaced, and come back: refused with the reason, and harmless to others."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["parties"]
 
 @pytest.fixture
 def config() -> Config:
-    """Short graces, and soon suspicious."""
+    """A configuration with short graces and early suspicion."""
     loaded = load().config
     return replace(
         loaded,
@@ -50,7 +50,7 @@ def test_a_controller_that_another_replaced_is_told_and_has_no_say_any_more(dire
             assert new.opened.epoch > old.opened.epoch
             eventually(lambda: not alive(pid), "the end of its proc")
             (kept,) = new.spawn_ready([0])
-            # It comes back in the same life: it is told why not, and what it asks for does not happen.
+            # It returns under the same incarnation: it is sent the reason, and its requests are refused.
             old.lost = None
             node = old.attachment.node
             channel = node.connect(old.attachment.ready.addresses)
@@ -62,7 +62,7 @@ def test_a_controller_that_another_replaced_is_told_and_has_no_say_any_more(dire
             new.spawn_ready([1])
             assert not [message for message in new.messages if isinstance(message, HostLost | ProcEnded)]
             new.send(CloseRun("aaaaaaaa", 0))
-        # Other runs have other controllers, and nothing to do with it.
+        # Other runs have other controllers, and are not affected.
         assert neighbour.lost is None
         neighbour.spawn_ready([0])
 
@@ -104,7 +104,7 @@ def head_of(directory: Path) -> int:
 
 @contextlib.contextmanager
 def judge(addresses: list[str], lease: Lease) -> Iterator[tuple[int, int]]:
-    """A process that dials, beats, and judges the one that it reaches; its id, and where it says whom it lost."""
+    """A process that dials a peer and judges it by heartbeats; yields its id, and the fd on which it reports losses."""
     read_fd, write_fd = os.pipe()
     child = os.fork()
     if not child:
@@ -142,7 +142,7 @@ def test_whoever_was_frozen_for_longer_than_it_takes_to_be_dead_condemns_nobody(
         healthy.until(lambda: bool(healthy.opened))
 
         def watch() -> None:
-            # Suspects after twice the time in which the other one condemns.
+            # It suspects after twice the time after which the other side declares dead.
             Heartbeat(healthy.engine, 0.05, Lease(0.4, PATIENCE_S), note).watch(healthy.opened[0])
             changed.set()
 
@@ -162,7 +162,7 @@ def test_whoever_was_frozen_for_longer_than_it_takes_to_be_dead_condemns_nobody(
 def test_whoever_comes_back_too_late_is_given_up_and_not_let_in_again(parties: Callable[..., Party]) -> None:
     server, frozen = parties(role=Role.AGENT), parties(role=Role.AGENT)
     addresses = server.node.listen(["127.0.0.1"])
-    frozen.node.connect(addresses)  # and never beats
+    frozen.node.connect(addresses)  # and sends no heartbeat
 
     def bury(channel: FrameChannel, life: Liveness) -> None:
         if life is Liveness.DEAD:

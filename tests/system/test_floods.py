@@ -1,4 +1,4 @@
-"""Many strangers, and few with huge claims, neither shut out who belongs nor fill the memory (NEG-06, NEG-07).
+"""Many strangers, or few with huge claims, neither shut out legitimate peers nor fill memory (NEG-06, NEG-07).
 
 `pytest -rP tests/system/test_floods.py` shows the figures.
 """
@@ -36,7 +36,7 @@ __all__ = ["parties"]
 MAX_HALF_OPEN = 64
 USUAL = dataclasses.replace(LIMITS, handshake_s=5.0, max_half_open=MAX_HALF_OPEN, max_frame_bytes=2**20)
 
-# A thousand connections, each of which says one byte a second; those that are closed come again.
+# A thousand connections, each sending one byte a second; closed ones reconnect.
 _LORIS = """
 import contextlib, socket, sys, time
 where = sys.argv[1], int(sys.argv[2])
@@ -102,7 +102,7 @@ def test_a_thousand_slow_strangers_shut_nobody_out(parties: Callable[..., Party]
 
 
 def huge(num_bytes: int) -> list[bytes]:
-    """Numbers that would hurt if they were believed, as lengths of so many bytes."""
+    """Numbers that would do harm if trusted, as lengths of *num_bytes* bytes."""
     top = 256**num_bytes
     return [number.to_bytes(num_bytes, "little") for number in (0, top // 2, top - 1, TAG_BYTES, 2**20 + 17)]
 
@@ -139,7 +139,7 @@ def test_strangers_claims_cost_no_memory(doorkeeper: Doorkeeper) -> None:
 
 
 def bad_heads() -> Iterator[bytes]:
-    """Heads of frames that promise too much, or what cannot be."""
+    """Frame headers that announce too much, or impossible values."""
     for body in (2**26 + 1, 2**31, 2**32 - 1):
         yield struct.pack("<BBHIQQ", PROTOCOL, Kind.CALL, 0, body, 1, 1)
     for num in (MAX_BUFFERS + 1, 2**16 - 1):
@@ -166,7 +166,7 @@ def test_claims_of_who_belongs_end_the_channel_and_cost_no_memory(doorkeeper: Do
                 session.prove()
                 with contextlib.suppress(OSError):
                     session.send(session.record(head))
-                last_words(session.sock)  # it does not wait for what was promised
+                last_words(session.sock)  # it does not wait for the announced bytes
 
     for _ in range(60):
         try_all()
@@ -174,7 +174,7 @@ def test_claims_of_who_belongs_end_the_channel_and_cost_no_memory(doorkeeper: Do
     for _ in range(30):
         try_all()
     after, grown_bytes = doorkeeper.until_alone(), doorkeeper.settled_bytes() - before_bytes
-    # What may be promised is waited for, and costs what the limit says at most.
+    # Announced bytes within the limit are waited for, and cost at most what the limit says.
     with ByHand(doorkeeper.address) as session:
         session.prove()
         most = struct.pack("<BBHIQQQ", PROTOCOL, Kind.CALL, 1, 0, 1, 1, limit_bytes)
@@ -210,7 +210,7 @@ def test_a_million_tiny_frames_cost_time_and_no_memory(doorkeeper: Doorkeeper) -
 
 
 def test_small_frames_by_the_thousand_let_timers_pass(parties: Callable[..., Party]) -> None:
-    """Heartbeats are sent by a timer: a crowd of messages that each take a while must not keep it waiting."""
+    """Heartbeats are sent by a timer: a crowd of slow messages must not delay it."""
     one = parties()
     told = [0]
 

@@ -1,4 +1,4 @@
-"""Nothing that was recorded, altered, turned around or made with another key is accepted (NEG-03, 04, 05).
+"""Recorded, altered, reflected or foreign-keyed messages are refused (NEG-03, 04, 05).
 
 `pytest -rP tests/system/test_forgeries.py` shows the figures.
 """
@@ -41,7 +41,7 @@ MESSAGES = [plain(Frame(Kind.CALL, number, 0, b"pay %d" % number)) for number in
 
 
 def handshake() -> tuple[bytes, bytes, Cipher, Cipher]:
-    """One true handshake: both messages, the dialling side's cipher for sending, the listening one's for receiving."""
+    """Run one true handshake; return both messages, the dialling side's send and the listening side's recv cipher."""
     dialing = Dialing(HERE, KEY, 0, "there")
     accepting = Accepting(THERE, KEY, "here")
     accepting.read(dialing.hello)
@@ -51,7 +51,7 @@ def handshake() -> tuple[bytes, bytes, Cipher, Cipher]:
 
 
 def accept(hello: bytes) -> tuple[bytes, tuple[Cipher, Cipher]]:
-    """What the listening side does with a greeting."""
+    """Handle a hello as the listening side does."""
     accepting = Accepting(THERE, KEY, "here")
     accepting.read(hello)
     return accepting.answer()
@@ -100,9 +100,9 @@ def where(server: Party) -> str:
 
 
 def attempt(address: str, forge: Callable[[ByHand], None]) -> None:
-    """One connection that *forge* spoils; returns when the other side has hung up."""
+    """Make one connection that *forge* spoils; return when the other side has closed it."""
     with ByHand(address) as session:
-        with contextlib.suppress(OSError):  # reset while it still speaks
+        with contextlib.suppress(OSError):  # reset while it still sends
             forge(session)
             session.sock.shutdown(socket.SHUT_WR)
         last_words(session.sock)
@@ -126,7 +126,7 @@ def test_recorded_sessions_are_not_accepted_whole_or_in_pieces(parties: Callable
                 def forge(session: ByHand, data: bytes = data, cut: int = cut) -> None:
                     session.send(data[:cut])
                     if cut >= HELLO_BYTES:
-                        session.sock.recv(4096)  # an answer, to whoever made that greeting
+                        session.sock.recv(4096)  # an answer, for the maker of that hello
                     session.send(data[cut:])
 
                 attempt(address, forge)
@@ -137,7 +137,7 @@ def test_recorded_sessions_are_not_accepted_whole_or_in_pieces(parties: Callable
 
 
 def test_a_recorded_greeting_is_answered_by_no_process_twice(parties: Callable[..., Party]) -> None:
-    """An answer costs two curve operations, so a flood of one recording would slow its process down."""
+    """An answer costs two curve operations, so a flood of one recording would slow the process down."""
     server, another = parties(), parties()
     address, elsewhere = where(server), where(another)
     with ByHand(address) as session:
@@ -146,13 +146,13 @@ def test_a_recorded_greeting_is_answered_by_no_process_twice(parties: Callable[.
         answers = [replayed(address, session.sent) for _ in range(50)]
         answers_elsewhere = [replayed(elsewhere, session.sent) for _ in range(50)]
     assert answers == [0] * 50
-    assert answers_elsewhere == [ANSWER_BYTES] + [0] * 49, "what another process has not met may still be true"
+    assert answers_elsewhere == [ANSWER_BYTES] + [0] * 49, "to another process that hello is new"
     another.until(lambda: another.node.num_refused == 50)
     assert len(server.opened) == 1 and not another.opened
 
 
 def replayed(address: str, recorded: bytes) -> int:
-    """How many bytes the listening side sends in answer to a recorded session."""
+    """Return how many bytes the listening side sends in answer to a recorded session."""
     with socket.create_connection(parse_address(address), PATIENCE_S) as sock, contextlib.suppress(ConnectionError):
         sock.sendall(recorded)
         return len(last_words(sock))
@@ -195,7 +195,7 @@ def test_records_of_a_proven_session_are_not_accepted_moved_lost_doubled_or_alte
     server.until(lambda: len(server.lost) == len(forgeries) + 1)
     print("accepted", len(server.frames), "frames of", len(forgeries), "forged sessions")
     assert not server.frames
-    with ByHand(address) as session:  # the same frame twice: once it is what it is
+    with ByHand(address) as session:  # the same frame twice: the first is genuine
         session.prove()
         session.send(_all(session)[0] * 2)
         last_words(session.sock)
@@ -207,7 +207,7 @@ def _but_for_one_bit(proof: bytes) -> bytes:
 
 
 def test_proofs_that_are_none_open_nothing(parties: Callable[..., Party]) -> None:
-    """Empty, all-zero, truncated, of other sessions, and what the listening side itself has sealed, sent back."""
+    """Empty, all-zero, truncated, from other sessions, and the listening side's own records sent back."""
     server = parties()
     address = where(server)
     with ByHand(address) as other:
@@ -266,7 +266,7 @@ def test_a_controller_whose_time_is_over_is_refused_also_between_greeting_and_pr
         successor.prove()
         server.until(lambda: len(server.opened) == 1)
         early.send(make_proof(early.seal))
-        assert last_words(early.sock), "it is told why"
+        assert last_words(early.sock), "the reason is sent"
         with contextlib.suppress(OSError):
             late.prove()
         last_words(late.sock)
@@ -276,7 +276,7 @@ def test_a_controller_whose_time_is_over_is_refused_also_between_greeting_and_pr
 
 
 def test_a_forged_chunk_leaves_nothing_of_its_maker_in_memory() -> None:
-    """Chunks are opened where they belong, which may be memory that others see: one that does not open is wiped."""
+    """Chunks are decrypted in place, maybe into memory that others see: one that fails authentication is wiped."""
     memory = memoryview(bytearray(b"own" * 40_000))
     seal = Cipher(KEY)
     head = pack_head(Frame(Kind.PUT, 0, 1, b"", [memory]))

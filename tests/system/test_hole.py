@@ -1,4 +1,4 @@
-"""Shared memory that carries nothing more, because a process was killed while it wrote there."""
+"""Shared memory that no longer delivers, because a process was killed while writing to it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Parties = Callable[..., Party]
 
 @pytest.fixture
 def judged(monkeypatch: pytest.MonkeyPatch) -> list[None]:
-    """How often it was looked at; sooner than in earnest."""
+    """One entry per verdict of the probe, which comes sooner than in production."""
     found: list[None] = []
     judge = probe.Probe._judge
 
@@ -43,7 +43,7 @@ def test_it_is_noticed_and_channels_begin_anew_without_it(
         channels = [client.node.connect(there.addresses) for there in (victim, other)]
         client.until(lambda: all(channel.why for channel in channels))
         assert [channel.fabric for channel in channels] == ["ucx/shm", "ucx/shm"]
-        # As behind a hole in the queue that all of them write to: what comes is not read.
+        # As behind a hole in the queue that all of them write to: messages are not read.
         with monkeypatch.context() as hole:
             hole.setattr(UcxLane, "on_records", lambda *_: None)
             channels[1].send(Frame(Kind.RESULT, 1, ECHO))
@@ -89,7 +89,7 @@ def test_late_answers_and_those_of_lanes_that_ended_tell_nothing(
     asked = probe.Probe(engine, lambda: [lane], lambda: stuck.append(None))
     engine.call_soon(asked.suspect)
     assert engine.wait(lambda: len(lane.words) == 1, PATIENCE_S)
-    lane.heard_s = engine.clock()  # and then the peer stands still before it answers on its socket
+    lane.heard_s = engine.clock()  # then the peer is stopped before it answers on its socket
     engine.call_soon(asked.suspect)
     assert engine.wait(lambda: len(lane.words) == 2, PATIENCE_S)
     asked.answered(lane.words[0], lane)
@@ -97,7 +97,7 @@ def test_late_answers_and_those_of_lanes_that_ended_tell_nothing(
     assert not stuck
     asked.answered(lane.words[1], ended)
     assert engine.wait(lambda: len(judged) == 2, PATIENCE_S)
-    assert not stuck  # what was said on a lane that has ended meanwhile went with it
+    assert not stuck  # a message on a lane that has ended meanwhile was dropped with it
     asked.answered(lane.words[1], lane)
     assert engine.wait(lambda: len(judged) == 3, PATIENCE_S)
     assert stuck

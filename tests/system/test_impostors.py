@@ -1,4 +1,4 @@
-"""Who dials is not fooled by whoever listens where a process of ours was expected (NEG-15, NEG-04).
+"""A dialling process is not fooled by an impostor that listens in place of one of ours (NEG-15, NEG-04).
 
 `pytest -rP tests/system/test_impostors.py` shows the figures.
 """
@@ -29,10 +29,10 @@ ANOTHER = Identity(ALLOCATION, Role.PROC, "there", new_incarnation())
 
 
 class Impostor:
-    """Took the port of a process of ours, and answers each greeting in its own way.
+    """Has taken the port of a process of ours, and answers hellos in its own fashion.
 
     Args:
-        answer: what it sends, given the greeting, or None to hang up.
+        answer: makes the answer to a hello; None closes the connection.
     """
 
     def __init__(self, answer: Callable[[bytes], bytes | None]) -> None:
@@ -74,7 +74,7 @@ def impostor() -> Iterator[Callable[[Callable[[bytes], bytes | None]], str]]:
 
 
 def ask(address: str, hello: bytes) -> bytes:
-    """What whoever listens at *address* answers to a greeting."""
+    """Return the answer of the listener at *address* to a hello."""
     with socket.create_connection(parse_address(address), PATIENCE_S) as sock:
         sock.sendall(hello)
         return sock.recv(ANSWER_BYTES, socket.MSG_WAITALL)
@@ -113,18 +113,18 @@ def test_impostors_are_refused_whatever_they_say(
         address = impostor(answer)
         for incarnation in [wanted, 0] * (NUM_TRIES // 2):
             if what == "is another process of ours" and not incarnation:
-                continue  # whoever asks for anybody of the allocation gets somebody of the allocation
+                continue  # any process of the allocation may answer incarnation 0
             with contextlib.suppress(AuthenticationError):
                 client.node.connect([address], incarnation)
                 raise AssertionError(f"an impostor that {what} was believed")
             refused[what] = refused.get(what, 0) + 1
     print("refused", sum(refused.values()), "of", sum(refused.values()), refused)
     assert not client.opened and not server.opened and not client.node.channels
-    assert client.node.connect([address, true], wanted).peer.incarnation == wanted  # beside one, the true one wins
+    assert client.node.connect([address, true], wanted).peer.incarnation == wanted  # of the two, the true one wins
 
 
 class Between:
-    """Stands between a client and a server, and passes on everything, but one record in its own way."""
+    """Forwards between a client and a server, altering one record."""
 
     def __init__(self, address: str, change: Callable[[bytes], bytes]) -> None:
         self._listening = socket.create_server(("127.0.0.1", 0))
@@ -144,7 +144,7 @@ class Between:
                 size = near.recv(4, socket.MSG_WAITALL)
                 record = size + near.recv(int.from_bytes(size, "little"), socket.MSG_WAITALL)
                 far.sendall(self._change(record) if number == 1 else record)
-            far.recv(1)  # until it hangs up
+            far.recv(1)  # until it closes
 
     def close(self) -> None:
         self._thread.join(PATIENCE_S)
@@ -178,7 +178,7 @@ def test_who_stands_in_between_can_only_end_the_channel(
 
 
 def resetting(address: str, times: int) -> tuple[socket.socket, threading.Thread, str]:
-    """A door before *address* that resets so many connections, and uses their greetings, before it passes one on."""
+    """A proxy before *address* that uses up the hellos of *times* connections and resets them, then forwards one."""
     door = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
@@ -205,7 +205,7 @@ def resetting(address: str, times: int) -> tuple[socket.socket, threading.Thread
 def test_who_is_reset_in_a_crowd_of_strangers_tries_again(parties: Callable[..., Party]) -> None:
     server, client = parties(), parties(role=Role.CONTROLLER)
     (address,) = server.node.listen(["127.0.0.1"])
-    door, thread, before = resetting(address, 3)  # a process answers no greeting twice: each is a new one
+    door, thread, before = resetting(address, 3)  # a process answers no hello twice: each is a new one
     channel = client.node.connect([before])
     assert channel.peer.incarnation == server.identity.incarnation
     channel.close("done")

@@ -93,7 +93,7 @@ def test_it_is_raised_at_the_end_of_the_outermost(engine: Engine) -> None:
     done: list[str] = []
     with pytest.raises(KeyboardInterrupt), engine.undisturbed():  # noqa: PT012 raised when the context ends
         signal.raise_signal(signal.SIGINT)
-        assert not engine.wait(lambda: False, _PATIENCE_S), "who waits within it does not sit the time out"
+        assert not engine.wait(lambda: False, _PATIENCE_S), "a wait within it ends before its timeout"
         with engine.undisturbed():
             done.append("inner")
         done.append("outer")

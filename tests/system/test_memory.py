@@ -1,4 +1,4 @@
-"""Memory of another process, read and written without its code, over every fabric."""
+"""Memory of another process, read and written without running its code, on every fabric."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["parties"]
 
 @pytest.fixture(params=["tcp", "relay", "ucx-shm", "ucx-tcp"])
 def pair(parties: Callable[..., Party], request: pytest.FixtureRequest) -> tuple[Party, Party, FrameChannel]:
-    """A party with memory, one without, and the channel of the latter."""
+    """A party with memory, a party without, and the latter's channel."""
     ucx = UCX.get(request.param, "")
     owner = parties(ucx=ucx)
     addresses = owner.node.listen(["127.0.0.1"])
@@ -38,8 +38,8 @@ def pair(parties: Callable[..., Party], request: pytest.FixtureRequest) -> tuple
 
 @pytest.fixture(params=["tcp", "relay"])
 def framed(parties: Callable[..., Party], request: pytest.FixtureRequest) -> tuple[Party, Party, FrameChannel]:
-    """The same where transfers are frames that the owner's engine answers. UCX answers on a thread of its own, and
-    leaves it to the asker to keep within a key."""
+    """The same where transfers are frames that the owner's engine answers. UCX answers on its own thread, and relies
+    on the requester to stay within a key."""
     owner = parties()
     addresses = owner.node.listen(["127.0.0.1"])
     if request.param == "tcp":
@@ -62,7 +62,7 @@ def test_what_was_put_is_there_and_what_is_there_is_got(pair: tuple[Party, Party
         got = bytearray(size + 20)
         channel.get(memory.key, 0, got).wait(PATIENCE_S)
     assert got == expected
-    assert not owner.frames, "nothing of it reaches who uses the channel"
+    assert not owner.frames, "transfers are invisible to the channel's user"
 
 
 def test_many_transfers_run_at_once_and_each_is_told(pair: tuple[Party, Party, FrameChannel]) -> None:
@@ -93,7 +93,7 @@ def test_a_frame_does_not_wait_for_a_large_transfer(framed: tuple[Party, Party, 
     asker.on_frame_hook = lambda _channel, _frame: done_at.append(transfer.done)
     channel.send(Frame(Kind.RESULT, 7))
     asker.until(lambda: bool(asker.frames))
-    assert done_at == [False], "it came after 8 windows"
+    assert done_at == [False], "it arrived after 8 windows"
     transfer.wait(PATIENCE_S)
 
 
@@ -117,7 +117,7 @@ def test_without_its_key_there_is_no_memory(framed: tuple[Party, Party, FrameCha
     owner, _, channel = framed
     memory = owner.node.register(bytearray(100))
     key = _keys(memory)[which]
-    with pytest.raises(MemoryAccessError, match=r"no such memory|no key"):
+    with pytest.raises(MemoryAccessError, match=r"no such memory|not a memory key"):
         channel.get(key, 0, bytearray(10)).wait(PATIENCE_S)
     assert channel.error is None
 
@@ -132,7 +132,7 @@ def test_what_lies_outside_or_may_only_be_read_stays_as_it_is(
     writable = owner.node.register(buffer)
     data = b"x" * size
     for forged in (False, True):
-        # The asker's own check is a courtesy; the owner does not rely on it.
+        # The requester's own check is a courtesy; the owner does not rely on it.
         key, outer = readable.key, writable.key
         if forged:
             key = key[:16] + (2**40).to_bytes(8, "little") + b"\x01" + key[25:]

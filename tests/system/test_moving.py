@@ -1,6 +1,6 @@
-"""A channel that moves to another fabric amid traffic: calls of many threads both ways, held back by a small window.
+"""A channel that moves to another fabric amid traffic: calls of many threads both ways, limited by a small window.
 
-``MOVING_ROUNDS`` repeats each test so often; what races does so anew each time.
+``MOVING_ROUNDS`` repeats each test that many times, with new races each time.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _NUM_SENDERS = 3
 _NUM_ACTORS = 2
 _NUM_CALLS = 80
 _SIZES = [0, 0, 0, 0, 5_000, 30_000, 70_000, 250_000]
-"""Of one record, of several in a message, of large messages, and more than the window."""
+"""Sizes of one record, of several in a message, of large messages, and of more than the window."""
 
 
 class Side:
-    """One of two processes: threads that call, and threads that handle what is called."""
+    """One of two processes: threads that call, and threads that handle calls."""
 
     def __init__(self, party: Party, seed: int) -> None:
         self.party = party
@@ -51,7 +51,7 @@ class Side:
             self.answers.append(frame.dest)
 
     def start(self, channel: FrameChannel) -> None:
-        """Begin to call, and to handle."""
+        """Start calling and handling."""
         for actor in range(_NUM_ACTORS):
             self._run(self._handle, actor)
         for sender in range(_NUM_SENDERS):
@@ -86,7 +86,7 @@ class Side:
         assert sorted(self.answers) == due
 
     def stop(self) -> None:
-        """Handle no more."""
+        """Stop handling."""
         for mail in self._mail:
             mail.put(None)
         for thread in self._threads:

@@ -1,4 +1,4 @@
-"""One end of a relay, beside a pipe that is full."""
+"""One end of a relay whose pipe is full."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def engine() -> Iterator[Engine]:
 
 
 def test_a_stream_that_begins_beside_a_full_pipe_is_read_when_that_has_emptied(engine: Engine) -> None:
-    """Also where the last of what waited went alone."""
+    """This holds even if the last queued record was sent alone."""
     from_far, to_near = os.pipe()
     from_near, to_far = os.pipe()
     fcntl.fcntl(to_far, fcntl.F_SETPIPE_SZ, _PAGE_BYTES)

@@ -1,4 +1,4 @@
-"""Shared memory of a run: other users, also of the same primary group, find nothing that they can open."""
+"""Shared memory of a run: other users, even of the same primary group, find nothing that they can open."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.ucx.installed import LIBRARIES
 
 __all__ = ["programs"]
 
-# It says when shared memory is in use between it and its procs, and goes on using it.
+# The program reports when shared memory is in use between it and its procs, and goes on using it.
 PROGRAM = """
 import sys
 import monarch_hpc
@@ -37,17 +37,17 @@ while True:
 
 RUN = "import os, sys; os.execv(sys.executable, [sys.executable, '-m', 'monarch_hpc.cli', 'run', *sys.argv[1:]])"
 STRANGER = 47_123
-"""A user that is nobody here."""
+"""A user id without a user."""
 
 
 def find_sysv(pids: Sequence[int]) -> list[int]:
-    """The System V segments that these processes made, or used last."""
+    """The System V segments that these processes created, or used last."""
     lines = [line.split() for line in Path("/proc/sysvipc/shm").read_text().splitlines()[1:]]
     return [int(columns[1]) for columns in lines if {int(columns[4]), int(columns[5])} & {*pids}]
 
 
 def find_mapped(pids: Sequence[int]) -> list[tuple[int, str, str]]:
-    """Process, place and file of all shared memory of these processes."""
+    """Process, address and file of all shared memory of these processes."""
     found = []
     for pid in pids:
         for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
@@ -58,7 +58,7 @@ def find_mapped(pids: Sequence[int]) -> list[tuple[int, str, str]]:
 
 
 def open_as_stranger(pids: Sequence[int], mapped: Sequence[tuple[int, str, str]]) -> list[str]:
-    """What a process of another user of our primary group can open of this memory."""
+    """Return the parts of this memory that another user of our primary group can open."""
     read_fd, write_fd = os.pipe()
     child = os.fork()
     if not child:
@@ -89,7 +89,7 @@ def open_as_stranger(pids: Sequence[int], mapped: Sequence[tuple[int, str, str]]
     return opened
 
 
-# Two start a run each; the rest is the work of `config.tls`, which has tests of its own.
+# Two cases start a run each; the rest is up to `config.tls`, which has its own tests.
 @pytest.mark.parametrize("asked", ["", *(pytest.param(tls, marks=pytest.mark.slow) for tls in ("all", "sysv,sm,self"))])
 @pytest.mark.parametrize("path", LIBRARIES)
 def test_shared_memory_of_a_run_is_for_its_user(programs: Programs, path: str, asked: str) -> None:

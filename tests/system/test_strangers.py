@@ -1,4 +1,4 @@
-"""Whoever cannot prove the key opens nothing, runs nothing, and does not stay."""
+"""A process that cannot prove the key opens nothing, runs nothing, and is disconnected."""
 
 from __future__ import annotations
 
@@ -74,14 +74,14 @@ def test_strangers_open_nothing_and_do_not_stay(parties: Callable[..., Party], o
         "true greeting, then random": true + os.urandom(1000),
         "replay": true + os.urandom(PROOF_BYTES),
     }[opening]
-    for _ in range(3 * LIMITS.max_half_open):  # more than may be half open at once
+    for _ in range(3 * LIMITS.max_half_open):  # more than may be half-open at once
         with socket.create_connection(parse_address(address)) as sock:
             sock.settimeout(PATIENCE_S)
             with contextlib.suppress(ConnectionError):
                 sock.sendall(data)
             if opening in ("random", "magic"):
                 assert last_words(sock) == b"", "a stranger was answered"
-    channel = client.node.connect([address])  # who belongs still gets in
+    channel = client.node.connect([address])  # a legitimate peer still gets in
     channel.send(Frame(Kind.CALL, 1))
     server.until(lambda: any(frame.dest == 1 for frame in server.frames))
     assert len(server.frames) == len(server.opened) == 1
@@ -125,7 +125,7 @@ def _throw_with_another_key(session: ByHand, bomb: bytes) -> None:
 
 @pytest.mark.slow
 def test_no_bomb_of_a_stranger_is_unpickled(parties: Callable[..., Party], tmp_path: Path) -> None:
-    """NEG-02: as the first frame, behind a greeting, as the second frame, and sealed wrongly."""
+    """NEG-02: as the first frame, after a hello, as the second frame, and with a wrong seal."""
     server = parties()
     server.on_frame_hook = lambda _channel, frame: os.close(pickle.loads(frame.body))  # as procs do
     (address,) = server.node.listen(["127.0.0.1"])
@@ -147,7 +147,7 @@ def test_no_bomb_of_a_stranger_is_unpickled(parties: Callable[..., Party], tmp_p
     print(f"{created} files created by {thrown} bombs")
     assert created == 0 and thrown >= 1000
     assert not server.frames
-    with ByHand(address) as session:  # a bomb of one who belongs does explode: it is a true one
+    with ByHand(address) as session:  # from a legitimate peer it does explode, so the bomb works
         session.prove()
         session.send(session.record(plain(Frame(Kind.CALL, 1, 1, pickle.dumps(_Bomb(tmp_path / "exploded"))))))
         wait_until("the explosion", (tmp_path / "exploded").exists)
@@ -182,7 +182,7 @@ def test_a_scan_is_a_line_in_an_agents_log_and_none_on_a_users_terminal(
 
 
 def test_a_crowd_of_those_who_belong_gets_in_whole(parties: Callable[..., Party]) -> None:
-    """Many more at once than may be half open, all from one address, as when every proc of a mesh calls one."""
+    """Many more at once than may be half-open, all from one address, as when every proc of a mesh calls one."""
     server, client = parties(), parties(role=Role.CONTROLLER)
     addresses = server.node.listen(["127.0.0.1"])
     outcomes: list[FrameChannel | TransportError] = []

@@ -1,4 +1,4 @@
-"""Several threads and the driver on one socket: nobody waits for another, and each one's frames stay in order."""
+"""Several threads and the driver on one socket: none waits for another, and each one's frames stay in order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["parties", "programs"]
 
 @pytest.fixture
 def pair(parties: Callable[..., Party]) -> tuple[Party, Party, FrameChannel]:
-    """A listening party, a dialling one, and the dialling one's channel."""
+    """A listening party, a dialling party, and the latter's channel."""
     server = parties()
     addresses = server.node.listen(["127.0.0.1"])
     client = parties(role=Role.CONTROLLER)
@@ -62,7 +62,7 @@ def test_the_driver_does_not_wait_for_a_thread_that_sends(pair: tuple[Party, Par
     server, client, channel = pair
     gate = threading.Event()
     server.on_frame_hook = lambda _channel, _frame: (gate.wait(PATIENCE_S), None)[1]
-    channel.send(Frame(Kind.RESULT, 1))  # whose receiver sleeps from here on
+    channel.send(Frame(Kind.RESULT, 1))  # its receiver sleeps from here on
     server_has = threading.Thread(target=channel.send, args=(Frame(Kind.RESULT, 2, 0, b"", [bytes(2**26)]),))
     server_has.start()
     sent = Flag(client.engine)
@@ -74,7 +74,7 @@ def test_the_driver_does_not_wait_for_a_thread_that_sends(pair: tuple[Party, Par
     client.until(lambda: channel.queued_bytes > 2**20)
     client.engine.call_soon(send)
     assert sent.wait(PATIENCE_S)
-    assert server_has.is_alive(), "the large frame is still under way"
+    assert server_has.is_alive(), "the large frame is still in flight"
     gate.set()
     server_has.join(PATIENCE_S)
     server.until(lambda: len(server.frames) == 3)

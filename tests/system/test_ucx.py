@@ -18,7 +18,7 @@ TRANSPORTS = pytest.mark.parametrize("tls", [SHARED_MEMORY, TCP], ids=["shm", "t
 
 
 def growth(printed: str) -> dict[str, int]:
-    """Bytes by which the process grew, by kind of traffic."""
+    """Parse the growth of the process in bytes, by kind of traffic."""
     return {name: int(grown) for name, grown, _seconds in (line.split() for line in printed.splitlines())}
 
 
@@ -65,7 +65,7 @@ def test_a_frozen_peer_does_not_hold_an_end_up_and_costs_a_bounded_number_of_wor
     seen = json.loads(run_drill(TCP, libucp, "frozen").splitlines()[-1])
     assert seen["full"] == 16 and "16 closed UCX workers" in seen["refused"]
     assert 0.2 < seen["longest_s"] < 5.0
-    assert seen["left"] == 0, "the peer has died, and they could be ended"
+    assert seen["left"] == 0, "the peer has died, so they could be destroyed"
 
 
 @pytest.mark.skipif(bool(MISSING), reason=MISSING)
@@ -77,7 +77,7 @@ def test_memory_of_a_gpu_goes_to_another_process(libucp: str, device: int) -> No
     assert "the same" in run_drill(CUDA, libucp, "gpu", device)
 
 
-# One completes most sends at once, the other in callbacks; all four together would take two minutes.
+# One completes most sends at once, the other in callbacks; all four combinations would take two minutes.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("libucp", "tls"),
@@ -87,7 +87,7 @@ def test_memory_of_a_gpu_goes_to_another_process(libucp: str, device: int) -> No
     ],
 )
 def test_a_million_messages_leak_nothing(libucp: str, tls: str) -> None:
-    """The smallest block of malloc, once a message, would be 32 MB; 128 bytes a larger operation, 2.5 MB."""
+    """malloc's smallest block, leaked once a message, would be 32 MB; 128 bytes per larger operation, 2.5 MB."""
     grown = growth(run_drill(tls, libucp, "grow", 1_000_000, timeout_s=300))
     assert list(grown) == KINDS
     assert max(grown.values()) < 2 * 2**20, grown

@@ -1,4 +1,4 @@
-"""Where the network is not trusted, nothing starts that would open UCX over tcp (NEG-19)."""
+"""On an untrusted network, nothing starts that would open UCX over tcp (NEG-19)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Peers that cannot be dialled: whoever reaches both passes on what one says to the other, and can do nothing else."""
+"""Peers that cannot be dialled: a process that reaches both forwards between them, and can do nothing else."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ __all__ = ["parties"]
 
 @dataclass
 class Triangle:
-    """A client, a server that it cannot dial, and an agent that both reach."""
+    """A client, a server that it cannot dial, and an agent that both can."""
 
     client: Party
     server: Party
     agent: Party
     blocked: list[str]  # the server's addresses, as the client knows them
-    known: dict[int, Sequence[str]]  # where the agent thinks that others are
+    known: dict[int, Sequence[str]]  # the agent's addresses of other processes
     way: str  # the agent's address
 
     def connect(self) -> FrameChannel:
@@ -173,7 +173,7 @@ def test_a_way_around_is_known_the_next_time_and_the_direct_one_is_taken_when_it
     triangle.known[other.identity.incarnation] = [address]
     assert triangle.connect().peer.via
     blocked = [address.replace("127.0.0.1", BLOCKED)]
-    assert triangle.client.node.ways.around_at_once(blocked)
+    assert triangle.client.node.routes.indirect_at_once(blocked)
     assert triangle.client.node.connect(blocked, other.identity.incarnation).peer.via
     third = parties()
     assert not triangle.client.node.connect(third.node.listen(["127.0.0.1"])).peer.via
@@ -198,14 +198,14 @@ def test_whoever_answers_for_another_is_found_out(triangle: Triangle, parties: C
     with pytest.raises(PeerLost):
         triangle.client.node.connect([_refusing()], wanted)
     true = triangle.server.identity.incarnation
-    triangle.known[wanted] = triangle.known[true]  # one of us, but not the one
+    triangle.known[wanted] = triangle.known[true]  # a process of the allocation, but not the wanted one
     with pytest.raises(PeerLost):
         triangle.client.node.connect([_refusing()], wanted)
     assert not triangle.server.opened and not impostor.opened
 
 
 def _is_over(sock: socket.socket) -> bool:
-    """Wait for the end of a connection on which nothing more is said."""
+    """Wait for the end of a connection on which nothing more arrives."""
     try:
         return not sock.recv(1)
     except ConnectionResetError:
@@ -255,7 +255,7 @@ def test_an_agent_drops_what_waits_for_a_silent_target(triangle: Triangle) -> No
         triangle.agent.until(lambda: (node.num_half_open, node.num_refused) == (0, 2 * LIMITS.max_half_open))
 
 
-# ---- who may speak no more ----
+# ---- fencing ----
 
 
 def _bar(party: Party, incarnation: int, why: str) -> None:
@@ -302,7 +302,7 @@ def test_the_controller_of_an_earlier_epoch_is_cut_off_and_not_let_in_again(part
     addresses = proc.node.listen(["127.0.0.1"])
     old, program, new = (parties(role=Role.CONTROLLER) for _ in range(3))
     for party, epoch in ((old, 4), (program, 4), (new, 6)):
-        party.node.hold(epoch)
+        party.node.set_epoch(epoch)
     channel = old.node.connect(addresses)
     assert program.node.connect(addresses).error is None  # of the same tenure
     proc.until(lambda: len(proc.opened) == 2)

@@ -1,4 +1,4 @@
-"""Connections to others who are well, but say nothing. How a cut wire shows is in tests/slurm/test_links.py."""
+"""Connections to silent but healthy peers. Detection of cut connections is in tests/slurm/test_links.py."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 def watched(engine: Engine, sock: socket.socket) -> list[str]:
-    """Watch a socket; return what is said of its wire."""
+    """Watch a socket; return the list of reports about it."""
     said: list[str] = []
     wires = CutDetector(engine, _CUT_S)
     begun = Flag(engine)

@@ -1,4 +1,4 @@
-"""Memory of the first NVIDIA GPU, through the driver alone: the tests of the binding must not need torch."""
+"""Memory of the first NVIDIA GPU, through the driver alone, so that tests of the binding do not need torch."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 __all__ = ["MISSING", "DeviceMemory"]
 
 MISSING = "" if Path("/dev/nvidiactl").exists() else "needs an NVIDIA GPU"
-"""Why there is no such memory; empty where there is."""
+"""Why there is no GPU memory; empty if there is."""
 
 
 class DeviceMemory:
-    """Bytes on the GPU, in the form in which `_ucx.Span` takes device arrays; they stay until the process ends.
+    """Bytes on the GPU, exposed as a device array for `_ucx.Span`; they are kept until the process ends.
 
     Args:
-        content: what is copied there.
+        content: the initial bytes.
     """
 
     def __init__(self, content: bytes) -> None:
@@ -35,7 +35,7 @@ class DeviceMemory:
         return {"shape": (self._num_bytes,), "typestr": "|u1", "data": (self._address.value, False), "version": 3}
 
     def read(self) -> bytes:
-        """The bytes as they are now."""
+        """Return the current bytes."""
         content = ctypes.create_string_buffer(self._num_bytes)
         self._check(self._driver.cuCtxSynchronize())
         self._check(self._driver.cuMemcpyDtoH_v2(content, self._address, ctypes.c_size_t(self._num_bytes)))

@@ -1,4 +1,4 @@
-"""The UCX of this machine: what tests ask for it, and what they say where it is missing."""
+"""The UCX installations of this machine, and the reasons for skipping tests without them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ LIBRARIES = [
         ("wheel", _WHEEL, "a libucp: pip install libucx-cu12"),
     )
 ]
-"""Each libucp of this machine, as the parameter of a test; one that is missing skips it."""
+"""Each libucp of this machine, as a test parameter; a missing one skips the test."""
 
 
 SHARED_MEMORY, TCP, CUDA = "self,posix,cma", "self,tcp", "self,posix,cma,cuda_copy,cuda_ipc"
@@ -63,9 +63,9 @@ SHARED_MEMORY, TCP, CUDA = "self,posix,cma", "self,tcp", "self,posix,cma,cuda_co
 
 
 def run_python(code: str, *arguments: str, cwd: Path = ROOT) -> str:
-    """Run *code* in an interpreter of its own, and return what it printed, both streams.
+    """Run *code* in a separate interpreter, and return what it printed on both streams.
 
-    Tests never load UCX into their own process: it stays there for all tests that follow.
+    Tests never load UCX into their own process, where it would stay for all later tests.
     """
     return _run(["-c", code, *arguments], 60, {}, cwd)
 

@@ -1,7 +1,7 @@
-"""Two processes joined by UCX alone, as a program: `python -m tests.ucx.pair LIBUCP DRILL [COUNT]`.
+"""Runs drills between two processes connected by UCX alone: `python -m tests.ucx.pair LIBUCP DRILL [COUNT]`.
 
-The drill runs in the first process; the second one, which it starts, sends back what it gets. Programs and not test
-functions, since UCX must not come into the process of pytest.
+The drill runs in the first process; the second one, its child, echoes what it receives. Drills are programs and not
+test functions, since UCX must not be loaded into pytest's process.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ if TYPE_CHECKING:
 PATIENCE_S = 20.0
 HEAD = b"head"
 RECORD_BYTES = 64
-"""Of every record here: UCX may bring several at once, and they must know their own length."""
+"""Size of every record here: UCX may deliver several at once, so that they need a known length."""
 STOP = HEAD + b"stop".ljust(RECORD_BYTES - len(HEAD))
 _PR_SET_PDEATHSIG = 1
 AWAY = HEAD + b"away".ljust(RECORD_BYTES - len(HEAD))
-"""The echo says that it read this, and drives no more until it gets a line on its standard input."""
+"""The echo confirms this record, and then stops driving until it gets a line on its standard input."""
 LENT_BYTES = 1 << 20
-"""Of the echo's memory."""
+"""Size of the echo's memory."""
 WINDOW = 128
-"""Records under way at most; the rest waits for answers, as with credit."""
+"""Maximum number of records in flight, as with credit."""
 
 
 class End:
-    """One end of the lane: a worker, which this thread drives, and what came."""
+    """One end of the lane: a worker, which this thread drives, and the messages received."""
 
     def __init__(self, libucp: str) -> None:
         library = load_library(libucp)
@@ -79,7 +79,7 @@ class End:
         self.lane.send_bulk(body, self.lane.reserve(1))
 
     def step(self, timeout_s: float = 0.0) -> None:
-        """Drive once, and handle what came."""
+        """Drive once, and handle the events."""
         self.worker.poll(self.epoll.fileno(), 0.0, timeout_s)
         for event in self.worker.take():
             if event[0] == self.ucx.SMALL:
@@ -94,7 +94,7 @@ class End:
                     event[4].on_done = lambda landing=event[3]: self._landed(landing)
             elif event[0] == self.ucx.DONE:
                 self.num_done += 1
-                # UNREACHABLE (-6) and CANCELED (-16) are how a closed lane ends what is under way.
+                # A closed lane ends its operations with UNREACHABLE (-6) or CANCELED (-16).
                 assert event[1].status in (0, -6, -16, -25) or self.error, event[1].status
                 if event[1].on_done is not None and event[1].status == 0:
                     event[1].on_done()
@@ -118,8 +118,8 @@ class End:
 
 
 def echo(libucp: str, device: int = 0) -> None:
-    """Send back all records and bulk messages until the word STOP; lend memory, of the GPU where *device* is 1."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)  # over shared memory nothing tells soon
+    """Echo all records and bulk messages until STOP; lend memory, on the GPU if *device* is 1."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)  # shared memory alone reports a death late
     end = End(libucp)
     memory = DeviceMemory(bytes(LENT_BYTES)) if device else bytearray(LENT_BYTES)
     registered = end.worker.register(end.ucx.Span(memory, True), True)
@@ -140,7 +140,7 @@ def echo(libucp: str, device: int = 0) -> None:
     end.on_bulk = end.send_bulk
     while not over and not end.error:
         end.step(0.1)
-    # What was sent last leaves before the lane is cut.
+    # The last messages must leave before the lane is closed.
     flushed = None if end.error else end.lane.flush()
     while flushed is not None and flushed.status == 1 and not end.error:
         end.step(0.1)
@@ -159,7 +159,7 @@ def start_echo(libucp: str, device: int = 0) -> subprocess.Popen[str]:
 
 @contextmanager
 def joined(libucp: str, device: int = 0) -> Iterator[tuple[End, bytes, int]]:
-    """Open a lane to an echo; yield our end, and the key and address of the other's memory."""
+    """Open a lane to an echo; yield our end, and the key and address of the echo's memory."""
     with start_echo(libucp, device) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -180,7 +180,7 @@ def joined(libucp: str, device: int = 0) -> Iterator[tuple[End, bytes, int]]:
 
 
 def exchange(end: End, count: int) -> None:
-    """Send *count* records, each in a message of its own, and wait for the answers."""
+    """Send *count* records, each in a separate message, and wait for the answers."""
     start = end.num_records
     for number in range(count):
         end.lane.send(HEAD, b"%060d" % number, True)
@@ -198,7 +198,7 @@ def exchange_bulk(end: End, count: int, body: bytes) -> None:
 
 
 def move(end: End, count: int, key: bytes, address: int) -> None:
-    """Get and put the other's memory."""
+    """Get and put the echo's memory."""
     for _ in range(count):
         remote = end.lane.unpack(key)
         local = end.ucx.Span(bytearray(4096), True)
@@ -208,7 +208,7 @@ def move(end: End, count: int, key: bytes, address: int) -> None:
 
 
 def gpu(libucp: str, device: int) -> None:
-    """Put from memory of the GPU to the other's, on the GPU too where *device* is 1, and get it back."""
+    """Put GPU memory to the echo's memory, also on the GPU if *device* is 1, and get it back."""
     content = os.urandom(LENT_BYTES)
     ours, back = DeviceMemory(content), DeviceMemory(bytes(LENT_BYTES))
     with joined(libucp, device) as (end, key, address):
@@ -227,7 +227,7 @@ def rss_bytes() -> int:
 
 
 def grow(libucp: str, count: int) -> None:
-    """Print by how many bytes this process grew over *count* records and fewer of the rest, after some to warm up."""
+    """Print the memory growth in bytes over *count* records and fewer of the other kinds, after a warm-up."""
     with joined(libucp) as (end, key, address):
         kinds: dict[str, tuple[int, Callable[[int], None]]] = {
             "records": (1, lambda number: exchange(end, number)),
@@ -243,7 +243,7 @@ def grow(libucp: str, count: int) -> None:
 
 
 def fork(libucp: str) -> None:
-    """Fork in the middle of traffic: the child finds UCX closed, ends in good order, and takes nothing from us."""
+    """Fork amid traffic: the child finds UCX closed, exits normally, and does not disturb the parent."""
     with joined(libucp) as (end, key, address):
         exchange(end, 100)
         registered = end.worker.register(end.ucx.Span(bytearray(4096), True), True)
@@ -260,7 +260,7 @@ def fork(libucp: str) -> None:
         if not child:
             all_refused = all(is_refused(attempt) for attempt in attempts)
             registered.close()
-            # The usual end of a program: what is open is closed, then atexit, then the destructors of all libraries.
+            # The usual end of a program: open objects are closed, then atexit, then the destructors of all libraries.
             sys.exit(not all_refused)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         exchange(end, 1000)
@@ -269,7 +269,7 @@ def fork(libucp: str) -> None:
 
 
 def away(libucp: str) -> None:
-    """Where no thread of Python drives, what waits is sent, and the peer's memory can be reached."""
+    """While no Python thread drives, queued records are sent, and the peer's memory can be reached."""
     with joined(libucp) as (end, key, address):
         exchange(end, 100)
         end.lane.send(HEAD, b"%060d" % 0, False)
@@ -292,7 +292,7 @@ def idle(libucp: str) -> None:
 
 
 def frozen(libucp: str) -> None:
-    """Print how long ends with a frozen peer took; then the peer is killed, and nothing is left of them."""
+    """Print how long closing ends with a frozen peer took; then kill the peer, and expect nothing left."""
     with start_echo(libucp) as process:
         assert process.stdout is not None
         address, token, _key, _place = process.stdout.readline().split()
@@ -327,7 +327,7 @@ def frozen(libucp: str) -> None:
 
 
 def leave(libucp: str) -> None:
-    """End the program in the middle of traffic, with all open, a thread in UCX and nothing said to the peer."""
+    """Exit amid traffic, with everything open, a thread in UCX and no goodbye to the peer."""
     process = start_echo(libucp)
     end = End(libucp)
     assert process.stdin is not None

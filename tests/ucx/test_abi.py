@@ -1,4 +1,4 @@
-"""What abi.h declares is what UCX's own headers declare, in the oldest and the newest version at hand."""
+"""The declarations of abi.h match UCX's own headers, in the oldest and the newest version available."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ def test_a_wrong_declaration_is_found(headers: Path, right: str, wrong: str, tmp
 
 
 def test_the_check_names_all_that_the_header_declares() -> None:
-    """A new constant or field needs its line in abi_check.c; functions and callbacks are compared as a whole."""
+    """A new constant or field needs a line in abi_check.c; functions and callbacks are compared as a whole."""
     ours, check = (FOLDER / "abi.h").read_text(), CHECK.read_text()
     code = re.sub(r"/\*.*?\*/", "", ours, flags=re.DOTALL)
     constants = set(re.findall(r"\bMH_(\w+) = ", code))
     checked = set(re.findall(r"^UC[PS]\((\w+)\)", check, flags=re.MULTILINE))
     assert constants - checked == set()
     for body, name in re.findall(r"typedef struct mh_\w+ \{(.*?)\n\} mh_(\w+);", code, flags=re.DOTALL):
-        # A field's name: the last word before `;`, or that of a function pointer; not those within a union.
+        # A field's name: the last word before `;`, or the name of a function pointer; fields of unions are skipped.
         outer = re.sub(r"\{.*?\}", "", body, flags=re.DOTALL)
         fields = {
             pointer or plain for pointer, plain in re.findall(r"(?:\(\*(\w+)\)[^;]*|(\w+)(?:\[[^;]*\])?);", outer)

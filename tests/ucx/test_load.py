@@ -1,4 +1,4 @@
-"""The extension loads the libucp that it is told to, and says what is wrong with others."""
+"""The extension loads the given libucp, and reports what is wrong with others."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_named_library_is_the_one_that_is_used(path: str) -> None:
 
 @pytest.mark.parametrize("path", LIBRARIES)
 def test_all_parts_come_from_one_folder(path: str) -> None:
-    """Also for a wheel, while the loader knows the system's."""
+    """This holds for a wheel, too, while the loader knows the system's UCX."""
     mapped = run_python(LOAD + "print(*open('/proc/self/maps'), sep='')", path)
     folders = {Path(line.split()[-1]).parent for line in mapped.splitlines() if "/libuc" in line and "r-xp" in line}
     assert {folder.resolve() for folder in folders} == {Path(path).resolve().parent}
@@ -48,7 +48,7 @@ def test_what_another_brought_is_taken(path: str) -> None:
     assert library["origin"] == "already in this process"
 
 
-# In the working folder, UCX would take this configuration: it then has no transport, and logs to a file.
+# UCX would read this configuration from the working directory: it then has no transport, and logs to a file.
 START = """
 import os, sys
 from monarch_hpc.transport.ucx.library import load_library
@@ -68,7 +68,7 @@ def test_a_configuration_in_the_working_folder_is_not_read(path: str, tmp_path: 
     assert run_python(START, path, cwd=tmp_path) == "started ucx.conf\n"
 
 
-# Containers may filter the call; a flag that is not one makes it fail, too.
+# Containers may filter the call; an invalid flag makes it fail, too.
 @pytest.mark.parametrize("path", LIBRARIES)
 def test_where_it_cannot_be_kept_from_reading_it_there_is_no_ucx(path: str, tmp_path: Path) -> None:
     forbid = "import monarch_hpc.transport.ucx.library as library\nlibrary._CLONE_FS = 1\n"
@@ -110,7 +110,7 @@ def test_the_stub_names_what_the_extension_has() -> None:
     for node in stub.body:
         if isinstance(node, ast.ClassDef):
             members = vars(getattr(extension, node.name))
-            # Those that an exception sets when it is made are not in its class.
+            # Attributes that an exception's constructor sets are not in its class.
             assert public(members) <= declared(node)
             assert declared(node) <= public(members) or node.bases
 

@@ -1,4 +1,4 @@
-"""What libucp does with the variables that it is given: which sockets it opens, and what it leaves alone."""
+"""The effect of the variables on libucp: the sockets that it opens, and the signal handlers that it leaves alone."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ else:
 
 
 def start(path: str, flags: dict[str, object], **variables: str) -> dict[str, list[object]]:
-    """Start UCX from *path* and return what was seen of it."""
+    """Start UCX from *path* and return the observed state."""
     seen: dict[str, list[object]] = json.loads(run_python(START, path, json.dumps(flags), json.dumps(variables)))
     return seen
 

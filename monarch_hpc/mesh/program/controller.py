@@ -249,7 +249,7 @@ class Controller(Runtime):
             case messages.RunOpened():
                 self.fleet.hosts = {host.rank: host for host in message.hosts}
                 self.fleet.member = message.member
-                self.node.hold(message.epoch)
+                self.node.set_epoch(message.epoch)
                 self._opened.set()
             case messages.ProcReady():
                 self._on_ready(message)

@@ -1,1 +1,1 @@
-"""Connections: dialing, listening, routes around networks that let nothing through, forwarding."""
+"""Connections: dialling, listening, routes through networks that block direct connections, and forwarding."""

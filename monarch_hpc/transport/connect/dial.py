@@ -1,4 +1,4 @@
-"""Dialling: several addresses at once, each with its handshake."""
+"""Dials several addresses of a peer at once, with a handshake on each."""
 
 from __future__ import annotations
 
@@ -21,51 +21,51 @@ from monarch_hpc.transport.secure.noise import Cipher
 __all__ = ["Dialer", "Done", "Opener", "Race"]
 
 Done = Callable[[FrameChannel | TransportError], None]
-"""Called on the driver with the channel, or with why there is none."""
+"""Called on the driver with the channel, or with the error if none could be opened."""
 
 _RESETS_S = (0.05, 0.1, 0.2, 0.4, 0.8)
-"""When to greet again after a reset: by a process that strangers besiege, before it looked at our greeting, or by one
-that has answered a recording of it."""
+"""Retry delays after a reset: an overloaded listener may reset us before reading our hello, and one that has answered
+a recording of our hello refuses the original."""
 
 
 class Opener(Protocol):
-    """A way around: hands out sockets that are joined to addresses which cannot be dialled from here."""
+    """An indirect route: opens sockets that are joined to addresses which cannot be dialled from here."""
 
     def open(self, address: str, failed: Callable[[str], None]) -> socket.socket:
-        """A socket joined to *address*; *failed* is told why if it ends."""
+        """Return a socket joined to *address*; *failed* is called with the reason if it ends."""
         ...
 
     def close(self) -> None:
-        """End it, and all its sockets."""
+        """Close the route and all its sockets."""
         ...
 
 
 class Dialer(Protocol):
-    """For whom is dialled."""
+    """The node that a race dials for."""
 
     @property
     def engine(self) -> Engine:
-        """Drives the sockets."""
+        """The engine that drives the sockets."""
         ...
 
     @property
     def limits(self) -> TransportConfig:
-        """Among them the deadline."""
+        """The limits, deadlines among them."""
         ...
 
     @property
-    def ways(self) -> Routes:
-        """Which ways have led to whom."""
+    def routes(self) -> Routes:
+        """The routes that have worked."""
         ...
 
     @property
     def forwarders(self) -> Sequence[str]:
-        """Addresses of processes that may pass on what is for a known incarnation."""
+        """Addresses of processes that may forward to a known incarnation."""
         ...
 
     @property
     def relay(self) -> Opener | None:
-        """The way around for a process that cannot reach any host directly, if there is one."""
+        """The relay, for a process that cannot reach any host directly; None if there is none."""
         ...
 
     def dialing(self, incarnation: int, address: str) -> Dialing:
@@ -73,20 +73,20 @@ class Dialer(Protocol):
         ...
 
     def known(self, incarnation: int) -> FrameChannel | None:
-        """The channel to a process, if there is one already."""
+        """The open channel to an incarnation; None if there is none."""
         ...
 
     def adopt(self, sock: socket.socket, peer: Peer, ciphers: tuple[Cipher, Cipher]) -> FrameChannel:
-        """Make a channel of the socket that won."""
+        """Make a channel of the winning socket."""
         ...
 
 
 class Race:
-    """Dials all addresses of a peer at once; the first that proves itself wins.
+    """Dials all addresses of a peer at once; the first to authenticate wins.
 
-    Ways around join the race after `TransportConfig.around_after_s`, or when all direct ones have failed, or at once
-    where they have been the way before: through each forwarder, if it is known which incarnation is looked for, and
-    through the relay to each address. So addresses that are dead or wrong cost no more than that delay.
+    Indirect routes join the race after `TransportConfig.around_after_s`, when all direct ones have failed, or at once
+    if an indirect route worked last time: through each forwarder, if the wanted incarnation is known, and through the
+    relay to each address. So addresses that are dead or wrong cost no more than that delay.
     """
 
     def __init__(self, node: Dialer, addresses: list[str], incarnation: int, done: Done) -> None:
@@ -96,83 +96,83 @@ class Race:
         self._done: list[Done] = [done]
         self._errors: list[TransportError] = []
         self._running: set[_Outbound] = set()
-        self._went_around = False
-        self._timers = [node.engine.call_later(node.limits.around_after_s, self._go_around)]
+        self._tried_indirect = False
+        self._timers = [node.engine.call_later(node.limits.around_after_s, self._try_indirect)]
         if not addresses:
             self._end(PeerLost("a peer", "it has no address"))
             return
         self._start([(RouteKind.DIRECT, address) for address in addresses])
-        if node.ways.around_at_once(addresses):
-            self._go_around()
+        if node.routes.indirect_at_once(addresses):
+            self._try_indirect()
 
     @property
     def over(self) -> bool:
-        """Whether it has ended, with or without a winner."""
+        """Whether the race has ended, with or without a winner."""
         return not self._done
 
     def join(self, incarnation: int, done: Done) -> bool:
-        """Tell *done* too, if this is under way to that process: two channels to it would mix up what is sent."""
+        """Also report to *done* if this race dials *incarnation*: two channels would lose the order of frames."""
         joins = bool(incarnation and incarnation == self._incarnation and self._done)
         if joins:
             self._done.append(done)
         return joins
 
     def cancel(self, reason: str) -> None:
-        """End it without a winner."""
+        """End the race without a winner."""
         self._end(PeerLost(", ".join(self._addresses), f"no longer dialled: {reason}"))
 
-    def _start(self, ways: list[tuple[RouteKind, str]]) -> None:
-        # All are on the list before the first is started: when the last one on it fails, the race is over.
-        started = [_Outbound(self._node, self, self._incarnation, way, address) for way, address in ways]
+    def _start(self, routes: list[tuple[RouteKind, str]]) -> None:
+        # All are listed before the first one starts: the race is over when the last one listed fails.
+        started = [_Outbound(self._node, self, self._incarnation, route, address) for route, address in routes]
         self._running.update(started)
         limits = self._node.limits
-        for patience_s, group in (
-            (limits.connect_s, [outbound for outbound in started if outbound.way is not RouteKind.RELAY]),
-            (limits.relay_s, [outbound for outbound in started if outbound.way is RouteKind.RELAY]),
+        for timeout_s, group in (
+            (limits.connect_s, [outbound for outbound in started if outbound.route is not RouteKind.RELAY]),
+            (limits.relay_s, [outbound for outbound in started if outbound.route is RouteKind.RELAY]),
         ):
             if group:
-                late = functools.partial(self._late, group, patience_s)
-                self._timers.append(self._node.engine.call_later(patience_s, late))
+                on_timeout = functools.partial(self._on_timeout, group, timeout_s)
+                self._timers.append(self._node.engine.call_later(timeout_s, on_timeout))
         for outbound in started:
             if self._done:
                 outbound.start()
 
-    def _go_around(self) -> None:
-        if self._went_around or not self._done:
+    def _try_indirect(self) -> None:
+        if self._tried_indirect or not self._done:
             return
-        self._went_around = True
+        self._tried_indirect = True
         forwarders = set(self._node.forwarders).difference(self._addresses) if self._incarnation else set()
-        # Who answers that he holds another key, or other versions, says so through the relay, too.
+        # A peer that answered with another key, or other versions, would do so through the relay, too.
         spoke = self._errors and not any(isinstance(error, PeerLost) for error in self._errors)
         relayed = [] if self._node.relay is None or spoke else self._addresses
-        ways = [(RouteKind.FORWARD, address) for address in sorted(forwarders)]
-        self._start([*ways, *((RouteKind.RELAY, address) for address in relayed)])
+        routes = [(RouteKind.FORWARD, address) for address in sorted(forwarders)]
+        self._start([*routes, *((RouteKind.RELAY, address) for address in relayed)])
 
     def won(self, outbound: _Outbound, peer: Peer, ciphers: tuple[Cipher, Cipher]) -> None:
-        """An address proved itself."""
+        """An address has authenticated."""
         self._running.discard(outbound)
         if not self._done:
             outbound.sock.close()
             return
-        self._node.ways.worked(self._addresses, outbound.way)
+        self._node.routes.worked(self._addresses, outbound.route)
         channel = self._node.adopt(outbound.sock, peer, ciphers)
-        # It may have dialled us meanwhile: then the two have one channel more than they need.
+        # The peer may have dialled us meanwhile: then there are two channels, and the first one is used.
         self._end(self._node.known(self._incarnation) or channel)
 
     def lost(self, outbound: _Outbound, error: TransportError) -> None:
-        """An address failed."""
+        """An address has failed."""
         self._running.discard(outbound)
         self._errors.append(error)
         if self._done and not self._running:
-            self._go_around()
+            self._try_indirect()
         if self._done and not self._running:
-            # What somebody with our key said is worth more than silence from the other addresses.
-            said = [error for error in self._errors if not isinstance(error, PeerLost)]
-            self._end((said or self._errors)[0])
+            # An answer from a process with our key says more than silence from the other addresses.
+            answers = [error for error in self._errors if not isinstance(error, PeerLost)]
+            self._end((answers or self._errors)[0])
 
-    def _late(self, group: Sequence[_Outbound], patience_s: float) -> None:
+    def _on_timeout(self, group: Sequence[_Outbound], timeout_s: float) -> None:
         for outbound in self._running.intersection(group):
-            outbound.give_up(f"no answer in {patience_s:.1f} s")
+            outbound.give_up(f"no answer in {timeout_s:.1f} s")
 
     def _end(self, result: FrameChannel | TransportError) -> None:
         waiting, self._done = self._done, []
@@ -186,14 +186,14 @@ class Race:
 
 
 class _Outbound:
-    """One address of a race: of the peer, or of a process that may pass our greeting on to it."""
+    """One address of a race: the peer's own, or a forwarder's."""
 
-    def __init__(self, node: Dialer, race: Race, incarnation: int, way: RouteKind, address: str) -> None:
-        self.way = way
+    def __init__(self, node: Dialer, race: Race, incarnation: int, route: RouteKind, address: str) -> None:
+        self.route = route
         self._node = node
         self._race = race
         self._target = address
-        self._address = f"{way.value}{address}"
+        self._address = f"{route.value}{address}"
         self._incarnation = incarnation
         self._dialing: Dialing
         self._answer = b""
@@ -206,10 +206,10 @@ class _Outbound:
         """Begin to connect, unless it was given up."""
         if self._over:
             return
-        self._dialing = self._node.dialing(self._incarnation, self._address)  # no greeting is answered twice
+        self._dialing = self._node.dialing(self._incarnation, self._address)  # no hello is answered twice
         try:
-            if self.way is RouteKind.RELAY:
-                assert self._node.relay is not None, "or it would not be on the list"
+            if self.route is RouteKind.RELAY:
+                assert self._node.relay is not None, "relay addresses are listed only if there is a relay"
                 self.sock = self._node.relay.open(self._target, self._relay_failed)
                 self._greet()
                 return
@@ -263,9 +263,9 @@ class _Outbound:
         self._node.engine.call_later(delay_s, self.start)
 
     def _closed(self) -> TransportError:
-        if self.way is RouteKind.FORWARD:
-            return PeerLost(self._address, "nor does it know of the process that we look for, or can reach it")
-        return AuthenticationError(self._address, "it closed at our greeting, as an agent does that holds another key")
+        if self.route is RouteKind.FORWARD:
+            return PeerLost(self._address, "it does not know the process that is wanted, or cannot reach it")
+        return AuthenticationError(self._address, "it closed the connection after our hello: does it hold another key?")
 
     def _fail(self, error: OSError | TransportError) -> None:
         self.drop()
@@ -276,7 +276,7 @@ class _Outbound:
         self._race.lost(self, error)
 
     def give_up(self, why: str) -> None:
-        """Count this address as lost."""
+        """Count this address as failed."""
         self._fail(PeerLost(self._address, why))
 
     def drop(self) -> None:

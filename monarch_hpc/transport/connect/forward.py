@@ -1,8 +1,8 @@
-"""Joins two processes that cannot reach each other, for one that reaches both.
+"""Joins two processes that cannot reach each other, on behalf of a process that reaches both.
 
-A greeting names the process that it looks for. Whoever gets one for somebody else, made with our key, and knows where
-that one listens, passes it on, and from then on everything, both ways. The two ends prove themselves to each other
-and seal what they say, as on any connection: whoever joins them can read nothing, and change nothing unnoticed.
+A hello names the incarnation that it is for. A process that receives a hello for another process, made with our key,
+and knows that process's addresses, forwards the hello and from then on all bytes, both ways. The two ends authenticate
+and encrypt as on any connection: the forwarder can read nothing, and change nothing unnoticed.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from monarch_hpc.transport.tcp.keepalive import CutDetector
 __all__ = ["BUFFER_BYTES", "Forward"]
 
 BUFFER_BYTES = 256 * 1024
-"""Bytes that wait in each direction, beyond the kernel's own buffers; then reading stops until they have left."""
+"""Bytes buffered in each direction, beyond the kernel's own buffers; while they are full, reading stops."""
 
-_CHUNKS_PER_EVENT = 16  # then others get their turn
+_CHUNKS_PER_EVENT = 16  # then other callbacks run
 
 
 class Forward:
-    """One pair of sockets, joined. For the driver of the engine.
+    """A pair of joined sockets. For the driver of the engine.
 
-    All addresses are dialled at once, since some may be dead or wrong; the first that says anything is the one.
+    All addresses are dialled at once, since some may be dead or wrong; the first to send anything is used.
 
     Args:
-        near: from who dialled us; this object's from here on.
-        hello: what came from there, to be passed on first.
-        addresses: where the one that is looked for listens.
-        opened: called when the first answer comes from there.
+        near: the socket that the dialling process opened; owned by this object from here on.
+        hello: the bytes already read from *near*, forwarded first.
+        addresses: the addresses of the wanted process.
+        opened: called when the wanted process sends its first bytes.
         over: called once, with the reason, when both sockets are closed.
     """
 
     def __init__(
         self,
         engine: Engine,
-        wires: CutDetector,
+        cut_detector: CutDetector,
         near: socket.socket,
         hello: bytes,
         addresses: Sequence[str],
@@ -48,31 +48,31 @@ class Forward:
         over: Callable[[str], None],
     ) -> None:
         self._engine = engine
-        self._wires = wires
+        self._cut_detector = cut_detector
         self._near = near
         self._hello = hello
         self._opened = opened
         self._over: Callable[[str], None] | None = over
         self._dialled: list[socket.socket] = []
         self._flows: list[_Direction] = []
-        self._why = "it listens nowhere"
+        self._why = "it has no address"
         for address in addresses:
             self._dial(address)
         if not self._dialled:
             engine.call_soon(lambda: self.close(self._why))
 
     def close(self, why: str) -> None:
-        """Close both sockets; what has not left yet is lost."""
+        """Close both sockets; data that was not forwarded yet is lost."""
         over, self._over = self._over, None
         if over is None:
             return
         for sock in (self._near, *self._dialled):
-            self._wires.forget(sock)
+            self._cut_detector.forget(sock)
             self._engine.unwatch(sock.fileno())
             sock.close()
         over(why)
 
-    # ---- until somebody answers ----
+    # ---- until the first answer ----
 
     def _dial(self, address: str) -> None:
         try:
@@ -111,7 +111,7 @@ class Forward:
             self._failed(sock, error.strerror or str(error))
             return
         if not answer:
-            self._failed(sock, "it closed at the greeting")
+            self._failed(sock, "it closed the connection after the hello")
             return
         for other in self._dialled:
             if other is not sock:
@@ -119,13 +119,13 @@ class Forward:
                 other.close()
         self._dialled = [sock]
         for end in (self._near, sock):
-            self._wires.watch(end, end, self.close)
+            self._cut_detector.watch(end, end, self.close)
         self._flows = [_Direction(self._near, sock), _Direction(sock, self._near)]
         self._opened()
         self._flows[1].waiting = memoryview(answer)
         self._pump()
 
-    # ---- from then on ----
+    # ---- joined ----
 
     def _pump(self, _mask: int = 0) -> None:
         try:
@@ -141,11 +141,11 @@ class Forward:
             if read or write:
                 self._engine.watch(fd, self._pump, read=read, write=write)
             else:
-                self._engine.unwatch(fd)  # or its end, which is always told, would be told all the time
+                self._engine.unwatch(fd)  # epoll always reports a hang-up, and would do so in a loop
 
 
 class _Direction:
-    """One direction."""
+    """One direction of a forward."""
 
     __slots__ = ("_ended", "sink", "source", "waiting")
 
@@ -156,7 +156,7 @@ class _Direction:
         self._ended = False
 
     def pump(self) -> bool:
-        """Move what can be moved; return whether the source has ended and all of it has left.
+        """Move what can be moved; return whether the source has ended and all its data has been sent.
 
         Raises:
             OSError: one of the two ends is gone.

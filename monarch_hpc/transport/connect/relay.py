@@ -1,19 +1,19 @@
-"""Streams through the standard input and output of one process: for sites that block login from compute.
+"""Streams through the standard input and output of one process, for sites that block login from compute nodes.
 
-A relay has two ends, joined by a pair of pipes (those of an `srun` step). The near end opens streams to
-TCP addresses; the far end, on a host of the allocation, dials them. The near end hands out sockets, so that
-everything above a socket stays as it is: the handshake and the sealed records of `tcp` run through it, and
-the relay itself neither has the key nor sees what it carries.
+A relay has two ends, joined by a pair of pipes (the stdin and stdout of an `srun` step). The near end opens streams to
+TCP addresses; the far end, on a host of the allocation, dials them. The near end hands out sockets, so that everything
+above a socket stays the same: the handshake and the sealed records of `tcp` run through the relay, which has no key and
+cannot read what it carries.
 
-Records on the pipes, little-endian, after a far end's `GREETING`:
+Records on the pipes, little-endian, after the far end's `GREETING`:
 
     u8 what, u32 stream, u32 size, then size bytes
 
     OPEN  an address      near to far
-    DATA  bytes           either way, at most `WINDOW_BYTES` that the other side has not taken
-    TAKEN u32             that many bytes were taken; as many more may come
-    END   why, UTF-8      the stream is over; what came before is still to be taken
-    KEEP                  near to far, now and then: the near end lives
+    DATA  bytes           either way, at most `WINDOW_BYTES` unacknowledged
+    TAKEN u32             acknowledges that many bytes, and grants as many more
+    END   why, UTF-8      the stream has ended; earlier data is still to be delivered
+    KEEP                  near to far, periodically: keepalive of the near end
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from monarch_hpc.transport.engine.engine import Engine
 __all__ = ["CLOSED_THERE", "GREETING", "KEEP_S", "SILENCE_S", "WINDOW_BYTES", "Relay"]
 
 GREETING = b"monarch-hpc relay 1\n"
-"""What the far end says first: all before it, such as a module system's chatter, is skipped."""
+"""The first bytes of the far end: anything before them, such as output of a module system, is skipped."""
 
 WINDOW_BYTES = 2**20
-"""Bytes of one stream that may be under way: 17 MB/s, which srun moves, at 60 ms."""
+"""Bytes of one stream in flight: enough for 17 MB/s, srun's throughput, at a round trip of 60 ms."""
 
 CLOSED_THERE = "the other side closed"
-"""Why a stream ended that reached its address: what it means is for whoever speaks on it."""
+"""Reason of a stream that had reached its address; its meaning is up to the protocol on the stream."""
 
 KEEP_S = 2.0
-"""How often the near end says that it lives. Where both processes of an srun are killed, slurmstepd keeps the
-step's input open, so that the far end would wait for ever."""
+"""Period of the near end's keepalives. If both processes of an srun are killed, slurmstepd keeps the step's input open,
+so that the far end would otherwise wait for ever."""
 
 SILENCE_S = 10.0
-"""After how long without a word the far end ends: several lost KEEPs, and shorter than a host's death takes."""
+"""Silence after which the far end ends: several lost KEEPs, and shorter than the detection of a dead host."""
 
 _MAX_NOISE_BYTES = 2**16
 _MAX_WAITING = 16
-"""Records for the pipe; streams are read again when all of them have gone, or each would keep a window in memory."""
+"""Records queued for the pipe before reading from streams pauses; otherwise each would keep a window in memory."""
 _MAX_REASON_BYTES = 400
 _READ_BYTES = 2**16
 _HEAD = struct.Struct("<BII")
@@ -64,16 +64,16 @@ class _What(enum.IntEnum):
 
 
 class _Stream:
-    """One stream at one end: a local socket, and what is on its way to it."""
+    """One stream at one end: a local socket, and the data queued for it."""
 
     __slots__ = ("credit", "ended", "failed", "number", "opened", "sock", "unsent", "watched")
 
     def __init__(self, number: int, sock: socket.socket, failed: Callable[[str], None] | None) -> None:
         self.number = number
         self.sock = sock
-        self.failed = failed  # told why the far end ended the stream
+        self.failed = failed  # called with the reason when the far end ends the stream
         self.opened = True  # False while the far end's socket connects
-        self.credit = WINDOW_BYTES  # bytes that the other end still takes
+        self.credit = WINDOW_BYTES  # bytes that may still be sent to the other end
         self.unsent = bytearray()
         self.ended = False  # the other end sends no more
         self.watched = (False, False)
@@ -83,11 +83,11 @@ class Relay:
     """One end of a relay. All methods are for the driver of the engine.
 
     Args:
-        read_fd: from the other end.
-        write_fd: to it.
-        far: whether this end dials for the other one.
-        over: called once with the reason when the pipes are of no more use.
-        last_words: asked for what the process of the other end said last.
+        read_fd: pipe from the other end.
+        write_fd: pipe to the other end.
+        far: whether this end dials.
+        over: called once, with the reason, when the pipes can no longer be used.
+        last_words: returns the last lines that the relay process wrote to stderr.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Relay:
         self._in = bytearray()
         self._greeted = far
         self._out: deque[memoryview] = deque()
-        self._held = False  # a stream is not read from, because too much waits for the pipe
+        self._reads_paused = False  # some streams are not read, because too much is queued for the pipe
         for fd in (read_fd, write_fd):
             os.set_blocking(fd, False)
         self._heard_s = engine.clock()
@@ -125,7 +125,7 @@ class Relay:
 
         Args:
             address: ``tcp://address:port``, as seen from the far end.
-            failed: told why when the far end ends the stream; the socket then ends too.
+            failed: called with the reason when the far end ends the stream; the socket then ends too.
         """
         ours, theirs = socket.socketpair(type=socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         stream = _Stream(self._next, ours, failed)
@@ -151,7 +151,7 @@ class Relay:
 
     def _keep(self) -> None:
         if self._far and self._engine.clock() - self._heard_s > SILENCE_S:
-            self.close(f"the near end said nothing for {SILENCE_S:.0f} s")
+            self.close(f"silence from the near end for {SILENCE_S:.0f} s")
             return
         if not self._far:
             self._send(_What.KEEP, 0)
@@ -180,12 +180,12 @@ class Relay:
             self._engine.watch(self._write_fd, self._on_writable, read=False, write=True)
             return
         except OSError as error:
-            reason = f"the way to the other end is gone: {error.strerror}"
+            reason = f"the pipe to the other end broke: {error.strerror}"
             self._engine.call_soon(lambda: self.close(reason))
             return
         self._engine.unwatch(self._write_fd)
-        if self._held:
-            self._held = False
+        if self._reads_paused:
+            self._reads_paused = False
             for stream in list(self._streams.values()):
                 self._watch(stream)
 
@@ -198,7 +198,7 @@ class Relay:
             self.close(error.strerror or str(error))
             return
         if not data:
-            self.close(f"the relay process ended: {self._last_words() or 'it said nothing'}")
+            self.close(f"the relay process ended: {self._last_words() or 'it wrote nothing'}")
             return
         self._heard_s = self._engine.clock()
         self._in += data
@@ -212,7 +212,7 @@ class Relay:
             at = self._in.find(GREETING)
             if at < 0:
                 if len(self._in) > _MAX_NOISE_BYTES:
-                    raise FrameError(f"{len(self._in)} bytes came through the relay, and no greeting")
+                    raise FrameError(f"{len(self._in)} bytes came through the relay, but no greeting")
                 return
             del self._in[: at + len(GREETING)]
             self._greeted = True
@@ -238,10 +238,10 @@ class Relay:
             return
         stream = self._streams.get(number)
         if stream is None:
-            return  # it ended here while the record was under way
+            return  # it ended here while the record was in flight
         if what == _What.DATA:
             if len(stream.unsent) + len(payload) > WINDOW_BYTES:
-                raise FrameError(f"stream {number} carries more than its window")
+                raise FrameError(f"stream {number} exceeds its window")
             stream.unsent += payload
             self._flush(stream)
         elif what == _What.TAKEN and len(payload) == 4:
@@ -269,11 +269,11 @@ class Relay:
         self._watch(stream)
 
     def _watch(self, stream: _Stream) -> None:
-        """Watch a stream's socket for what can be done with it now."""
+        """Watch a stream's socket for the events that can be handled now."""
         read = stream.opened and stream.credit > 0
         if read and len(self._out) >= _MAX_WAITING:
             read = False
-            self._held = True
+            self._reads_paused = True
         write = not stream.opened or bool(stream.unsent)
         if (read, write) == stream.watched:
             return
@@ -310,7 +310,7 @@ class Relay:
             self._watch(stream)
 
     def _flush(self, stream: _Stream) -> None:
-        """Hand on to the local socket what came for it, and say how much it took."""
+        """Write received data to the local socket, and acknowledge what it took."""
         taken = 0
         try:
             while stream.unsent and stream.opened:
@@ -330,7 +330,7 @@ class Relay:
             self._watch(stream)
 
     def _end(self, stream: _Stream, why: str) -> None:
-        """The local socket is over: tell the other end."""
+        """Close a stream whose local socket has ended, and notify the other end."""
         if not stream.ended:
             self._send(_What.END, stream.number, why.encode())
         self._drop(stream, "")

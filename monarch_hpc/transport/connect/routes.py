@@ -1,4 +1,4 @@
-"""Which way leads to whom: directly, through another process, or through the relay; learned from what worked."""
+"""Learns the route to each host from what worked: direct, through a forwarder, or through the relay."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["RouteKind", "Routes"]
 
 
 class RouteKind(enum.Enum):
-    """How a peer is reached; the value stands before its address."""
+    """A kind of route to a peer; the value is the prefix of its address."""
 
     DIRECT = ""
     FORWARD = FORWARD_PREFIX
@@ -20,32 +20,32 @@ class RouteKind(enum.Enum):
 
 
 class Routes:
-    """What one process knows of the ways to other hosts.
+    """The routes of one process to other hosts.
 
-    Direct ways are always tried, and at once: they cost nothing where they lead nowhere, and a network that heals is
-    used again. The others wait a moment, but not where they were the one that led to the same host before, or to
-    all others so far.
+    Direct routes are always tried, and at once: they cost nothing where they fail, and a network that heals is used
+    again. Indirect routes wait a moment, unless one of them was the last to reach the same host, or only indirect
+    routes have reached any host so far.
     """
 
     def __init__(self) -> None:
-        self._led_to: dict[str, RouteKind] = {}  # by the host's IP address
+        self._last_route: dict[str, RouteKind] = {}  # by the host's IP address
         self._worked: set[RouteKind] = set()
 
-    def worked(self, addresses: Sequence[str], way: RouteKind) -> None:
-        """Take note that *way* was the first to lead to the host with *addresses*."""
-        self._worked.add(way)
-        self._led_to.update(dict.fromkeys(_hosts(addresses), way))
+    def worked(self, addresses: Sequence[str], route: RouteKind) -> None:
+        """Record that *route* won the race to the host with *addresses*."""
+        self._worked.add(route)
+        self._last_route.update(dict.fromkeys(_hosts(addresses), route))
 
-    def around_at_once(self, addresses: Sequence[str]) -> bool:
-        """Whether to try ways around beside the direct one from the start."""
-        known = {self._led_to[host] for host in _hosts(addresses) if host in self._led_to}
+    def indirect_at_once(self, addresses: Sequence[str]) -> bool:
+        """Whether to try indirect routes beside the direct one from the start."""
+        known = {self._last_route[host] for host in _hosts(addresses) if host in self._last_route}
         return bool(known or self._worked) and RouteKind.DIRECT not in (known or self._worked)
 
     @property
-    def relay_leads_further(self) -> bool:
-        """Whether the relay may reach somebody whom nothing else does.
+    def relay_may_help(self) -> bool:
+        """Whether the relay may reach a process that nothing else reaches.
 
-        It dials from the host of the head; whoever reaches that host without it can be passed on there.
+        The relay dials from the head's host; a process that reaches that host without the relay can be forwarded there.
         """
         return self._worked <= {RouteKind.RELAY}
 
@@ -56,5 +56,5 @@ def _hosts(addresses: Sequence[str]) -> list[str]:
         try:
             hosts.append(parse_address(address)[0])
         except PeerLost:
-            continue  # whoever dials it says so
+            continue  # the dial reports it
     return hosts

@@ -1,1 +1,1 @@
-"""The event loop of a process's I/O: one thread polls sockets and UCX, timers, and sleeping waiters."""
+"""The event loop of a process's I/O: one thread polls sockets and UCX, runs timers, and wakes sleeping waiters."""

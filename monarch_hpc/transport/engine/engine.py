@@ -1,12 +1,12 @@
-"""The one I/O engine of a process: whoever waits drives it.
+"""The I/O engine of a process, driven by the threads that wait.
 
-A thread blocked on a `Signal` polls the sockets itself, so that an answer reaches it with no thread
-switch. When nobody waits, a background thread polls. At any moment at most one thread, the driver,
-runs callbacks: what only callbacks touch needs no lock.
+A thread that waits for a `Flag` polls the sockets itself, so that an answer reaches it without a thread switch. When
+no thread waits, a background thread polls. At any moment at most one thread, the driver, runs callbacks: state that
+only callbacks touch needs no lock.
 
-The background thread does not take over the moment a driver leaves: in a loop of calls the next
-driver comes within microseconds, and waking a thread in between would cost more than the call.
-It comes back after `_HANDBACK_S` without a driver.
+The background thread does not take over the moment a driver leaves: in a loop of calls the next driver comes within
+microseconds, and waking a thread in between would cost more than the call. It takes over after `_HANDBACK_S` without a
+driver.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from contextlib import nullcontext
 from monarch_hpc.core.description import trace_of
 from monarch_hpc.core.fork import Owned, divert, watch_forks
 from monarch_hpc.core.logger import Logger
-from monarch_hpc.transport.engine.interrupts import ThreadSleeper, make_bed, may_be_signal
+from monarch_hpc.transport.engine.interrupts import ThreadSleeper, make_sleeper, may_be_signal
 from monarch_hpc.transport.engine.poller import Poller
 from monarch_hpc.transport.engine.sleeper import Sleeper
 from monarch_hpc.transport.engine.timer import Timer
@@ -33,16 +33,16 @@ from monarch_hpc.transport.engine.wakeup import Wakeup
 __all__ = ["Engine"]
 
 _HANDBACK_S = 0.002
-"""How long an engine without a driver is left alone before the background thread polls.
+"""Time without a driver after which the background thread takes over.
 
 Longer than the gap between two calls of a loop, shorter than a person or a batch of work notices.
 """
 
 _LONGEST_S = 86400.0
-"""Longest sleep; then it is looked at the time again: epoll counts milliseconds in 31 bits, which are 24 days."""
+"""Longest sleep; then the time is checked again: epoll counts milliseconds in 31 bits, which are 24 days."""
 
-_STALE_S = 0.1  # a timer that is so late shows that the process was stopped or starved
-_MAX_EVENTS = 64  # in one round; select's own default takes room for a thousand each time
+_STALE_S = 0.1  # a timer this late shows that the process was stopped or starved
+_MAX_EVENTS = 64  # in one round; select's own default allocates room for a thousand each time
 
 _log = Logger(__name__)
 
@@ -57,7 +57,7 @@ class Engine(Owned):
     def __init__(self, spin_s: float = 0.0) -> None:
         self.clock = time.monotonic
         self.turn = 0
-        """Counts the driver's rounds: what is due is run, then it sleeps until more is."""
+        """Counts the driver's rounds; one round runs all that is due, then sleeps until more is."""
         self.spin_s = spin_s
         self._epoll = select.epoll()
         self._callbacks: dict[int, Callable[[int], None]] = {}
@@ -72,11 +72,11 @@ class Engine(Owned):
         self._left_s = 0.0  # when the last driver left
         self._polling = False  # the driver may be asleep in the kernel
         self._poller: Poller | None = None
-        self._waiters: list[Sleeper] = []  # only by methods of lists that are atomic
+        self._waiters: list[Sleeper] = []  # changed only by atomic list methods
         self._local = threading.local()
         self._closing = False
         self._deferred: BaseException | None = None
-        self._background_bed = Sleeper()
+        self._background_sleeper = Sleeper()
         self._background_asleep = False
         self._background: threading.Thread | None = None
         watch_forks(self)
@@ -87,12 +87,12 @@ class Engine(Owned):
         self._background.start()
 
     def close(self) -> None:
-        """End the background thread and free the descriptors; callbacks no longer run."""
+        """End the background thread and close the descriptors; callbacks no longer run."""
         if self._closing:
             return
         self._closing = True
         self._poke()
-        self._background_bed.wake()
+        self._background_sleeper.wake()
         if self._background is not None and self._background is not threading.current_thread():
             self._background.join()
         for waiter in list(self._waiters):
@@ -103,7 +103,7 @@ class Engine(Owned):
         self._callbacks.clear()
 
     def forked(self, parent: int) -> None:
-        """End here what goes on in the *parent*, without touching it."""
+        """Shut down in a forked child without touching what the *parent* still uses."""
         self.forked_from = parent
         if self._closing:
             return
@@ -120,30 +120,30 @@ class Engine(Owned):
 
     @property
     def driving(self) -> bool:
-        """Whether the calling thread is the driver, that is, runs inside a callback."""
+        """Whether the calling thread is the driver, i.e. runs inside a callback."""
         return self._driver == _thread.get_ident()
 
-    # ---- what callers register ----
+    # ---- registering ----
 
     def watch(self, fd: int, callback: Callable[[int], None], *, read: bool = True, write: bool = False) -> None:
-        """Call *callback* with the epoll event mask whenever *fd* is ready; replaces an earlier watch."""
+        """Call *callback* with the epoll event mask whenever *fd* is ready; replaces an earlier watch of *fd*."""
         mask = (select.EPOLLIN if read else 0) | (select.EPOLLOUT if write else 0)
         known = fd in self._callbacks
         self._callbacks[fd] = callback
         (self._epoll.modify if known else self._epoll.register)(fd, mask)
 
     def unwatch(self, fd: int) -> None:
-        """Stop watching *fd*; call it before closing the descriptor. Unknown descriptors are ignored."""
+        """Stop watching *fd*; call this before closing the descriptor. Unknown descriptors are ignored."""
         if self._callbacks.pop(fd, None) is not None and not self._epoll.closed:
             self._epoll.unregister(fd)
 
     def attach(self, poller: Poller) -> None:
-        """Poll through *poller* from here on; on the driver."""
+        """Poll through *poller* from here on; call on the driver."""
         self._epoll.register(poller.fd, select.EPOLLIN)
         self._poller = poller
 
     def detach(self) -> None:
-        """Poll without a poller again; on the driver, before the poller is closed."""
+        """Stop polling through the poller; call on the driver, before the poller is closed."""
         if self._poller is not None:
             self._epoll.unregister(self._poller.fd)
             self._poller = None
@@ -169,88 +169,88 @@ class Engine(Owned):
         self._last.append(callback)
 
     def _poke(self) -> None:
-        self.check_own()  # first: a thread that is not here may have held its lock
+        self.check_own()  # first: in a forked child, the lock may be held by a thread that does not exist here
         self._wakeup.ring()
 
     # ---- driving ----
 
     def wait(self, ready: Callable[[], bool], timeout_s: float | None) -> bool:
-        """Drive, or wait while another thread drives, until *ready* or the time is over.
+        """Drive, or wait while another thread drives, until *ready* or the time is over; return whether it is ready.
 
-        Whoever makes *ready* true from another thread must call `wake_waiters` afterwards.
+        A thread that makes *ready* true must call `wake_waiters` afterwards.
 
         Raises:
-            KeyboardInterrupt: and whatever else a handler of SIGINT raises; nothing is half done then.
-            ForkedError: the engine is another process's.
+            KeyboardInterrupt: or any other exception that a handler of SIGINT raises; no callback is interrupted by it.
+            ForkedError: the engine belongs to the parent process.
         """
         if ready():
             return True
         self.check_own()
         assert not self.driving, "a callback of the engine must not wait for the engine"
         end_s = None if timeout_s is None else self.clock() + timeout_s
-        bed = self._bed()
-        if not bed.holds:
-            return self._wait(ready, end_s, bed)
+        sleeper = self._sleeper()
+        if not sleeper.defers_sigint:
+            return self._wait(ready, end_s, sleeper)
         while True:
-            with bed:
-                ended = self._wait(ready, end_s, bed)
-                called = bed.called
-            # A handler that returns lets us wait on; what is still held is for the one around us.
-            if ended or not called or bed.called:
+            with sleeper:
+                ended = self._wait(ready, end_s, sleeper)
+                interrupted = sleeper.interrupted
+            # If the handler returned, go on waiting; a signal that is still deferred is for the enclosing sleeper.
+            if ended or not interrupted or sleeper.interrupted:
                 return ended
 
     def undisturbed(self) -> ThreadSleeper:
-        """While it is entered no handler of SIGINT runs in this thread; for what must not be left half done."""
-        return self._bed()
+        """A context in which no SIGINT handler runs in this thread; for code that must not be left half done."""
+        return self._sleeper()
 
-    def _bed(self) -> ThreadSleeper:
-        bed: ThreadSleeper | None = getattr(self._local, "bed", None)
-        if bed is None:
-            bed = self._local.bed = make_bed(self._wakeup.ring_unlocked)
-        return bed
+    def _sleeper(self) -> ThreadSleeper:
+        sleeper: ThreadSleeper | None = getattr(self._local, "sleeper", None)
+        if sleeper is None:
+            sleeper = self._local.sleeper = make_sleeper(self._wakeup.ring_unlocked)
+        return sleeper
 
-    def _wait(self, ready: Callable[[], bool], end_s: float | None, bed: ThreadSleeper) -> bool:
-        self._waiters.append(bed)
+    def _wait(self, ready: Callable[[], bool], end_s: float | None, sleeper: ThreadSleeper) -> bool:
+        self._waiters.append(sleeper)
         try:
             while not self._closing:
                 if self._drive.acquire(blocking=False):
                     try:
-                        return self._drive_until(ready, end_s, bed)
+                        return self._drive_until(ready, end_s, sleeper)
                     finally:
-                        self._leave(bed)
+                        self._leave(sleeper)
                 if ready():
                     return True
-                if bed.called:
+                if sleeper.interrupted:
                     return False
                 left_s = None if end_s is None else min(end_s - self.clock(), _LONGEST_S)
                 if left_s is not None and left_s <= 0:
                     return False
                 if self._background is not None and self._driver == self._background.ident:
                     self._poke()
-                bed.sleep(left_s)
+                sleeper.sleep(left_s)
                 if ready():
                     return True
             return ready()
         finally:
-            self._waiters.remove(bed)
-            # Whoever left woke us to drive; if we need not, somebody else must.
+            self._waiters.remove(sleeper)
+            # The previous driver woke us to drive; if we need not wait, another thread must take over.
             if not self._driver and (self._background_asleep or self._waiters):
-                self._pass_on(None)
+                self._wake_next(None)
 
     def wake_waiters(self) -> None:
-        """Make waiting threads look at their condition again; cheap when nobody waits."""
+        """Make waiting threads check their condition again; cheap when none waits."""
         waiters = self._waiters
         if waiters:
-            own = getattr(self._local, "bed", None)
+            own = getattr(self._local, "sleeper", None)
             if len(waiters) == 1 and waiters[0] is own:
-                return  # the thread that drives, in a loop of calls
+                return  # the thread that drives itself, in a loop of calls
             if self._driver not in (0, _thread.get_ident()) and self._polling:
                 self._poke()
-            for bed in list(waiters):
-                if bed is not own:
-                    bed.wake()
+            for sleeper in list(waiters):
+                if sleeper is not own:
+                    sleeper.wake()
 
-    def _drive_until(self, ready: Callable[[], bool], end_s: float | None, bed: ThreadSleeper) -> bool:
+    def _drive_until(self, ready: Callable[[], bool], end_s: float | None, sleeper: ThreadSleeper) -> bool:
         self._driver = _thread.get_ident()
         left_s = -1.0
         while not self._closing:
@@ -264,28 +264,28 @@ class Engine(Owned):
                 raise error
             if ready():
                 return True
-            if bed.called:
+            if sleeper.interrupted:
                 return False
         return False
 
-    def _leave(self, bed: Sleeper | None) -> None:
+    def _leave(self, sleeper: Sleeper | None) -> None:
         self._driver = 0
         self._left_s = self.clock()
         self._drive.release()
-        if self._background_asleep or len(self._waiters) > (bed is not None):
-            self._pass_on(bed)
+        if self._background_asleep or len(self._waiters) > (sleeper is not None):
+            self._wake_next(sleeper)
 
-    def _pass_on(self, bed: Sleeper | None) -> None:
-        """Wake one who can drive now, other than the owner of *bed*."""
+    def _wake_next(self, sleeper: Sleeper | None) -> None:
+        """Wake one thread that can drive now, other than the owner of *sleeper*."""
         for other in list(self._waiters):
-            if other is not bed:
+            if other is not sleeper:
                 other.wake()
                 return
         if self._background_asleep:
-            self._background_bed.wake()
+            self._background_sleeper.wake()
 
     def _poll(self, timeout_s: float, ready: Callable[[], bool] | None) -> None:
-        """Run what is due; sleep at most *timeout_s* seconds (-1: for ever) when nothing is."""
+        """Run all that is due; if nothing is, sleep at most *timeout_s* seconds (-1: for ever)."""
         self.turn += 1
         soon = self._soon
         while soon:
@@ -294,8 +294,8 @@ class Engine(Owned):
         if timers:
             now_s = self.clock()
             if now_s - timers[0][0] > _STALE_S:
-                # What came meanwhile goes first, or timers would judge others by old news.
-                self._hand_out(self._events(0.0, ready))
+                # Deliver queued events first, or timers would judge peers by stale data.
+                self._dispatch(self._events(0.0, ready))
             while timers and timers[0][0] <= now_s:
                 self._guard(heapq.heappop(timers)[2].fire)
             if timers:
@@ -303,17 +303,17 @@ class Engine(Owned):
                 timeout_s = next_s if timeout_s < 0 else min(timeout_s, next_s)
         if self._last:
             self._run_last()
-        self._hand_out(self._events(timeout_s, ready))
+        self._dispatch(self._events(timeout_s, ready))
         if self._last:
             self._run_last()
 
     def _run_last(self) -> None:
-        while self._last:  # one of them may ask for more: what it has sent is to leave before the driver sleeps
+        while self._last:  # a callback may add another: its output must leave before the driver sleeps
             last, self._last = self._last, []
             for callback in last:
                 self._guard(callback)
 
-    def _hand_out(self, events: Sequence[tuple[int, int]]) -> None:
+    def _dispatch(self, events: Sequence[tuple[int, int]]) -> None:
         for fd, mask in events:
             if fd == self._wakeup.fd:
                 self._wakeup.clear()
@@ -327,7 +327,7 @@ class Engine(Owned):
 
     def _events(self, timeout_s: float, ready: Callable[[], bool] | None) -> Sequence[tuple[int, int]]:
         if self._poller is not None:
-            return self._ask(self._poller, timeout_s, ready)
+            return self._query(self._poller, timeout_s, ready)
         if self.spin_s > 0:
             end_s = self.clock() + self.spin_s
             while True:
@@ -336,7 +336,7 @@ class Engine(Owned):
                     return events
                 if self.clock() >= end_s:
                     break
-        # From here on another thread pokes when it changes something; what changed before is seen now.
+        # From here on other threads ring the wakeup after a change; earlier changes are seen by this check.
         self._polling = True
         if self._soon or self._closing or (ready is not None and ready()):
             timeout_s = 0
@@ -345,7 +345,7 @@ class Engine(Owned):
         finally:
             self._polling = False
 
-    def _ask(self, poller: Poller, timeout_s: float, ready: Callable[[], bool] | None) -> Sequence[tuple[int, int]]:
+    def _query(self, poller: Poller, timeout_s: float, ready: Callable[[], bool] | None) -> Sequence[tuple[int, int]]:
         self._polling = True
         try:
             if self._soon or self._closing or (ready is not None and ready()):
@@ -363,7 +363,7 @@ class Engine(Owned):
             self.defer(error)
 
     def defer(self, error: BaseException) -> None:
-        """Log what a callback has raised; what a signal handler may have raised is raised by `wait`."""
+        """Log what a callback has raised; an exception that a signal handler may have raised is re-raised by `wait`."""
         if may_be_signal(error):
             self._deferred = error
         else:
@@ -374,22 +374,22 @@ class Engine(Owned):
         while not self._closing:
             if self._driver:
                 if self._left_s != seen_left_s:
-                    # Drivers come and go, as in a loop of calls: look again, so that none has to wake us.
+                    # Drivers come and go, as in a loop of calls: check again later, so that none has to wake us.
                     seen_left_s = self._left_s
                     poller = self._poller
                     if poller is not None:
                         poller.wait_away()
                     else:
-                        self._background_bed.sleep(_HANDBACK_S)
+                        self._background_sleeper.sleep(_HANDBACK_S)
                     continue
                 self._background_asleep = True
                 if self._driver:
-                    self._background_bed.sleep(None)
+                    self._background_sleeper.sleep(None)
                 self._background_asleep = False
                 continue
             idle_s = self.clock() - self._left_s
             if idle_s < _HANDBACK_S or not self._drive.acquire(blocking=False):
-                self._background_bed.sleep(_HANDBACK_S)
+                self._background_sleeper.sleep(_HANDBACK_S)
                 continue
             try:
                 self._driver = _thread.get_ident()

@@ -1,4 +1,4 @@
-"""A flag that threads wait for by driving the engine."""
+"""A flag that threads await by driving the engine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["Flag"]
 
 
 class Flag:
-    """A flag that threads wait for by driving the engine."""
+    """A flag that threads await by driving the engine."""
 
     __slots__ = ("_engine", "_set")
 
@@ -17,14 +17,14 @@ class Flag:
         self._set = False
 
     def set(self) -> None:
-        """Raise the flag, for good; from any thread."""
+        """Set the flag, for good; from any thread."""
         self._set = True
         self._engine.wake_waiters()
 
     def is_set(self) -> bool:
-        """Tell whether the flag is up."""
+        """Whether the flag is set."""
         return self._set
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the flag is up; False when *timeout_s* passed first."""
+        """Wait until the flag is set; return False if *timeout_s* passed first."""
         return self._engine.wait(self.is_set, timeout_s)

@@ -1,13 +1,13 @@
-"""Ctrl-C where the main thread drives the engine: held back until nothing is half done.
+"""Defers Ctrl-C while the main thread drives the engine, so that no callback is left half done.
 
-Python runs the handler of a signal between any two instructions of the main thread. In the middle of a callback of the
-engine it would lose the frames that were just read, and whoever waits for them would wait for ever; and programs go on
-after Ctrl-C, in notebooks above all.
+Python runs a signal handler between any two instructions of the main thread. In the middle of an engine callback it
+would lose the frames that were just read, and their receivers would wait for ever; and programs go on after Ctrl-C,
+above all in notebooks.
 """
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # what `signal` is made of: that takes ten times as long
+import _signal  # type: ignore[import-not-found]  # `signal` itself wraps it, and takes ten times as long
 import _thread
 import signal
 import threading
@@ -17,29 +17,29 @@ from typing import Self
 
 from monarch_hpc.transport.engine.sleeper import Sleeper
 
-__all__ = ["ThreadSleeper", "make_bed", "may_be_signal"]
+__all__ = ["ThreadSleeper", "make_sleeper", "may_be_signal"]
 
 _SIGINT = int(signal.SIGINT)
 
 
 class ThreadSleeper(Sleeper):
-    """Where a thread sleeps that may drive.
+    """The sleeper of a thread that may drive.
 
-    While it is entered, no handler of SIGINT runs in the thread. What was held is handled at the end of the outermost,
-    where the handler raises, or does not.
+    While it is entered, no SIGINT handler runs in the thread. A deferred SIGINT is handled when the outermost context
+    exits; the handler may raise there.
 
     Attributes:
-        holds: entering has an effect: it is the main thread's.
-        called: Ctrl-C was pressed, and is held.
+        defers_sigint: whether entering has an effect: it is the main thread's sleeper.
+        interrupted: whether a SIGINT is deferred.
     """
 
-    __slots__ = ("called",)
+    __slots__ = ("interrupted",)
 
-    holds = False
+    defers_sigint = False
 
     def __init__(self) -> None:
         super().__init__()
-        self.called = False
+        self.interrupted = False
 
     def __enter__(self) -> Self:
         return self
@@ -51,7 +51,7 @@ class ThreadSleeper(Sleeper):
 class _MainThreadSleeper(ThreadSleeper):
     __slots__ = ("_depth", "_frame", "_handler", "_poke")
 
-    holds = True
+    defers_sigint = True
 
     def __init__(self, poke: Callable[[], None]) -> None:
         super().__init__()
@@ -63,9 +63,9 @@ class _MainThreadSleeper(ThreadSleeper):
     def __enter__(self) -> Self:
         if not self._depth:
             handler = _signal.getsignal(_SIGINT)
-            if callable(handler):  # and not ignored, or handled in C
+            if callable(handler):  # neither ignored nor handled in C
                 self._handler = handler
-                _signal.signal(_SIGINT, self._hold)
+                _signal.signal(_SIGINT, self._defer)
         self._depth += 1
         return self
 
@@ -77,29 +77,29 @@ class _MainThreadSleeper(ThreadSleeper):
         if handler is None:
             return
         _signal.signal(_SIGINT, handler)
-        if self.called:
-            self.called = False
+        if self.interrupted:
+            self.interrupted = False
             frame, self._frame = self._frame, None
             handler(_SIGINT, frame)
 
-    def _hold(self, _number: int, frame: FrameType | None) -> None:
+    def _defer(self, _number: int, frame: FrameType | None) -> None:
         self._frame = frame
-        self.called = True
+        self.interrupted = True
         self.wake()
         self._poke()
 
 
-def make_bed(poke: Callable[[], None]) -> ThreadSleeper:
-    """A bed for the calling thread.
+def make_sleeper(poke: Callable[[], None]) -> ThreadSleeper:
+    """Make a sleeper for the calling thread.
 
     Args:
-        poke: ends the sleep of the driver; between any two instructions of the main thread.
+        poke: wakes the driver; called from the signal handler, between any two instructions of the main thread.
     """
     return _MainThreadSleeper(poke) if _in_main_thread() else ThreadSleeper()
 
 
 def may_be_signal(error: BaseException) -> bool:
-    """Whether a signal handler may have raised *error*: it is then for the program, whatever code it interrupted."""
+    """Whether a signal handler may have raised *error*; then it is for the program, whatever code it interrupted."""
     return issubclass(type(error), (KeyboardInterrupt, SystemExit)) and _in_main_thread()
 
 

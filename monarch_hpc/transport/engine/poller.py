@@ -1,4 +1,4 @@
-"""What the engine asks for events beside the kernel."""
+"""The interface of an event source that the engine polls together with the kernel."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ __all__ = ["Poller"]
 
 
 class Poller(Protocol):
-    """A library with events of its own, which must be asked before a thread may sleep."""
+    """A library with its own events, which must be polled before a thread may sleep."""
 
     @property
     def fd(self) -> int:
-        """Readable when there is something to ask for."""
+        """A descriptor that is readable when there are events."""
         ...
 
     def poll(self, epoll_fd: int, spin_s: float, timeout_s: float) -> Sequence[tuple[int, int]]:
-        """Wait for events of its own or of *epoll_fd*, in which *fd* is; at most *timeout_s* (-1: for ever).
+        """Wait for the library's events or *epoll_fd*, which contains *fd*; at most *timeout_s* seconds (-1: for ever).
 
         Returns:
             The descriptors of *epoll_fd* that are ready, with their event masks.
@@ -25,12 +25,12 @@ class Poller(Protocol):
         ...
 
     def wait_away(self) -> None:
-        """Return when nobody has polled for some milliseconds, or the poller is closed; from any thread.
+        """Return when no thread has polled for some milliseconds, or the poller is closed; from any thread.
 
-        Whoever waits here costs nothing while others come and go.
+        A thread that waits here costs nothing while drivers come and go.
         """
         ...
 
     def dispatch(self) -> None:
-        """Hand out its own events."""
+        """Deliver the library's events."""
         ...

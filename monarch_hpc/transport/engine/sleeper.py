@@ -1,4 +1,4 @@
-"""Where a thread sleeps until another one wakes it."""
+"""Lets a thread sleep until another one wakes it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["Sleeper"]
 
 
 class Sleeper:
-    """A thread's bed: `sleep` until `wake`; a wake that comes first is remembered."""
+    """`sleep` blocks a thread until `wake`; an earlier `wake` is remembered."""
 
     __slots__ = ("_lock",)
 

@@ -1,4 +1,4 @@
-"""One callback at one time."""
+"""One-shot timers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Timer:
         self._callback: Callable[[], None] | None = callback
 
     def cancel(self) -> None:
-        """Make sure that the callback does not run (again)."""
+        """Prevent the callback from running."""
         self._callback = None
 
     def fire(self) -> None:
-        """Run the callback, if it was not cancelled."""
+        """Run the callback, unless it was cancelled."""
         callback, self._callback = self._callback, None
         if callback is not None:
             callback()

@@ -1,4 +1,4 @@
-"""An eventfd that ends a thread's sleep in epoll, from any other thread."""
+"""An eventfd that wakes a thread out of epoll, from any other thread."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = ["Wakeup"]
 
 
 class Wakeup:
-    """Readable once it was rung, until `clear`.
+    """Becomes readable on `ring`, until `clear`.
 
     Attributes:
-        fd: what to poll for reading.
+        fd: the descriptor to poll for reading.
     """
 
     def __init__(self) -> None:
@@ -21,30 +21,30 @@ class Wakeup:
         self._closed = False
 
     def ring(self) -> None:
-        """End the sleep; no-op once closed."""
-        # Locked against `close`: the number of a closed descriptor may be somebody else's by now.
+        """Wake the thread; no-op once closed."""
+        # Locked against `close`: the number of a closed descriptor may have been reused.
         with self._lock:
             self.ring_unlocked()
 
     def ring_unlocked(self) -> None:
-        """`ring`, for a signal handler: the thread that it interrupts may hold the lock."""
+        """Like `ring`, for a signal handler: the interrupted thread may hold the lock."""
         if not self._closed:
             os.eventfd_write(self.fd, 1)
 
     def clear(self) -> None:
-        """Be unreadable again."""
+        """Reset to unreadable."""
         try:
             os.eventfd_read(self.fd)
         except BlockingIOError:
             pass
 
     def close(self) -> None:
-        """Free the descriptor."""
+        """Close the descriptor."""
         with self._lock:
             self.close_unlocked()
 
     def close_unlocked(self) -> None:
-        """`close`, in a forked child: a thread that is not there may have held the lock."""
+        """Like `close`, for a forked child: a thread that does not exist there may have held the lock."""
         if not self._closed:
             self._closed = True
             os.close(self.fd)

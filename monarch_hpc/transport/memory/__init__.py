@@ -1,1 +1,1 @@
-"""Registered memory that peers get and put, its keys, and the operations under way."""
+"""Registered memory that peers get and put, its keys, and the operations in flight."""

@@ -1,4 +1,4 @@
-"""What names a registered memory to other processes, and what is asked of it. Pure."""
+"""Keys of registered memory, and the spans that operations name. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from monarch_hpc.wire.frames import Buffer
 __all__ = ["ID_BYTES", "Key", "device_span", "host_view", "pack_span", "parse_span"]
 
 ID_BYTES = 16
-"""Of an identifier: who does not know it cannot guess it."""
+"""Size of an identifier: too large to guess."""
 
 _KEY = struct.Struct(f"<{ID_BYTES}sQBQ")  # id, nbytes, flags, address; then UCX's packed key
 _SPAN = struct.Struct(f"<{ID_BYTES}sQQ")  # id, offset, nbytes
@@ -22,12 +22,12 @@ _ON_DEVICE = 2
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """The key of a memory; may travel in messages as `pack` renders it.
+    """The key of a registered memory; `pack` renders it for messages.
 
     Attributes:
-        nbytes: how large the memory is.
-        on_device: it is a device's memory, which only UCX reaches.
-        address: where UCX finds it in its owner's process; 0 if UCX cannot be used.
+        nbytes: size of the memory.
+        on_device: whether it is device memory, which only UCX reaches.
+        address: address in the owner's process, for UCX; 0 if UCX cannot be used.
         rkey: UCX's packed key; empty if UCX cannot be used.
     """
 
@@ -39,7 +39,7 @@ class Key:
     rkey: bytes = b""
 
     def pack(self) -> bytes:
-        """Render it."""
+        """Render the key as bytes."""
         flags = (_WRITABLE if self.writable else 0) | (_ON_DEVICE if self.on_device else 0)
         return _KEY.pack(self.id, self.nbytes, flags, self.address) + self.rkey
 
@@ -48,15 +48,15 @@ class Key:
         """Read what `pack` rendered.
 
         Raises:
-            MemoryAccessError: it is no key.
+            MemoryAccessError: *data* is not a key.
         """
         if len(data) < _KEY.size:
-            raise MemoryAccessError("here", f"{len(data)} bytes are no key of a memory")
+            raise MemoryAccessError("here", f"{len(data)} bytes are not a memory key")
         identifier, nbytes, flags, address = _KEY.unpack_from(data)
         return cls(identifier, nbytes, bool(flags & _WRITABLE), bool(flags & _ON_DEVICE), address, data[_KEY.size :])
 
     def problem(self, offset: int, nbytes: int, *, write: bool) -> str:
-        """Why *nbytes* bytes at *offset* cannot be read, or written; empty if they can."""
+        """Why *nbytes* bytes at *offset* cannot be read, or written if *write*; empty if they can."""
         if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
             return f"bytes {offset} to {offset + nbytes} of a memory of {self.nbytes} bytes"
         if write and not self.writable:
@@ -64,10 +64,13 @@ class Key:
         return ""
 
     def check(self, where: str, offset: int, nbytes: int, *, write: bool) -> None:
-        """The same, for who asks.
+        """Like `problem`, but raise.
+
+        Args:
+            where: the process that owns the memory, for the error.
 
         Raises:
-            MemoryAccessError: they cannot, in the process *where*.
+            MemoryAccessError: the bytes cannot be read or written.
         """
         problem = self.problem(offset, nbytes, write=write)
         if problem:
@@ -75,18 +78,18 @@ class Key:
 
 
 def pack_span(identifier: bytes, offset: int, nbytes: int) -> bytes:
-    """The body of a GET or PUT frame."""
+    """Render the body of a GET or PUT frame."""
     return _SPAN.pack(identifier, offset, nbytes)
 
 
 def parse_span(body: Buffer) -> tuple[bytes, int, int]:
-    """Identifier, offset and number of bytes.
+    """Read the identifier, offset and number of bytes from the body of a GET or PUT frame.
 
     Raises:
-        FrameError: it is no such body.
+        FrameError: *body* has another size.
     """
     if len(body) != _SPAN.size:
-        raise FrameError(f"a request of {len(body)} bytes for a memory, not {_SPAN.size}")
+        raise FrameError(f"a memory request of {len(body)} bytes, not {_SPAN.size}")
     identifier, offset, nbytes = _SPAN.unpack(body)
     return identifier, offset, nbytes
 
@@ -95,8 +98,8 @@ def host_view(buffer: object, *, writable: bool) -> memoryview:
     """The bytes of *buffer*, an object with the buffer protocol.
 
     Raises:
-        TypeError: it has none, as a device's memory.
-        ValueError: it is not contiguous, or may not be written to.
+        TypeError: it has no buffer protocol, as device memory.
+        ValueError: it is not contiguous, or is read-only although *writable* was asked for.
     """
     view = memoryview(buffer)  # type: ignore[arg-type]
     if not view.c_contiguous:
@@ -108,7 +111,7 @@ def host_view(buffer: object, *, writable: bool) -> memoryview:
 
 
 def device_span(buffer: object) -> tuple[int, int, bool] | None:
-    """Address, number of bytes and writability of an object with `__cuda_array_interface__`; None for others.
+    """Address, number of bytes and writability of an object with `__cuda_array_interface__`; None for other objects.
 
     Raises:
         ValueError: it is not contiguous.

@@ -1,7 +1,7 @@
-"""Reading and writing memory of another process, as frames: where no fabric does it by itself.
+"""Reads and writes memory of another process by frames, where the fabric has no one-sided operations.
 
-An operation is cut into pieces, each a frame and its answer, of which a few are under way at a time: so that a large
-one neither exceeds the largest frame, nor fills a queue, nor stands in the way of what else the channel carries.
+An operation is cut into pieces, each a frame and its answer, a few of them in flight at a time: so a large operation
+neither exceeds the largest frame, nor fills a queue, nor delays the channel's other frames.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from monarch_hpc.wire.frames import Buffer, Frame, FrameHead, Kind
 __all__ = ["PIECE_BYTES", "WINDOW_BYTES", "Operations", "Transfer"]
 
 PIECE_BYTES = 4 * 2**20
-"""Large enough that a round trip for each vanishes, small enough that a call behind one waits a millisecond."""
+"""Large enough that the round trip per piece is negligible, small enough that a call behind one waits a millisecond."""
 
 WINDOW_BYTES = 4 * PIECE_BYTES
-"""Bytes of one channel that are asked for and not there yet: 10 GB/s at a round trip of 1.6 ms."""
+"""Bytes in flight on one channel: enough for 10 GB/s at a round trip of 1.6 ms."""
 
 _DIRECT_BYTES = 32 * 1024
-"""Up to here a channel copies what it sends, so that any thread may write so much without waiting for the socket."""
+"""Up to this size a channel copies what it sends, so that any thread may write it without waiting for the socket."""
 
-_FRAME_BYTES = 4096  # more than the header of a piece
+_FRAME_BYTES = 4096  # upper bound on the header of a piece
 
 
 class Transfer:
-    """A get or a put under way. It always ends: with the data, an error, or the loss of the peer.
+    """A get or put in flight. It always ends: with the data, an error, or the loss of the peer.
 
     Args:
-        what: the transfer in words, for errors.
+        what: describes the transfer in errors.
     """
 
     def __init__(self, engine: Engine, what: str) -> None:
@@ -48,21 +48,21 @@ class Transfer:
 
     @property
     def done(self) -> bool:
-        """Whether it has ended, well or not: its buffer is the caller's again."""
+        """Whether it has ended, successfully or not; its buffer is the caller's again."""
         return self._done
 
     @property
     def error(self) -> TransportError | None:
-        """Why it failed; None while it runs and when it went well."""
+        """Why it failed; None while it runs and after success."""
         return self._error
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Return when the bytes are where they belong. After a timeout it goes on.
+        """Return when the data has been transferred. After a timeout the transfer continues.
 
         Raises:
-            MemoryAccessError: the other side has no such memory, or not for this.
+            MemoryAccessError: the peer has no such memory, or does not allow this access.
             PeerLost, ChannelClosed: the channel ended first.
-            TimeoutError: it still runs after *timeout_s* seconds.
+            TimeoutError: the transfer still runs after *timeout_s* seconds.
         """
         if not self._engine.wait(lambda: self._done, timeout_s) and not self._done:
             raise TimeoutError(f"{self._what}: not done after {timeout_s:g} s")
@@ -70,7 +70,7 @@ class Transfer:
             raise self._error
 
     def on_done(self, callback: Callable[[Transfer], None]) -> None:
-        """Call *callback* on the driver of the engine when it has ended."""
+        """Call *callback* on the driver of the engine when the transfer has ended."""
         with self._lock:
             if not self._done:
                 self._callbacks.append(callback)
@@ -78,7 +78,7 @@ class Transfer:
         self._engine.call_soon(functools.partial(callback, self))
 
     def finish(self, error: TransportError | None = None) -> None:
-        """End it, for who carries it out; only the first end counts."""
+        """End the transfer; for its implementation. Only the first end counts."""
         with self._lock:
             if self._done:
                 return
@@ -91,9 +91,9 @@ class Transfer:
 
 
 class _Operation:
-    """A transfer as pieces."""
+    """A transfer as a sequence of pieces."""
 
-    __slots__ = ("begun", "flying", "key", "kind", "landing", "left", "number", "offset", "transfer", "view")
+    __slots__ = ("begun", "in_flight", "key", "kind", "landing", "left", "number", "offset", "transfer", "view")
 
     def __init__(self, kind: Kind, number: int, key: Key, offset: int, view: memoryview, transfer: Transfer) -> None:
         self.kind = kind
@@ -102,28 +102,28 @@ class _Operation:
         self.offset = offset
         self.view = view
         self.transfer = transfer
-        self.begun = 0  # bytes whose pieces are under way or done
+        self.begun = 0  # bytes whose pieces are in flight or done
         self.left = view.nbytes  # bytes that are not done
-        self.flying: dict[int, int] = {}  # place and length of the pieces under way
-        self.landing: list[memoryview] = []  # where a piece arrives right now
+        self.in_flight: dict[int, int] = {}  # offset and length of the pieces in flight
+        self.landing: list[memoryview] = []  # target of the piece that is arriving
 
     @property
     def all_begun(self) -> bool:
-        return self.begun == self.view.nbytes and (self.begun > 0 or bool(self.flying))
+        return self.begun == self.view.nbytes and (self.begun > 0 or bool(self.in_flight))
 
     @property
     def direct(self) -> bool:
-        """Whether any thread may send its pieces: the driver alone never waits for the socket."""
+        """Whether any thread may send its pieces; others are left to the driver, which never waits for the socket."""
         return self.kind is Kind.GET or self.view.nbytes <= _DIRECT_BYTES
 
 
 class Operations:
-    """The transfers of one channel that this side asked for.
+    """The transfers of one channel that this side started.
 
     Args:
         send: sends a frame to the peer.
-        where: the peer in words, for errors.
-        max_frame_bytes: no piece is larger.
+        where: the peer, for errors.
+        max_frame_bytes: upper bound on a piece and its header.
     """
 
     def __init__(self, engine: Engine, send: Callable[[Frame], object], where: str, max_frame_bytes: int) -> None:
@@ -134,12 +134,12 @@ class Operations:
         self._lock = _thread.allocate_lock()
         self._numbers = itertools.count(1)
         self._running: dict[int, _Operation] = {}
-        self._waiting: deque[_Operation] = deque()  # those with pieces that are not begun, each its turn
-        self._flying_bytes = 0
+        self._waiting: deque[_Operation] = deque()  # operations with pieces to send, served in turn
+        self._in_flight_bytes = 0
         self._error: TransportError | None = None
 
     def get(self, key: bytes, offset: int, into: object) -> Transfer:
-        """Read as many bytes as *into* has from *offset* of the memory with *key*; from any thread."""
+        """Read from *offset* of the memory with *key* until *into* is full; from any thread."""
         return self._start(Kind.GET, key, offset, into)
 
     def put(self, key: bytes, offset: int, data: object) -> Transfer:
@@ -163,12 +163,12 @@ class Operations:
             transfer.finish(error)
             return transfer
         if operation.direct:
-            self._go_on()
+            self._send_pieces()
         else:
-            self._engine.call_soon(self._go_on)
+            self._engine.call_soon(self._send_pieces)
         return transfer
 
-    def _go_on(self) -> None:
+    def _send_pieces(self) -> None:
         """Send pieces until the window is full."""
         driving = self._engine.driving
         while True:
@@ -184,7 +184,7 @@ class Operations:
 
     def _next(self, driving: bool) -> Frame | None:
         for _ in range(len(self._waiting)):
-            if self._flying_bytes >= WINDOW_BYTES:
+            if self._in_flight_bytes >= WINDOW_BYTES:
                 return None
             operation = self._waiting[0]
             self._waiting.rotate(-1)
@@ -193,10 +193,10 @@ class Operations:
             at = operation.begun
             size = min(self._piece_bytes, operation.view.nbytes - at)
             operation.begun += size
-            operation.flying[at] = size
+            operation.in_flight[at] = size
             if operation.all_begun:
                 self._waiting.remove(operation)
-            self._flying_bytes += size
+            self._in_flight_bytes += size
             span = pack_span(operation.key.id, operation.offset + at, size)
             buffers = () if operation.kind is Kind.GET else (operation.view[at : at + size],)
             return Frame(operation.kind, at, operation.number, span, buffers)
@@ -205,37 +205,37 @@ class Operations:
     # ---- on the driver ----
 
     def land(self, head: FrameHead) -> list[memoryview] | None:
-        """Where the buffers of a DATA frame go that begins to arrive; see `transport.secure.records.Landing`."""
+        """Targets for the buffers of an arriving DATA frame; see `transport.secure.records.Landing`."""
         operation = self._running.get(head.dest)
         if operation is None or operation.kind is not Kind.GET:
             return None
-        size = operation.flying.get(head.reply)
+        size = operation.in_flight.get(head.reply)
         if size is None or head.buffer_bytes != (size,):
             return None
         operation.landing = [operation.view[head.reply : head.reply + size]]
         return operation.landing
 
     def on_data(self, frame: Frame) -> None:
-        """A piece is answered."""
+        """Handle the answer to a piece."""
         operation = self._running.get(frame.dest)
         if operation is None:
-            return  # it has failed already
+            return  # the operation has failed already
         with self._lock:
-            size = operation.flying.pop(frame.reply, None)
+            size = operation.in_flight.pop(frame.reply, None)
             if size is not None:
-                self._flying_bytes -= size
+                self._in_flight_bytes -= size
         if frame.body:
             self._end(operation, MemoryAccessError(self._where, bytes(frame.body).decode(errors="replace")))
         elif size is None or (operation.kind is Kind.GET and not _place(operation, frame, size)):
-            self._end(operation, MemoryAccessError(self._where, "it answered with what was not asked for"))
+            self._end(operation, MemoryAccessError(self._where, "its answer does not match the request"))
         else:
             operation.left -= size
-            if not operation.left and not operation.flying:
+            if not operation.left and not operation.in_flight:
                 self._end(operation, None)
-        self._go_on()
+        self._send_pieces()
 
     def fail_all(self, error: TransportError) -> None:
-        """End all transfers, also those to come: the channel is over."""
+        """Fail all transfers, and all later ones: the channel has ended."""
         with self._lock:
             self._error = self._error or error
             running = list(self._running.values())
@@ -247,16 +247,16 @@ class Operations:
             self._running.pop(operation.number, None)
             if operation in self._waiting:
                 self._waiting.remove(operation)
-            self._flying_bytes -= sum(operation.flying.values())
-            operation.flying.clear()
+            self._in_flight_bytes -= sum(operation.in_flight.values())
+            operation.in_flight.clear()
             if operation.landing:
-                # The caller may use its buffer again: what still arrives goes nowhere.
+                # The caller may use its buffer again: data that still arrives is discarded.
                 operation.landing[0] = memoryview(bytearray(len(operation.landing[0])))
         operation.transfer.finish(error)
 
 
 def _place(operation: _Operation, frame: Frame, size: int) -> bool:
-    """Put a piece where it belongs, unless it arrived there; False if it is none of this operation."""
+    """Copy a piece to its target, unless it arrived there; False if it does not belong to this operation."""
     landed, operation.landing = operation.landing, []
     if len(frame.buffers) != 1:
         return False

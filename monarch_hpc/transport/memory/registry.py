@@ -1,6 +1,6 @@
-"""Memory that other processes read and write without this process's code: registered here, served by the engine.
+"""Registers memory that other processes read and write, and serves it from the engine, without running user code.
 
-Where UCX reaches it, it does all of this itself; see `transport.memory.operations` for the other side.
+Where UCX reaches the memory, UCX serves it itself; see `transport.memory.operations` for the other side.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ __all__ = ["Memories", "Memory"]
 
 
 class Memory:
-    """A registered region. It keeps its buffer alive, and in its place, until it is closed.
+    """A registered region. It keeps its buffer alive, and unmoved, until it is closed.
 
     Attributes:
-        buffer: what was registered.
-        view: its bytes; None where it is a device's.
-        address: of a device's memory; 0 for a host's.
+        buffer: the registered object.
+        view: its bytes; None for device memory.
+        address: address of device memory; 0 for host memory.
     """
 
     def __init__(
@@ -34,43 +34,43 @@ class Memory:
     ) -> None:
         self._forget = forget
         self._key = key
-        self._close_fast: Callable[[], None] | None = None
+        self._close_ucx: Callable[[], None] | None = None
         self.buffer: object = buffer
         self.view = view
         self.address = address
 
     @property
     def key(self) -> bytes:
-        """What another process needs to read it, and to write it where that is allowed."""
+        """The key that lets another process read it, and write it where that is allowed."""
         return self._key.pack()
 
     @property
     def parts(self) -> Key:
-        """The key, taken apart."""
+        """The unpacked key."""
         return self._key
 
     @property
     def nbytes(self) -> int:
-        """How large it is."""
+        """Size of the memory."""
         return self._key.nbytes
 
     def attach(self, address: int, rkey: bytes, close: Callable[[], None]) -> None:
-        """Let UCX serve it too, for who registered it there; keys that are asked for from here on say so.
+        """Let UCX serve the memory too; keys requested from here on contain UCX's part. For the fabric.
 
         Args:
             close: called once when the memory is closed.
         """
         parts = self._key
         self._key = Key(parts.id, parts.nbytes, parts.writable, parts.on_device, address, rkey)
-        self._close_fast = close
+        self._close_ucx = close
 
     def close(self) -> None:
-        """Let no other process reach it any more; on return none does.
+        """Revoke access; on return no other process accesses the memory any more.
 
-        Transfers that run fail, and what they have read or written by then stays.
+        Transfers in flight fail; data that they have moved by then stays.
         """
         self._forget(self)
-        close, self._close_fast = self._close_fast, None
+        close, self._close_ucx = self._close_ucx, None
         if close is not None:
             close()
 
@@ -84,23 +84,23 @@ class Memory:
 
 
 class Memories:
-    """The registered memories of a process. `register` is for any thread, the rest for the driver of the engine."""
+    """The registered memories of a process. `register` is for any thread, the rest is for the driver of the engine."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._memories: dict[bytes, Memory] = {}
-        # Where the data of a PUT frame arrives right now, for each channel: a memory and its place.
+        # Target of the PUT frame that is arriving on each channel: the memory's identifier and the view.
         self._landings: dict[FrameChannel, tuple[bytes, list[memoryview]]] = {}
 
     def register(self, buffer: object, *, writable: bool = True) -> Memory:
-        """Let whoever gets the key read *buffer*, and write to it if *writable*.
+        """Let every process that has the key read *buffer*, and write to it if *writable*.
 
         Args:
-            buffer: an object with the buffer protocol, or with `__cuda_array_interface__`; contiguous.
+            buffer: an object with the buffer protocol or `__cuda_array_interface__`; contiguous.
 
         Raises:
-            TypeError: it is neither.
-            ValueError: it is not contiguous, or is to be written to and cannot.
+            TypeError: *buffer* has neither.
+            ValueError: *buffer* is not contiguous, or *writable* was asked for and it is read-only.
         """
         identifier = os.urandom(ID_BYTES)
         span = device_span(buffer)
@@ -125,11 +125,11 @@ class Memories:
         self._memories.pop(memory.parts.id, None)
         for identifier, places in self._landings.values():
             if identifier == memory.parts.id:
-                places[0] = memoryview(bytearray(len(places[0])))  # what still arrives goes nowhere
+                places[0] = memoryview(bytearray(len(places[0])))  # data that still arrives is discarded
         self._engine.wake_waiters()
 
     def land(self, channel: FrameChannel, head: FrameHead, body: Buffer) -> list[memoryview] | None:
-        """Where the data of a PUT frame goes that begins to arrive; see `transport.secure.records.Landing`."""
+        """Targets for the data of an arriving PUT frame; see `transport.secure.records.Landing`."""
         if head.kind is not Kind.PUT or len(head.buffer_bytes) != 1:
             return None
         identifier, offset, nbytes = parse_span(body)
@@ -146,7 +146,7 @@ class Memories:
         """Answer a GET or PUT frame.
 
         Raises:
-            FrameError: it is no such request.
+            FrameError: the request cannot be parsed.
         """
         identifier, offset, nbytes = parse_span(frame.body)
         landed = self._landings.pop(channel, None) if frame.kind is Kind.PUT else None
@@ -160,7 +160,7 @@ class Memories:
                 buffers = (place,)
             elif landed is None or frame.buffers[0] is not landed[1][0]:
                 place[:] = frame.buffers[0]
-        with contextlib.suppress(TransportError):  # the asker is gone
+        with contextlib.suppress(TransportError):  # the requester is gone
             channel.send(Frame(Kind.DATA, frame.reply, frame.dest, problem.encode(), buffers))
 
     def _problem(self, frame: Frame, identifier: bytes, offset: int, nbytes: int) -> str:
@@ -170,9 +170,9 @@ class Memories:
         if memory.view is None:
             return "it is a device's memory, which only UCX reaches, and there is no UCX between the two"
         if frame.kind is Kind.PUT and (len(frame.buffers) != 1 or memoryview(frame.buffers[0]).nbytes != nbytes):
-            return f"the data of a put of {nbytes} bytes is of another length"
+            return f"a put of {nbytes} bytes came with data of another length"
         return memory.parts.problem(offset, nbytes, write=frame.kind is Kind.PUT)
 
     def forget(self, channel: FrameChannel) -> None:
-        """Nothing more arrives on *channel*."""
+        """Drop the state of *channel*, on which nothing more arrives."""
         self._landings.pop(channel, None)

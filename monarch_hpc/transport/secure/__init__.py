@@ -1,1 +1,1 @@
-"""Proof of the allocation's key, encryption of records, and the fence against processes declared lost."""
+"""Authentication by the allocation's key, encryption of records, and the fence against processes declared lost."""

@@ -1,11 +1,11 @@
-"""The first three messages of a channel: fixed layout, nothing kept for strangers.
+"""The handshake: the first three messages of a channel, of fixed layout, with no state kept for strangers.
 
     hello   magic, protocol, role, allocation, incarnations, epoch (the Noise prologue, 48 bytes)
-            then Noise message 1 around a fixed card of the dialling side
-    answer  Noise message 2 around the card of the listening side
-    proof   an empty record under the fresh keys: only this shows that the hello was no recorded one
+            then Noise message 1 around the dialling side's card, of fixed size
+    answer  Noise message 2 around the listening side's card
+    proof   an empty record under the fresh keys: only this shows that the hello was not a recording
 
-Pure: bytes in, bytes out; sockets and deadlines are those of `transport.connect.listen` and `transport.connect.dial`.
+Pure: bytes in, bytes out; sockets and deadlines are in `transport.connect.listen` and `transport.connect.dial`.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ def _check_size(what: str, message: bytes, size: int, address: str) -> None:
 
 
 def check_versions(python: str, package: str, where: str) -> None:
-    """Refuse a peer whose values and classes this side could not load.
+    """Refuse a peer whose pickled values and classes this side could not load.
 
     Args:
-        python: the peer's interpreter, ``major.minor.micro``; pickled code needs the same minor.
-        package: the peer's monarch_hpc.
-        where: the peer, for the message.
+        python: the peer's interpreter, ``major.minor.micro``; pickled code needs the same minor version.
+        package: the version of the peer's monarch_hpc.
+        where: the peer, for the error.
 
     Raises:
         VersionMismatch: the versions differ.
@@ -93,20 +93,20 @@ def check_versions(python: str, package: str, where: str) -> None:
 
 
 def ephemeral_key(hello: bytes) -> bytes:
-    """The key that was drawn for this greeting; only a recorded greeting has the key of an earlier one."""
+    """The ephemeral public key of a hello; it is unique to a hello, unless that is a recording."""
     return hello[_PROLOGUE.size : _PROLOGUE.size + PUBLIC_BYTES]
 
 
 def make_proof(send: Cipher) -> bytes:
-    """The dialling side's last word before records, `PROOF_BYTES` long."""
+    """Make the dialling side's last message before records, `PROOF_BYTES` long."""
     return send.seal(b"")
 
 
 def check_proof(receive: Cipher, proof: bytes) -> None:
-    """Make sure that *proof* was made for this very answer.
+    """Check that *proof* was made for this answer.
 
     Raises:
-        AuthenticationError: it was not: the greeting was a recorded one.
+        AuthenticationError: it was not: the hello was a recording.
     """
     receive.open(proof)
 
@@ -115,7 +115,7 @@ class Dialing:
     """The dialling side of one handshake.
 
     Args:
-        wanted: the incarnation that must answer; 0 for whichever listens.
+        wanted: the incarnation that must answer; 0 for any.
     """
 
     def __init__(self, identity: Identity, key: bytes, wanted: int, address: str) -> None:
@@ -139,17 +139,17 @@ class Dialing:
         return self._hello
 
     def finish(self, answer: bytes) -> tuple[Peer, tuple[Cipher, Cipher]]:
-        """Read the answer, `ANSWER_BYTES` long; return the proven peer and (send, receive) ciphers.
+        """Read the answer, `ANSWER_BYTES` long; return the authenticated peer and the (send, receive) ciphers.
 
         Raises:
-            AuthenticationError: whoever answers does not hold the key, or is another incarnation.
-            VersionMismatch: it does, but runs other versions.
+            AuthenticationError: the answering process does not hold the key, or is another incarnation.
+            VersionMismatch: it holds the key, but runs other versions.
         """
         _check_size("an answer", answer, ANSWER_BYTES, self._address)
         card, send, receive = self._noise.finish(answer)
         peer = _peer(card, self._address)
         if self._wanted not in (0, peer.incarnation):
-            raise AuthenticationError(str(peer), "another process listens where the one we want used to")
+            raise AuthenticationError(str(peer), "another process than the wanted one listens at this address")
         check_versions(peer.python, peer.package, f"{peer.role.name.lower()} on {peer.host}")
         return peer, (send, receive)
 
@@ -168,35 +168,35 @@ class Accepting:
         """Read the first message, `HELLO_BYTES` long.
 
         Returns:
-            Who made it with the key, perhaps long ago, and the incarnation that it looks for; 0 for whoever listens.
+            The peer that made it with the key, perhaps long ago, and the incarnation that it is for; 0 for any.
 
         Raises:
-            AuthenticationError: it is not of this allocation.
+            AuthenticationError: the hello is not of this allocation.
         """
-        _check_size("a greeting", hello, HELLO_BYTES, self._address)
+        _check_size("a hello", hello, HELLO_BYTES, self._address)
         prologue = hello[: _PROLOGUE.size]
         magic, protocol, role, allocation, incarnation, wanted, epoch = _PROLOGUE.unpack(prologue)
         own = self._identity
         if magic != _MAGIC or protocol != PROTOCOL or allocation != bytes.fromhex(own.allocation):
-            raise AuthenticationError(self._address, "it speaks another protocol, or of another allocation")
-        # An actor may call one in its own proc; but then it looks for that proc and no other.
+            raise AuthenticationError(self._address, "it speaks another protocol, or belongs to another allocation")
+        # An actor may call an actor of its own proc; but then the hello names that proc.
         if incarnation == own.incarnation != wanted:
-            raise AuthenticationError(self._address, "it sent our own greeting back")
+            raise AuthenticationError(self._address, "it sent our own hello back")
         noise = Responder(prologue, self._key)
         peer = _peer(noise.read(hello[_PROLOGUE.size :]), self._address)
         if (peer.incarnation, peer.epoch, int(peer.role)) != (incarnation, epoch, role):
-            raise AuthenticationError(self._address, "its card contradicts its greeting")
+            raise AuthenticationError(self._address, "its card contradicts its hello")
         self._wanted, self._noise = wanted, noise
         return peer, wanted
 
     def answer(self) -> tuple[bytes, tuple[Cipher, Cipher]]:
         """Return the second message and the (send, receive) ciphers.
 
-        A peer with other versions is answered all the same, so that it can say what differs; it
-        closes after reading, and so does this side if `check_versions` refuses the peer.
+        A peer with other versions is answered all the same, so that it can report the difference; it closes the
+        connection after reading, and so does this side if `check_versions` refuses the peer.
 
         Raises:
-            AuthenticationError: the peer looks for another incarnation.
+            AuthenticationError: the hello is for another incarnation.
         """
         if self._wanted not in (0, self._identity.incarnation):
             raise AuthenticationError(self._address, "it looks for another process")

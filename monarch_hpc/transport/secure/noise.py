@@ -1,7 +1,7 @@
-"""The Noise handshake NNpsk0 and the sealed records after it.
+"""The Noise handshake NNpsk0 and the ciphers that it yields.
 
 `Noise_NNpsk0_25519_AESGCM_SHA256` (Noise Protocol Framework, revision 34): both sides prove that
-they hold the allocation's key and agree on fresh keys; a stranger fails on the first message.
+they hold the allocation's key and agree on fresh keys; a peer without the key fails on the first message.
 
     -> psk, e        <- e, ee
 """
@@ -30,7 +30,7 @@ _NAME = b"Noise_NNpsk0_25519_AESGCM_SHA256"
 class Cipher:
     """One direction of a channel: AES-256-GCM with the record counter as nonce.
 
-    A record that was lost, repeated, moved or altered does not open.
+    A record that was lost, repeated, reordered or altered fails to open.
     """
 
     __slots__ = ("_aead", "_counter", "_decrypt", "_encrypt")
@@ -61,7 +61,7 @@ class Cipher:
         """Return the plain bytes of *sealed*.
 
         Raises:
-            AuthenticationError: not the next record of this direction.
+            AuthenticationError: *sealed* is not the next record of this direction.
         """
         counter = self._counter
         self._counter = counter + 1
@@ -83,7 +83,7 @@ def _refused() -> AuthenticationError:
 
 
 class _Symmetric:
-    """Noise's SymmetricState: the chaining key, the transcript hash, and the cipher of the moment."""
+    """Noise's SymmetricState: the chaining key, the transcript hash, and the current cipher."""
 
     def __init__(self, prologue: bytes, psk: bytes) -> None:
         if len(psk) != KEY_BYTES:
@@ -148,7 +148,7 @@ def _agree(private: X25519PrivateKey, public: bytes) -> bytes:
 
 
 class Initiator:
-    """The side that dials."""
+    """The dialling side."""
 
     def __init__(self, prologue: bytes, psk: bytes) -> None:
         self._state = _Symmetric(prologue, psk)
@@ -175,7 +175,7 @@ class Initiator:
 
 
 class Responder:
-    """The side that listens."""
+    """The listening side."""
 
     def __init__(self, prologue: bytes, psk: bytes) -> None:
         self._state = _Symmetric(prologue, psk)

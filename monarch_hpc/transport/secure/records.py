@@ -1,8 +1,8 @@
-"""What the `tcp` fabric puts on the wire: frames in sealed records. Bytes in, frames out, and the reverse; no socket.
+"""The wire format of `tcp`: frames in sealed records. Bytes in, frames out, and the reverse; no socket.
 
 A record is `u32 length | sealed bytes`. It holds whole frames, of at most `INLINE_BYTES` together, or ends with
 the beginning of a larger one: its header, and its body if that is small. The rest of the larger frame
-follows as sealed chunks: each buffer in pieces of `CHUNK_BYTES`, the last one shorter. Their lengths are in the header.
+follows as sealed chunks: each buffer in pieces of `CHUNK_BYTES`, the last one shorter. The header has the lengths.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from monarch_hpc.wire.frames import (
 __all__ = ["CHUNK_BYTES", "INLINE_BYTES", "Bulk", "Landing", "RecordReader", "RecordWriter"]
 
 INLINE_BYTES = 64 * 1024
-"""Up to here one copy into one record is cheaper than several records, and the sender need not wait. The header of a
-larger frame goes ahead: it wakes the receiver while the rest is sealed."""
+"""Up to this size one copy into one record is cheaper than several records, and the sender need not wait. The header of
+a larger frame goes ahead: it wakes the receiver while the rest is sealed."""
 
 _BODY_BYTES = 4096
-"""Up to here a large frame's body goes with its header."""
+"""Up to this size a large frame's body is sent with its header."""
 
 CHUNK_BYTES = 512 * 1024
-"""Large enough that the cost per chunk vanishes, small enough that one stays in a core's cache from the kernel's copy
-to the cipher's."""
+"""Large enough that the cost per chunk is negligible, small enough that a chunk stays in a core's cache between the
+kernel's copy and the cipher."""
 
 Landing = Callable[[FrameHead, Buffer], list[memoryview] | None]
-"""Asked, before the buffers of a large frame arrive, where they go: told its header and its body (empty if that is
-large itself), it returns writable views of the lengths that the header names, or None for fresh memory. The channel
-looks into the list for every chunk: whoever withdraws a view before the frame is there puts another in its place."""
+"""Chooses the target of a large frame's buffers before they arrive: given the header and the body (empty if the body is
+large too), it returns writable views of the lengths in the header, or None for fresh memory. The channel reads the
+list again for every chunk: to withdraw a view before the frame is complete, put another one in its place."""
 
 _LENGTH = struct.Struct("<I")
 _MAX_RECORD_BYTES = HEAD_BYTES + 8 * MAX_BUFFERS + INLINE_BYTES + TAG_BYTES
@@ -49,20 +49,20 @@ _READ_BYTES = 128 * 1024
 assert _MAX_RECORD_BYTES + _LENGTH.size <= _READ_BYTES
 
 _COPIED_BYTES = 4096
-"""Records up to here become `bytes`, from which a frame's writable buffers are copied: cheaper than views."""
+"""Records up to this size become `bytes`, from which a frame's writable buffers are copied: cheaper than views."""
 
 _GREEDY_BYTES = 16 * 1024
-"""Chunks below are read together with what follows them, larger ones alone: then the next begins at the front of
+"""Smaller chunks are read together with what follows them, larger ones alone: then the next one begins at the front of
 the memory, and nothing is moved."""
 
 _HUGE_BYTES = 2**21
-"""From here on fresh memory is asked for in huge pages: ordinary ones cost more than opening what goes into them."""
+"""From this size on fresh memory is mapped in huge pages: faulting in ordinary ones costs more than decrypting."""
 
 _NO_BYTES = memoryview(b"")
 
 
 class _Scratch:
-    """Memory for sealing and opening chunks, for all channels of a process: few need it at a time."""
+    """Memory for sealing and opening chunks, shared by all channels of a process: few need it at a time."""
 
     BYTES = CHUNK_BYTES + TAG_BYTES + _MAX_RECORD_BYTES + _LENGTH.size
     _KEPT = 4
@@ -93,11 +93,11 @@ def _allocate(nbytes: int) -> bytearray | memoryview:
 
 
 class Bulk:
-    """A frame that is too large to copy, on its way out.
+    """An outgoing frame that is too large to copy.
 
     Attributes:
         size: its bytes.
-        sealed: whether its buffers are no longer needed.
+        sealed: whether its buffers may be modified again.
     """
 
     __slots__ = ("head", "pieces", "sealed", "size")
@@ -125,11 +125,11 @@ def _pieces(parts: Sequence[Buffer]) -> Iterator[memoryview]:
 
 
 class RecordWriter:
-    """Frames that wait to be written, in order. `push` is for any thread, the rest for one at a time.
+    """Queued frames, in order. Any thread may append to the queues; the methods are for one thread at a time.
 
     Attributes:
-        queued: what waits: small frames as they stand on the wire, and large ones.
-        urgent: small frames that nothing depends on; they go before all that is queued, though never into a large one.
+        queued: packed small frames, and large ones.
+        urgent: packed small frames that depend on no other; they overtake *queued*, but never split a large frame.
         sealed_bytes: bytes of all frames that left the queue for writing.
     """
 
@@ -144,15 +144,15 @@ class RecordWriter:
 
     @property
     def waiting(self) -> bool:
-        """Whether anything does."""
+        """Whether any frame is queued."""
         return bool(self.queued or self.urgent)
 
     def seal(self, frames: bytes) -> bytes:
-        """A record with whole frames, of at most `INLINE_BYTES` together, that were never queued."""
+        """Return a record of whole frames, of at most `INLINE_BYTES` together, that were never queued."""
         return _LENGTH.pack(len(frames) + TAG_BYTES) + self._cipher.seal(frames)
 
     def next_write(self) -> bytes | memoryview:
-        """What is to be written next, empty when nothing waits; valid until the next call."""
+        """Return the next bytes to write, empty if nothing is queued; valid until the next call."""
         queued = self.queued
         while queued or self.urgent:
             first = queued[0] if queued else None
@@ -210,21 +210,21 @@ class RecordWriter:
         return scratch[:at]
 
     def clear(self) -> None:
-        """Forget all."""
+        """Drop all queued frames."""
         self.queued.clear()
         self.urgent.clear()
         self._scratch = None
 
 
 class RecordReader:
-    """Bytes that arrive, and the frames that they become.
+    """Turns received bytes into frames.
 
     Args:
         deliver: called with each frame, in order.
 
     Attributes:
         landing: see `Landing`.
-        closed: set it to deliver no more.
+        closed: set it to stop delivery.
     """
 
     def __init__(self, cipher: Cipher, max_frame_bytes: int, deliver: Callable[[Frame], None]) -> None:
@@ -233,7 +233,7 @@ class RecordReader:
         self._cipher = cipher
         self._max_frame_bytes = max_frame_bytes
         self._deliver = deliver
-        # Mapped: most channels use a page or two of it, and others are not there.
+        # Mapped: most channels use a page or two of it, and the other pages are never allocated.
         self._small = self._view = memoryview(mmap.mmap(-1, _READ_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
         self._start = 0
         self._end = 0
@@ -245,7 +245,7 @@ class RecordReader:
         self._filled = 0
 
     def room(self) -> memoryview:
-        """Where the next bytes go: some, and no more."""
+        """Return the memory for the next bytes; never empty, and never longer than should be read now."""
         if not self._end and self._head is None:
             return self._view
         need = _MAX_RECORD_BYTES + _LENGTH.size
@@ -266,13 +266,13 @@ class RecordReader:
         self._start, self._end = 0, held
 
     def arrived(self, num_bytes: int) -> None:
-        """Take the bytes that were put into `room`.
+        """Process *num_bytes* that were read into `room`.
 
         Raises:
-            FrameError: the other side did not send them, or they are no frames.
+            FrameError: the bytes were not sealed by the peer, or are not valid frames.
         """
         if not self._end and self._head is None and TAG_BYTES < num_bytes <= _COPIED_BYTES:
-            # As a rule it is one small record with one small frame: no bookkeeping for what else it could be.
+            # Usually this is one small record with one small frame: skip the bookkeeping for all other cases.
             (size,) = _LENGTH.unpack_from(self._view)
             if TAG_BYTES < size == num_bytes - _LENGTH.size and not self.closed:
                 plain = self._open(self._view[_LENGTH.size : num_bytes])
@@ -351,11 +351,11 @@ class RecordReader:
         self._next_part()
 
     def _due(self) -> int:
-        """Plain bytes of the next chunk."""
+        """Length of the next chunk, decrypted."""
         return min(CHUNK_BYTES, len(self._parts[self._part]) - self._filled)
 
     def _at_last(self) -> bool:
-        """Whether the next chunk is the last one of its frame."""
+        """Whether the next chunk is the last of its frame."""
         return self._part == len(self._parts) - 1 and len(self._parts[-1]) - self._filled <= CHUNK_BYTES
 
     def _take_chunk(self, size: int) -> None:
@@ -365,7 +365,7 @@ class RecordReader:
         try:
             self._cipher.open_into(self._view[self._start : self._start + size], place)
         except AuthenticationError as error:
-            place[:] = bytes(len(place))  # it may be somebody's memory, and holds what a stranger chose
+            place[:] = bytes(len(place))  # it may be a user's memory, and holds bytes that an attacker chose
             raise FrameError("a chunk that the other side did not seal") from error
         self._start += size
         self._filled = filled

@@ -1,18 +1,18 @@
-"""A replay cache: the greetings that a process has answered, so that a recorded one costs it no second answer."""
+"""A replay cache: the hellos that a process has answered, so that a recorded hello is not answered again."""
 
 from __future__ import annotations
 
 __all__ = ["ReplayCache"]
 
 _MAX_KEYS = 16384
-"""More than the hosts of the largest machines, which greet the head at once. Two full generations take 3 MiB."""
+"""More than the hosts of the largest machines, which all dial the head at once. Two full generations take 3 MiB."""
 
 
 class ReplayCache:
-    """Remembers the last *max_keys* ephemeral keys of greetings, and up to twice as many.
+    """Remembers the ephemeral keys of at least the last *max_keys* hellos, and at most twice as many.
 
-    A key is drawn for one greeting and authenticated by it: a key that comes again is in a recording. Nothing depends
-    on a clock, since those of hosts may differ by minutes. After a restart a process may answer a recording once more.
+    A key is generated for one hello and authenticated by it: a repeated key means a recording. Nothing depends on
+    clocks, which may differ by minutes between hosts. After a restart a process may answer a recording once more.
     """
 
     def __init__(self, max_keys: int = _MAX_KEYS) -> None:
@@ -27,7 +27,7 @@ class ReplayCache:
         return len(self._recent) + len(self._older)
 
     def add(self, key: bytes) -> None:
-        """Remember *key*; the oldest ones are forgotten, many at a time."""
+        """Remember *key*; the oldest keys are dropped in bulk."""
         if len(self._recent) >= self._max_keys:
             self._recent, self._older = set(), self._recent
         self._recent.add(key)

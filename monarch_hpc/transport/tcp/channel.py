@@ -1,4 +1,4 @@
-"""The `tcp` fabric: sealed records on a plain socket; see `transport.secure.records` for the wire format."""
+"""The `tcp` fabric: sealed records on a socket; see `transport.secure.records` for the wire format."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from monarch_hpc.transport.secure.noise import Cipher
 from monarch_hpc.transport.secure.records import CHUNK_BYTES, INLINE_BYTES, Bulk, Landing, RecordReader, RecordWriter
 from monarch_hpc.wire.frames import HEAD_BYTES, Frame, Kind, pack_frame, pack_head
 
-__all__ = ["CHUNK_BYTES", "INLINE_BYTES", "LINGER_S", "TcpChannel", "WireTaker", "read_reason"]
+__all__ = ["CHUNK_BYTES", "INLINE_BYTES", "LINGER_S", "SocketListener", "TcpChannel", "read_reason"]
 
 _MAX_REASON_BYTES = 400
-_READS_PER_EVENT = 16  # then other channels get their turn, and timers
-_READING_S = 0.01  # as they do after one that took longer: of small messages 16 can keep heartbeats waiting for 10 s
+_READS_PER_EVENT = 16  # then other channels are served, and timers
+_READING_S = 0.01  # the same after this time: 16 reads of small messages can delay heartbeats by 10 s
 LINGER_S = 2.0
-"""How long a closing channel may take to send what was accepted: a peer that does not read loses it."""
+"""Time that a closing channel has to send what was accepted; a peer that does not read loses the rest."""
 
 _PING = Kind.PING
 _BYE = Kind.BYE
-_ROOM = select.EPOLLOUT | select.EPOLLERR | select.EPOLLHUP
-_STAYING = frozenset({Kind.PING, Kind.OFFER, Kind.SWITCH, Kind.PROBE})
-"""Frames that go through the socket also when others take a faster lane."""
+_WRITABLE = select.EPOLLOUT | select.EPOLLERR | select.EPOLLHUP
+_SOCKET_KINDS = frozenset({Kind.PING, Kind.OFFER, Kind.SWITCH, Kind.PROBE})
+"""Frames that use the socket even when there is a lane."""
 
 _URGENT = frozenset({Kind.PING, Kind.CREDIT})
-"""Frames that go before those that wait: signs of life, and what lets a sender go on. They depend on no other frame."""
+"""Frames that overtake queued ones: heartbeats, and credit that lets a sender go on. They depend on no other frame."""
 
 _TURN_BYTES = 4 * 2**20
-"""So much the driver writes at a time; then timers, among them the heartbeats to all others, get their turn."""
+"""Bytes that the driver writes at a time; then timers run, among them those of heartbeats."""
 
 _INLINE_BODY_BYTES = INLINE_BYTES - HEAD_BYTES
 
@@ -45,22 +45,22 @@ _INLINE_BODY_BYTES = INLINE_BYTES - HEAD_BYTES
 _log = Logger(__name__)
 
 
-class WireTaker(Protocol):
-    """Whose socket it is; told by the thread that drives the engine."""
+class SocketListener(Protocol):
+    """The owner of a socket; called by the thread that drives the engine."""
 
     def on_frame(self, frame: Frame) -> None:
         """A frame arrived."""
         ...
 
     def on_lost(self, error: TransportError) -> None:
-        """The socket is closed; no frame of it follows."""
+        """The socket is closed; no frame follows."""
         ...
 
 
 class TcpChannel:
-    """Frames over one socket: what every channel begins with; see `transport.channel`.
+    """Frames over one socket: every channel begins with one; see `transport.channel`.
 
-    Any thread sends. The first to come writes to the socket; what others send meanwhile it writes too, small
+    Any thread sends. The first thread to send writes to the socket, and also what other threads send meanwhile, small
     frames together. So no sender waits for another one, and the driver for none.
 
     Args:
@@ -73,29 +73,29 @@ class TcpChannel:
         sock: socket.socket,
         peer: Peer,
         ciphers: tuple[Cipher, Cipher],
-        taker: WireTaker,
+        listener: SocketListener,
         limits: TransportConfig,
     ) -> None:
         self._engine = engine
         self._sock = sock
         self._fd = sock.fileno()
         self._peer = peer
-        self._taker = taker
+        self._listener = listener
         self._limits = limits
         self._error: TransportError | None = None
         self._dead = False  # nothing more is written or read
-        self._told = False  # the listener was told of the end
+        self._reported = False  # on_lost was called
         self._heard_s = engine.clock()
         self._blocked_s = 0.0
         # out
-        self._lock = _thread.allocate_lock()  # of the error and the counter
+        self._lock = _thread.allocate_lock()  # guards the error and the counters
         self._accepted_bytes = 0
         self._outbox = RecordWriter(ciphers[0])
-        self._writing = _thread.allocate_lock()  # who holds it writes to the socket
+        self._writing = _thread.allocate_lock()  # its holder writes to the socket
         self._unsent: bytes | memoryview = b""  # the rest of a write that the socket did not take
-        self._wants_room = False  # the socket is full, and the engine watches for room
-        self._turn = -1  # of the engine, when its driver last wrote at once
-        self._flushes = False  # what the driver sent is written at the end of this turn
+        self._blocked = False  # the socket buffer is full, and the engine reports when there is room
+        self._turn = -1  # the engine's turn in which the driver last wrote directly
+        self._flushes = False  # a flush is due at the end of this turn
         self._divert: Callable[[Frame], None] | None = None
         self._closing = False
         self._linger: Timer | None = None
@@ -103,21 +103,21 @@ class TcpChannel:
         self._inbox = RecordReader(ciphers[1], limits.max_frame_bytes, self._deliver)
 
     def start(self) -> None:
-        """Begin to read; called once, on the driver."""
+        """Begin to read; call once, on the driver."""
         self._engine.watch(self._fd, self._on_ready)
 
     def land(self, landing: Landing) -> None:
-        """Ask *landing* where the buffers of large frames go; called before `start`."""
+        """Let *landing* choose the targets of large frames' buffers; call before `start`."""
         self._inbox.landing = landing
 
     @property
     def peer(self) -> Peer:
-        """Who is at the other end."""
+        """The process at the other end."""
         return self._peer
 
     @property
     def error(self) -> TransportError | None:
-        """Why the channel is over; None while it is open."""
+        """Why the channel has ended; None while it is open."""
         return self._error
 
     @property
@@ -127,18 +127,18 @@ class TcpChannel:
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes accepted by `send` that are not with the kernel yet."""
+        """Bytes that `send` accepted and that the kernel has not taken yet."""
         return self._accepted_bytes - self._outbox.sealed_bytes + len(self._unsent)
 
     @property
     def blocked_s(self) -> float:
-        """For how long senders were held back so far, added up, in seconds."""
+        """Total time in seconds that senders were blocked by a full send queue."""
         return self._blocked_s
 
     # ---- sending ----
 
     def send(self, frame: Frame) -> None:
-        """Send *frame*; see `transport.api.Channel.send`."""
+        """Send *frame*; see `transport.api.FrameChannel.send`."""
         if frame.buffers or len(frame.body) > _INLINE_BODY_BYTES:
             head = pack_head(frame)
             size = len(head) + len(frame.body) + sum([memoryview(buffer).nbytes for buffer in frame.buffers])
@@ -148,7 +148,7 @@ class TcpChannel:
         packed = pack_frame(frame)
         engine, outbox = self._engine, self._outbox
         driving = engine.driving
-        # The driver's first frame of a turn goes at once, as answers should; its others go together.
+        # The driver writes its first frame of a turn directly, for low latency of answers; later ones are combined.
         if not (driving and self._turn == engine.turn) and self._writing.acquire(blocking=False):
             try:
                 if self._error is not None:
@@ -157,7 +157,7 @@ class TcpChannel:
                     self._write(outbox.seal(packed))
             finally:
                 self._writing.release()
-            if outbox.queued or outbox.urgent:  # by others, who saw us writing
+            if outbox.queued or outbox.urgent:  # queued by threads that found the write lock taken
                 self._pump()
             if direct:
                 if driving:
@@ -166,10 +166,10 @@ class TcpChannel:
         self._send_later(frame, packed, driving=driving)
 
     def divert(self, last: Frame, divert: Callable[[Frame], None]) -> None:
-        """Give all further frames to *divert*, but for those that are for this socket, and send *last* before them.
+        """Pass all further frames to *divert*, except those that belong on the socket; send *last* before them.
 
         Raises:
-            TransportError: the channel is over.
+            TransportError: the channel has ended.
         """
         with self._lock:
             self._divert = divert
@@ -200,19 +200,19 @@ class TcpChannel:
             self._flush_later()
             return
         self._pump()
-        # The buffers are the caller's: it gets them back when the last byte is sealed.
+        # The buffers are the caller's again when the last byte is sealed.
         if not bulk.sealed:
             self._wait(lambda: bulk.sealed or self._error is not None)
             if not bulk.sealed and self._error is not None:
                 raise self._error
 
     def _push(self, frame: Frame, item: bytes | Bulk, size: int) -> bool:
-        """Queue a frame; False if it took the faster lane instead."""
+        """Queue a frame; return False if it took the lane instead."""
         with self._lock:
             if self._error is not None:
                 raise self._error
             divert = self._divert
-            if divert is None or frame.kind in _STAYING:
+            if divert is None or frame.kind in _SOCKET_KINDS:
                 self._accepted_bytes += size
                 if isinstance(item, bytes) and frame.kind in _URGENT:
                     self._outbox.urgent.append(item)
@@ -238,23 +238,23 @@ class TcpChannel:
         self._pump()
 
     def _pump(self) -> None:
-        """Write until nothing waits or the socket is full, unless another thread is at it: that one goes on."""
-        while self._outbox.waiting and not (self._wants_room or self._dead) and self._writing.acquire(blocking=False):
-            if self._unsent and not self._wants_room:  # the peer is gone, as reading is about to say
+        """Write until the queue is empty or the socket full, unless another thread is writing: that thread goes on."""
+        while self._outbox.waiting and not (self._blocked or self._dead) and self._writing.acquire(blocking=False):
+            if self._unsent and not self._blocked:  # the connection is broken, as the next read will report
                 self._writing.release()
                 return
             try:
                 self._drain()
             finally:
                 self._writing.release()
-            self._engine.wake_waiters()  # others, whose frames these were
+            self._engine.wake_waiters()  # senders whose frames have been written
 
     def _drain(self) -> None:
-        """Write on, while holding `_writing`."""
+        """Write queued frames; the caller holds `_writing`."""
         left = _TURN_BYTES if self._engine.driving else sys.maxsize
         while not (self._unsent or self._dead):
             if left <= 0:
-                self._watch_for_room()  # there is some: the next turn goes on
+                self._watch_writable()  # there is room already, so the next turn goes on
                 return
             data = self._outbox.next_write()
             if not data:
@@ -264,9 +264,9 @@ class TcpChannel:
             left -= len(data)
             self._write(data)
 
-    def _watch_for_room(self) -> None:
-        if not self._wants_room:
-            self._wants_room = True
+    def _watch_writable(self) -> None:
+        if not self._blocked:
+            self._blocked = True
             self._engine.watch(self._fd, self._on_ready, write=True)
 
     def _write(self, data: bytes | memoryview) -> None:
@@ -279,22 +279,22 @@ class TcpChannel:
                 sent = self._sock.send(data)
             data = b""
         except BlockingIOError:
-            self._watch_for_room()
+            self._watch_writable()
         except (BrokenPipeError, ConnectionResetError):
-            pass  # reading ends the channel, after what the other side said last: perhaps why it left
+            pass  # the next read ends the channel, after the peer's last frames: perhaps a BYE with the reason
         except OSError as error:
             self._end_soon(PeerLost(str(self._peer), error.strerror or str(error)), error)
             return
         self._unsent = data
 
-    def _on_room(self) -> None:
+    def _on_writable(self) -> None:
         with self._writing:
             unsent, self._unsent = self._unsent, b""
             if unsent:
                 self._write(unsent)
             self._drain()
             if not (self._unsent or self._dead or self._outbox.waiting):
-                self._wants_room = False
+                self._blocked = False
                 self._engine.watch(self._fd, self._on_ready)
         self._pump()
         self._engine.wake_waiters()
@@ -302,8 +302,8 @@ class TcpChannel:
     # ---- receiving ----
 
     def _on_ready(self, mask: int) -> None:
-        if self._wants_room and mask & _ROOM:
-            self._on_room()
+        if self._blocked and mask & _WRITABLE:
+            self._on_writable()
         inbox, receive = self._inbox, self._sock.recv_into
         try:
             for _ in range(_READS_PER_EVENT):
@@ -315,7 +315,7 @@ class TcpChannel:
                     raise PeerLost(str(self._peer), "the connection ended")
                 self._heard_s = self._engine.clock()
                 inbox.arrived(count)
-                if count < len(room) or self._engine.clock() - self._heard_s > _READING_S:  # less: the socket is empty
+                if count < len(room) or self._engine.clock() - self._heard_s > _READING_S:  # short read: socket empty
                     return
         except BlockingIOError:
             return
@@ -330,7 +330,7 @@ class TcpChannel:
         if frame.kind is _BYE:
             raise PeerLost(str(self._peer), f"it left: {read_reason(frame)}")
         try:
-            self._taker.on_frame(frame)
+            self._listener.on_frame(frame)
         except TransportError:
             raise
         except Exception:  # noqa: BLE001 the frames behind this one must still arrive
@@ -339,7 +339,7 @@ class TcpChannel:
     # ---- the end ----
 
     def close(self, reason: str) -> None:
-        """Tell the other side *reason* and end the channel."""
+        """End the channel and send the peer *reason*."""
         bye = pack_frame(Frame(Kind.BYE, body=reason.encode()))
         with self._lock:
             if self._error is not None:
@@ -352,11 +352,11 @@ class TcpChannel:
         self._linger = self._engine.call_later(LINGER_S, self._finish)
 
     def give_up(self, reason: str) -> None:
-        """Declare the other side lost, for *reason*."""
+        """Declare the peer lost because of *reason*."""
         self._end_soon(PeerLost(str(self._peer), reason), None)
 
     def _end_soon(self, error: TransportError, cause: BaseException | None) -> None:
-        """Record the end now, tell the listener from the driver."""
+        """Record the end now, report it from the driver."""
         with self._lock:
             if self._error is None:
                 error.__cause__ = cause
@@ -369,32 +369,32 @@ class TcpChannel:
         self._end(self._error, self._error.__cause__)
 
     def _end(self, error: TransportError, cause: BaseException | None) -> None:
-        if self._told:
+        if self._reported:
             return
-        self._told = self._dead = self._inbox.closed = True
-        if self._linger is not None:  # or it would keep what we refer to until it is due
+        self._reported = self._dead = self._inbox.closed = True
+        if self._linger is not None:  # or the timer would keep this object alive until it fires
             self._linger.cancel()
         with self._lock:
             if self._error is None:
                 error.__cause__ = cause
                 self._error = error
-        with self._writing:  # by nobody from here on
+        with self._writing:  # no thread writes from here on
             self._outbox.clear()
             self._unsent = b""
         _forget_frames(self._error)
         self._engine.unwatch(self._fd)
         self._sock.close()
         self._engine.wake_waiters()
-        self._taker.on_lost(self._error)
+        self._listener.on_lost(self._error)
 
 
 def _forget_frames(error: BaseException | None) -> None:
-    """Let go of the stack that led to *error*: whoever keeps the error would keep the channel's buffers with it."""
+    """Drop the traceback of *error*: a stored error would otherwise keep the channel's buffers alive."""
     while error is not None:
         error.__traceback__ = None
         error = error.__cause__ or error.__context__
 
 
 def read_reason(bye: Frame) -> str:
-    """Why the other side left; no longer than a person reads."""
+    """The peer's reason for leaving, cut to a readable length."""
     return bytes(bye.body[:_MAX_REASON_BYTES]).decode(errors="replace")

@@ -1,11 +1,11 @@
-"""Notices cut wires: connections on which the other machine's kernel says nothing any more.
+"""Detects cut connections, on which the other machine's kernel no longer answers.
 
-TCP by itself never notices while nobody sends, and takes a quarter of an hour when somebody does. Processes are not
-judged here: a kernel acknowledges for one that computes, is stopped, or has not read for an hour.
+TCP itself never notices while nothing is sent, and takes a quarter of an hour when something is. Processes are not
+judged here: a kernel acknowledges for a process that computes, is stopped, or has not read for an hour.
 
-An idle connection is probed by the kernel (keepalive). One with data under way is not, so its acknowledgements are
-looked at. TCP_USER_TIMEOUT would do that too, but also ends connections whose receiver only does not read. To such a
-one a cut wire shows late, since the kernel probes it ever less often, down to once in two minutes.
+An idle connection is probed by the kernel (keepalive). One with data in flight is not, so its acknowledgements are
+checked here. TCP_USER_TIMEOUT would do that too, but it also ends connections whose receiver merely does not read. A
+cut of such a connection is detected late, since the kernel probes it ever less often, down to once in two minutes.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from monarch_hpc.transport.engine.timer import Timer
 __all__ = ["CutDetector"]
 
 _NUM_PROBES = 4
-"""Probes without an answer before an idle connection is cut; one lost packet says nothing."""
+"""Unanswered probes after which an idle connection is cut; a single lost packet proves nothing."""
 
-# Of the kernel's struct tcp_info, which only ever grows at its end: tcpi_probes, tcpi_unacked, tcpi_last_data_sent and
+# From the kernel's struct tcp_info, which only grows at its end: tcpi_probes, tcpi_unacked, tcpi_last_data_sent and
 # tcpi_last_ack_recv.
 _TCP_INFO = struct.Struct("@3xB20xI16xI8xI")
 
 
 class CutDetector:
-    """The wires under one process's connections. For the driver of the engine.
+    """The connections of one process that may be cut. For the driver of the engine.
 
     Args:
-        cut_s: longest silence of the other kernel; in the last fifth of it a wire may be cut already.
+        cut_s: longest silence of the other kernel; a connection may be declared cut in the last fifth of it.
     """
 
     def __init__(self, engine: Engine, cut_s: float) -> None:
@@ -42,9 +42,9 @@ class CutDetector:
         self._timer: Timer | None = None
 
     def watch(self, key: object, sock: socket.socket, cut: Callable[[str], None]) -> None:
-        """Tell *cut* why when the wire under *sock* is cut while data is under way; else reading fails.
+        """Call *cut* with the reason when *sock* is cut with data in flight; a cut idle connection fails its next read.
 
-        Until `forget`. Others than TCP sockets, such as a relay's, are ignored.
+        Lasts until `forget`. Sockets other than TCP, such as a relay's, are ignored.
         """
         if sock.family == socket.AF_UNIX:
             return
@@ -58,31 +58,31 @@ class CutDetector:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._watched[key] = _WatchedSocket(sock, cut)
         if self._timer is None:
-            self._timer = self._engine.call_later(self._period_s, self._look)
+            self._timer = self._engine.call_later(self._period_s, self._check)
 
     def forget(self, key: object) -> None:
-        """Look no more at one; unknown ones are ignored."""
+        """Stop watching one connection; unknown ones are ignored."""
         self._watched.pop(key, None)
 
     def close(self) -> None:
-        """Look no more at any."""
+        """Stop watching all connections."""
         if self._timer is not None:
             self._timer.cancel()
         self._watched.clear()
 
-    def _look(self) -> None:
-        self._timer = self._engine.call_later(self._period_s, self._look) if self._watched else None
-        for wire in list(self._watched.values()):
+    def _check(self) -> None:
+        self._timer = self._engine.call_later(self._period_s, self._check) if self._watched else None
+        for entry in list(self._watched.values()):
             try:
-                silent_s = wire.silent_s()
+                silent_s = entry.silent_s()
             except OSError:
-                continue  # it ends; whoever reads it says why
+                continue  # it is closing; its reader reports why
             if silent_s and silent_s >= self._cut_s - self._period_s:
-                wire.cut(f"its machine has not acknowledged anything for {silent_s:.1f} s: the network between is cut")
+                entry.cut(f"its machine has not acknowledged anything for {silent_s:.1f} s: the network between is cut")
 
 
 class _WatchedSocket:
-    """One connection, looked at from time to time."""
+    """One connection, checked periodically."""
 
     __slots__ = ("_owed", "_sock", "cut")
 
@@ -92,10 +92,10 @@ class _WatchedSocket:
         self._owed = False
 
     def silent_s(self) -> float:
-        """For how long the other kernel has owed an answer; 0 if it does not, or did not at the last look."""
+        """Seconds for which the other kernel has owed an answer; 0 if it owes none, or owed none at the last check."""
         info = self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
         num_probes, num_unacknowledged, sent_ms, heard_ms = _TCP_INFO.unpack(info)
-        # To a receiver that does not read, the kernel repeats things ever less often: each time it answers, and the
-        # silence in between says nothing. That an answer is still on its way may also just happen, but not twice.
+        # While the receiver does not read, the kernel sends probes ever less often, each of which is answered: silence
+        # in between proves nothing. An answer may also happen to be in flight at this check, but hardly at two.
         owed, self._owed = self._owed, num_probes > 1 or (num_unacknowledged > 0 and sent_ms < heard_ms)
         return float(heard_ms) / 1000 if owed and self._owed else 0.0

@@ -1,4 +1,4 @@
-"""Types of the extension; what its names mean stands in _ucx.pyx."""
+"""Types of the extension; its documentation is in _ucx.pyx."""
 
 from collections.abc import Sequence
 from os import PathLike

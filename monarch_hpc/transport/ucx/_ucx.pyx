@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, binding=False
-"""Our binding to libucp: active messages, one-sided get and put, and who progresses them.
+"""Binding to libucp: active messages, one-sided get and put, and the thread that progresses them.
 
-About ten calls wide on purpose, so that another library (libfabric) could offer the same. What runs without
-the GIL is in core.h; what decides (order, trust, which peer) is in `transport.ucx.lane`.
+About ten calls wide on purpose, so that another library (libfabric) could offer the same interface. core.h has the
+parts that run without the GIL; the decisions (order, trust, choice of peer) are in `transport.ucx.lane`.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
@@ -222,7 +222,7 @@ cdef enum:
 
 
 class UcxError(Exception):
-    """What a call of UCX returned: a status below 0, and what was asked."""
+    """A failed call of UCX: a status below 0, and the operation."""
 
     def __init__(self, what, status):
         super().__init__(what, status)
@@ -234,12 +234,12 @@ class UcxError(Exception):
 
 
 def status_text(int status):
-    """A status in UCX's words."""
+    """Return UCX's text for a status."""
     return mh_status_text(<mh_status_t>status).decode(errors="replace")
 
 
 def load(path):
-    """Load libucp from *path* for the life of the process; return the path and the version that came of it.
+    """Load libucp from *path* for the life of the process; return its path and version.
 
     Raises:
         OSError: it cannot be loaded, or lacks a function.
@@ -300,10 +300,10 @@ cdef class Landing:
 
 
 cdef class Span:
-    """A place in memory, host's or device's, held as long as this object lives.
+    """A span of host or device memory; it keeps the memory's owner alive.
 
     Args:
-        target: an object with the buffer protocol, or with ``__cuda_array_interface__``; contiguous.
+        target: an object with the buffer protocol or ``__cuda_array_interface__``; contiguous.
     """
 
     cdef Py_buffer view
@@ -338,11 +338,11 @@ cdef class Span:
 
 
 cdef class Operation:
-    """Something UCX does meanwhile; it holds what UCX reads or writes until then.
+    """An asynchronous operation of UCX; it keeps the memory that UCX accesses alive until it is done.
 
     Attributes:
-        status: 0 when done, below 0 when failed, 1 while under way.
-        on_done: what the owner calls it for; free for the owner.
+        status: 0 when done, below 0 when failed, 1 while in flight.
+        on_done: called by the user of `Worker.take` on a DONE event; free for the owner.
     """
 
     cdef mc_operation operation
@@ -369,12 +369,12 @@ cdef Operation _begin(Worker worker, kept):
     operation.operation.owner = <void *>operation
     operation.kept = kept
     mc_begin(&operation.operation)
-    Py_INCREF(operation)  # UCX's, until its DONE event
+    Py_INCREF(operation)  # UCX's reference, until the DONE event
     return operation
 
 
 cdef int _started(int status, Operation operation, what) except -1:
-    """The operation is under way, unless UCX refused it."""
+    """Release the operation and raise, if UCX refused it."""
     if status != MH_OK:
         mc_refused(&operation.operation)
         Py_DECREF(operation)
@@ -387,21 +387,21 @@ cdef int _started(int status, Operation operation, what) except -1:
 cdef class Worker:
     """One UCX context and worker, and the thread that progresses it while Python does not.
 
-    UCX reads its settings from the environment here, see `transport.ucx.settings`.
+    UCX reads its settings from the environment in the constructor, see `transport.ucx.settings`.
 
     Args:
-        max_bytes: larger messages are refused before memory is taken for them.
+        max_bytes: larger messages are refused before memory is allocated for them.
 
     Raises:
         UcxError: UCX finds no transport, or no memory.
     """
 
     cdef mc_worker *worker
-    cdef mc_worker *ending  # the same, once it is closed, and until it is destroyed
-    cdef int num_inside  # threads that are in UCX with a lane of it, without the GIL
+    cdef mc_worker *ending  # the same worker, from its close until it is destroyed
+    cdef int num_inside  # threads that call UCX with one of its lanes, without the GIL
     cdef list owners
     cdef set memories
-    cdef int num_mapped  # of these; UCX aborts when it goes before them
+    cdef int num_mapped  # the mapped ones; UCX aborts if it is destroyed before them
     cdef size_t max_bytes
     cdef readonly bytes address
     cdef readonly int fd
@@ -469,16 +469,16 @@ cdef class Worker:
 
     @property
     def num_refused(self):
-        """Messages that were dropped because their token was wrong."""
+        """Number of messages dropped because their token was wrong."""
         return 0 if self.worker == NULL else mc_num_refused(self.worker)
 
     @property
     def num_thread_wakes(self):
-        """How often the worker's own thread has woken."""
+        """Number of times that the worker's own thread has woken."""
         return 0 if self.worker == NULL else mc_num_thread_wakes(self.worker)
 
     def open(self, owner):
-        """A lane for *owner*; `Lane.connect` joins it to a peer."""
+        """Return a lane for *owner*; `Lane.connect` connects it to a peer."""
         _alive(self.worker)
         cdef bytes random = os.urandom(MC_TOKEN_BYTES)
         cdef mc_lane *lane = mc_lane_open(self.worker, <const unsigned char *><char *>random)
@@ -495,10 +495,10 @@ cdef class Worker:
         return opened
 
     def poll(self, int epoll_fd, double spin_s, double timeout_s):
-        """Drive until messages came, *epoll_fd* is ready, or the time is over (below 0: never); then epoll's events.
+        """Drive until messages arrive, *epoll_fd* is ready, or the time is over (below 0: never).
 
         Returns:
-            ``(fd, mask)`` of each ready descriptor, UCX's own among them; then `take` what came.
+            ``(fd, mask)`` of each ready descriptor, except UCX's; then `take` the messages.
         """
         cdef epoll_event events[EVENTS_MAX]
         cdef int count, i
@@ -514,24 +514,24 @@ cdef class Worker:
         return [(events[i].data.fd, events[i].events) for i in range(count)]
 
     def wait_away(self):
-        """Return when nobody has been in `poll` for some milliseconds, or the worker is closed."""
+        """Return when no thread has been in `poll` for some milliseconds, or the worker is closed."""
         cdef mc_worker *worker = self.worker
         if worker == NULL or mc_poisoned:
             return
-        mc_watch(worker)  # with the GIL: `close` waits for whoever is counted
+        mc_watch(worker)  # with the GIL: `close` waits for the counted threads
         with nogil:
             mc_wait_away(worker)
 
     def take(self):
-        """What came, oldest first, as tuples.
+        """Return all events, oldest first, as tuples.
 
             SMALL, owner, sequence, data     one or more records, as bytes; None for a message over the limit
-            BULK, owner, sequence, landing, operation     operation None: the bytes are there
+            BULK, owner, sequence, landing, operation     operation None: the data has arrived
             DONE, operation
             ERROR, owner, status
             ROOM, owner     see `Lane.has_room`
 
-        Only the driver may call it, so that the order stays.
+        Only the driver may call it, so that the order is kept.
         """
         _alive(self.worker)
         return self._take(self.worker)
@@ -620,7 +620,7 @@ cdef class Worker:
         params.length = span.num_bytes
         params.memory_type = MH_MEMORY_TYPE_CUDA if span.device else MH_MEMORY_TYPE_HOST
         _check(mh_ucp.mem_map(self.worker.context, &params, &memory.handle), "registering memory")
-        self.memories.add(memory)  # from here on it is unmapped before UCX goes
+        self.memories.add(memory)  # from here on it is unmapped before UCX is destroyed
         self.num_mapped += 1
         _check(mh_ucp.rkey_pack(self.worker.context, memory.handle, &packed, &length), "packing a memory key")
         memory.key = PyBytes_FromStringAndSize(<char *>packed, length)
@@ -628,13 +628,13 @@ cdef class Worker:
         return memory
 
     def close(self):
-        """End the thread and UCX; lanes and memory are of no more use.
+        """Stop the thread and UCX; lanes and memory can no longer be used.
 
-        UCX cannot be ended while a peer that was being connected does not answer: the worker is then left as it is, and
-        ended by a later start or end in this process, once the peer has answered or died.
+        UCX cannot be destroyed while a peer that was being connected does not answer: the worker is then abandoned, and
+        destroyed by a later start or close in this process, once the peer has answered or died.
 
         Returns:
-            whether all of UCX has ended.
+            Whether all of UCX has been destroyed.
         """
         cdef mc_worker *worker = self.worker
         if worker == NULL or mc_poisoned:
@@ -642,9 +642,9 @@ cdef class Worker:
             return True
         with nogil:
             mc_thread_stop(worker)
-        self.worker = NULL  # nobody enters any more
+        self.worker = NULL  # no thread enters any more
         self.ending = worker
-        self.owners = [None] * len(self.owners)  # nobody is told any more
+        self.owners = [None] * len(self.owners)  # no owner gets events any more
         while self.num_inside:
             with nogil:
                 usleep(50)
@@ -655,10 +655,10 @@ cdef class Worker:
         return ended
 
     cdef bint _end(self, uint64_t patience_ns) except -1:
-        """Destroy what `close` has left, if that can be done in time."""
+        """Destroy the closed worker, if that is possible in time."""
         cdef mc_worker *worker = self.ending
         cdef bint drained
-        self._take(worker)  # gives UCX its memory back
+        self._take(worker)  # returns UCX's buffers
         with nogil:
             drained = mc_worker_drain(worker, patience_ns)
         self._take(worker)
@@ -671,7 +671,7 @@ cdef class Worker:
         return drained
 
     def __dealloc__(self):
-        # Of one that nobody has closed: a constructor that failed, or the end of the interpreter.
+        # Never closed: its constructor failed, or the interpreter is exiting.
         if self.worker != NULL and not mc_poisoned:
             mc_thread_stop(self.worker)
             if mc_worker_drain(self.worker, 0) and not self.num_mapped:
@@ -679,19 +679,19 @@ cdef class Worker:
 
 
 cdef list _abandoned = []
-"""Workers that are closed, and could not be ended."""
+"""Workers that are closed, but could not be destroyed."""
 
 
 def num_abandoned():
-    """How many closed workers of this process cannot be ended yet, see `Worker.close`; it ends those that can be."""
+    """Number of closed workers that cannot be destroyed yet, see `Worker.close`; destroys those that can be."""
     return _reap()
 
 
 cdef int _reap() except -1:
-    """End the abandoned workers that can be ended by now; return how many are left."""
+    """Destroy the abandoned workers that can be destroyed by now; return how many are left."""
     cdef Worker worker
     for _ in range(len(_abandoned)):
-        if not _abandoned:  # another thread looks at them
+        if not _abandoned:  # another thread is reaping
             break
         worker = _abandoned.pop(0)
         if not worker._end(MC_REAP_NS):
@@ -708,7 +708,7 @@ cdef class Memory:
     cdef readonly bytes key
 
     def close(self):
-        """Take the permission back; the caller knows that nobody is at it."""
+        """Revoke access; the caller makes sure that no peer is accessing the memory."""
         if self.worker.worker != NULL and not mc_poisoned:
             self._unmap(self.worker.worker)
 
@@ -721,7 +721,7 @@ cdef class Memory:
 
 
 cdef class RemoteKey:
-    """A peer's memory as one lane may reach it."""
+    """A key of a peer's memory, unpacked for one lane."""
 
     cdef Lane lane
     cdef mh_rkey_h handle
@@ -732,10 +732,10 @@ cdef class RemoteKey:
 
 
 cdef class Lane:
-    """One peer: records and messages to it in order, and its memory.
+    """One peer: records and messages to it in order, and access to its memory.
 
     Attributes:
-        token: what the peer must put into each message to this lane.
+        token: must be in each message from the peer to this lane.
     """
 
     cdef Worker worker
@@ -750,7 +750,7 @@ cdef class Lane:
         return 0
 
     def connect(self, bytes address, bytes token):
-        """Join the lane to the worker at *address*, whose lane has *token*.
+        """Connect the lane to the worker at *address*, whose lane has *token*.
 
         Raises:
             UcxError: no transport reaches it.
@@ -780,7 +780,7 @@ cdef class Lane:
 
     @property
     def transports(self):
-        """Names of the transports in use, as far as UCX tells."""
+        """Names of the transports in use, as far as UCX reports them."""
         cdef mh_transport_entry_t entries[16]
         cdef mh_ep_attr_t attributes
         cdef unsigned i
@@ -800,18 +800,18 @@ cdef class Lane:
 
     @property
     def pending_bytes(self):
-        """Bytes that were sent and are not yet with a transport."""
+        """Bytes that were sent and that no transport has taken yet."""
         return 0 if self.lane == NULL or self.worker.worker == NULL else mc_lane_pending_bytes(self.lane)
 
     def has_room(self, size_t limit):
-        """Tell whether fewer than *limit* bytes are pending; if not, a ROOM event will say so once they are."""
+        """Whether fewer than *limit* bytes are pending; if not, a ROOM event follows once they are."""
         return self.lane == NULL or self.worker.worker == NULL or bool(mc_lane_has_room(self.lane, limit))
 
     def send(self, bytes head, body, bint driving):
         """Send *head* and *body* as one record of at most `RECORD_BYTES`.
 
         Args:
-            driving: the caller is the driver, who polls soon.
+            driving: the caller is the driver, which polls soon.
 
         Raises:
             UcxError: the peer is gone.
@@ -829,7 +829,7 @@ cdef class Lane:
             raise UcxError("sending", status)
 
     def reserve(self, unsigned count):
-        """Sequence numbers in a row for *count* messages by `send_bulk`, after all records; return the first."""
+        """Reserve *count* consecutive sequence numbers for `send_bulk`, after all records; return the first."""
         cdef int status
         cdef uint64_t first
         self._open()
@@ -847,7 +847,7 @@ cdef class Lane:
         self._open()
         cdef Span span = Span(data, False)
         cdef Operation operation = _begin(self.worker, span)
-        cdef mc_lane *lane = self.lane  # another thread may close it where this one is without the GIL
+        cdef mc_lane *lane = self.lane  # another thread may close it while this one is without the GIL
         status = MH_ERR_NOT_CONNECTED
         if lane != NULL:
             self.worker.num_inside += 1
@@ -866,7 +866,7 @@ cdef class Lane:
         return operation
 
     def unpack(self, bytes key):
-        """The peer's memory key, for this lane."""
+        """Unpack the peer's memory key for this lane."""
         cdef RemoteKey remote
         self._open()
         if not key:
@@ -881,7 +881,7 @@ cdef class Lane:
         return self._move(into, address, key, False)
 
     def put(self, Span data, uint64_t address, RemoteKey key):
-        """Write *data* to the peer's memory at *address*; it is there when a later `flush` is done."""
+        """Write *data* to the peer's memory at *address*; it has arrived when a later `flush` is done."""
         return self._move(data, address, key, True)
 
     cdef Operation _move(self, Span span, uint64_t address, RemoteKey key, bint put):
@@ -909,7 +909,7 @@ cdef class Lane:
         return operation
 
     def flush(self):
-        """An operation that is done when all that was sent and put before has arrived."""
+        """Return an operation that is done when everything sent and put before has arrived."""
         cdef mh_request_param_t param
         cdef Operation operation
         cdef int status = MH_ERR_NOT_CONNECTED
@@ -927,7 +927,7 @@ cdef class Lane:
         return operation
 
     def close(self):
-        """Drop the peer: operations under way fail, no event of the lane follows."""
+        """Disconnect from the peer: operations in flight fail, and no event of the lane follows."""
         cdef mc_lane *lane = self.lane
         self.lane = NULL
         if lane == NULL or mc_poisoned or self.worker.worker == NULL:

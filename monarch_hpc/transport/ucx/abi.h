@@ -1,8 +1,8 @@
-/* The part of UCX that the fast lane uses, declared by ourselves: no UCX header is needed to build.
+/* Declarations of the part of UCX that the fast lane uses, so that no UCX header is needed to build.
  *
  * UCX keeps this binary interface stable: parameter structures grow at the end only, and a field mask
  * says which fields are set. A structure here ends where its oldest supported version does (or with the
- * last field we read); what a newer library knows beyond that, no mask of ours ever names.
+ * last field we read); our masks never name fields that newer libraries have beyond that.
  *
  * Every name starts with mh_ or MH_, so that tests/ucx/abi_check.c includes this file and the real
  * <ucp/api/ucp.h> side by side and compares each size, offset, constant and function. What is MH_EP_PARAM_X
@@ -15,13 +15,13 @@
 #include <stdint.h>
 #include <sys/socket.h>
 
-/* The interface that is asked for in mh_ucp.init_version; used with 1.13.1, 1.15 and 1.22. */
+/* The API version requested by mh_ucp.init_version; tested with 1.13.1, 1.15 and 1.22. */
 #define MH_API_MAJOR 1
 #define MH_API_MINOR 11
 
 /* ---- status ---- */
 
-/* A packed enum in UCX: one signed byte. The upper bytes of a returned register mean nothing. */
+/* A packed enum in UCX: one signed byte. The upper bytes of a returned register are undefined. */
 typedef int8_t mh_status_t;
 /* NULL: done at once. Otherwise an error (MH_PTR_IS_ERR) or a request in flight (MH_PTR_IS_PTR). */
 typedef void *mh_status_ptr_t;
@@ -76,12 +76,12 @@ typedef struct mh_listener *mh_listener_h;
 typedef struct mh_conn_request *mh_conn_request_h;
 typedef uint64_t mh_datatype_t;
 
-/* ---- enumerations, as the integers that they are in parameters ---- */
+/* ---- enumerations, as the integers that parameters hold ---- */
 
 enum { MH_THREAD_MODE_SINGLE = 0, MH_THREAD_MODE_SERIALIZED = 1, MH_THREAD_MODE_MULTI = 2 };
 typedef unsigned mh_thread_mode_t;
 
-/* Those that mean the same in every version: what follows them was renumbered. */
+/* The values that are the same in every version; later ones were renumbered. */
 enum {
     MH_MEMORY_TYPE_HOST = 0,
     MH_MEMORY_TYPE_CUDA = 1,
@@ -285,8 +285,8 @@ typedef struct mh_ep_params {
     mh_sock_addr_t local_sockaddr;
 } mh_ep_params_t;
 
-/* Newer than 1.13. An older library leaves `transports` as it was: give it zeroed entries, and take an
- * entry without a name for "not told". num_entries is room on the way in, and the count on the way out. */
+/* Newer than 1.13. An older library leaves `transports` unchanged: pass zeroed entries, and treat an
+ * entry without a name as unknown. num_entries is the capacity on input, and the count on output. */
 typedef struct mh_transport_entry {
     const char *transport_name;
     const char *device_name;
@@ -467,7 +467,7 @@ typedef struct mh_conn_request_attr {
     X(mh_status_t, listener_reject, (mh_listener_h listener, mh_conn_request_h conn_request)) \
     X(mh_status_t, conn_request_query, (mh_conn_request_h conn_request, mh_conn_request_attr_t *attr))
 
-/* Those may be missing from a library that is good enough: NULL, to be tested before use. */
+/* Functions that a supported library may lack: NULL then, so test before use. */
 #define MH_OPTIONAL_FUNCTIONS(X) \
     X(mh_status_t, ep_query, (mh_ep_h ep, mh_ep_attr_t *attr))
 

@@ -1,13 +1,13 @@
-/* The part of the binding that runs without the GIL: one UCX worker, its lanes, and a thread that keeps it going.
+/* The part of the binding that runs without the GIL: one UCX worker, its lanes, and a thread that progresses it.
  *
- * UCX's callbacks arrive on whichever thread progresses the worker. They never touch Python: they put events
- * into a queue, which a Python thread takes as a whole. A *driver* is a Python thread inside `mc_worker_poll`.
- * While there is one, the worker's own thread sleeps; when Python computes, or holds the GIL in a C call, the
- * thread takes over after `MC_LEAVE_NS`, so that one-sided traffic and rendezvous go on. No driver wakes it on
- * leaving: it sets an alarm, unless one is set, and the thread looks when that rings.
+ * UCX's callbacks run on the thread that progresses the worker. They never touch Python: they put events into a
+ * queue, which a Python thread takes as a whole. A *driver* is a Python thread inside `mc_worker_poll`. While there
+ * is one, the worker's own thread sleeps; when Python computes, or holds the GIL in a C call, the thread takes over
+ * after `MC_LEAVE_NS`, so that one-sided traffic and rendezvous continue. A driver does not wake it on leaving: it
+ * sets an alarm, unless one is set, and the thread checks when the alarm fires.
  *
- * Small records to one peer share a message: the first after a poll leaves at once, those that follow before
- * the next poll wait in a batch, which the driver, the thread or a full batch sends.
+ * Small records to one peer share a message: the first after a poll is sent at once, later ones before the next poll
+ * wait in a batch, which is sent by the driver, by the thread, or when it is full.
  */
 #ifndef MC_CORE_H
 #define MC_CORE_H
@@ -33,18 +33,18 @@
 #define MC_BATCH_BYTES 8000                  /* with UCX's own header below the 8 KiB segment of its transports */
 #define MC_AM_SMALL 1
 #define MC_AM_BULK 2
-/* A driver comes back within microseconds while calls are made in a loop. And where many share a core it may be away
- * because others run: to progress in its place costs more than it brings, since UCX's locks spin. */
+/* A driver returns within microseconds while calls are made in a loop. And where many share a core it may be away
+ * because others run: to progress in its place costs more than it gains, since UCX's locks spin. */
 #define MC_LEAVE_NS 2000000
-#define MC_THREAD_LIMIT (64 << 20) /* bytes for Python that stop the thread, so that the sender is held back */
+#define MC_THREAD_LIMIT (64 << 20) /* bytes queued for Python at which the thread pauses, to slow the sender */
 #define MC_LANES_MAX 65536
-#define MC_BATCHES 4           /* in flight to one peer; from then on a batch fills up before it goes */
+#define MC_BATCHES 4           /* in flight to one peer; beyond that a batch must be full to be sent */
 #define MC_SOCKETS_EVERY 8     /* an epoll_wait costs as much as several empty progress calls */
-/* How long the end of a worker waits for peers that were being connected: a living one answers within a millisecond,
- * or within a turn of a busy core; a frozen one never does. */
+/* Time that closing a worker waits for peers that were being connected: a live one answers within a millisecond, or
+ * within a turn of a busy core; a frozen one never does. */
 #define MC_CLOSE_NS 250000000
-#define MC_REAP_NS 1000000     /* the same, when an abandoned worker is looked at again */
-#define MC_ABANDONED_MAX 16    /* such workers, which nobody has been able to end: each holds some MiB */
+#define MC_REAP_NS 1000000     /* the same, when an abandoned worker is retried */
+#define MC_ABANDONED_MAX 16    /* such workers, which could not be destroyed: each holds some MiB */
 
 enum mc_event_kind { MC_EVENT_SMALL = 1, MC_EVENT_BULK, MC_EVENT_DONE, MC_EVENT_ERROR, MC_EVENT_ROOM };
 
@@ -76,7 +76,7 @@ typedef struct mc_lane {
     uint32_t index;
     uint32_t life;
     _Atomic int state;
-    unsigned char own_token[MC_TOKEN_BYTES];    /* what the peer proves with each message */
+    unsigned char own_token[MC_TOKEN_BYTES];    /* must be in each message from the peer */
     unsigned char peer_token[MC_TOKEN_BYTES];
     pthread_mutex_t lock;                       /* guards what follows */
     uint64_t sequence;
@@ -85,10 +85,10 @@ typedef struct mc_lane {
     int dirty;
     struct mc_lane *next_dirty;
     _Atomic size_t pending_bytes;               /* accepted, and not yet with UCX's transport */
-    _Atomic size_t room_below;                  /* a ROOM event is due when fewer are pending; 0 when nobody waits */
+    _Atomic size_t room_below;                  /* a ROOM event is due below this many pending bytes; 0: none */
     _Atomic int pending;                        /* sends in flight */
-    _Atomic int batches;                        /* of these, batches */
-    _Atomic int wired;                          /* UCX has said all to the peer that it says to connect */
+    _Atomic int batches;                        /* batches in flight */
+    _Atomic int wired;                          /* UCX has finished connecting the peer */
 } mc_lane;
 
 typedef struct mc_worker {
@@ -105,10 +105,10 @@ typedef struct mc_worker {
     _Atomic uint32_t first_free;                /* no free slot below it */
     pthread_mutex_t dirty_lock;
     mc_lane *_Atomic dirty;
-    /* who progresses */
+    /* progress */
     _Atomic uint64_t polls;
     _Atomic int driven, sleeping;
-    _Atomic int sending;                        /* threads that send, and so have UCX's lock or wait for it */
+    _Atomic int sending;                        /* threads that send, and so hold UCX's lock or wait for it */
     unsigned since_sockets;
     pthread_t thread;
     int thread_runs;
@@ -117,17 +117,17 @@ typedef struct mc_worker {
     int kick_fd, alarm_fd;
     pthread_mutex_t away_lock;                  /* guards what follows, with *away_changed* */
     pthread_cond_t away_changed;
-    uint64_t away_at;                           /* `polls` when the thread last found that nobody drives */
+    uint64_t away_at;                           /* `polls` when the thread last found that there is no driver */
     _Atomic int num_watching;                   /* threads in `mc_wait_away` */
     _Atomic uint64_t thread_wakes;
-    _Atomic int operations;                     /* of Python's, which UCX has */
+    _Atomic int operations;                     /* Python's operations that UCX has */
 } mc_worker;
 
-/* An operation of Python's: `owner` is its object, given back in a DONE event. */
+/* An operation of Python's: `owner` is its object, returned in a DONE event. */
 typedef struct mc_operation {
     mc_worker *worker;
     void *owner;
-    mc_lane *lane;     /* whose pending bytes it counts for, or NULL */
+    mc_lane *lane;     /* the lane whose pending bytes it counts for, or NULL */
     size_t num_bytes;
 } mc_operation;
 
@@ -157,7 +157,7 @@ static void mc_push(mc_worker *worker, mc_event *event) {
     pthread_mutex_unlock(&worker->events_lock);
 }
 
-/* All events, oldest first; the caller frees them. */
+/* Take all events, oldest first; the caller frees them. */
 static mc_event *mc_take(mc_worker *worker) {
     if (!atomic_load(&worker->num_events))
         return NULL;
@@ -188,7 +188,7 @@ static void mc_push_status(mc_worker *worker, int kind, mc_lane *lane, void *dat
 static mh_status_t mc_on_message(mc_worker *worker, int bulk, const void *header, size_t header_bytes, void *data,
                                      size_t num_bytes, uint64_t attributes) {
     int rendezvous = !!(attributes & MH_AM_RECV_ATTR_FLAG_RNDV);
-    /* Of a rendezvous there is no data yet that could be copied: nobody of ours sends small frames so. */
+    /* A rendezvous has no data yet that could be copied; our side never sends small frames that way. */
     if (header_bytes != MC_HEADER_BYTES || (rendezvous && !bulk)) {
         atomic_fetch_add(&worker->num_refused, 1);
         return MH_OK;
@@ -236,7 +236,7 @@ static void mc_on_error(void *arg, mh_ep_h endpoint, mh_status_t status) {
     mc_push_status(lane->worker, MC_EVENT_ERROR, lane, NULL, status);
 }
 
-/* *num_bytes* are with the transport. */
+/* The transport has taken *num_bytes*. */
 static void mc_sent(mc_lane *lane, size_t num_bytes) {
     size_t left = atomic_fetch_sub(&lane->pending_bytes, num_bytes) - num_bytes;
     size_t room_below = atomic_load(&lane->room_below);
@@ -244,7 +244,7 @@ static void mc_sent(mc_lane *lane, size_t num_bytes) {
         mc_push_status(lane->worker, MC_EVENT_ROOM, lane, NULL, MH_OK);
 }
 
-/* The batch of *lane* waits for `mc_flush_dirty`. */
+/* Schedule the batch of *lane* for `mc_flush_dirty`. */
 static void mc_mark_dirty(mc_lane *lane) {
     mc_worker *worker = lane->worker;
     pthread_mutex_lock(&worker->dirty_lock);
@@ -268,7 +268,7 @@ static void mc_on_batch_sent(void *request, mh_status_t status, void *arg) {
     mh_ucp.request_free(request);
 }
 
-/* UCX is about to get *operation*, which `mc_finish` or `mc_refused` takes back. */
+/* Count *operation*, which UCX is about to get; `mc_finish` or `mc_refused` ends it. */
 static inline void mc_begin(mc_operation *operation) { atomic_fetch_add(&operation->worker->operations, 1); }
 static inline void mc_refused(mc_operation *operation) { atomic_fetch_sub(&operation->worker->operations, 1); }
 
@@ -318,8 +318,8 @@ typedef struct mc_mapping {
     size_t num_bytes;
 } mc_mapping;
 
-/* Mappings that are free: to fault in fresh pages costs more than to copy into them. The kernel may take the large
- * ones back (MADV_FREE) when it needs memory. Guarded by the GIL. */
+/* Free mappings: faulting in fresh pages costs more than copying into them. The kernel may reclaim the large ones
+ * (MADV_FREE) when it needs memory. Guarded by the GIL. */
 static mc_mapping mc_spares[MC_SPARES];
 static size_t mc_spare_bytes;
 
@@ -370,7 +370,7 @@ static void mc_unmap(mc_mapping mapping) {
 
 /* ---- small records ---- */
 
-/* Send the batch of *lane*, whose lock is held; a UCX status. */
+/* Send the batch of *lane*, whose lock is held; returns a UCX status. */
 static int mc_flush_locked(mc_lane *lane) {
     mc_batch *batch = lane->batch;
     if (!batch || !batch->used || atomic_load(&lane->state) != MC_LANE_OPEN)
@@ -383,7 +383,7 @@ static int mc_flush_locked(mc_lane *lane) {
     param.flags = MH_AM_SEND_FLAG_EAGER;
     param.cb.send = mc_on_batch_sent;
     param.user_data = batch;
-    /* Before the call: its completion may come on another thread before the call returns. */
+    /* Before the call: its completion may run on another thread before the call returns. */
     atomic_fetch_add(&lane->pending, 1);
     atomic_fetch_add(&lane->batches, 1);
     atomic_fetch_add(&lane->worker->sending, 1);
@@ -402,7 +402,7 @@ static int mc_flush_locked(mc_lane *lane) {
 }
 
 static void mc_flush_lane(mc_lane *lane) {
-    /* Where the transport is full, `mc_on_batch_sent` brings the lane back. */
+    /* Where the transport is full, `mc_on_batch_sent` marks the lane again. */
     if (atomic_load(&lane->batches) >= MC_BATCHES)
         return;
     pthread_mutex_lock(&lane->lock);
@@ -412,7 +412,7 @@ static void mc_flush_lane(mc_lane *lane) {
         mc_push_status(lane->worker, MC_EVENT_ERROR, lane, NULL, status);
 }
 
-/* Send all batches that wait. */
+/* Send all scheduled batches. */
 static void mc_flush_dirty(mc_worker *worker) {
     while (atomic_load(&worker->dirty)) {
         pthread_mutex_lock(&worker->dirty_lock);
@@ -435,8 +435,8 @@ static void mc_kick(mc_worker *worker) {
     }
 }
 
-/* Send one record, in a message of its own or with others; a UCX status. Records know their own length.
- * *driving*: the caller polls soon, and thereby sends what waits. */
+/* Send one record, in a separate message or batched; returns a UCX status. Records contain their length.
+ * *driving*: the caller polls soon, and thereby sends the batch. */
 static int mc_send_small(mc_lane *lane, const void *head, size_t head_bytes, const void *body, size_t body_bytes,
                          int driving) {
     mc_worker *worker = lane->worker;
@@ -464,7 +464,7 @@ static int mc_send_small(mc_lane *lane, const void *head, size_t head_bytes, con
         lane->sent_at_poll = polls;
     } else if (first) {
         mc_mark_dirty(lane);
-        /* A driver that has just left comes back in a loop of calls, or the alarm rings: no thread is woken for that. */
+        /* A driver that has just left returns in a loop of calls, or the alarm fires: no need to wake the thread. */
         kick = !driving && (atomic_load(&worker->driven) ? atomic_load(&worker->sleeping) : !atomic_load(&worker->alarm_set));
     }
     pthread_mutex_unlock(&lane->lock);
@@ -473,14 +473,14 @@ static int mc_send_small(mc_lane *lane, const void *head, size_t head_bytes, con
     return status;
 }
 
-/* What became of a call that UCX was asked for: a status. An operation that is done at once ends in a DONE event too. */
+/* Return the status of a UCX call. An operation that completed at once ends in a DONE event, too. */
 static int mc_started(void *request, mc_operation *operation) {
     if (request == NULL)
         mc_finish(operation, MH_OK);
     return MH_PTR_IS_ERR(request) ? MH_PTR_STATUS(request) : MH_OK;
 }
 
-/* Take *count* numbers in a row, after those of all records; the first, or a UCX status in *status*. */
+/* Reserve *count* consecutive numbers, after those of all records; returns the first, and a UCX status in *status*. */
 static uint64_t mc_reserve(mc_lane *lane, unsigned count, int *status) {
     pthread_mutex_lock(&lane->lock);
     *status = mc_flush_locked(lane);
@@ -490,13 +490,13 @@ static uint64_t mc_reserve(mc_lane *lane, unsigned count, int *status) {
     return first;
 }
 
-/* Whether *lane*, whose lock is held, is open, and not for another peer by now. */
+/* Whether *lane*, whose lock is held, is open and has not been reused for another peer. */
 static int mc_lives(mc_lane *lane, uint32_t life) {
     return atomic_load(&lane->state) == MC_LANE_OPEN && lane->life == life;
 }
 
-/* Send *num_bytes* at *data* as message number *sequence*; a UCX status.
- * *header* and *data* must stay until the operation is done. */
+/* Send *num_bytes* at *data* as message number *sequence*; returns a UCX status.
+ * *header* and *data* must stay valid until the operation is done. */
 static int mc_send_bulk(mc_lane *lane, uint32_t life, unsigned char *header, const void *data, size_t num_bytes,
                         uint64_t sequence, mc_operation *operation) {
     int status = MH_ERR_NOT_CONNECTED;
@@ -525,7 +525,7 @@ static int mc_send_bulk(mc_lane *lane, uint32_t life, unsigned char *header, con
     return status;
 }
 
-/* Move *num_bytes* between *local* and the peer's memory; a UCX status. */
+/* Move *num_bytes* between *local* and the peer's memory; returns a UCX status. */
 static int mc_move(mc_lane *lane, uint32_t life, int put, void *local, size_t num_bytes, uint64_t address,
                    mh_rkey_h key, const mh_request_param_t *param, mc_operation *operation) {
     int status = MH_ERR_NOT_CONNECTED;
@@ -538,7 +538,7 @@ static int mc_move(mc_lane *lane, uint32_t life, int put, void *local, size_t nu
     return status;
 }
 
-/* Wait for all that was put before; a UCX status. */
+/* Start a flush, which is done when all earlier puts have arrived; returns a UCX status. */
 static int mc_flush(mc_lane *lane, uint32_t life, const mh_request_param_t *param, mc_operation *operation) {
     int status = MH_ERR_NOT_CONNECTED;
     pthread_mutex_lock(&lane->lock);
@@ -550,14 +550,14 @@ static int mc_flush(mc_lane *lane, uint32_t life, const mh_request_param_t *para
 
 /* ---- progress ---- */
 
-/* Progress until events came or nothing moves. */
+/* Progress until there are events or nothing moves. */
 static void mc_progress(mc_worker *worker) {
     while (mh_ucp.worker_progress(worker->ucp))
         if (atomic_load(&worker->num_events))
             break;
 }
 
-/* What *epoll_fd* has, without UCX's own descriptor: that one stays readable until the worker is armed again. */
+/* epoll_wait, without UCX's own descriptor: that one stays readable until the worker is armed again. */
 static int mc_ask_sockets(mc_worker *worker, int epoll_fd, struct epoll_event *events, int max, int timeout_ms) {
     int count = epoll_wait(epoll_fd, events, max, timeout_ms), kept = 0;
     if (count < 0)
@@ -568,8 +568,8 @@ static int mc_ask_sockets(mc_worker *worker, int epoll_fd, struct epoll_event *e
     return kept;
 }
 
-/* Sleep until UCX or *epoll_fd* has something, or the time is over: as `mc_ask_sockets`; -EAGAIN if there was something
- * already. */
+/* Sleep until UCX or *epoll_fd* is ready, or the time is over; returns as `mc_ask_sockets`, or -EAGAIN if UCX was
+ * ready already. */
 static int mc_sleep(mc_worker *worker, int epoll_fd, struct epoll_event *events, int max, int64_t left_ns) {
     int64_t left_ms = left_ns < 0 ? -1 : (left_ns + 999999) / 1000000;
     int count = -EAGAIN;
@@ -580,7 +580,7 @@ static int mc_sleep(mc_worker *worker, int epoll_fd, struct epoll_event *events,
     return count;
 }
 
-/* Let the thread look after `MC_LEAVE_NS`, unless it will anyway. */
+/* Let the thread check after `MC_LEAVE_NS`, unless that is due already. */
 static void mc_set_alarm(mc_worker *worker) {
     if (!atomic_load(&worker->alarm_set) && !atomic_exchange(&worker->alarm_set, 1)) {
         struct itimerspec in = {{0, 0}, {0, MC_LEAVE_NS}};
@@ -588,7 +588,8 @@ static void mc_set_alarm(mc_worker *worker) {
     }
 }
 
-/* Drive: wait until events came, *epoll_fd* has some, or the time is over. The number of epoll's events, or -errno. */
+/* Drive: wait until there are events, *epoll_fd* is ready, or the time is over; returns the number of epoll events,
+ * or -errno. */
 static int mc_worker_poll(mc_worker *worker, int epoll_fd, struct epoll_event *events, int max, int64_t spin_ns,
                           int64_t timeout_ns) {
     uint64_t began_ns = 0;
@@ -613,7 +614,7 @@ static int mc_worker_poll(mc_worker *worker, int epoll_fd, struct epoll_event *e
                     break;
             }
         }
-        /* Sockets must not starve while messages keep coming. */
+        /* Sockets must not starve while messages keep arriving. */
         if (over || ++worker->since_sockets >= MC_SOCKETS_EVERY) {
             worker->since_sockets = 0;
             count = mc_ask_sockets(worker, epoll_fd, events, max, 0);
@@ -626,12 +627,12 @@ static int mc_worker_poll(mc_worker *worker, int epoll_fd, struct epoll_event *e
     mc_flush_dirty(worker);
     atomic_store(&worker->driven, 0);
     mc_set_alarm(worker);
-    if (atomic_load(&worker->dirty)) /* who sent while we left had nobody to kick */
+    if (atomic_load(&worker->dirty)) /* threads that sent while we left saw a driver, and did not kick */
         mc_kick(worker);
-    return count == -EINTR ? 0 : count; /* a signal, such as SIGCONT, is no failure: Python may handle it */
+    return count == -EINTR ? 0 : count; /* a signal, such as SIGCONT, is not a failure: Python may handle it */
 }
 
-/* Return when nobody has driven for `MC_LEAVE_NS`, or the thread ends. The caller has counted itself as watching. */
+/* Return when there was no driver for `MC_LEAVE_NS`, or the thread ends. The caller has counted itself as watching. */
 static void mc_wait_away(mc_worker *worker) {
     mc_set_alarm(worker);
     pthread_mutex_lock(&worker->away_lock);
@@ -658,11 +659,11 @@ static void mc_drain(int fd) {
     (void)got;
 }
 
-/* The worker's own thread: progresses while no driver does. */
+/* The worker's own thread: progresses while there is no driver. */
 static void *mc_thread_main(void *arg) {
     mc_worker *worker = arg;
     struct pollfd fds[3] = {{worker->kick_fd, POLLIN, 0}, {worker->alarm_fd, POLLIN, 0}, {worker->event_fd, POLLIN, 0}};
-    uint64_t seen = 0; /* `polls` when the alarm last rang */
+    uint64_t seen = 0; /* `polls` when the alarm last fired */
     int drives = 0;
     while (!atomic_load(&worker->stop)) {
         mc_flush_dirty(worker);
@@ -678,7 +679,7 @@ static void *mc_thread_main(void *arg) {
         if (drives && mh_ucp.worker_arm(worker->ucp) != MH_OK)
             continue;
         atomic_store(&worker->parked, 1);
-        /* What changed between the look and `parked` had nobody to kick: look again. */
+        /* A change between the check and `parked` kicked nothing: check again. */
         int num_ready = 0;
         if (!atomic_load(&worker->dirty) && !atomic_load(&worker->stop)) {
             num_ready = poll(fds, drives ? 3 : 2, -1);
@@ -690,10 +691,10 @@ static void *mc_thread_main(void *arg) {
         if (num_ready > 0 && fds[1].revents) {
             mc_drain(worker->alarm_fd);
             atomic_store(&worker->alarm_set, 0);
-            /* From here on whoever leaves sets it; of those who left before we see that they are gone. */
+            /* From here on leaving drivers set the alarm; drivers that left before are visible in `driven`. */
             uint64_t polls = atomic_load(&worker->polls);
             if (!atomic_load(&worker->driven)) {
-                /* A sender that wakes its peer may lose the core to it, and then has UCX's lock, which spins. */
+                /* A sender that wakes its peer may lose the core to it while it holds UCX's lock, which spins. */
                 drives = polls == seen && !atomic_load(&worker->sending);
                 if (drives)
                     mc_tell_away(worker, polls);
@@ -706,7 +707,7 @@ static void *mc_thread_main(void *arg) {
     return NULL;
 }
 
-/* ---- life ---- */
+/* ---- lifetime ---- */
 
 static mc_worker *mc_worker_new(void) {
     mc_worker *worker = calloc(1, sizeof *worker);
@@ -743,7 +744,7 @@ static void mc_thread_stop(mc_worker *worker) {
     }
 }
 
-/* A free slot, or a new one; NULL when all are taken. */
+/* Open a free slot, or a new one; NULL when all are taken. */
 static mc_lane *mc_lane_open(mc_worker *worker, const unsigned char *random) {
     mc_lane *lane = NULL;
     for (uint32_t i = worker->first_free; i < worker->num_lanes && !lane; i++)
@@ -759,7 +760,7 @@ static mc_lane *mc_lane_open(mc_worker *worker, const unsigned char *random) {
         lane->index = worker->num_lanes;
         pthread_mutex_init(&lane->lock, NULL);
     }
-    pthread_mutex_lock(&lane->lock); /* a sender may hold on to its former life */
+    pthread_mutex_lock(&lane->lock); /* a sender may still hold a reference from the slot's former life */
     pthread_mutex_lock(&worker->events_lock);
     lane->life++;
     memcpy(lane->own_token, random, MC_TOKEN_BYTES);
@@ -787,14 +788,14 @@ static void mc_lane_closed(mc_lane *lane) {
         lane->worker->first_free = lane->index;
 }
 
-/* Find out when UCX has connected *lane*: until then it must not be torn down. 1.13 aborts the process where an
- * endpoint over tcp is closed by force while it still answers the other side's request to connect. */
+/* Detect when UCX has connected *lane*: until then it must not be torn down. 1.13 aborts the process if an
+ * endpoint over tcp is force-closed while it still answers the peer's connection request. */
 static void mc_lane_wire(mc_lane *lane) {
     mh_request_param_t param;
     param.op_attr_mask = MH_OP_ATTR_FIELD_CALLBACK | MH_OP_ATTR_FIELD_USER_DATA;
     param.cb.send = mc_on_wired;
     param.user_data = lane;
-    atomic_fetch_add(&lane->pending, 1); /* nobody else gets the slot before the answer */
+    atomic_fetch_add(&lane->pending, 1); /* keeps the slot from being reused before the answer */
     void *request = mh_ucp.ep_flush_nbx(lane->endpoint, &param);
     if (request == NULL || MH_PTR_IS_ERR(request)) {
         atomic_store(&lane->wired, request == NULL);
@@ -805,7 +806,7 @@ static void mc_lane_wire(mc_lane *lane) {
 static inline int mc_lane_wired(mc_lane *lane) { return atomic_load(&lane->wired); }
 
 static inline size_t mc_lane_pending_bytes(mc_lane *lane) { return atomic_load(&lane->pending_bytes); }
-/* Ask for a ROOM event when fewer than *limit* bytes are pending; whether they are already. */
+/* Request a ROOM event when fewer than *limit* bytes are pending; returns whether they are already. */
 static int mc_lane_has_room(mc_lane *lane, size_t limit) {
     atomic_store(&lane->room_below, limit);
     return atomic_load(&lane->pending_bytes) < limit;
@@ -814,7 +815,7 @@ static int mc_lane_has_room(mc_lane *lane, size_t limit) {
 static inline uint64_t mc_num_refused(mc_worker *worker) { return atomic_load(&worker->num_refused); }
 static inline uint64_t mc_num_thread_wakes(mc_worker *worker) { return atomic_load(&worker->thread_wakes); }
 
-/* Drop the peer of *lane*: what is under way to it fails. */
+/* Disconnect *lane*: its operations in flight fail. */
 static void mc_lane_close(mc_lane *lane) {
     pthread_mutex_lock(&lane->lock); /* from here on its messages are refused and nothing is sent */
     atomic_store(&lane->state, MC_LANE_CLOSING);
@@ -835,9 +836,9 @@ static void mc_lane_close(mc_lane *lane) {
 
 /* ---- the end of a worker ----
  *
- * ucp_worker_destroy may only be called once UCX has given every request back: with the closing of an endpoint still
+ * ucp_worker_destroy may only be called once UCX has returned every request: with the closing of an endpoint still
  * in its queue, 1.13 aborts the process. A peer that froze while it was being connected keeps such a request for as
- * long as it likes, so the end is not waited for without limit: see `Worker.close`. */
+ * long as it likes, so the wait is limited: see `Worker.close`. */
 
 /* Whether UCX still has a request of ours. */
 static int mc_worker_busy(mc_worker *worker) {
@@ -850,7 +851,7 @@ static int mc_worker_busy(mc_worker *worker) {
 }
 
 /* Close all lanes of *worker*, whose thread has ended, and progress until UCX has no request of ours, at most for
- * *patience_ns*; whether it has none. */
+ * *patience_ns*; returns whether it has none. */
 static int mc_worker_drain(mc_worker *worker, uint64_t patience_ns) {
     uint64_t end_ns = mc_now_ns() + patience_ns;
     if (!worker->ucp)
@@ -862,7 +863,7 @@ static int mc_worker_drain(mc_worker *worker, uint64_t patience_ns) {
         int moved = mh_ucp.worker_progress(worker->ucp) != 0;
         if (mc_now_ns() >= end_ns)
             return !mc_worker_busy(worker);
-        /* A millisecond at most: not all that is scheduled within UCX makes its descriptor readable. */
+        /* A millisecond at most: not all work scheduled within UCX makes its descriptor readable. */
         struct pollfd fd = {worker->event_fd, POLLIN, 0};
         if (!moved && mh_ucp.worker_arm(worker->ucp) == MH_OK)
             poll(&fd, 1, 1);

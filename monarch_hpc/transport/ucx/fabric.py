@@ -1,7 +1,7 @@
 """UCX in this process: started for the first peer that it can reach, polled by the engine.
 
-Starting takes some milliseconds, half a second where the wheel with CUDA inside is loaded; so a thread of its own
-does it, and channels go on over their sockets meanwhile.
+Starting takes some milliseconds, or half a second where the wheel that bundles CUDA is loaded; so a separate thread
+does it, and channels continue over their sockets meanwhile.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ __all__ = ["UcxFabric"]
 _log = Logger(__name__)
 
 _starting = threading.Lock()
-"""The environment is one for all."""
+"""Serializes starts, which change the environment of the whole process."""
 
 Started = Callable[[str], None]
-"""Called on the driver with why UCX is not there; empty when it is."""
+"""Called on the driver with the reason why UCX is not available; empty if it is."""
 
 
 class UcxFabric:
-    """UCX for all channels of a process; its methods are for the driver, but for `close`.
+    """UCX for all channels of a process; its methods are for the driver, except `close` and `register`.
 
     Args:
         login: this process is not on a host of the allocation, and gets no RDMA.
-        interfaces: names of those chosen to listen on, for UCX over tcp.
-        segments: folder in which to make shared memory; empty leaves the choice to UCX.
-        max_frame_bytes: of all channels.
+        interfaces: names of the interfaces to listen on, for UCX over tcp.
+        segments: folder for shared memory; empty leaves the choice to UCX.
+        max_frame_bytes: limit of all channels.
 
     Raises:
-        ConfigError: transports were asked for that open tcp on a network that is not trusted.
+        ConfigError: the configured transports include tcp on a network that is not trusted.
     """
 
     def __init__(
@@ -80,15 +80,15 @@ class UcxFabric:
         self._lanes: weakref.WeakSet[UcxLane] = weakref.WeakSet()
         self._thread: threading.Thread | None = None
         self._closed = False
-        self._shares = True
-        self.probe = Probe(engine, self._shared_lanes, self._give_up_sharing)
-        """Whether shared memory still carries something."""
+        self._shared_memory = True
+        self.probe = Probe(engine, self._shared_lanes, self._drop_shared_memory)
+        """Detects shared memory that no longer delivers."""
 
     @property
     def ask(self) -> Ask:
-        """What a peer must know to choose; costs no start."""
+        """The facts that a peer needs to choose a fabric; does not start UCX."""
         return Ask(
-            place=read_place() if self._shares and opens(self._tls, "posix") else "",
+            place=read_place() if self._shared_memory and opens(self._tls, "posix") else "",
             rdma=bool(self._machine.rdma) and opens(self._tls, "rc_verbs"),
             tcp=opens(self._tls, "tcp"),
             problem=self._problem,
@@ -101,7 +101,7 @@ class UcxFabric:
 
     @property
     def engine(self) -> Engine:
-        """What drives it."""
+        """The engine that polls UCX."""
         return self._engine
 
     @property
@@ -110,19 +110,19 @@ class UcxFabric:
         return self._max_frame_bytes
 
     def add(self, lane: UcxLane) -> None:
-        """Tell *lane* when UCX goes."""
+        """Register *lane*, to be probed, and to be notified when UCX is closed."""
         self._lanes.add(lane)
 
     def _shared_lanes(self) -> list[UcxLane]:
-        return [lane for lane in list(self._lanes) if lane.open_and_sound and lane.shared]
+        return [lane for lane in list(self._lanes) if lane.usable and lane.shared]
 
-    def _give_up_sharing(self) -> None:
-        self._shares = False
+    def _drop_shared_memory(self) -> None:
+        self._shared_memory = False
         for lane in self._shared_lanes():
             lane.fail(PeerLost(lane.peer, STUCK))
 
     def start(self, started: Started) -> None:
-        """Start UCX unless it has; *started* is told."""
+        """Start UCX unless it has started; *started* is called with the outcome."""
         if self._worker is not None or self._problem or self._closed:
             started(self._problem or ("" if not self._closed else "this process is closing"))
             return
@@ -166,13 +166,13 @@ class UcxFabric:
         self._engine.wake_waiters()
 
     def register(self, memory: Memory) -> None:
-        """Let UCX serve *memory* too, if UCX is there or can be; not from callbacks of the engine."""
+        """Let UCX serve *memory* too, if UCX is or can be started; engine callbacks do not start it."""
         if self._worker is None:
             if self._engine.driving:
                 return
-            told: list[str] = []
-            self._engine.call_soon(lambda: self.start(told.append))
-            self._engine.wait(lambda: bool(told), None)
+            outcome: list[str] = []
+            self._engine.call_soon(lambda: self.start(outcome.append))
+            self._engine.wait(lambda: bool(outcome), None)
         worker = self._worker
         if worker is None or not memory.nbytes:
             return
@@ -187,10 +187,10 @@ class UcxFabric:
         memory.attach(span.address, registered.key, registered.close)
 
     def close(self) -> None:
-        """End UCX; lanes are of no more use. From any thread, once."""
+        """Stop UCX; lanes can no longer be used. From any thread, once."""
         if not self._engine.driving:
             self._engine.call_soon(self.close)
-            # A start that is under way has to end first, and then finds that it is no longer wanted.
+            # A start in flight must end first; it then finds the fabric closed.
             self._engine.wait(lambda: self._closed and self._worker is None and self._waiting is None, None)
             if self._thread is not None:
                 self._thread.join()
@@ -199,7 +199,7 @@ class UcxFabric:
         if self._worker is not None:
             self._engine.detach()
             if not self._worker.close():
-                _log.info("UCX stays as it is, since a peer that it was connecting to does not answer")
+                _log.info("UCX is left running, since a peer that it was connecting to does not answer")
             self._worker = None
             for lane in list(self._lanes):
                 lane.abandon()
@@ -219,19 +219,19 @@ class UcxFabric:
         return self._worker.poll(epoll_fd, spin_s, timeout_s)
 
     def wait_away(self) -> None:
-        """Return when nobody has polled for some milliseconds; see `transport.engine.poller.Poller`."""
+        """Return when no thread has polled for some milliseconds; see `transport.engine.poller.Poller`."""
         worker = self._worker
         if worker is not None:
             worker.wait_away()
 
     def dispatch(self) -> None:
-        """Hand what came to the lanes."""
+        """Deliver UCX's events to the lanes."""
         if self._worker is None:
             return
         taken = self._worker.take()
         for event in taken:
             try:
-                # The numbers are those of `_ucx`, which is not there to be imported everywhere.
+                # Literal numbers of `_ucx`, since the extension is not built everywhere and cannot be imported here.
                 if event[0] == 1:  # SMALL
                     event[1].on_records(event[2], event[3])
                 elif event[0] == 2:  # BULK
@@ -249,7 +249,7 @@ class UcxFabric:
 
 @contextmanager
 def _environment(variables: dict[str, str]) -> Iterator[None]:
-    """The environment with *variables*: the only way to tell libucp, and not meant for the user's children."""
+    """Set *variables* in the environment: the only way to configure libucp, but not for the user's child processes."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

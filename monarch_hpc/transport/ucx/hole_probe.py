@@ -1,12 +1,12 @@
-"""Whether shared memory still carries messages to this process, after one that wrote there has died.
+"""Detects that shared memory no longer delivers messages to this process, after a process that wrote there has died.
 
-All processes of a host write into one queue of each receiver (UCX's mm transports). One that is killed between taking a
-place in it and filling that place leaves a hole, at which UCX waits for ever: what others send later is never read. One
-of 170 kills amid floods of messages does that. The sockets are as they were, and calls would wait for ever.
+All processes of a host write into one queue per receiver (UCX's mm transports). One that is killed between reserving a
+slot and filling it leaves a hole, at which UCX waits for ever: messages that others send later are never read. One of
+170 kills amid floods of messages does that. The sockets are not affected, and calls would wait for ever.
 
-So a process that loses a peer asks the others to say something on the lane, and then on the socket. Where that comes on
-sockets, and nothing comes on any lane, shared memory is given up: its lanes end with an error, and new channels use
-another way.
+So a process that loses a peer asks the others to send on the lane, and then on the socket. If answers arrive on
+sockets and nothing arrives on any lane, shared memory is given up: its lanes end with an error, and new channels use
+another fabric.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from monarch_hpc.transport.engine.engine import Engine
 __all__ = ["STUCK", "Probe", "ProbedLane"]
 
 _GATHER_S = 0.1
-"""Deaths of the same moment are one reason to ask."""
+"""Deaths within this time share one probe."""
 
 _PATIENCE_S = 2.0
-"""After an answer on a socket: what was said on the lane before it takes microseconds, or until we find the time."""
+"""Wait after an answer on a socket: the lane message before it takes microseconds, plus our own scheduling delay."""
 
-STUCK = "shared memory of this process carries nothing more: one that wrote there was killed in the middle of it"
+STUCK = "shared memory of this process no longer delivers: another process was killed while writing to it"
 
 _log = Logger(__name__)
 
@@ -35,22 +35,22 @@ class ProbedLane(Protocol):
     """A lane through shared memory.
 
     Attributes:
-        heard_s: when something last came on it, on the engine's clock.
+        heard_s: when a message last arrived on it, on the engine's clock.
     """
 
     heard_s: float
 
-    def ask(self, word: int) -> None:
-        """Have the peer speak, and say *word* on its socket."""
+    def ask(self, asked_us: int) -> None:
+        """Ask the peer to send on the lane, then echo *asked_us* on the socket."""
         ...
 
 
 class Probe:
-    """That of a process; on the driver.
+    """The probe of a process; all methods are for the driver.
 
     Args:
-        lanes: those through shared memory that there are now.
-        stuck: called once, when nothing arrives any more.
+        lanes: returns the current lanes through shared memory.
+        stuck: called once, when shared memory no longer delivers.
     """
 
     def __init__(self, engine: Engine, lanes: Callable[[], Iterable[ProbedLane]], stuck: Callable[[], None]) -> None:
@@ -61,27 +61,27 @@ class Probe:
         self._over = False
 
     def suspect(self) -> None:
-        """A peer has died that may have been writing."""
+        """Schedule a probe: a peer that may have been writing has died."""
         if not (self._due or self._over):
             self._due = True
             self._engine.call_later(_GATHER_S, self._ask)
 
     def _ask(self) -> None:
         self._due = False
-        # The word is when it was asked: a late answer says nothing of what was asked after it.
-        word = int(self._engine.clock() * 1e6)
+        # The probe's number is its time: a late answer must not vouch for later probes.
+        asked_us = int(self._engine.clock() * 1e6)
         for lane in list(self._lanes()):
-            lane.ask(word)
+            lane.ask(asked_us)
 
-    def answered(self, word: int, lane: ProbedLane) -> None:
-        """A peer says on its socket that it has spoken on *lane*."""
-        self._engine.call_later(_PATIENCE_S, partial(self._judge, word * 1e-6, lane))
+    def answered(self, asked_us: int, lane: ProbedLane) -> None:
+        """Handle an answer on a socket: its peer has sent on *lane* before."""
+        self._engine.call_later(_PATIENCE_S, partial(self._judge, asked_us * 1e-6, lane))
 
     def _judge(self, asked_s: float, answered: ProbedLane) -> None:
         lanes = list(self._lanes())
-        # A lane that has ended meanwhile took along what was said on it.
+        # If the answering lane has ended meanwhile, its message was dropped with it.
         if self._over or answered not in lanes or any(lane.heard_s >= asked_s for lane in lanes):
             return
         self._over = True
-        _log.warning("%s; its channels begin anew, without it", STUCK)
+        _log.warning("%s; its channels reconnect without it", STUCK)
         self._stuck()

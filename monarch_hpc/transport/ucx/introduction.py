@@ -1,4 +1,4 @@
-"""The introduction of two processes to each other's UCX, over their channel; see `transport.ucx.negotiation`."""
+"""Negotiates UCX for a channel, over its socket; see `transport.ucx.negotiation`."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ from monarch_hpc.wire.frames import Buffer, Frame, Kind
 __all__ = ["FIRST_S", "Introduction"]
 
 FIRST_S = 0.05
-"""How long a channel is left to its first frames. UCX takes 30 ms of CPU in each process that starts it: where eight
-start at once on two cores, the answers that their program waits for come first."""
+"""Delay before the negotiation, for the channel's first frames. UCX takes 30 ms of CPU in each process that starts it:
+where eight start at once on two cores, the answers that their program waits for come first."""
 
 _ROLES = (Role.PROC, Role.CONTROLLER)
-"""Who has something to send fast. Agents and commands do not, and are spared UCX's threads and memory."""
+"""Roles with bulk traffic. Agents and commands have none, and are spared UCX's threads and memory."""
 
 
 class Introduced(Protocol):
-    """The channel of an introduction."""
+    """The channel that is negotiated."""
 
     @property
     def peer(self) -> Peer:
-        """The other side."""
+        """The process at the other end."""
         ...
 
-    def send_on_wire(self, frame: Frame) -> None:
+    def send_on_socket(self, frame: Frame) -> None:
         """Send on the socket."""
         ...
 
     def make_lane(self) -> UcxLane:
-        """Open a lane; UCX has started."""
+        """Open a lane; UCX must have started."""
         ...
 
     def switch(self, lane: UcxLane, fabric: str, why: str) -> None:
         """Send all further frames on *lane*, which is connected."""
         ...
 
-    def stay(self, why: str) -> None:
-        """The socket it is."""
+    def stay_on_socket(self, why: str) -> None:
+        """Stay on the socket, because of *why*."""
         ...
 
 
 class Introduction:
-    """One side of it; on the driver.
+    """One side of the negotiation; for the driver.
 
     Args:
-        dialed: this side opened the channel, so it speaks first.
+        dialed: whether this side opened the channel, and so speaks first.
     """
 
     def __init__(self, channel: Introduced, fabric: UcxFabric | None, *, dialed: bool) -> None:
@@ -64,37 +64,37 @@ class Introduction:
 
     @property
     def asks(self) -> bool:
-        """Whether this side speaks first, and has something to ask."""
+        """Whether this side speaks first, and has a reason to."""
         return self._fabric is not None and self._dialed and self._channel.peer.role in _ROLES
 
     def begin(self) -> None:
-        """Ask, if it is our turn and worth it."""
+        """Send the first message, if this side speaks first and UCX may be used."""
         if self._over:
             return
         if self._fabric is None:
-            self._end("ucx is not in fabric.order, or this is no proc")
+            self._end("ucx is not in fabric.order, or this is not a proc")
         elif self.asks:
-            self._tell(Offer(self._own_ask(self._fabric)))
+            self._send(Offer(self._own_ask(self._fabric)))
         elif self._dialed:
             self._end(f"{self._channel.peer.role.name.lower()}s use sockets")
 
     def on_offer(self, body: Buffer) -> None:
-        """The other side's word.
+        """Handle a message of the other side.
 
         Raises:
-            FrameError: it makes no sense.
+            FrameError: the message is invalid.
         """
         offer = decode_offer(bytes(body))
         fabric = self._fabric
         if self._over:
             return
         if fabric is None:
-            self._tell(Offer(Ask(problem="it does not use ucx")))
+            self._send(Offer(Ask(problem="it does not use ucx")))
             return
         kind, why = choose(self._own_ask(fabric), offer.ask)
         if not kind:
             if not self._dialed:
-                self._tell(Offer(replace(self._own_ask(fabric), problem=why)))
+                self._send(Offer(replace(self._own_ask(fabric), problem=why)))
             self._end(why)
         elif self._lane is not None:
             self._join(self._lane, offer, kind, why)
@@ -104,7 +104,7 @@ class Introduction:
             fabric.start(lambda problem: self._started(problem, offer, kind, why))
 
     def _own_ask(self, fabric: UcxFabric) -> Ask:
-        # Where our socket needs a way around, UCX's would need one too.
+        # Where our socket needs an indirect route, UCX's tcp would need one too.
         direct = not (self._channel.peer.relayed or self._channel.peer.via)
         return fabric.ask if direct else replace(fabric.ask, tcp=False)
 
@@ -112,13 +112,13 @@ class Introduction:
         if self._over:
             return
         if problem:
-            self._tell(Offer(Ask(problem=problem)))
+            self._send(Offer(Ask(problem=problem)))
             self._end(problem)
             return
         assert self._fabric is not None
         assert self._fabric.worker is not None
         lane = self._lane = self._channel.make_lane()
-        self._tell(Offer(self._own_ask(self._fabric), self._fabric.worker.address, lane.token))
+        self._send(Offer(self._own_ask(self._fabric), self._fabric.worker.address, lane.token))
         if self._dialed:
             self._join(lane, offer, kind, why)
 
@@ -127,17 +127,17 @@ class Introduction:
         try:
             lane.connect(offer.address, offer.token)
         except TransportError as error:
-            self._channel.stay(str(error))
+            self._channel.stay_on_socket(str(error))
         else:
             self._channel.switch(lane, kind, why)
 
-    def _tell(self, offer: Offer) -> None:
-        self._channel.send_on_wire(Frame(Kind.OFFER, body=encode_offer(offer)))
+    def _send(self, offer: Offer) -> None:
+        self._channel.send_on_socket(Frame(Kind.OFFER, body=encode_offer(offer)))
 
     def _end(self, why: str) -> None:
         self._over = True
-        self._channel.stay(why)
+        self._channel.stay_on_socket(why)
 
     def cancel(self) -> None:
-        """The channel is over."""
+        """Abort: the channel has ended."""
         self._over = True

@@ -1,8 +1,8 @@
 """The `ucx` lane of a channel: frames as UCX active messages.
 
 A frame of at most `RECORD_BYTES` is one record; UCX sends several together. A larger one is a front (its header, body
-and small buffers) and then each large buffer as a message of its own, which UCX moves straight into the memory that
-the receiver hands on. All carry sequence numbers: a large message may still be under way when the next one is here.
+and small buffers) followed by each large buffer as a separate message, which UCX moves straight into the memory that
+the receiver gets. All messages carry sequence numbers: a large one may still be in flight when the next one arrives.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ if TYPE_CHECKING:
 __all__ = ["APART_BYTES", "UcxLane"]
 
 APART_BYTES = 64 * 1024
-"""From here on a buffer goes apart: a copy of fewer bytes into the front costs less than a message of its own."""
+"""Buffers from this size on are sent separately: copying a smaller one into the front costs less than a message."""
 
 
 _MAX_EARLY = 2**16
-"""Messages that wait for an earlier one: more than a sender has under way while one large one is received."""
+"""Messages that may wait for an earlier one: more than a sender has in flight while a large one is received."""
 
 _MAX_REMOTES = 1024
-"""Keys of memories that are kept ready for use, for each peer."""
+"""Unpacked memory keys cached per peer."""
 
 
 class LaneListener(Protocol):
-    """Whose lane it is."""
+    """The owner of a lane."""
 
     def on_lane_frame(self, frame: Frame) -> None:
         """A frame arrived, in order."""
         ...
 
     def on_lane_error(self, error: TransportError) -> None:
-        """The lane is of no more use."""
+        """The lane has failed."""
         ...
 
-    def ask_for_word(self, word: int) -> None:
-        """Have the peer speak on the lane, and then say *word* on the socket."""
+    def probe_lane(self, asked_us: int) -> None:
+        """Ask the peer to send on the lane, then echo *asked_us* on the socket."""
         ...
 
 
@@ -62,8 +62,8 @@ class _Front:
     """A frame with buffers, some of which may still be arriving.
 
     Args:
-        data: header, body and the buffers that do not come apart.
-        apart: places of those that do.
+        data: header, body and the buffers that were not sent separately.
+        apart: indices of the buffers that were.
     """
 
     __slots__ = ("body", "head", "missing", "parts")
@@ -83,28 +83,28 @@ class _Front:
 
     @property
     def frame(self) -> Frame:
-        """The frame, once nothing is missing."""
+        """The frame, once no buffer is missing."""
         return Frame(self.head.kind, self.head.dest, self.head.reply, self.body, self.parts)
 
 
 class UcxLane:
-    """One peer through UCX. Frames are sent from any thread; all else is for the driver.
+    """One peer through UCX. Any thread may send and move memory; all else is for the driver.
 
     Args:
-        peer: for errors.
+        peer: the peer, for errors.
 
     Attributes:
-        shared: it goes through shared memory.
+        shared: whether it uses shared memory.
     """
 
-    def __init__(self, fabric: UcxFabric, taker: LaneListener, peer: str, send_queue_bytes: int) -> None:
+    def __init__(self, fabric: UcxFabric, listener: LaneListener, peer: str, send_queue_bytes: int) -> None:
         from monarch_hpc.transport.ucx import _ucx
 
         worker = fabric.worker
         assert worker is not None, "the fabric has started"
         self._engine: Engine = fabric.engine
         self._max_frame_bytes = fabric.max_frame_bytes
-        self._taker = taker
+        self._listener = listener
         self.peer = peer
         self._send_queue_bytes = send_queue_bytes
         self._record_bytes = _ucx.RECORD_BYTES
@@ -128,37 +128,37 @@ class UcxLane:
 
     @property
     def token(self) -> bytes:
-        """What the peer must put into each message."""
+        """The token that the peer must put into each message."""
         return self._lane.token
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes that were sent and are not with a transport yet."""
+        """Bytes that were sent and that no transport has taken yet."""
         return self._lane.pending_bytes
 
     @property
     def transports(self) -> tuple[str, ...]:
-        """Names of UCX's transports in use, as far as UCX tells."""
+        """Names of UCX's transports in use, as far as UCX reports them."""
         return self._lane.transports
 
     @property
-    def open_and_sound(self) -> bool:
-        """Whether the peer's frames come on it."""
+    def usable(self) -> bool:
+        """Whether the peer's frames arrive on it."""
         return self._opened and self._error is None
 
-    def ask(self, word: int) -> None:
-        """Have the peer speak, see `transport.ucx.hole_probe`."""
-        self._taker.ask_for_word(word)
+    def ask(self, asked_us: int) -> None:
+        """Ask the peer for a sign on the lane; see `transport.ucx.hole_probe`."""
+        self._listener.probe_lane(asked_us)
 
     def fail(self, error: TransportError) -> None:
-        """End the lane."""
+        """Fail the lane with *error*."""
         self._fail(error)
 
     def connect(self, address: bytes, token: bytes) -> None:
-        """Join the lane to the peer's.
+        """Connect the lane to the peer's.
 
         Raises:
-            PeerLost: UCX has no way to it.
+            PeerLost: UCX has no transport to the peer.
         """
         try:
             self._lane.connect(address, token)
@@ -168,7 +168,7 @@ class UcxLane:
     # ---- sending ----
 
     def send(self, frame: Frame) -> None:
-        """Send *frame*; see `transport.api.Channel.send`."""
+        """Send *frame*; see `transport.api.FrameChannel.send`."""
         head = pack_head(frame)
         engine, body = self._engine, frame.body
         driving = engine.driving
@@ -192,7 +192,7 @@ class UcxLane:
             raise FrameError(f"{total} bytes, at most {self._max_frame_bytes} (config key 'transport.max_frame_bytes')")
         near = [buffer for buffer, size in zip(frame.buffers, sizes, strict=True) if size < APART_BYTES]
         apart = [buffer for buffer, size in zip(frame.buffers, sizes, strict=True) if size >= APART_BYTES]
-        with self._engine.undisturbed():  # the peer would wait for a number that nobody sends
+        with self._engine.undisturbed():  # else the peer might wait for a sequence number that is never sent
             first = self._lane.reserve(1 + len(apart))
             self._lane.send_bulk(b"".join((head, frame.body, *near)), first)
             operations = [self._lane.send_bulk(buffer, first + number) for number, buffer in enumerate(apart, 1)]
@@ -209,8 +209,8 @@ class UcxLane:
         """Get or put memory of the peer; None where UCX does not reach it. From any thread.
 
         Raises:
-            TypeError: *buffer* is no memory.
-            BufferError: it is not contiguous, or cannot be written to.
+            TypeError: *buffer* has no buffer protocol.
+            BufferError: it is not contiguous, or is read-only.
         """
         try:
             parts = Key.parse(key)
@@ -229,7 +229,7 @@ class UcxLane:
             remote = self._remote(parts)
             start = self._lane.put if write else self._lane.get
             operation = start(span, parts.address + offset, remote)
-            # A put is there when a flush after it is done.
+            # A put has arrived when a later flush is done.
             operations = [operation, self._lane.flush()] if write else [operation]
         except MemoryAccessError as error:
             transfer.finish(error)
@@ -248,7 +248,7 @@ class UcxLane:
 
         for operation in operations:
             operation.on_done = ended
-        ended()  # they may be done already
+        ended()  # the operations may be done already
         return transfer
 
     def _remote(self, parts: Key) -> _ucx.RemoteKey:
@@ -262,12 +262,12 @@ class UcxLane:
     # ---- receiving ----
 
     def open(self) -> None:
-        """The peer's frames come on this lane from here on."""
+        """Accept the peer's frames on this lane: SWITCH has arrived."""
         self._opened = True
         self._take_early()
 
     def on_records(self, sequence: int, data: bytes | None) -> None:
-        """A message of small frames came."""
+        """Handle a message of small frames."""
         if data is None:
             self._fail(FrameError("a UCX message over config key 'transport.max_frame_bytes'"))
         elif sequence == self._next and self._opened and not self._early:
@@ -277,17 +277,17 @@ class UcxLane:
             self._keep(sequence, data)
 
     def on_bulk(self, sequence: int, landing: _ucx.Landing, operation: _ucx.Operation | None) -> None:
-        """A message of its own came, or is coming while *operation* is under way."""
+        """Handle a separate message, which is still arriving while *operation* is in flight."""
         if operation is not None and operation.status == 1:
             operation.on_done = self._take_early
         self._keep(sequence, (landing, operation))
 
     def on_error(self, status: int) -> None:
-        """UCX gives the peer up."""
+        """Fail the lane: UCX has lost the peer."""
         self._fail(PeerLost(self.peer, f"UCX: {self._text(status)}"))
 
     def _keep(self, sequence: int, item: bytes | tuple[_ucx.Landing, _ucx.Operation | None]) -> None:
-        self.heard_s = self._engine.clock()  # also of what has to wait for its turn
+        self.heard_s = self._engine.clock()  # even if the message must wait for earlier ones
         if sequence < self._next or sequence in self._early or len(self._early) >= _MAX_EARLY:
             self._fail(FrameError(f"UCX message {sequence} where {self._next} is due, with {len(self._early)} waiting"))
             return
@@ -316,16 +316,16 @@ class UcxLane:
         self.heard_s = self._engine.clock()
         alone = parse_alone(data)
         if alone is not None:
-            self._taker.on_lane_frame(alone)
+            self._listener.on_lane_frame(alone)
             return
         at = 0
         try:
             while at < len(data):
                 parsed = parse_frame(data, at)
                 if parsed is None:
-                    raise FrameError(f"{len(data) - at} bytes of a frame that goes on elsewhere")
+                    raise FrameError(f"{len(data) - at} bytes of an incomplete frame")
                 frame, at = parsed
-                self._taker.on_lane_frame(frame)
+                self._listener.on_lane_frame(frame)
         except FrameError as error:
             self._fail(error)
 
@@ -347,7 +347,7 @@ class UcxLane:
                 front.parts[place] = data
             self._front = front if front.missing else None
             if not front.missing:
-                self._taker.on_lane_frame(front.frame)
+                self._listener.on_lane_frame(front.frame)
         except FrameError as error:
             self._fail(error)
 
@@ -359,10 +359,10 @@ class UcxLane:
     def _fail(self, error: TransportError) -> None:
         if self._error is None:
             self._error = error
-            self._taker.on_lane_error(error)
+            self._listener.on_lane_error(error)
 
     def close(self, error: TransportError) -> None:
-        """Drop the peer; what waits is told *error*."""
+        """Disconnect from the peer; *error* is the reason that later calls raise."""
         if self._error is None:
             self._error = error
         self._early.clear()
@@ -371,6 +371,6 @@ class UcxLane:
         self._lane.close()
 
     def abandon(self) -> None:
-        """UCX is gone: nothing else will end the transfers that are under way."""
+        """Fail the transfers in flight: UCX has been closed, and nothing else will end them."""
         for transfer in self._moving:
             transfer.finish(self._error)

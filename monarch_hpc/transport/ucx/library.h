@@ -1,4 +1,4 @@
-/* libucp, loaded while the program runs: one binary serves the site's UCX module, the distribution's and the wheel's.
+/* libucp, loaded at run time: one binary works with the site's UCX module, the distribution's and the wheel's.
  *
  * `mh_ucp.NAME(...)` calls ucp_NAME. Include in one translation unit only. No lock: load with the GIL held, once,
  * before any thread calls through the table.
@@ -18,7 +18,7 @@ typedef struct mh_library {
     MH_FUNCTIONS(MH_FIELD)
     MH_OPTIONAL_FUNCTIONS(MH_FIELD)
 #undef MH_FIELD
-    /* Of libucs; see mh_status_text. */
+    /* From libucs; see mh_status_text. */
     const char *(*status_string)(mh_status_t status);
 } mh_library_t;
 
@@ -30,25 +30,26 @@ static char mh_library_path_text[PATH_MAX];
 /* Why the last mh_library_load failed. */
 static inline const char *mh_library_error(void) { return mh_library_error_text; }
 
-/* The file that the functions come from; empty while none is loaded. */
+/* The file that the functions were loaded from; empty if none is loaded. */
 static inline const char *mh_library_path(void) { return mh_library_path_text; }
 
-/* "1.22.0"; empty while none is loaded. */
+/* "1.22.0"; empty if none is loaded. */
 static inline const char *mh_library_version(void) {
     return mh_library_handle ? mh_ucp.get_version_string() : "";
 }
 
-/* What a status means, in UCX's words. */
+/* UCX's text for a status. */
 static inline const char *mh_status_text(mh_status_t status) {
     return mh_ucp.status_string ? mh_ucp.status_string(status) : "no libucp is loaded";
 }
 
-/* What libucp itself needs, each before those that need it. */
+/* Libraries that libucp needs, in dependency order. */
 static const char *const mh_library_siblings[] = {"libucm.so.0", "libucs.so.0", "libuct.so.0"};
 enum { MH_LIBRARY_SIBLINGS = sizeof(mh_library_siblings) / sizeof(mh_library_siblings[0]) };
 
 /* Open the siblings that lie in the folder of *path*: a library without an rpath would otherwise be bound to those of
- * another UCX, which ends in undefined symbols at best. One that is missing or does not open is left to the loader. */
+ * another UCX, which ends in undefined symbols at best. A sibling that is missing or does not open is left to the
+ * loader. */
 static void mh_library_open_siblings(const char *path, void *opened[MH_LIBRARY_SIBLINGS]) {
     const char *slash = strrchr(path, '/');
     char sibling[PATH_MAX];
@@ -63,7 +64,7 @@ static void mh_library_open_siblings(const char *path, void *opened[MH_LIBRARY_S
     }
 }
 
-/* Fill the table from an open library; 0, or -1 with the name of what it lacks in the error text. */
+/* Fill the table from an open library; returns 0, or -1 with the name of a missing function in the error text. */
 static int mh_library_fill(mh_library_t *table, void *handle, const char *path) {
     const char *missing = NULL;
 
@@ -77,7 +78,7 @@ static int mh_library_fill(mh_library_t *table, void *handle, const char *path) 
     MH_OPTIONAL_FUNCTIONS(MH_FIND)
 #undef MH_NEED
 #undef MH_FIND
-    /* dlsym looks into what the library needs, too. */
+    /* dlsym also searches the library's dependencies. */
     *(void **)&table->status_string = dlsym(handle, "ucs_status_string");
     if (table->status_string == NULL && missing == NULL) {
         missing = "ucs_status_string";
@@ -90,11 +91,12 @@ static int mh_library_fill(mh_library_t *table, void *handle, const char *path) 
     return 0;
 }
 
-/* Load libucp from a file, or by name from where the loader looks; 0, or -1 with the reason in mh_library_error().
+/* Load libucp from a file, or by name from where the loader looks; returns 0, or -1 with the reason in
+ * mh_library_error().
  *
- * A library that does not fit is closed again. Its libucs may stay (it is linked to do so), and then the next candidate
- * fails with an undefined symbol: the text says it, and the user names the right one in the configuration. One that
- * fits stays for the life of the process: loading another fails, as two UCX in one process do not work. */
+ * A library that does not fit is closed again. Its libucs may stay loaded (it is linked that way), and then the next
+ * candidate fails with an undefined symbol: the text says so, and the user names the right one in the configuration.
+ * One that fits stays for the life of the process: loading another one fails, as two UCX in one process do not work. */
 static int mh_library_load(const char *path) {
     void *siblings[MH_LIBRARY_SIBLINGS];
     mh_library_t table;
@@ -115,7 +117,7 @@ static int mh_library_load(const char *path) {
         dlclose(handle);
         handle = NULL;
     }
-    /* A library that was opened holds those that it is bound to. */
+    /* An open library holds references to its dependencies. */
     for (i = 0; i < MH_LIBRARY_SIBLINGS; i++) {
         if (siblings[i] != NULL) {
             dlclose(siblings[i]);

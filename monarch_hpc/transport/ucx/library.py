@@ -1,15 +1,15 @@
-"""Which libucp this process uses, and why.
+"""Finds the libucp of this process, and loads it.
 
-The extension is not linked to UCX: what a site offers as a module, a distribution as a package and PyPI as a wheel
-are different versions, with different networks compiled in, and only the site's knows its InfiniBand. So it is
-looked for when the first fast lane is wanted, in an order that puts the user's word first and the wheel last.
+The extension is not linked to UCX: a site's module, a distribution's package and PyPI's wheel have different versions,
+compiled for different networks, and only the site's supports its InfiniBand. So libucp is searched for when the first
+fast lane is wanted, in an order that puts the user's choice first and the wheel last.
 
-A process can hold one UCX only: the parts of two get bound to each other. Where something else (an MPI) brought one,
-that one is taken or none.
+A process can hold only one UCX: the libraries of two get bound to each other. If another library (an MPI) has loaded
+one already, that one is used, or none.
 
-UCX reads ucx.conf in the working folder, which names plug-ins to load and files to write, and a loader with an empty
-entry in LD_LIBRARY_PATH takes libraries from there. That folder may be anybody's, so UCX is loaded by a thread whose
-working folder is the root directory.
+UCX reads ucx.conf in the working directory, which names plug-ins to load and files to write, and a loader with an empty
+entry in LD_LIBRARY_PATH takes libraries from there. Other users may write to that directory, so UCX is loaded by a
+thread whose working directory is the root directory.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ _SONAME = "libucp.so.0"
 _CONFIGURATION = "ucx.conf"
 _CLONE_FS = 0x200
 
-# UCX's parts by the names that loaders know them by. A renamed copy inside somebody's wheel (libucp-1a2b3c.so.0) is
-# bound to nobody else and does not matter here.
+# UCX's libraries by their sonames. A renamed copy inside another package's wheel (libucp-1a2b3c.so.0) is bound to
+# nothing else and does not matter here.
 _PART = re.compile(r"/lib(ucm|ucs|uct|ucp)\.so(\.\d+)*$")
 
-# What libuct carries itself; all others are modules, each a file beside it.
+# Transports built into libuct; all others are modules, each a file beside it.
 _BUILT_IN = ("posix", "self", "sysv", "tcp")
 _MODULE = re.compile(r"libuct_(\w+)\.so")
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A libucp that may do.
+    """A libucp to try.
 
     Args:
         path: a file, or a name that the loader resolves.
-        origin: who offers it, as doctor prints it.
+        origin: where it comes from, as doctor prints it.
     """
 
     path: str
@@ -54,23 +54,23 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why no libucp may be loaded at all."""
+    """The reason why no libucp may be loaded at all."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Library:
-    """The libucp of this process, or why it has none.
+    """The libucp of this process, or the reason why it has none.
 
     Args:
-        path: the file; empty when there is none.
+        path: the file; empty if there is none.
         version: e.g. ``1.22.0``.
-        origin: who offered it.
-        transports: what it can carry messages over, by UCX's names of its modules, sorted. Whether this machine has
-            such hardware is not asked.
-        warnings: what to tell the user about it, one sentence each.
-        reason: why there is none; empty when there is one.
+        origin: where it comes from.
+        transports: transports it was built with, by UCX's names of its modules, sorted. Whether this machine has the
+            hardware is not checked.
+        warnings: warnings for the user, one sentence each.
+        reason: why there is none; empty if there is one.
     """
 
     path: str = ""
@@ -84,13 +84,13 @@ class Library:
 def plan_candidates(
     named: str, mapped: Iterable[str], wheel: Path | None, real: Callable[[str], str] = os.path.realpath
 ) -> tuple[Candidate, ...] | Refusal:
-    """Say which libucp to try, in this order.
+    """Return the libucps to try, in order.
 
-    A name from the user has no substitute: a run that quietly takes another library than the one that was asked for
-    is slow for no visible reason.
+    A name from the user has no substitute: a run that silently uses another library than the requested one is slow for
+    no visible reason.
 
     Args:
-        named: the configuration's word; empty for none.
+        named: the configured library; empty for none.
         mapped: all files that this process has mapped, as in /proc/self/maps.
         wheel: the folder of the package libucx, if it is installed.
         real: resolves symbolic links.
@@ -110,7 +110,7 @@ def plan_candidates(
 
 
 def _find_present(mapped: Iterable[str]) -> str:
-    """Return the libucp that belongs to the UCX that is mapped, of which that part may itself be missing."""
+    """Return the libucp that belongs to the mapped UCX libraries, even if libucp itself is not mapped."""
     parts = sorted({path for path in mapped if _PART.search(path)})
     for path in parts:
         if "/libucp.so" in path:
@@ -119,16 +119,16 @@ def _find_present(mapped: Iterable[str]) -> str:
 
 
 def name_transports(modules: Iterable[str]) -> tuple[str, ...]:
-    """Name what a UCX carries messages over, from the files in its folder of modules."""
+    """Return the transports of a UCX, from the file names in its folder of modules."""
     found = {match[1] for name in modules if (match := _MODULE.match(name))}
     return tuple(sorted(found.union(_BUILT_IN)))
 
 
 def find_warnings(transports: Iterable[str], adapters: Iterable[str], interfaces: Iterable[str]) -> tuple[str, ...]:
-    """Say which network of this machine the library cannot use.
+    """Return warnings about networks of this machine that the library cannot use.
 
     Args:
-        transports: of the library.
+        transports: the library's transports.
         adapters: names in /sys/class/infiniband.
         interfaces: names in /sys/class/net.
     """
@@ -149,10 +149,10 @@ def find_warnings(transports: Iterable[str], adapters: Iterable[str], interfaces
 
 @functools.cache
 def load_library(named: str = "") -> Library:
-    """Load libucp for the life of this process, or say why there is none.
+    """Load libucp for the life of this process, or return the reason why there is none.
 
     Args:
-        named: the file to take and no other, from the configuration; empty to look for one.
+        named: the only file to try, from the configuration; empty to search for one.
     """
     name = os.path.abspath(named) if "/" in named else named
     found: list[Library | Exception] = []
@@ -161,7 +161,7 @@ def load_library(named: str = "") -> Library:
         try:
             obstacle = _leave_folder()
             found.append(Library(reason=obstacle) if obstacle else _load_library(name))
-        except Exception as error:  # noqa: BLE001 a thread's edge: raised where it was asked for
+        except Exception as error:  # noqa: BLE001 a thread's edge: re-raised in the caller
             found.append(error)
 
     thread = threading.Thread(target=load, name="monarch-ucx-load")
@@ -173,10 +173,10 @@ def load_library(named: str = "") -> Library:
 
 
 def _leave_folder() -> str:
-    """Move this thread alone to the root directory; return why UCX must not be loaded, where that is forbidden."""
+    """Move only this thread to the root directory; if that is forbidden, return why UCX must not be loaded."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_CLONE_FS):
-        # Containers may forbid it, whatever it is for.
+        # Containers may forbid unshare altogether; without a ucx.conf that is harmless.
         if not os.path.lexists(_CONFIGURATION):
             return ""
         why = os.strerror(ctypes.get_errno())
@@ -220,13 +220,13 @@ def _explain_no_extension(error: ImportError) -> str:
 
 
 def _list_mapped() -> list[str]:
-    # Five columns, then the path, which may hold spaces.
+    # Five columns, then the path, which may contain spaces.
     lines = (line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text(errors="replace").splitlines())
     return [columns[5] for columns in lines if len(columns) == 6]
 
 
 def _find_wheel() -> Path | None:
-    """Find the package libucx. It is not imported: that would load its libraries, wanted or not."""
+    """Find the package libucx without importing it, which would load its libraries."""
     spec = importlib.util.find_spec("libucx")
     return Path(spec.origin).parent if spec is not None and spec.origin is not None else None
 

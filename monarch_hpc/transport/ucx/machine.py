@@ -1,4 +1,4 @@
-"""What this machine has that UCX could use; from files alone, so that it costs nothing to ask."""
+"""Hardware of this machine that UCX could use; read from files alone, so that it costs nothing."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class Machine:
     """The hardware of this machine.
 
     Attributes:
-        rdma: ports of InfiniBand and RoCE devices, as UCX names them: ``mlx5_0:1``.
-        nvidia: there is a driver for NVIDIA's GPUs.
-        amd: there is a driver for AMD's GPUs.
+        rdma: ports of InfiniBand and RoCE devices, by UCX's names: ``mlx5_0:1``.
+        nvidia: whether there is a driver for NVIDIA GPUs.
+        amd: whether there is a driver for AMD GPUs.
     """
 
     rdma: tuple[str, ...] = ()
@@ -24,7 +24,7 @@ class Machine:
 
 
 def read_machine(root: Path = Path("/")) -> Machine:
-    """Look at this machine, or at what lies under *root*."""
+    """Inspect this machine, or the file tree under *root*."""
     ports = sorted((root / "sys/class/infiniband").glob("*/ports/*"))
     return Machine(
         rdma=tuple(f"{port.parent.parent.name}:{port.name}" for port in ports),

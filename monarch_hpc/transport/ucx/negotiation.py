@@ -1,12 +1,12 @@
-"""How two processes with a channel find a faster way between them: what they tell each other, and the choice.
+"""The messages by which the two ends of a channel choose a faster fabric, and the choice.
 
-Pure: both sides see the same two `Ask`s and come to the same end. The one that dialled speaks first:
+Pure: both sides see the same two `Ask`s and reach the same result. The side that dialled speaks first:
 
-    ask     what it could use
-    offer   the other's own ask, and the address and token of a lane that it opened; or why there is none
-    offer   the first one's address and token
+    ask     the fabrics that it could use
+    offer   the other side's own ask, and the address and token of a lane that it opened; or why there is none
+    offer   the first side's address and token
 
-Then each side sends SWITCH through the socket, and all later frames on the lane.
+Then each side sends SWITCH on the socket, and all later frames on the lane.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _MAX_OFFER_BYTES = 64 * 1024  # a worker's address takes some hundred bytes for 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What one side could use.
+    """The fabrics that one side could use.
 
     Attributes:
-        place: a text that two processes share when they can share memory; empty when it cannot.
-        rdma: it has an RDMA network.
-        tcp: its profile trusts the network, so that UCX may use tcp.
+        place: equal for two processes that can share memory; empty if this one cannot.
+        rdma: whether it has an RDMA network.
+        tcp: whether its profile trusts the network, so that UCX may use tcp.
         problem: why it can use nothing; empty if it might.
     """
 
@@ -41,11 +41,11 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """One message; see the module.
+    """One message; see the module docstring.
 
     Attributes:
-        address: of the sender's UCX worker; empty while none is started.
-        token: what the receiver must put into each message to the sender.
+        address: address of the sender's UCX worker; empty until it has started.
+        token: must be in each message to the sender.
     """
 
     ask: Ask
@@ -54,7 +54,7 @@ class Offer:
 
 
 def choose(own: Ask, other: Ask) -> tuple[str, str]:
-    """The fabric for a pair, ``ucx/shm``, ``ucx/rdma`` or ``ucx/tcp``, and why; or an empty text and why none."""
+    """Return the fabric, ``ucx/shm``, ``ucx/rdma`` or ``ucx/tcp``, and the reason; or an empty text and the reason."""
     if own.problem:
         return "", own.problem
     if other.problem:
@@ -71,7 +71,7 @@ def choose(own: Ask, other: Ask) -> tuple[str, str]:
 
 
 def encode_offer(offer: Offer) -> bytes:
-    """*offer* as the body of a frame."""
+    """Render *offer* as the body of a frame."""
     return json.dumps(
         {
             "place": offer.ask.place,
@@ -85,10 +85,10 @@ def encode_offer(offer: Offer) -> bytes:
 
 
 def decode_offer(body: bytes) -> Offer:
-    """Read what `encode_offer` made.
+    """Read what `encode_offer` rendered.
 
     Raises:
-        FrameError: it did not.
+        FrameError: *body* is not an offer.
     """
     try:
         if len(body) > _MAX_OFFER_BYTES:

@@ -1,7 +1,7 @@
-"""What libucp is told: the variables that this process sets for it, and the ones that it refuses.
+"""Configures libucp: the environment variables that this process sets for it, and the settings that it refuses.
 
-Pure: the environment and the machine come as arguments. The variables must be there before libucp is
-loaded, since its libraries read some of them (signals, log) in their constructors, and until the worker is made.
+Pure: the environment and the machine come as arguments. The variables must be set from before libucp is loaded, since
+its libraries read some of them (signals, log) in their constructors, until the worker is made.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from monarch_hpc.transport.ucx.machine import Machine
 
 __all__ = ["check_transports", "choose_transports", "named_library", "ucx_variables", "wants_ucx"]
 
-# `self` is the process itself, which UCX needs; cma copies between two processes of one user in one step.
+# `self` is the process itself, which UCX needs; cma copies between two processes of one user in a single step.
 _SHARED_MEMORY = ("self", "posix", "cma")
-# Aliases. `ib` is rc, dc and ud, and what they need for the first contact, whatever the device has.
+# Aliases. `ib` covers rc, dc and ud, and what they need for the first contact, whatever the device supports.
 _NVIDIA, _AMD, _RDMA = "cuda", "rocm", "ib"
 
 _FIXED = {
-    # Without this, UCX gives shared memory up for tcp, or never notices that a peer was killed.
+    # Without this, UCX replaces shared memory by tcp, or never notices that a peer was killed.
     "UCX_POSIX_ERROR_HANDLING": "y",
-    # UCX would handle SIGSEGV and the like, and SIGHUP, in place of Python and of the user's program.
+    # UCX would handle SIGSEGV and the like, and SIGHUP, instead of Python and the user's program.
     "UCX_ERROR_SIGNALS": "",
     "UCX_DEBUG_SIGNO": "0",
     # A failed assertion ends the process. Debug builds of UCX freeze it instead, which only a heartbeat would notice,
     # and 1.13 collects a backtrace, for which a broken process may wait for ever.
     "UCX_HANDLE_ERRORS": "none",
-    # A thread that offers UCX's objects to whatever listens at a well-known address, in 1.13 in /tmp.
+    # Otherwise a thread offers UCX's objects to any process that listens at a well-known address, in 1.13 in /tmp.
     "UCX_VFS_ENABLE": "n",
-    # Standard output is the user's, and so is standard error: warnings are about devices that nobody asked for, errors
-    # also about peers that end while we connect. What fails is told to us too, and is an error of ours.
+    # Standard output is the user's, and so is standard error: warnings are about devices that were never requested,
+    # errors also about peers that end while we connect. UCX reports failures to us as well, and we raise them.
     "UCX_LOG_FILE": "stderr",
     "UCX_LOG_LEVEL": "fatal",
-    # Versions differ in what they know.
+    # Versions differ in the variables that they know.
     "UCX_WARN_UNUSED_ENV_VARS": "n",
 }
 
-# A peer whose network went silent; below liveness.dead_s, so that UCX is not the last to know. Since UCX 1.22.
+# For a peer whose network went silent; below liveness.dead_s, so that UCX does not notice last. Since UCX 1.22.
 _TCP_USER_TIMEOUT = "10s"
 
 
@@ -53,17 +53,17 @@ def ucx_variables(
     interfaces: Sequence[str],
     segments: str = "",
 ) -> dict[str, str]:
-    """Return the variables to set for UCX; what the user has set stays, but for transports he may not have.
+    """Return the variables to set for UCX; those that the user has set stay, except transports that are not allowed.
 
     Args:
-        environ: of this process.
-        login: this process is not on a host of the allocation; it gets no RDMA, which login nodes have no
-            share of, and often no right to.
-        interfaces: those chosen to listen on, for UCX over tcp.
-        segments: folder in which to make shared memory; empty leaves the choice to UCX.
+        environ: environment of this process.
+        login: this process is not on a host of the allocation; it gets no RDMA, which login nodes have no share of, and
+            often no permission for.
+        interfaces: names of the interfaces to listen on, for UCX over tcp.
+        segments: folder for shared memory; empty leaves the choice to UCX.
 
     Raises:
-        ConfigError: tcp was asked for on a network that is not trusted.
+        ConfigError: tcp was requested on a network that is not trusted.
     """
     tls = choose_transports(fabric, ucx, environ, machine, login=login)
     variables = {**_FIXED, "UCX_KEEPALIVE_INTERVAL": f"{ucx.keepalive_s:g}s"}
@@ -75,7 +75,7 @@ def ucx_variables(
         variables["UCX_TCP_USER_TIMEOUT"] = _TCP_USER_TIMEOUT
         if ucx.port_range:
             variables["UCX_TCP_PORT_RANGE"] = ucx.port_range
-        # The list is one for all networks: naming interfaces alone would leave RDMA without a device.
+        # One list for all networks: naming interfaces alone would leave RDMA without a device.
         devices = devices or ",".join([*interfaces, *(() if login else machine.rdma)])
     if devices:
         variables["UCX_NET_DEVICES"] = devices
@@ -85,9 +85,9 @@ def ucx_variables(
 def choose_transports(
     fabric: FabricConfig, ucx: UcxConfig, environ: Mapping[str, str], machine: Machine, *, login: bool
 ) -> str:
-    """Return the transports that UCX may open, in the form of UCX_TLS; arguments and errors as `ucx_variables`.
+    """Return the transports that UCX may open, in the form of UCX_TLS; arguments and errors as in `ucx_variables`.
 
-    None of them shares memory with other users, whatever was asked for.
+    None of them shares memory with other users, whatever was requested.
     """
     check_transports(fabric, ucx, environ)
     asked = environ.get("UCX_TLS", "").strip() or ucx.transports
@@ -106,24 +106,24 @@ def choose_transports(
 
 
 def wants_ucx(fabric: FabricConfig) -> bool:
-    """Tell whether UCX is to be used where it can be: tcp is everywhere, and nothing after it would ever be chosen."""
+    """Whether to use UCX where possible: tcp works everywhere, so a fabric listed after it would never be chosen."""
     order = fabric.order
     return "ucx" in order and order.index("ucx") < order.index("tcp")
 
 
 def named_library(ucx: UcxConfig, environ: Mapping[str, str]) -> str:
-    """Return the libucp that the user names; empty to look for one.
+    """Return the libucp that the user names; empty to search for one.
 
-    The variable goes first: it is how `agent.prologue` names one where hosts have another than the login node.
+    The variable takes precedence: config key `agent.prologue` may set it on hosts whose libucp is not the login node's.
     """
     return environ.get("MONARCH_LIBUCP") or str(ucx.library or "")
 
 
 def check_transports(fabric: FabricConfig, ucx: UcxConfig, environ: Mapping[str, str]) -> None:
-    """Refuse UCX over tcp, asked for by the user's UCX_TLS or by the configuration, where it is not trusted.
+    """Refuse UCX over tcp, requested by the user's UCX_TLS or by the configuration, on a network that is not trusted.
 
     Raises:
-        ConfigError: it was.
+        ConfigError: it was requested.
     """
     if fabric.trusted or not wants_ucx(fabric):
         return

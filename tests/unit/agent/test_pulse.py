@@ -76,7 +76,7 @@ def test_a_silent_channel_is_suspect_and_then_given_up(
     pulse.watch(cast(FrameChannel, wire))
     for _ in range(5):
         engine.beat()
-    assert (wire.sent, changes, pulse.life(cast(FrameChannel, wire))) == (5, [Liveness.SUSPECT], Liveness.SUSPECT)
+    assert (wire.sent, changes, pulse.liveness(cast(FrameChannel, wire))) == (5, [Liveness.SUSPECT], Liveness.SUSPECT)
     for _ in range(3):
         engine.beat()
     assert (changes, wire.given_up) == ([Liveness.SUSPECT, Liveness.DEAD], "no heartbeat for 6.0 s")

@@ -1,4 +1,4 @@
-"""Who may not speak any more, and whom that does not concern."""
+"""The fence refuses lost processes and earlier controllers, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What both sides of a channel prove and learn, with no socket in between."""
+"""The handshake of two sides in memory: what each proves and learns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys of memories, and what may be registered."""
+"""Memory keys, and the buffers that may be registered."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_key_reads_back_as_written(key: Key) -> None:
 
 @pytest.mark.parametrize("data", [b"", bytes(ID_BYTES), Key(ID, 1, writable=True).pack()[:-1]])
 def test_less_than_a_key_is_none(data: bytes) -> None:
-    with pytest.raises(MemoryAccessError, match="no key"):
+    with pytest.raises(MemoryAccessError, match="not a memory key"):
         Key.parse(data)
 
 

@@ -1,4 +1,4 @@
-"""Our handshake agrees with an independent implementation, and with nobody who lacks the key."""
+"""Our handshake works with an independent implementation, and fails without the key."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ ASKS = st.builds(Ask, st.sampled_from(["", "here", "there"]), st.booleans(), st.
         (Ask("here", tcp=True), Ask("there", tcp=True), "ucx/tcp"),
         (Ask("here", tcp=True), Ask("there"), ""),
         (Ask("here"), Ask("there"), ""),
-        # A place that is not known is shared with nobody.
+        # An unknown place is shared with no process.
         (Ask(), Ask(), ""),
         (Ask("here", problem="no libucp"), Ask("here"), ""),
         (Ask("here"), Ask("here", problem="no libucp"), ""),

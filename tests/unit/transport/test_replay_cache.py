@@ -1,4 +1,4 @@
-"""The replay cache: it knows the latest keys, and its memory has an end."""
+"""The replay cache knows the latest keys, and its memory is bounded."""
 
 from __future__ import annotations
 

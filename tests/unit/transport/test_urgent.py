@@ -1,4 +1,4 @@
-"""Signs of life and credit go before what waits, but not into the middle of a large frame."""
+"""Heartbeats and credit overtake queued frames, but never split a large one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from monarch_hpc.wire.frames import Frame, Kind, pack_frame, pack_head
 
 
 def carry(outbox: RecordWriter, inbox: RecordReader) -> bool:
-    """Carry one write to the other side; False if there was none."""
+    """Transfer one write to the other side; False if there was none."""
     data = memoryview(outbox.next_write())
     num_bytes = len(data)
     while data:

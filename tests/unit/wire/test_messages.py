@@ -1,4 +1,4 @@
-"""Control messages survive the wire, and nothing else passes for one."""
+"""Control messages survive encoding, and nothing else is decoded as one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cannot be pickled is named."""
+"""Errors name the part of a value that cannot be pickled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of logging pass among other lines, whole or not at all."""
+"""Log records pass among other lines, whole or not at all."""
 
 from __future__ import annotations
 

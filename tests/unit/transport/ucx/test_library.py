@@ -1,4 +1,4 @@
-"""Which libucp is tried, and what is said about it."""
+"""The choice of libucp, and the warnings about it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_library_that_is_mapped_already_is_the_only_one() -> None:
 
 
 def test_a_part_that_is_mapped_decides_for_its_whole() -> None:
-    """An MPI may use libuct without libucp: another folder's libucp would be bound to it."""
+    """An MPI may use libuct without libucp: a libucp from another folder would be bound to it."""
     assert plan_candidates("", ["/opt/ucx/lib/libuct.so.0"], WHEEL) == (
         Candidate("/opt/ucx/lib/libucp.so.0", "already in this process"),
     )
