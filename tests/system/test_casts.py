@@ -139,14 +139,18 @@ def test_answers_are_not_held_up_by_who_is_late(procs: ProcMesh, logs: ActorMesh
 
 
 def test_who_is_late_hears_that_nobody_waits_any_more(logs: ActorMesh[Log]) -> None:
-    with pytest.raises(CallTimeout):
-        logs.linger.options(timeout=0.3).call().get(PATIENCE_S)
-    assert list(logs.read.call().get(PATIENCE_S).values()) == [["cancelled"]] * NUM
+    def interrupted() -> list[list[str]]:
+        with pytest.raises(CallTimeout):
+            logs.linger.options(timeout=0.3).call().get(PATIENCE_S)
+        return list(logs.read.call().get(PATIENCE_S).values())
+
+    # On a busy machine some have not begun by then, and do not.
+    wait_until("all were interrupted while they ran", interrupted, accept=all)
     lingering = logs.linger.call()
     assert lingering.cancel()
     # It was interrupted where it ran, and did not begin where it had not: nobody has to wait for it.
     for lines in logs.read.call().get(PATIENCE_S).values():
-        assert lines in (["cancelled"], ["cancelled"] * 2)
+        assert set(lines) == {"cancelled"}
     until_over()
 
 
