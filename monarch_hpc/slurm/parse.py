@@ -121,8 +121,8 @@ def parse_show_job(text: str) -> JobDetail:
         return JobDetail(
             job_id=int(fields["JobId"]),
             name=fields["JobName"],
-            state=SlurmState.parse(fields["SlurmState"]),
-            word=fields["SlurmState"],
+            state=SlurmState.parse(fields["JobState"]),
+            word=fields["JobState"],
             reason=_something(fields.get("Reason", "")),
             exit_code=fields.get("ExitCode", ""),
             hosts=_something(fields.get("NodeList", "")),
