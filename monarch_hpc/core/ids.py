@@ -20,10 +20,10 @@ __all__ = [
 ]
 
 MAX_RUN_CHARS = 16
-"""Longest name of a run: the room for it in a socket's path of 107 bytes (`agent.procs.mpi_task.socket_path`)."""
+"""Longest name of a run: the room for it in a 107-byte socket path (`agent.procs.mpi_task.socket_path`)."""
 
 _PROGRAM_BITS = 32
-"""Low bits of a mesh's number, which count within its program; the high bits of the signed 64-bit number are its member.
+"""Low bits of a mesh's number, which count within its program; the others, of a signed 64-bit number, are the member.
 
 So an allocation can have 2**31 members, two thousand a day for three thousand years, and each member 2**32 meshes, a
 hundred a second for more than a year. A mesh's number leaves no bits free: nothing else can be packed into those 64.

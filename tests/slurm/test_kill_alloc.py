@@ -77,7 +77,7 @@ def test_fifty_kills_at_random_moments_leak_no_job(alice: Alice) -> None:
     leaked = wait_until("jobs without a record to go", lambda: unrecorded(alice), 40, accept=lambda jobs: not jobs)
     assert leaked == set()
     ends = [json.loads(path.read_text()) for path in alice.state.glob("*/ended.json")]
-    assert [end for end in ends if end["reason"] == "who asked for it is gone"], ends
+    assert [end for end in ends if end["reason"] == "the command that requested it is gone"], ends
 
     done = alice.run("release", "--all", timeout_s=120)
     assert done.returncode == 0, done.stderr

@@ -23,14 +23,14 @@ from monarch_hpc.slurm.registry import AllocationRecord, Ended
 from monarch_hpc.slurm.states import SlurmState
 from tests.unit.slurm.makers import detail, record, row
 
-GONE = "who asked for it is gone"
-WISHED = "its release was asked for"
+GONE = "the command that requested it is gone"
+REQUESTED = "its release was requested"
 GRANTED = Granted(7, ("n1", "n2"), "n[1-2]", 1010.0)
 READY = AgentsReport((ReadyHost("n1", 8, 4), ReadyHost("n2", 8, 4)), ())
 HALF = AgentsReport((ReadyHost("n1", 8, 4),), ("n2",))
 INTENT = record()
 SUBMITTED = record(job_id=7, submitted_s=1001.0)
-WANTED = record(job_id=7, submitted_s=1001.0, release_why=WISHED)
+WANTED = record(job_id=7, submitted_s=1001.0, release_why=REQUESTED)
 CLOSED = record(ended=Ended("NEVER_SUBMITTED", "", "monarch-hpc", 1040.0))
 
 
@@ -56,7 +56,7 @@ CLOSED = record(ended=Ended("NEVER_SUBMITTED", "", "monarch-hpc", 1040.0))
         (SUBMITTED, None, None, 1, AskSlurm(7)),
         (SUBMITTED, row(SlurmState.TIMEOUT), None, 1, AskSlurm(7)),
         # A wish to release that Slurm could not be told.
-        (WANTED, row(), None, 1, CancelJob(7, WISHED)),
+        (WANTED, row(), None, 1, CancelJob(7, REQUESTED)),
         (WANTED, row(SlurmState.COMPLETING), None, 1, Keep()),
         (WANTED, None, None, 1, AskSlurm(7)),
         # A request that slurmctld worked off after all.
@@ -98,8 +98,8 @@ def test_an_intent_without_owner_and_job_is_closed_when_no_request_can_be_on_its
         (SUBMITTED, None, 0, "COMPLETED", "ended.json", "exit status 0"),
         (SUBMITTED, None, 3, "FAILED", "ended.json", "exit status 3"),
         (SUBMITTED, None, None, "UNKNOWN", "monarch-hpc", "no longer known to Slurm"),
-        (WANTED, SlurmState.CANCELLED, None, "RELEASED", "monarch-hpc", WISHED),
-        (WANTED, None, None, "RELEASED", "monarch-hpc", WISHED),
+        (WANTED, SlurmState.CANCELLED, None, "RELEASED", "monarch-hpc", REQUESTED),
+        (WANTED, None, None, "RELEASED", "monarch-hpc", REQUESTED),
     ],
 )
 def test_an_end_is_told_by_the_best_witness(
@@ -120,7 +120,7 @@ def test_an_end_is_told_by_the_best_witness(
 def test_a_job_that_scontrol_knows_as_alive_is_kept() -> None:
     # squeue was asked before the job was submitted, say.
     assert decide_gone(SUBMITTED, detail(SlurmState.PENDING), None, 2000.0) == Keep()
-    assert decide_gone(WANTED, detail(SlurmState.PENDING), None, 2000.0) == CancelJob(7, WISHED)
+    assert decide_gone(WANTED, detail(SlurmState.PENDING), None, 2000.0) == CancelJob(7, REQUESTED)
     assert decide_gone(WANTED, detail(SlurmState.COMPLETING), None, 2000.0) == Keep()
 
 
