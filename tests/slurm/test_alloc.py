@@ -226,7 +226,7 @@ def test_without_slurm_there_is_a_sentence_and_the_files_still_speak(alice: Alic
     done = alice.run("status", env={"PATH": "/nowhere"})
     assert done.returncode == 0
     has(done.stdout, "dev", "submitted")
-    has(done.stderr, "no Slurm here", "from files alone")
+    has(done.stderr, "no Slurm here", "from files only")
 
 
 def test_missing_agents_are_named_with_their_last_words_and_the_job_is_given_back(alice: Alice) -> None:
@@ -239,7 +239,7 @@ def test_missing_agents_are_named_with_their_last_words_and_the_job_is_given_bac
         "alloc", "dev", "-N", "3", env={"MONARCH_HPC_AGENT__PYTHON": str(python), "MONARCH_HPC_SLURM__BOOTSTRAP_S": "5"}
     )
     assert done.returncode == 72
-    has(done.stderr, "no agent from 1 host(s)", "  n2:", "    no driver here", "was given back", "agents    2/3")
+    has(done.stderr, "no agent from 1 host(s)", "  n2:", "    no driver here", "was released", "agents    2/3")
     assert alice.jobs() == {}
     assert alice.status() == []
     has(alice.run("logs", "dev").stdout, "no driver here")

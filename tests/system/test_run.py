@@ -238,7 +238,7 @@ def test_two_runs_at_once_and_one_is_stopped(folder: Path, allocation: Path) -> 
     eventually(lambda: len(runs(allocation)) == 2, "two runs")
     one.send_signal(signal.SIGTERM)
     code, _, err = finish(one)
-    assert (code, err.count("allocation 'dev' lives on")) == (143, 1)
+    assert (code, err.count("allocation 'dev' is still there: ")) == (143, 1)
     assert [str(title).split()[-1] for title in runs(allocation)] == ["two"]
     two.kill()
     finish(two)

@@ -64,10 +64,10 @@ def test_a_log_cannot_command_the_terminal(directory: Path, capsys: pytest.Captu
     ("arguments", "code", "words"),
     [
         (["nope"], 72, "no such allocation (live: dev)"),
-        (["--agents"], 72, "nothing was written yet"),
+        (["--agents"], 72, "nothing was written to "),
         (["--run", "cccc"], 72, "no logs of run cccc (there are: aaaa, bbbb)"),
         (["--rank", "7"], 72, "no proc of rank 7 of run bbbb wrote anything"),
-        (["--agents", "--rank", "0"], 64, "--agents goes with neither"),
+        (["--agents", "--rank", "0"], 64, "--agents excludes --run and --rank"),
     ],
 )
 def test_what_is_not_there_is_named(
