@@ -23,8 +23,8 @@ CHECK := $(PYTHON) -m monarch_hpc.testing.slurmlab check
 SOURCES := setup.py setup.cfg pyproject.toml constraints.txt \
     $(wildcard monarch_hpc/transport/ucx/*.pyx monarch_hpc/transport/ucx/*.h monarch_hpc/telemetry/*.c)
 
-# Missing Debian packages: the compiler of the UCX binding and the headers that it is checked against, the MPI for tests
-# of `spawn_procs(mpi=True)`, and the library that Slurm's MPI plugin opens by its unversioned name.
+# Missing Debian packages: the compiler of the UCX binding and the headers that it is checked against, the MPI for the
+# tests of `spawn_procs(mpi=True)`, and the library that Slurm's MPI plugin opens by its unversioned name.
 BUILD_PACKAGES = $(shell \
     command -v $(firstword $(CC)) > /dev/null || echo gcc libc6-dev; \
     $(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' \

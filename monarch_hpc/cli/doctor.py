@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 import monarch_hpc
-from monarch_hpc.cli.findings import Finding, Severity, MachineFacts, examine
+from monarch_hpc.cli.findings import Finding, MachineFacts, Severity, examine
 from monarch_hpc.cli.main import load_for_command
 from monarch_hpc.cli.output import Table, current_output, output_options
 from monarch_hpc.config import Config

@@ -19,7 +19,7 @@ from monarch_hpc.transport.ucx.library import Library
 from monarch_hpc.transport.ucx.machine import Machine
 from monarch_hpc.transport.ucx.settings import choose_transports, named_library, wants_ucx
 
-__all__ = ["Finding", "Severity", "MachineFacts", "examine"]
+__all__ = ["Finding", "MachineFacts", "Severity", "examine"]
 
 # A channel needs a descriptor, and a program has a channel to each of its procs. Every system allows this many.
 _FEW_FILES = 1024

@@ -1,4 +1,4 @@
-"""What the documents say is true: links lead somewhere, commands exist, code runs."""
+"""Checks the documents: links resolve, commands exist, code runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TARGETS = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of code: where it is, its language, what else its first line says, its text."""
+    """A fenced block of code: its location, language, the rest of its first line, and its text."""
 
     place: str
     language: str
@@ -42,7 +42,7 @@ BLOCKS = [block for path in DOCUMENTS for block in blocks(path)]
 
 
 def commands(text: str) -> list[list[str]]:
-    """Return the simple commands of a shell text, without comments, redirections and what follows a pipe."""
+    """Return the simple commands of a shell text, without comments, redirections and the rest of pipelines."""
     found: list[list[str]] = []
     for line in text.replace("\\\n", " ").splitlines():
         lexer = shlex.shlex(line.removeprefix("$ "), posix=True, punctuation_chars=True)
@@ -101,7 +101,7 @@ def test_code_runs_or_says_why_not(block: Block) -> None:
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "python"], ids=lambda b: b.place)
 def test_python_runs(block: Block, tmp_path: Path) -> None:
     compile(block.text, block.place, "exec")
-    # The tests run whole examples elsewhere; what is shown of them need not run again.
+    # Other tests run the whole examples; excerpts need not run again.
     if any(block.text.strip() in path.read_text() for path in (ROOT / "examples").glob("*.py")):
         return
     program = tmp_path / "block.py"
