@@ -1,4 +1,4 @@
-"""The interface of a compared program. Needs only the standard library and NumPy: it runs in each peer's environment."""
+"""The interface of a compared program. Needs only the standard library and NumPy, as it runs beside each peer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs inside of a Slurm job that somebody else submitted: `python program.py` takes its hosts, as `run` does."""
+"""Programs in a Slurm job submitted by other means: `python program.py` uses its hosts, as `run` does."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def python(alice: Alice, text: str = PROGRAM) -> str:
 
 
 def batch(alice: Alice, command: str, *flags: str) -> tuple[int, str]:
-    """Run *command* in a job; return its exit status and what it wrote."""
+    """Run *command* in a job; return its exit status and output."""
     output = write(alice, "output", "")
     environment = f"ALL,MONARCH_HPC_PATHS__SHARED={alice.shared}"
     done = alice.lab.run(
@@ -115,11 +115,11 @@ def test_a_killed_program_takes_its_agents_along_and_a_later_job_its_directory(a
         accept=lambda left: not left,
     )
     (left,) = alice.shared.iterdir()
-    # Its job lives: a program of another one leaves the directory alone.
+    # Its job is alive: a program of another job leaves the directory alone.
     other = python(alice)
     status, said = batch(alice, other, "-N1")
     assert status == 0 and left.name in said
-    # What is of another cluster, and what is no such directory at all, stays for good.
+    # Directories of another cluster, and other directories, are never removed.
     foreign = json.loads((left / "tenant.json").read_text()) | {"cluster": "elsewhere"}
     stays = [
         write(alice, f"shared/{name}/tenant.json", content)

@@ -1,4 +1,4 @@
-"""Runs on a real allocation: again and again, two at once, interrupted, and on lost hosts."""
+"""Runs on a real allocation: repeated, concurrent, interrupted, and with lost hosts."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = ["alice", "held"]
 DIGITS = str(ROOT / "examples" / "digits_ddp.py")
 HELLO = str(ROOT / "examples" / "hello_mesh.py")
 GREETED = re.compile(r"^\[r0\S*( n\d)?\] about to greet world", re.MULTILINE)
-"""What its procs print, folded or not."""
+"""Output of its procs, folded or not."""
 SPMD = str(ROOT / "examples" / "spmd_digits.py")
 
 
 def steps(alice: Alice) -> list[str]:
-    """Her steps, but for the batch scripts."""
+    """Alice's steps except the batch scripts."""
     lines = alice.slurm("squeue", "--me", "-h", "-s", "-o", "%i %j").splitlines()
     return sorted(line for line in lines if "batch" not in line)
 
@@ -73,7 +73,7 @@ def test_hello_and_granted_gpus(held: Alice) -> None:
     assert GREETED.search(done.stdout), done.stdout
     assert "caught: division by zero" in done.stdout
     done = held.run("run", write(held, "gpus.py", SLEEPER))
-    # Two procs share four GPUs: each has its own two first, and can see its peers'.
+    # Two procs share four GPUs: each sees its own two first, and then its peer's.
     assert "gpus ['0,1,2,3', '2,3,0,1']" in done.stdout
 
 
@@ -166,7 +166,7 @@ def test_a_host_without_power_fails_its_calls_and_the_next_run_goes_on_without_i
 
 @pytest.fixture
 def blocked(held: Alice) -> Iterator[Alice]:
-    """Nothing passes between login and hosts but Slurm's own connections, as at many sites."""
+    """Only Slurm's own connections pass between login and hosts, as at many sites."""
     # Our connections have ports from the kernel's range at both ends, Slurm's at one end only. 6 is TCP where no
     # /etc/protocols says so.
     rule = f"to {held.lab.address('login')} ipproto 6 sport 32768-60999 dport 32768-60999 blackhole".split()
@@ -187,7 +187,7 @@ def test_where_login_and_hosts_cannot_connect_the_relay_carries_everything(block
     assert "{hosts: 3, gpus: 1} hello, world, from n4" in done.stdout and GREETED.search(done.stdout)
     run = blocked.start("run", "-a", "dev", write(blocked, "sleeper.py", SLEEPER + "sleepers.sleep.call().get()"))
     until_said(run, "ready")
-    # Slurm may list a relay of the commands before for a moment after these have ended.
+    # Slurm may still list the relay of an earlier command for a moment after the command has ended.
     wait_until(
         "one relay of the command, one of its program",
         lambda: sorted(step.split()[1] for step in steps(blocked)),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_hpc.cli.findings import Finding, Severity, MachineFacts, examine
+from monarch_hpc.cli.findings import Finding, MachineFacts, Severity, examine
 from monarch_hpc.config import Config
 from monarch_hpc.config.load import load_config
 from monarch_hpc.transport.ucx.library import Library

@@ -1,4 +1,4 @@
-"""`logs` and `status` need files alone: no Slurm, no agents."""
+"""`logs` and `status` without Slurm and agents, from files only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ID = "0123456789abcdef0123456789abcdef"
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path))
-    # No Slurm, wherever these tests run.
+    # No Slurm, even if this machine has one.
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     registry = Registry(tmp_path / ".local/state/monarch-hpc")

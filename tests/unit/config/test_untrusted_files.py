@@ -1,4 +1,4 @@
-"""Configuration files that somebody else may have written, or that are made to take all memory."""
+"""Configuration files that other users may have written, or that are crafted to exhaust memory."""
 
 from __future__ import annotations
 

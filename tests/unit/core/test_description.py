@@ -1,4 +1,4 @@
-"""Whatever an object's own code does, its description is a plain text of bounded length."""
+"""Descriptions of objects are plain text of bounded length, whatever the objects' own code does."""
 
 from __future__ import annotations
 

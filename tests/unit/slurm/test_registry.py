@@ -1,4 +1,4 @@
-"""Records survive crashes at any moment, and a name has one live owner."""
+"""Records survive crashes at any moment, and a name has at most one live allocation."""
 
 from __future__ import annotations
 
