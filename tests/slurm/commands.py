@@ -42,9 +42,9 @@ class Alice:
     """One user with an empty registry and an empty shared folder.
 
     Args:
-        lab: where.
-        folder: hers, empty.
-        env: more of her environment.
+        lab: the lab.
+        folder: her folder, empty at first.
+        env: additions to her environment.
     """
 
     lab: SlurmLab

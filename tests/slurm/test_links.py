@@ -191,7 +191,7 @@ for end in ends: say("lost:", end.get(60))
     begun_s = time.monotonic()
     for _ in range(2):
         until_said(run, "lost: lost")
-        assert time.monotonic() - begun_s <= CUT_S + 0.5  # until the word is here
+        assert time.monotonic() - begun_s <= CUT_S + 0.5  # until the report has arrived
     assert states(held) == ["alive"] * 3
     run.communicate(timeout=30)
     assert run.returncode == 0

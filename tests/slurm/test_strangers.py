@@ -83,7 +83,7 @@ def test_no_file_and_no_command_of_hers_is_for_another_user(running: Alice) -> N
         for host in ("login", "n1"):
             assert lab.run(["cat", str(path)], user="bob", host=host).returncode != 0
     attach = lab.run(argv("run", "--", "true"), user="bob", env={"MONARCH_HPC_DIRECTORY": str(directory)})
-    assert attach.returncode == 0 and "embedded" in attach.stderr  # he gets one of his own, not hers
+    assert attach.returncode == 0 and "embedded" in attach.stderr  # bob gets his own allocation, not alice's
 
 
 # Silent connections, random bytes, and greetings that lack only the key.

@@ -1,4 +1,4 @@
-"""The dialling end of a channel, made by hand: for tests that send what no node would."""
+"""The dialling end of a channel, built by hand, for tests that send what no node would send."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["ByHand", "bits", "flipped", "last_words", "plain", "seal"]
 
 
 class ByHand:
-    """A socket to *address*, and what it takes to speak on it; nothing is sent before it is told to.
+    """A socket to *address* with the state of the protocol; each method sends only its own part.
 
     Attributes:
         sent: all bytes so far.
@@ -46,18 +46,18 @@ class ByHand:
         self.open: Cipher
 
     def send(self, data: bytes) -> None:
-        """Send *data* as it is."""
+        """Send *data* unchanged."""
         self.sent += data
         self.sock.sendall(data)
 
     def greet(self) -> None:
-        """Send the greeting and take the answer."""
+        """Send the greeting and read the answer."""
         self.send(self._dialing.hello)
         self.answer = self.sock.recv(ANSWER_BYTES, socket.MSG_WAITALL)
         self.peer, (self.seal, self.open) = self._dialing.finish(self.answer)
 
     def prove(self) -> None:
-        """Greet, and prove that the greeting is no recorded one."""
+        """Greet, and prove that the greeting is not a replay."""
         self.greet()
         self.send(make_proof(self.seal))
 
@@ -79,12 +79,12 @@ def seal(cipher: Cipher, text: bytes) -> bytes:
 
 
 def plain(frame: Frame) -> bytes:
-    """What a small frame's record holds."""
+    """The contents of a small frame's record."""
     return b"".join((pack_head(frame), frame.body, *frame.buffers))
 
 
 def last_words(sock: socket.socket) -> bytes:
-    """All that the other side sends until it hangs up."""
+    """Everything that the other side sends until it closes the connection."""
     words = b""
     with contextlib.suppress(ConnectionError):
         while data := sock.recv(65536):

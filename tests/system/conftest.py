@@ -1,4 +1,4 @@
-"""What several modules of system tests start from."""
+"""Fixtures for several modules of system tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.system.agent_client import ENTRY, cookie_holders, standin_path
 
 @pytest.fixture
 def directory(tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Two hosts with the test module's `config`, and the check that nothing is left of them."""
+    """Two hosts with the test module's `config`; checks that nothing is left of them."""
     monkeypatch.setenv("PYTHONPATH", standin_path(tmp_path))
     with open_local(2, config, tmp_path / "allocation", entry=ENTRY) as where:
         yield where
@@ -26,7 +26,7 @@ def directory(tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 def faults(monkeypatch: pytest.MonkeyPatch) -> list[MeshFailure]:
-    """The failures that nobody handles; they do not end this process then."""
+    """A list of unhandled failures, which then do not end this process."""
     seen: list[MeshFailure] = []
     monkeypatch.setattr(monarch_hpc.actor, "unhandled_fault_hook", seen.append)
     return seen

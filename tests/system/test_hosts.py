@@ -1,4 +1,4 @@
-"""Hosts as a program and its actors see them: which they are, what procs they start, who ends them."""
+"""Hosts as seen by a program and its actors: their identity, the procs started on them, and their owners."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PATIENCE_S = 30.0
 
 
 class Guest(Actor):
-    """Tells where it is."""
+    """Reports its host."""
 
     @endpoint
     def place(self) -> tuple[dict[str, int], str, int]:
@@ -79,7 +79,7 @@ def hosts() -> Iterator[HostMesh]:
 
 @pytest.fixture(scope="module")
 def procs(hosts: HostMesh) -> ProcMesh:
-    """Shared, and the first: it starts UCX in this process, which stays."""
+    """Shared, and the first: it starts UCX in this process, which keeps it."""
     procs = hosts.slice(hosts=slice(0, 2)).spawn_procs()
     settle(procs)
     return procs
@@ -124,7 +124,7 @@ def test_this_host_is_where_the_code_runs(procs: ProcMesh) -> None:
     guests = procs.spawn("guest", Guest)
     for point, (sizes, names, mesh) in guests.here.call().get(_PATIENCE_S):
         assert (sizes, names, len(mesh)) == ({}, [f"local{point['hosts']}"], 1)
-        # What came in a message can be used here.
+        # A mesh received in a message can be used here.
         with mesh.spawn_procs(per_host={"x": 2}) as inner:
             assert inner.sizes == {"x": 2} and {proc.host for proc in inner.procs} == set(names)
     found = guests.everywhere.call().get(_PATIENCE_S).item(hosts=1)
@@ -146,7 +146,7 @@ def test_only_the_owner_ends_procs_and_hosts(hosts: HostMesh, procs: ProcMesh) -
         survivors = mine.flatten("rank")
         guests = survivors.spawn("guest", Guest)
         guests.place.call().get(_PATIENCE_S)
-        # A view of all of them is as good as the mesh itself.
+        # A view of all hosts is equivalent to the mesh itself.
         survivors.stop("no longer needed").get(_PATIENCE_S)
         with pytest.raises(ActorDied, match="it was stopped: no longer needed"):
             guests.slice(rank=0).place.call_one().get(_PATIENCE_S)
@@ -171,7 +171,7 @@ def test_procs_of_a_host_share_its_cpus_out(hosts: HostMesh) -> None:
         threads = [value[0] for value in guests.environment.call("OMP_NUM_THREADS").get(_PATIENCE_S).values()]
         assert threads == [os.environ.get("OMP_NUM_THREADS", str(num // 2))] * 2
         assert set(guests.context.call().get(_PATIENCE_S).item(gpus=1).proc.cpus) == second
-    # More procs than CPUs: they are free.
+    # More procs than CPUs: they are not bound.
     with one.spawn_procs(per_host={"gpus": num + 1}) as procs:
         assert list(procs.spawn("guest", Guest).affinity.call().get(_PATIENCE_S).values()) == [granted] * (num + 1)
     with one.spawn_procs(per_host={"gpus": 2}, proc_bind="none") as procs:

@@ -1,4 +1,4 @@
-"""`monarch-hpc run` as users start it: codes, streams and signals pass, and nothing stays behind."""
+"""`monarch-hpc run` from the shell: exit codes, streams and signals pass through, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_no_file_of_the_users_stands_in_for_a_module(folder: Path) -> None:
 
 @pytest.fixture
 def allocation(folder: Path) -> Iterator[Path]:
-    """An allocation that outlives runs, in the registry under the name ``dev``; yields its directory."""
+    """An allocation that outlives runs, registered under the name ``dev``; yields its directory."""
     with open_local(2, load().config, folder / "allocation") as directory:
         registry = Registry(folder / "state" / "monarch-hpc")
         record = AllocationRecord("ab" * 16, "dev", directory, "2", current_owner(), time.time())
