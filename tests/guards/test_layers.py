@@ -1,7 +1,4 @@
-"""Checks the architecture: imports point down, and each vendor's package is imported in one place.
-
-docs/architecture.md describes the same layers.
-"""
+"""Imports point down, and each vendor has one door: the tables are the architecture, docs/architecture.md draws it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks that installations contain the whole tree, and find their files from any working directory."""
+"""What is installed is what is in the tree, and it finds its files from any working directory."""
 
 from __future__ import annotations
 

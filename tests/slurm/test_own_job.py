@@ -1,4 +1,4 @@
-"""Programs in a Slurm job submitted by other means: `python program.py` uses its hosts, as `run` does."""
+"""Programs inside of a Slurm job that somebody else submitted: `python program.py` takes its hosts, as `run` does."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_killed_program_takes_its_agents_along_and_a_later_job_its_directory(a
         accept=lambda left: not left,
     )
     (left,) = alice.shared.iterdir()
-    # Its job is alive: a program of another job leaves the directory alone.
+    # Its job lives: a program of another one leaves the directory alone.
     other = python(alice)
     status, said = batch(alice, other, "-N1")
     assert status == 0 and left.name in said

@@ -1,4 +1,4 @@
-"""An allocation whose job is requeued: while it starts, while it is in use, and when its first host is lost."""
+"""An allocation whose job Slurm starts again: requeued while it is awaited or used, and when its first host is lost."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_requeued_allocation_is_used_again(requeued: Alice) -> None:
     assert "ready (requeued 1×)" in requeued.run("status").stdout
     done = requeued.run("run", "-a", "dev", write(requeued, "ready.py", SLEEPER))
     assert done.returncode == 0 and "ready" in done.stdout, done.stderr
-    # The attempts share no files but the output, to which both have written.
+    # Nothing of one attempt is another's, and both have said in the same file how they fared.
     first, second = attempts(requeued)
     assert {path.name for path in first.iterdir()} >= {"granted.json", "head.claim", "ready.json", "ended.json"}
     assert {path.name for path in second.iterdir()} == {
@@ -76,7 +76,7 @@ def test_a_requeued_allocation_is_used_again(requeued: Alice) -> None:
 
 
 def test_a_requeue_while_agents_are_awaited_is_waited_for(alice: Alice) -> None:
-    # The agents' interpreter of the first attempt never starts.
+    # The agents' interpreter of the first attempt takes for ever.
     python = alice.folder / "python"
     text = f'#!/bin/sh\n[ -n "$SLURM_RESTART_COUNT" ] || exec sleep 600\nexec {sys.executable} "$@"\n'
     alice.lab.run(["sh", "-c", f"mkdir -p {alice.folder}; cat > {python}; chmod 755 {python}"], stdin=text, check=True)
@@ -95,7 +95,7 @@ def test_a_requeue_while_agents_are_awaited_is_waited_for(alice: Alice) -> None:
 
 
 def test_a_lost_first_host_brings_the_job_back_elsewhere(alice: Alice) -> None:
-    # Not --no-kill: the job would continue without its batch script.
+    # Not --no-kill: then the job would go on without its batch script.
     flags = ("--slurm", "--requeue", "--slurm", "--no-kill=off")
     assert alice.run("alloc", "dev", "-N", "2", *flags).returncode == 0
     alice.lab.run(["scontrol", "update", "NodeName=n1", "State=DOWN", "Reason=test"], user="root", check=True)

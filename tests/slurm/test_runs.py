@@ -21,12 +21,12 @@ __all__ = ["alice", "held"]
 DIGITS = str(ROOT / "examples" / "digits_ddp.py")
 HELLO = str(ROOT / "examples" / "hello_mesh.py")
 GREETED = re.compile(r"^\[r0\S*( n\d)?\] about to greet world", re.MULTILINE)
-"""Output of its procs, folded or not."""
+"""What its procs print, folded or not."""
 SPMD = str(ROOT / "examples" / "spmd_digits.py")
 
 
 def steps(alice: Alice) -> list[str]:
-    """Alice's steps except the batch scripts."""
+    """Her steps, but for the batch scripts."""
     lines = alice.slurm("squeue", "--me", "-h", "-s", "-o", "%i %j").splitlines()
     return sorted(line for line in lines if "batch" not in line)
 
@@ -166,7 +166,7 @@ def test_a_host_without_power_fails_its_calls_and_the_next_run_goes_on_without_i
 
 @pytest.fixture
 def blocked(held: Alice) -> Iterator[Alice]:
-    """Only Slurm's own connections pass between login and hosts, as at many sites."""
+    """Nothing passes between login and hosts but Slurm's own connections, as at many sites."""
     # Our connections have ports from the kernel's range at both ends, Slurm's at one end only. 6 is TCP where no
     # /etc/protocols says so.
     rule = f"to {held.lab.address('login')} ipproto 6 sport 32768-60999 dport 32768-60999 blackhole".split()
@@ -187,7 +187,7 @@ def test_where_login_and_hosts_cannot_connect_the_relay_carries_everything(block
     assert "{hosts: 3, gpus: 1} hello, world, from n4" in done.stdout and GREETED.search(done.stdout)
     run = blocked.start("run", "-a", "dev", write(blocked, "sleeper.py", SLEEPER + "sleepers.sleep.call().get()"))
     until_said(run, "ready")
-    # Slurm may still list the relay of an earlier command for a moment after the command has ended.
+    # Slurm may list a relay of the commands before for a moment after these have ended.
     wait_until(
         "one relay of the command, one of its program",
         lambda: sorted(step.split()[1] for step in steps(blocked)),

@@ -33,7 +33,7 @@ hosts = attach_to_workers(ca="trust_all_connections", workers=["tcp://n1:24444",
 procs = hosts.spawn_procs()
 actors = procs.spawn("where", Where)
 print(list(actors.where.call().get().values()))
-# Procs on one machine call procs on the other.
+# Procs of one machine call those of the other.
 print("crosswise", list(procs.spawn("asker", Asker).ask.call(actors).get().values()))
 """
 

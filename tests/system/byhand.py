@@ -1,4 +1,4 @@
-"""The dialling end of a channel, built by hand, for tests that send what no node would send."""
+"""The dialling end of a channel, made by hand: for tests that send what no node would."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["ByHand", "bits", "flipped", "last_words", "plain", "seal"]
 
 
 class ByHand:
-    """A socket to *address* with the state of the protocol; each method sends only its own part.
+    """A socket to *address*, and what it takes to speak on it; nothing is sent before it is told to.
 
     Attributes:
         sent: all bytes so far.
@@ -51,13 +51,13 @@ class ByHand:
         self.sock.sendall(data)
 
     def greet(self) -> None:
-        """Send the greeting and read the answer."""
+        """Send the greeting and take the answer."""
         self.send(self._dialing.hello)
         self.answer = self.sock.recv(ANSWER_BYTES, socket.MSG_WAITALL)
         self.peer, (self.seal, self.open) = self._dialing.finish(self.answer)
 
     def prove(self) -> None:
-        """Greet, and prove that the greeting is not a replay."""
+        """Greet, and prove that the greeting is no recorded one."""
         self.greet()
         self.send(make_proof(self.seal))
 
@@ -79,12 +79,12 @@ def seal(cipher: Cipher, text: bytes) -> bytes:
 
 
 def plain(frame: Frame) -> bytes:
-    """The contents of a small frame's record."""
+    """What a small frame's record holds."""
     return b"".join((pack_head(frame), frame.body, *frame.buffers))
 
 
 def last_words(sock: socket.socket) -> bytes:
-    """Everything that the other side sends until it closes the connection."""
+    """All that the other side sends until it hangs up."""
     words = b""
     with contextlib.suppress(ConnectionError):
         while data := sock.recv(65536):

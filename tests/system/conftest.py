@@ -1,4 +1,4 @@
-"""Fixtures for several modules of system tests."""
+"""What several modules of system tests start from."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def directory(tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 def faults(monkeypatch: pytest.MonkeyPatch) -> list[MeshFailure]:
-    """A list of unhandled failures, which then do not end this process."""
+    """The failures that nobody handles; they do not end this process then."""
     seen: list[MeshFailure] = []
     monkeypatch.setattr(monarch_hpc.actor, "unhandled_fault_hook", seen.append)
     return seen

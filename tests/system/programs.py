@@ -21,8 +21,8 @@ class Programs:
     """Starts programs in one folder, and ends those that a test leaves.
 
     Attributes:
-        folder: working directory of the programs, and folder of their files.
-        environment: environment of the programs.
+        folder: where they run, and where their files are.
+        environment: what they get.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -38,7 +38,7 @@ class Programs:
     def start(
         self, text: str, *arguments: str, env: Mapping[str, str] | None = None, stdin: int = subprocess.DEVNULL
     ) -> subprocess.Popen[str]:
-        """Start a program, with stdout and stderr combined."""
+        """Start a program; its two outputs are one."""
         path = self.folder / f"program{len(self._started)}.py"
         path.write_text(text)
         process = subprocess.Popen(
@@ -54,14 +54,14 @@ class Programs:
         return process
 
     def run(self, text: str, *arguments: str, code: int = 0, env: Mapping[str, str] | None = None) -> str:
-        """Run a program to its end, expect exit code *code*, and return its output."""
+        """Run a program to its end, which must be with exit code *code*; return what it printed."""
         process = self.start(text, *arguments, env=env)
         said = process.communicate(timeout=PATIENCE_S)[0]
         assert process.returncode == code, said
         return said
 
     def until(self, process: subprocess.Popen[str], words: str) -> str:
-        """Read the output of a program up to a line with *words*."""
+        """Read what a program prints, up to a line with *words*."""
         assert process.stdout is not None
         said = ""
         for line in process.stdout:
@@ -71,7 +71,7 @@ class Programs:
         raise AssertionError(f"it ended and never said {words!r}: {said}")
 
     def end(self) -> None:
-        """Kill programs that are still running."""
+        """Kill those that still run."""
         for process in self._started:
             if process.poll() is None:
                 process.kill()

@@ -20,7 +20,7 @@ def test_an_example_fits_on_two_screens(path: Path) -> None:
 
 
 def demo() -> list[str]:
-    """The program that `make demo`, README's first command, runs after its installation."""
+    """What `make demo`, README's first command, runs once it has installed."""
     if shutil.which("make") is None:
         pytest.skip("make is not on PATH")
     installed = ".venv/installed-examples"

@@ -1,4 +1,4 @@
-"""Hosts as seen by a program and its actors: their identity, the procs started on them, and their owners."""
+"""Hosts as a program and its actors see them: which they are, what procs they start, who ends them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PATIENCE_S = 30.0
 
 
 class Guest(Actor):
-    """Reports its host."""
+    """Tells where it is."""
 
     @endpoint
     def place(self) -> tuple[dict[str, int], str, int]:
@@ -79,7 +79,7 @@ def hosts() -> Iterator[HostMesh]:
 
 @pytest.fixture(scope="module")
 def procs(hosts: HostMesh) -> ProcMesh:
-    """Shared, and the first: it starts UCX in this process, which keeps it."""
+    """Shared, and the first: it starts UCX in this process, which stays."""
     procs = hosts.slice(hosts=slice(0, 2)).spawn_procs()
     settle(procs)
     return procs
@@ -146,7 +146,7 @@ def test_only_the_owner_ends_procs_and_hosts(hosts: HostMesh, procs: ProcMesh) -
         survivors = mine.flatten("rank")
         guests = survivors.spawn("guest", Guest)
         guests.place.call().get(_PATIENCE_S)
-        # A view of all hosts is equivalent to the mesh itself.
+        # A view of all of them is as good as the mesh itself.
         survivors.stop("no longer needed").get(_PATIENCE_S)
         with pytest.raises(ActorDied, match="it was stopped: no longer needed"):
             guests.slice(rank=0).place.call_one().get(_PATIENCE_S)

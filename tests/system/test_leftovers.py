@@ -1,4 +1,4 @@
-"""Killed programs leave nothing behind: no secret in the temporary folder, no shared memory, no process."""
+"""Nothing that a killed program had made stays: no secret in the temporary folder, no shared memory, no process."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ mesh = hosts()
 
 @pytest.fixture
 def temporary(programs: Programs) -> Path:
-    """The temporary folder of the test's programs, under a short path."""
+    """The temporary folder of the test's programs, with room in front of it for a short name."""
     folder = programs.folder / "t"
     folder.mkdir()
     programs.environment["TMPDIR"] = str(folder)
@@ -65,7 +65,7 @@ def start(programs: Programs, text: str, *arguments: str) -> tuple[subprocess.Po
 
 
 def left(programs: Programs, temporary: Path, allocations: Sequence[str]) -> list[str]:
-    """Files, shared memory and processes of these allocations, except workers that were started by hand."""
+    """Files, shared memory and processes of these allocations; workers that were started by hand are no leftovers."""
     memory = [path.name for path in Path("/dev/shm").iterdir() if any(each in path.name for each in allocations)]
     files = [str(path.relative_to(temporary)) for path in temporary.rglob("*")]
     return sorted([*memory, *files, *(f"process {pid}" for pid in [*programs.procs(), *job_workers(temporary)])])
@@ -142,7 +142,7 @@ def test_what_even_agents_and_workers_could_not_remove_goes_with_the_next_use(
     start_worker(programs, "ipc://w0")
     _, third = start(programs, MODES["attached"], "ipc://w0")
     doomed = everybody(programs)
-    for number in (signal.SIGSTOP, signal.SIGKILL):  # no process sees the end of another
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # nobody sees the end of another
         for pid in doomed:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
@@ -157,7 +157,7 @@ def test_what_even_agents_and_workers_could_not_remove_goes_with_the_next_use(
 
 
 def everybody(programs: Programs) -> list[int]:
-    """Programs, workers, agents, zygotes, procs, and all their other descendants."""
+    """Programs, workers, agents, zygotes, procs, and whoever else was started by one of them."""
     mark = f"XDG_STATE_HOME={programs.environment['XDG_STATE_HOME']}".encode()
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):

@@ -1,4 +1,4 @@
-"""Output and log records of procs, from their pipes to the program: folded, as records, by options, in a flood."""
+"""What procs print and log, from their pipes to the program: folded, as records, as chosen, and in a flood."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.system.hearing import PATIENCE_S, hearing, log_file
 
 
 class Speaker(Actor):
-    """Prints and logs given texts."""
+    """Prints and logs what a test wants."""
 
     @endpoint
     def say(self, *lines: str) -> None:
@@ -99,7 +99,7 @@ def procs(hosts: HostMesh) -> Iterator[ProcMesh]:
 
 def test_what_all_ranks_say_is_two_lines_and_each_keeps_its_order(procs: ProcMesh) -> None:
     with hearing() as heard:
-        # Longer than the slowest machine needs; the end of the procs shows all lines.
+        # So long that no machine is too slow for it; the end of the procs shows all.
         procs.logging_option(aggregate_window_sec=600).get(PATIENCE_S)
         procs.spawn("speaker", Speaker).say.call("ready", "go").get(PATIENCE_S)
         heard.until("go")

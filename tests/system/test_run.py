@@ -1,4 +1,4 @@
-"""`monarch-hpc run` from the shell: exit codes, streams and signals pass through, and nothing is left behind."""
+"""`monarch-hpc run` as users start it: codes, streams and signals pass, and nothing stays behind."""
 
 from __future__ import annotations
 

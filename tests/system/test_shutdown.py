@@ -1,4 +1,4 @@
-"""The end of a program: it stops its procs and gives its hosts back."""
+"""How a program ends its procs and gives its hosts back."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_hosts_end_their_procs_and_serve_on_and_are_shut_down_at_last() -> None:
             second = hosts.spawn_procs()
             assert len(second.spawn("guest", Guest).ping.call().get(_PATIENCE_S)) == 2
         assert not any(Path(f"/proc/{proc.pid}").exists() for proc in second.procs)
-        # The program attaches again at its next use.
+        # The program is attached again at its next use.
         with monarch_hpc.hosts().spawn_procs() as third:
             assert len(third) == 2
 
