@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 ifeq ($(origin PYTHON),undefined)
-# The first interpreter that is new enough and can make a virtual environment.
+# The first interpreter that is new enough and able to make a virtual environment.
 PYTHON := $(shell for candidate in python3 /usr/bin/python3 python3.14 python3.13 python3.12 python3.11; do \
     "$$candidate" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2> /dev/null \
     && echo "$$candidate" && break; done)
@@ -17,15 +17,14 @@ endif
 BIN := $(VENV)/bin
 # What `make test` installs. EXTRA=test leaves out torch, and linters.
 EXTRA := dev
-# Needs nothing installed: it says what is missing before pip does.
+# Works without any installation, and reports missing packages before pip does.
 CHECK := $(PYTHON) -m monarch_hpc.testing.slurmlab check
-# What an installation depends on: it is made again when one of these is newer.
+# Prerequisites of an installation, which is repeated when one of these is newer.
 SOURCES := setup.py setup.cfg pyproject.toml constraints.txt \
     $(wildcard monarch_hpc/transport/ucx/*.pyx monarch_hpc/transport/ucx/*.h monarch_hpc/telemetry/*.c)
 
-# What compiles the UCX binding and checks it against UCX's own headers, the MPI that procs of `spawn_procs(mpi=True)`
-# are tested with, and the library that Slurm's plugin for it opens by a name without version, where it is not here:
-# Debian's names.
+# Missing Debian packages: the compiler of the UCX binding and the headers that it is checked against, the MPI for the
+# tests of `spawn_procs(mpi=True)`, and the library that Slurm's MPI plugin opens by its unversioned name.
 BUILD_PACKAGES = $(shell \
     command -v $(firstword $(CC)) > /dev/null || echo gcc libc6-dev; \
     $(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' \
@@ -40,11 +39,11 @@ BUILD_PACKAGES = $(shell \
 help:
 	@echo "make demo        install, and train on real data on this machine (no Slurm needed)"
 	@echo "make slurm-demo  the same on a real four-node Slurm on this machine (needs root)"
-	@echo "make test        install what tests need, and run all checks and tests"
-	@echo "make fresh       the first and the third on a new Debian 12 inside this machine (needs root)"
+	@echo "make test        install the tests' requirements, and run all checks and tests"
+	@echo "make fresh       'make demo' and 'make test' on a new Debian 12 inside this machine (needs root)"
 	@echo "make lint        style and types only"
 	@echo "make asan        the tests of the extensions, with the compiler's sanitizers"
-	@echo "make clean       remove everything that these made"
+	@echo "make clean       remove everything that these commands made"
 
 demo: $(VENV)/installed-examples
 	@$(BIN)/monarch-hpc run --local 2 examples/digits_ddp.py
@@ -61,7 +60,7 @@ lint: $(VENV)/installed-dev
 slurm-demo: $(VENV)/installed-examples system-packages
 	@VENV=$(VENV) examples/slurm_demo.sh
 
-# COMMANDS="make demo": others than README's.
+# COMMANDS="make demo" replaces README's commands.
 fresh:
 	@.ci/fresh
 
@@ -74,7 +73,7 @@ python:
 	    exit 1; \
 	fi
 
-# Ordinary users of the lab read the environment too, hence the umask.
+# The lab's ordinary users must be able to read the environment, hence the umask.
 $(VENV)/installed-%: $(SOURCES) | python
 	@echo "make: installing monarch-hpc[$*] into $(VENV); the first time takes a few minutes"
 	@umask 022 && { [ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV); } \

@@ -1,13 +1,13 @@
-"""How fast actors are, ours and those of peers, in one run on this machine.
+"""Compares the speed of monarch-hpc's actors with that of its peers, in one run on this machine.
 
     python -m benchmarks.actors --install                # once: an environment for each peer, 2 GB
-    python -m benchmarks.actors                          # all of it; about ten minutes
+    python -m benchmarks.actors                          # everything; about ten minutes
     python -m benchmarks.actors --peers torchmonarch ray
-    python -m benchmarks.actors --peers none --quick     # ours only, a look
+    python -m benchmarks.actors --peers none --quick     # ours only, one short round
 
-In each round each program is started, measured and ended, one after the other, so that what else the machine does hits
-all alike and nobody's helpers disturb another. All features of a call of ours are on. The table shows the best
-round (of p99 the median one), and beside a peer's cell how many times better ours is, the median of the ratios
+In each round each program is started, measured and ended, one after the other, so that other load on the machine hits
+all alike and no program's background processes disturb another. All features of our calls are on. The table shows the
+best round (for p99 the median one), and beside a peer's cell how many times better ours is: the median of the ratios
 within the rounds. Exit code 1 if a goal was missed, unless --quick.
 """
 
@@ -30,20 +30,20 @@ from monarch_hpc.telemetry.recorder import Recorder
 MIB = 2**20
 PEERS = tuple(PACKAGES)
 _ENV = {"ours-asleep": {"MONARCH_HPC_FABRIC__SPIN_US": "0"}}
-"""Rows of ours, and what is set for them."""
+"""Our additional rows, with the variables set for them."""
 OURS = ("ours", *_ENV)
 
 
 @dataclass(frozen=True)
 class Order:
-    """One step in the life of a program.
+    """One step of a program's measurement.
 
     Attributes:
         what: see `benchmarks.actor_ends`.
-        num: how often, or how many.
-        quick: the same for a look.
-        slow: the same for whoever takes a millisecond a call; 0 is as *num*.
-        cells: title of a line of the table and unit, by what the program found.
+        num: number of calls or procs.
+        quick: the same with ``--quick``.
+        slow: the same for peers that take a millisecond per call; 0 for *num*.
+        cells: title and unit of a line of the table, by key of the program's result.
     """
 
     what: str
@@ -77,7 +77,7 @@ ORDERS = (
     ),
     Order("call", 1000, 50, 300, {"p50": ("call on 8, p50", "us"), "p99": ("call on 8, p99", "us")}),
     Order("stop", 1, 1, 0, {}),
-    # The last two: Dragon makes no pipes in memory that an array was in, and torch no world after a death.
+    # The last two: Dragon cannot make pipes in memory that held an array, nor torch a world after a death.
     Order("push", 5, 1, 0, {"rate": ("256 MiB array", "GB/s")}),
     Order("kill", 20, 2, 1, {"p99": ("SIGKILL to error, p99", "ms")}),
 )
@@ -89,26 +89,26 @@ FAN_OUTS = {
     )
     for size in (16, 32, 64)
 }
-"""What is measured of larger meshes when asked for."""
+"""Measurements of larger meshes, on request."""
 
 _ASLEEP = ORDERS[:4]
-"""Where it matters to ours whether its procs spin: two processes, not many on few cores."""
+"""Measurements in which it matters whether our procs spin: two processes, not many on few cores."""
 
 _SCALES = {"us": 1e6, "ms": 1e3, "k/s": 1e-3, "GB/s": 1e-9, "MiB": 1 / MIB}
 UNITS = {title: unit for order in chain(ORDERS, *FAN_OUTS.values()) for title, unit in order.cells.values()}
 
 
 def smaller_is_better(title: str) -> bool:
-    """Whether a line counts time or memory, not a rate."""
+    """Whether a line shows time or memory instead of a rate."""
     return not UNITS[title].endswith("/s")
 
 
 class Table:
-    """What was found: for each program and line, a number a round.
+    """The results: one number for each program, line and round.
 
     Attributes:
-        cells: by program, title and round.
-        missing: why a line of a program is not there, or the whole program, under "".
+        cells: values by program, title and round.
+        missing: why a line of a program is missing; the key "" stands for the whole program.
     """
 
     def __init__(self) -> None:
@@ -116,11 +116,11 @@ class Table:
         self.missing: dict[str, dict[str, str]] = {}
 
     def add(self, row: str, title: str, number: int, value: float) -> None:
-        """Note one cell of one round."""
+        """Add one cell of one round."""
         self.cells.setdefault((row, title), {})[number] = value * _SCALES[UNITS[title]]
 
     def best(self, row: str, title: str) -> float | None:
-        """What stands in the table."""
+        """The value shown in the table."""
         values = list(self.cells.get((row, title), {}).values())
         if not values:
             return None
@@ -129,7 +129,7 @@ class Table:
         return min(values) if smaller_is_better(title) else max(values)
 
     def ratio(self, row: str, peer: str, title: str) -> float | None:
-        """How many times better *row* is than *peer*: the median over the rounds that have both."""
+        """How many times better *row* is than *peer*: the median over the rounds with both."""
         ours, theirs = self.cells.get((row, title), {}), self.cells.get((peer, title), {})
         smaller = smaller_is_better(title)
         ratios = [
@@ -140,7 +140,7 @@ class Table:
         return statistics.median(ratios) if ratios else None
 
     def print(self, rows: list[str]) -> None:
-        """Print all, a line a measure, a column a program."""
+        """Print the table: a line for each measurement, a column for each program."""
         lines = [["", "", *rows]]
         for title, unit in UNITS.items():
             cells = [self._text(row, title, rows[0]) for row in rows]
@@ -171,10 +171,10 @@ def _short(value: float) -> str:
 
 @dataclass(frozen=True)
 class Goal:
-    """What a cell of ours must reach: a number, or a multiple of a peer's cell in the same round.
+    """A goal for one of our cells: a number, or a multiple of a peer's cell in the same round.
 
     Attributes:
-        times: how many times better than *peer*, or than each of them, "any"; 0 where *limit* is meant.
+        times: how many times better than *peer*, or than each peer with "any"; 0 if *limit* is the goal.
     """
 
     title: str
@@ -184,7 +184,7 @@ class Goal:
     row: str = "ours"
 
     def judge(self, table: Table) -> tuple[str, bool] | None:
-        """The goal in words with what was found, and whether it was reached; None where nothing was."""
+        """The goal with the result as text, and whether it was reached; None without a result."""
         if not self.times:
             best = table.best(self.row, self.title)
             if best is None:
@@ -220,7 +220,7 @@ GOALS = (
 
 
 def measure(table: Table, row: str, number: int, python: Path, orders: Sequence[Order], *, quick: bool) -> None:
-    """One life of one program.
+    """Start, measure and end one program.
 
     Raises:
         Gone: it does not start, or has died.
@@ -252,8 +252,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="one short round")
     parser.add_argument("--fan-out", nargs="+", type=int, choices=FAN_OUTS, default=[], metavar="PROCS")
-    parser.add_argument("--install", action="store_true", help="install the peers that are not there, and end")
-    parser.add_argument("--venvs", type=Path, default=cache(), metavar="DIR", help="where peers are: %(default)s")
+    parser.add_argument("--install", action="store_true", help="install the missing peers, and exit")
+    parser.add_argument("--venvs", type=Path, default=cache(), metavar="DIR", help="folder of peers: %(default)s")
     parser.add_argument("--python", action="append", default=[], metavar="PEER=PATH", help="a peer's interpreter")
     arguments = parser.parse_args()
     peers = [peer for peer in arguments.peers if peer != "none"]
@@ -298,7 +298,7 @@ def main() -> int:
 
 
 def _judge_records() -> tuple[str, bool]:
-    """What the records of a call cost, on both sides and for a thread that waits; they cannot be switched off."""
+    """Judge the cost of a call's records, on both sides and for a waiting thread; they cannot be switched off."""
     cost_us = sum(recorder.rows(Recorder()).values()) / 1e3
     return f"ours: telemetry events of a call, in both processes <= 1 us: {cost_us:.2f} us", cost_us <= 1
 

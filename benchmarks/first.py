@@ -1,9 +1,9 @@
-"""How long the first things take, beside floors measured in the same run.
+"""Measures the first steps of a user, together with floors from the same run.
 
     python benchmarks/first.py            # this machine only
-    python benchmarks/first.py --lab      # and a four-host allocation on a Slurm lab (needs root)
+    python benchmarks/first.py --lab      # also a four-host allocation on a Slurm lab (needs root)
 
-Prints one table. The machines are shared and noisy: compare a line with its floor, not with another day.
+Prints one table. Shared machines are noisy: compare a line with its floor, not with another day's.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _row(what: str, value_s: float, floor: str = "", floor_s: float | None = Non
 
 
 def on_this_machine(command: str, folder: Path) -> None:
-    """What needs no Slurm."""
+    """Measure what needs no Slurm."""
     bare = _median_s(lambda: _timed_s([sys.executable, "-c", "pass"]))
     shown = _median_s(lambda: _timed_s([command, "--help"]))
     _row("monarch-hpc --help", shown, "python -c pass", bare)
@@ -112,7 +112,7 @@ def on_this_machine(command: str, folder: Path) -> None:
 
 
 def on_the_lab(folder: Path) -> None:
-    """Four hosts of a real Slurm, each in its own namespaces, on this machine."""
+    """Measure on four hosts of a real Slurm, each in its own namespaces, on this machine."""
     from monarch_hpc.testing.slurmlab import SlurmLab
 
     command = str(Path(sys.executable).parent / "monarch-hpc")

@@ -1,11 +1,11 @@
-"""Nonsense for everything that reads bytes of other processes: the law is a value or a documented error.
+"""Fuzzes all parsers of other processes' bytes: each must return a value or raise a documented error.
 
     python -m benchmarks.fuzz_frames --minutes 10            # all targets, in turn
-    python -m benchmarks.fuzz_frames --minutes 10 --save     # and keep what came to new ends in tests/corpus/
-    python -m benchmarks.fuzz_frames --inputs 2000 --seed 1  # so many for each target: the same ones each time
+    python -m benchmarks.fuzz_frames --minutes 10 --save     # and save inputs with new outcomes in tests/corpus/
+    python -m benchmarks.fuzz_frames --inputs 2000 --seed 1  # this many per target, the same ones each time
     python -m benchmarks.fuzz_frames --replay FILE           # one input again; its folder names the target
 
-An input that breaks the law is made as small as it goes and written to `--crashes`. Exit code 1 if there was one.
+An input that breaks this rule is shrunk and written to `--crashes`. Exit code 1 if there was one.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from tests.fuzz.targets import TARGETS, Target
 
 CORPUS = Path(__file__).parents[1] / "tests" / "corpus"
 
-_MAX_INPUT_S = 2.0  # of a processor's time; the slowest take some milliseconds
-_MAX_MEMORY_BYTES = 2**30  # more than this process has, less than a length that is believed
+_MAX_INPUT_S = 2.0  # CPU time; the slowest inputs take some milliseconds
+_MAX_MEMORY_BYTES = 2**30  # more than this process uses, less than a forged length
 _SLICE_S = 2.0
 _MAX_KEPT = 500
 _MAX_SAVED_BYTES = 4096
@@ -42,7 +42,7 @@ class Hang(BaseException):
 
 @dataclass
 class Campaign:
-    """One target, with the inputs that came to different ends."""
+    """One target, with inputs that had different outcomes."""
 
     target: Target
     dice: random.Random
@@ -62,7 +62,7 @@ class Campaign:
             self.feed(data)
 
     def step(self) -> bytes | None:
-        """Try one more input; return it if it came to an end that none came to before."""
+        """Try one more input; return it if its outcome is new."""
         data = self.mutator.mutate(self.dice.choice(self.inputs), self.inputs)
         if self.feed(data) and len(self.inputs) < _MAX_KEPT:
             self.inputs.append(data)
@@ -70,7 +70,7 @@ class Campaign:
         return None
 
     def feed(self, data: bytes) -> bool:
-        """Feed it one input; return whether its end is a new one."""
+        """Feed one input to the target; return whether its outcome is new."""
         self.num_inputs += 1
         begun_s = time.process_time()
         problem, end = _judge(self.target, data)
@@ -83,7 +83,7 @@ class Campaign:
 
 
 def _judge(target: Target, data: bytes) -> tuple[str, str]:
-    """How an input breaks the law, and to what kind of end it came."""
+    """Return the problem with an input, or "", and the kind of its outcome."""
     signal.setitimer(signal.ITIMER_PROF, _MAX_INPUT_S)
     try:
         end = target.check(data)
@@ -99,14 +99,14 @@ def _judge(target: Target, data: bytes) -> tuple[str, str]:
 
 
 def _shrink(target: Target, data: bytes) -> bytes:
-    """The smallest input found that breaks the law in the same place."""
+    """Return the smallest input found that fails in the same place."""
 
     def place(problem: str) -> str:
         return problem.partition(": ")[0]
 
     known = place(_judge(target, data)[0])
     if not known:
-        return data  # it does not happen each time
+        return data  # the failure does not happen each time
     end_s = time.monotonic() + _MAX_SHRINK_S
     size = max(len(data) // 2, 1)
     while size and time.monotonic() < end_s:
@@ -133,7 +133,7 @@ def _late(_signal: int, _frame: FrameType | None) -> None:
 
 
 def _run(campaigns: list[Campaign], minutes: float | None, num_inputs: int, save: bool) -> None:
-    """Give each target the same time, a slice each in turn, or the same number of inputs."""
+    """Give each target the same time, in slices by turns, or the same number of inputs."""
     end_s = None if minutes is None else time.monotonic() + 60 * minutes
     while end_s is None or time.monotonic() < end_s:
         for campaign in campaigns:
@@ -150,15 +150,15 @@ def _run(campaigns: list[Campaign], minutes: float | None, num_inputs: int, save
 
 
 def main() -> int:
-    """Fuzz, and say what came of it."""
+    """Fuzz, and print the results."""
     names = [target.name for target in TARGETS]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, help="for all targets together")
-    parser.add_argument("--inputs", type=int, default=2000, help="for each target, where no time is given")
+    parser.add_argument("--inputs", type=int, default=2000, help="for each target, if --minutes is not given")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
     parser.add_argument("--target", action="append", choices=names, help="only this one; may be repeated")
-    parser.add_argument("--save", action="store_true", help="keep inputs that come to new ends")
-    parser.add_argument("--crashes", type=Path, default=Path("fuzz-crashes"), help="where findings go")
+    parser.add_argument("--save", action="store_true", help="save inputs with new outcomes")
+    parser.add_argument("--crashes", type=Path, default=Path("fuzz-crashes"), help="folder for findings")
     parser.add_argument("--replay", type=Path, metavar="FILE")
     arguments = parser.parse_args()
     signal.signal(signal.SIGPROF, _late)
@@ -166,7 +166,7 @@ def main() -> int:
         (target,) = (target for target in TARGETS if target.name == arguments.replay.parent.name)
         print(target.check(arguments.replay.read_bytes()))
         return 0
-    # A length that is believed fails at once, instead of taking the machine's memory.
+    # Code that believes a forged length fails at once, instead of taking the machine's memory.
     with open("/proc/self/statm") as statm:
         in_use = int(statm.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (in_use + _MAX_MEMORY_BYTES, resource.RLIM_INFINITY))

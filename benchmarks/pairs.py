@@ -1,4 +1,4 @@
-"""Pairs of processes that `benchmarks.transport` measures, each asleep while another has its turn."""
+"""Pairs of processes that `benchmarks.transport` measures; each pair sleeps while another is measured."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _ROOT = Path(__file__).parents[1]
 
 
 class Gone(Exception):
-    """A pair that cannot be measured, and why."""
+    """A pair cannot be measured; the message says why."""
 
 
 class Pair:
     """The near and the far process of one row.
 
     Args:
-        cpus: a core for each, or none.
+        cpus: a core for each process, or None.
     """
 
     def __init__(self, row: str, cpus: tuple[int, int] | None) -> None:
@@ -63,7 +63,7 @@ class Pair:
                 try:
                     end, _ = control.accept()
                 except TimeoutError:
-                    raise Gone(f"its processes did not report: {self._last_words()}") from None
+                    raise Gone(f"its processes did not report: {self._last_line()}") from None
                 end.settimeout(_PATIENCE_S)
                 lines = end.makefile("rw")
                 self._lines[json.loads(lines.readline())["side"]] = lines
@@ -81,30 +81,30 @@ class Pair:
         except TimeoutError:
             raise Gone(f"the {side} end did not answer in {_PATIENCE_S:.0f} s") from None
         if not line:
-            raise Gone(f"the {side} end died: {self._last_words()}")
+            raise Gone(f"the {side} end died: {self._last_line()}")
         answer: dict[str, float] = json.loads(line)
         if "missing" in answer:
             raise Gone(str(answer["missing"]))
         return answer
 
     def _order(self, side: str, what: str, num: int = 0, nbytes: int = 0, key: object = "") -> dict[str, float]:
-        self._tell(side, what, num, nbytes, key)
+        self._send(side, what, num, nbytes, key)
         return self._answer(side)
 
-    def _tell(self, side: str, what: str, num: int, nbytes: int, key: object) -> None:
+    def _send(self, side: str, what: str, num: int, nbytes: int, key: object) -> None:
         order = {"what": what, "num": num, "nbytes": nbytes, "key": key}
         try:
             self._lines[side].write(json.dumps(order) + "\n")
             self._lines[side].flush()
         except OSError:
-            raise Gone(f"the {side} end died: {self._last_words()}") from None
+            raise Gone(f"the {side} end died: {self._last_line()}") from None
 
-    def _last_words(self) -> str:
-        said = (self._folder / "stderr").read_text(errors="replace").strip()
-        return said.rpartition("\n")[2] or "it said nothing"
+    def _last_line(self) -> str:
+        text = (self._folder / "stderr").read_text(errors="replace").strip()
+        return text.rpartition("\n")[2] or "no output"
 
     def measure(self, what: str, num: int, nbytes: int) -> dict[str, float]:
-        """Let both do their part; return what the near end found.
+        """Let both ends do their part; return the near end's result.
 
         Raises:
             Gone: the pair broke, or cannot do this.
@@ -114,7 +114,7 @@ class Pair:
             if not key:
                 raise Gone("no such thing")
             return self._order("near", what, num, nbytes, key)
-        self._tell("far", what, num, nbytes, "")
+        self._send("far", what, num, nbytes, "")
         found = self._order("near", what, num, nbytes)
         answered = self._answer("far")
         if what == "idle":
@@ -155,7 +155,7 @@ def _mpirun(transport: str) -> list[str]:
 
 
 class Perftest:
-    """UCX's own benchmark, in C, set up as ours is: a peer's death is noticed.
+    """UCX's own benchmark, in C, configured like our binding: with error handling for the death of a peer.
 
     Args:
         transport: ``shm`` or ``tcp``.
@@ -177,7 +177,7 @@ class Perftest:
         }
 
     def measure(self, what: str, num: int, nbytes: int) -> dict[str, float]:
-        """As `Pair.measure`; percentiles other than the median are not looked at."""
+        """As `Pair.measure`, but with the median as the only percentile."""
         test = {"ping": "ucp_am_lat", "pour": "ucp_am_bw", "fetch": "ucp_get", "store": "ucp_put_bw"}.get(what)
         if test is None:
             raise Gone("no such thing")
@@ -189,12 +189,12 @@ class Perftest:
             argv = ["127.0.0.1", "-p", port, "-t", test, "-e", "-s", str(nbytes), "-n", str(num), "-w", "2", "-f", "-v"]
             for _ in range(50):  # until the server listens
                 client = self._start(near_cpu, argv)
-                said, _ = client.communicate(timeout=_PATIENCE_S)
-                fields = said.strip().rpartition("\n")[2].split(",")
+                output, _ = client.communicate(timeout=_PATIENCE_S)
+                fields = output.strip().rpartition("\n")[2].split(",")
                 if client.returncode == 0 and len(fields) == 8:
                     break
             else:
-                raise Gone(f"ucx_perftest said {said.strip()[-100:]!r}")
+                raise Gone(f"ucx_perftest printed {output.strip()[-100:]!r}")
         except subprocess.TimeoutExpired:
             client.kill()
             client.wait()
@@ -202,7 +202,7 @@ class Perftest:
         finally:
             server.kill()
             server.wait()
-        # It counts one way of a round trip, in microseconds, and messages per second.
+        # It reports half of a round trip, in microseconds, and messages per second.
         median_us, rate = float(fields[1]), float(fields[7])
         return {"value": 2e-6 * median_us if what == "ping" else num / rate}
 
@@ -217,4 +217,4 @@ class Perftest:
         )
 
     def close(self) -> None:
-        """Nothing is left running."""
+        """Do nothing: no process is left running."""

@@ -1,4 +1,4 @@
-"""Programs that `benchmarks.actors` measures, one at a time, each in its own interpreter, and where these are."""
+"""Programs that `benchmarks.actors` measures, one at a time, each in its own interpreter; installs and finds those."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ PACKAGES = {
     "ray": ["ray==2.60.0"],
     "dragon": ["dragonhpc==0.15.0"],
     "xoscar": ["xoscar==0.12.2"],
-    # Its wheel for CPUs where pip is told of the index that has it; the one beside us serves as well.
+    # The wheel for CPUs, if pip is configured with its index; the torch of this environment does as well.
     "torch-rpc": ["torch>=2.4"],
 }
-"""What pip installs for each peer, beside NumPy."""
+"""Packages that pip installs for each peer, besides NumPy."""
 
 _ROOT = Path(__file__).parents[1]
 _SHM = Path("/dev/shm")
@@ -40,20 +40,20 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 class Gone(Exception):
-    """A program that cannot be measured, or cannot do one thing, and why."""
+    """A program cannot be measured, or lacks a feature; the message says why."""
 
 
 def cache() -> Path:
-    """Where peers are installed by default."""
+    """The default folder for the peers' environments."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return home / "monarch-hpc" / "benchmarks"
 
 
 def find_python(peer: str, folder: Path) -> Path:
-    """The interpreter of *peer*: of its environment in *folder*, or this one, which may have torch.
+    """The interpreter of *peer*: from its environment in *folder*, or this one, which may have torch.
 
     Raises:
-        Gone: it is not installed.
+        Gone: *peer* is not installed.
     """
     python = folder / peer / "bin" / "python"
     if python.exists():
@@ -64,10 +64,10 @@ def find_python(peer: str, folder: Path) -> Path:
 
 
 def install(peer: str, folder: Path) -> None:
-    """Make the environment of *peer* in *folder*, if it is not there.
+    """Make the environment of *peer* in *folder*, if it is missing.
 
     Raises:
-        Gone: pip could not.
+        Gone: pip failed.
     """
     place = folder / peer
     if (place / "installed").exists():
@@ -83,23 +83,23 @@ def install(peer: str, folder: Path) -> None:
 
 
 class Died(Gone):
-    """The same in the middle of its work: it is asked nothing more."""
+    """A program died or hung during a measurement; it gets no more orders."""
 
 
 class Program:
-    """One life of one program, from its start until nothing of it is left.
+    """A running program, from its start until nothing of it is left.
 
     Args:
-        peer: whose.
+        peer: name of the peer.
         python: its interpreter.
         env: variables to set.
 
     Raises:
-        Gone: it did not start.
+        Gone: the program did not start.
     """
 
     def __init__(self, peer: str, python: Path, env: dict[str, str]) -> None:
-        # What outlives its parent comes to us, so that `close` finds it.
+        # Orphans are reparented to this process, so that `close` finds them.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._folder = Path(tempfile.mkdtemp(prefix="bench-", dir="/tmp"))  # short: peers put sockets there
         self._lines: TextIO | None = None
@@ -113,11 +113,11 @@ class Program:
     def _start(self, peer: str, python: Path, env: dict[str, str]) -> None:
         path = str(self._folder / "control")
         argv = [str(python), "-m", "benchmarks.actor_ends"]
-        if peer == "dragon":  # its launcher takes a file; without -s it wants an allocation wherever there is a Slurm
+        if peer == "dragon":  # its launcher takes a file; without -s it requires an allocation on machines with Slurm
             argv = [str(python.parent / "dragon"), "-s", str(_ROOT / "benchmarks" / "actor_ends" / "__main__.py")]
         whole_env = {**os.environ, **env, "PYTHONPATH": str(_ROOT), "TMPDIR": str(self._folder)}
         whole_env["PATH"] = f"{python.parent}:{whole_env['PATH']}"
-        # Peers were compiled when they were installed; ours is when it first runs, if it may be.
+        # Peers were byte-compiled when they were installed; ours is compiled at its first run, if that is allowed.
         whole_env.pop("PYTHONDONTWRITEBYTECODE", None)
         with socket.socket(socket.AF_UNIX) as control, open(self._folder / "output", "wb") as output:
             control.bind(path)
@@ -142,16 +142,16 @@ class Program:
                     self._lines = end.makefile("rw")
                 except TimeoutError:
                     if process.poll() is not None:
-                        raise Gone(f"it ended: {self._last_words()}") from None
+                        raise Gone(f"it ended: {self._last_output()}") from None
                     if time.monotonic() > end_s:
-                        raise Gone(f"it did not report in {_START_S:.0f} s: {self._last_words()}") from None
+                        raise Gone(f"it did not report in {_START_S:.0f} s: {self._last_output()}") from None
 
     def order(self, what: str, num: int) -> dict[str, float]:
-        """Let it do one thing, see `benchmarks.actor_ends`; return what it found.
+        """Send one order, see `benchmarks.actor_ends`; return the result.
 
         Raises:
-            Gone: it cannot.
-            Died: it has died, or hangs.
+            Gone: the program cannot do it.
+            Died: the program has died, or hangs.
         """
         assert self._lines is not None
         try:
@@ -163,17 +163,17 @@ class Program:
         except OSError:
             line = ""
         if not line:
-            raise Died(f"it died: {self._last_words()}")
+            raise Died(f"it died: {self._last_output()}")
         answer: dict[str, float] = json.loads(line)
         if "missing" in answer:
             raise Gone(str(answer["missing"]))
         return answer
 
-    def _last_words(self) -> str:
+    def _last_output(self) -> str:
         return _last_line((self._folder / "output").read_text(errors="replace"))
 
     def close(self) -> None:
-        """End it and all that came of it."""
+        """End the program and all its descendants."""
         if self._lines is not None:
             with contextlib.suppress(OSError):
                 self._lines.close()
@@ -185,7 +185,7 @@ class Program:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.02)
-        for path in set(_SHM.glob("DD*")) - self._segments:  # Dragon's gigabytes, where it was killed
+        for path in set(_SHM.glob("DD*")) - self._segments:  # gigabytes left by Dragon if it was killed
             path.unlink(missing_ok=True)
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -200,11 +200,11 @@ class Program:
 
 def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "no output"
 
 
 def _reap() -> bool:
-    """Take leave of children that have ended; tell whether there are others."""
+    """Reap children that have ended; tell whether others are left."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

@@ -1,6 +1,6 @@
-"""What the records of a call cost, in nanoseconds: `python benchmarks/recorder.py`.
+"""Measures the cost of a call's telemetry records, in nanoseconds: `python benchmarks/recorder.py`.
 
-Median of several rounds, the loop subtracted. Both sides of a call are in one process here, one after the other.
+Medians of several rounds, without the loop. Both sides of a call run in one process, one after the other.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _NUM_ROUNDS = 9
 
 
 def measure(step: Callable[[int], object]) -> float:
-    """Return the nanoseconds that one *step* takes, with the call of it."""
+    """Return the nanoseconds for one *step*, including the Python call."""
     rounds = []
     for _ in range(_NUM_ROUNDS):
         started = time.perf_counter_ns()
@@ -30,7 +30,7 @@ def measure(step: Callable[[int], object]) -> float:
 
 
 def rows(written: Recorder) -> dict[str, float]:
-    """Return what each part takes."""
+    """Return the cost of each part."""
     name = written.names.endpoint("actor", "echo")
     peer = written.names.proc(1, "host")
     mark = written.actor(1 << 63, "actor", 0).mark

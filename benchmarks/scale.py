@@ -1,11 +1,11 @@
-"""How casts grow with the allocation: many agents' routers in one process, and frames handed from one to the next.
+"""Measures how casts scale with the allocation: one process runs many agents' routers and passes on their frames.
 
     python benchmarks/scale.py                    # 1 to 10 000 hosts
     python benchmarks/scale.py --hosts 4096 --per-host 8
 
-The routing is the real one (`agent.casts.router`, `wire.casts`); sockets, sealing and actors are left out. The work is
-what this one process does for all hosts, one after the other; it is not a latency. The second line of each size is a
-call whose answers of four bytes are added up on the hosts, as by `Accumulator(..., merge=)`.
+The routing is the real one (`agent.casts.router`, `wire.casts`), without sockets, sealing and actors. The work is the
+CPU time of this process for all hosts, one after the other; it is not a latency. The second line of each size is a call
+whose answers of four bytes are added up on the hosts, as by `Accumulator(..., merge=)`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _SIZES = (1, 16, 17, 100, 1000, 4096, 10_000)
 
 
 def measure(num_hosts: int, per_host: int, fanout: int) -> None:
-    """Print two lines."""
+    """Measure one size and print two lines."""
     fabric = Fabric(num_hosts, per_host, fanout, combine=_add)
     fabric.cast()
-    fabric.run()  # the first one chooses the ways
+    fabric.run()  # the first cast chooses the routes
     for reduced in (False, True):
         _measure(fabric, num_hosts, fanout, reduced=reduced)
 

@@ -1,12 +1,12 @@
-"""How fast our channels are, beside floors measured in the same run, between two processes on this machine.
+"""Measures our channels between two processes on this machine, together with floors from the same run.
 
     python -m benchmarks.transport                       # all rows; about ten minutes
-    python -m benchmarks.transport --rows tcp socket     # some
-    python -m benchmarks.transport --rounds 1            # a look
+    python -m benchmarks.transport --rows tcp socket     # some rows
+    python -m benchmarks.transport --rounds 1            # a short run
 
-Each process has a core of its own where there are two. The rows take turns within each round, so that what else
-the machine does hits all alike. The table shows the best round (of p99 the median one); ratios are medians of the
-ratios within the rounds. Exit code 1 if a goal was missed.
+Each process has its own core if there are two. The rows take turns within each round, so that other load on the machine
+hits all alike. The table shows the best round (for p99 the median one); ratios are medians of the ratios within the
+rounds. Exit code 1 if a goal was missed.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Measure:
-    """One column.
+    """One column of the table.
 
     Attributes:
-        what: what the ends do for it, see `benchmarks.ends`.
-        num: how often; few where each takes long.
-        unit: of the cells: ``us``, ``k/s``, ``GB/s`` or ``%``.
+        what: the measurement, see `benchmarks.ends`.
+        num: number of repetitions; few if each takes long.
+        unit: unit of the cells: ``us``, ``k/s``, ``GB/s`` or ``%``.
     """
 
     title: str
@@ -65,7 +65,7 @@ class Measure:
         return self.unit in ("us", "%")
 
     def cell(self, value: float) -> float:
-        """What an end found, in the unit of the column."""
+        """An end's result in the unit of the column."""
         if self.unit == "us":
             return value * 1e6
         if self.unit == "k/s":
@@ -91,7 +91,7 @@ MEASURES = (
 
 @dataclass(frozen=True)
 class Goal:
-    """What a cell must reach: a number, or a multiple of a floor's cell in the same round."""
+    """A goal for a cell: a number, or a multiple of a floor's cell in the same round."""
 
     row: str
     title: str
@@ -99,7 +99,7 @@ class Goal:
     floor: str = ""
 
     def judge(self, table: Table) -> tuple[str, bool] | None:
-        """The goal in words with what was found, and whether it was reached; None where nothing was."""
+        """The goal with the result as text, and whether it was reached; None without a result."""
         measure = next(measure for measure in MEASURES if measure.title == self.title)
         ours = table.rounds.get((self.row, self.title))
         if not ours:
@@ -136,11 +136,11 @@ GOALS = (
 
 
 class Table:
-    """What was found: for each row and column, a number a round.
+    """The results: one number for each row, column and round.
 
     Attributes:
         rounds: cells by row and title of the column.
-        tails: the same for p99, where there is one.
+        tails: the same for p99, if measured.
     """
 
     def __init__(self) -> None:
@@ -148,13 +148,13 @@ class Table:
         self.tails: dict[tuple[str, str], list[float]] = {}
 
     def add(self, row: str, measure: Measure, found: dict[str, float]) -> None:
-        """Note one round of one cell."""
+        """Add one round of one cell."""
         self.rounds.setdefault((row, measure.title), []).append(measure.cell(found["value"]))
         if "p99" in found:
             self.tails.setdefault((row, measure.title), []).append(measure.cell(found["p99"]))
 
     def text(self, row: str, measure: Measure) -> str:
-        """One cell."""
+        """The text of one cell."""
         values = self.rounds.get((row, measure.title))
         if not values:
             return "-"
@@ -164,7 +164,7 @@ class Table:
         return f"{shown} / {statistics.median(tails):.0f}" if tails else shown
 
     def print(self, rows: list[str]) -> None:
-        """Print all, a row a line."""
+        """Print the table, one line per row."""
         heads = ["" if measure.what != "ping" else "p50/p99" for measure in MEASURES]
         lines = [
             ["", *(measure.title for measure in MEASURES)],
@@ -181,7 +181,7 @@ class Table:
 
 
 def start(row: str, cpus: tuple[int, int] | None) -> Pair | Perftest:
-    """The processes of a row."""
+    """Start the processes of a row."""
     if row.startswith("perftest-"):
         return Perftest(row.removeprefix("perftest-"), cpus)
     return Pair(row, cpus)

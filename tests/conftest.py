@@ -1,4 +1,4 @@
-"""What holds for every test: no real home, no site's variables, nothing left behind."""
+"""Fixtures for all tests: an empty home, no variables of the site, and a check for leaked resources."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-# The same examples on every run: a test that fails must fail again. Slow machines are no failures.
+# The same examples on every run, so that failures are reproducible; no deadline, since slowness is not a failure.
 hypothesis.settings.register_profile("house", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("house")
 
-# What a process that was told to end may take until the kernel has taken it down.
+# Time that the kernel may take to end a killed process.
 _SETTLE_S = 5.0
 
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep each file's tests in one process, in their order, and all tests that need a Slurm: they share one lab."""
+    """Keep each file's tests in one process, in their order; likewise all Slurm tests, which share one lab."""
     with_lab = Path(__file__).with_name("slurm")
     for item in items:
         item.add_marker(pytest.mark.xdist_group("slurm" if item.path.is_relative_to(with_lab) else str(item.path)))
@@ -31,7 +31,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Give all tests an empty home, and take away what the shell or a site says about Slurm and us."""
+    """Give all tests an empty home, and remove variables of the shell or site for Slurm and monarch-hpc."""
     home = tmp_path_factory.mktemp("home")
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
@@ -48,16 +48,16 @@ def no_leaks() -> Iterator[None]:
     yield
     end_s = time.monotonic() + _SETTLE_S
     while (left := held() - before) and time.monotonic() < end_s:
-        gc.collect()  # what objects in a circle hold open goes with them
+        gc.collect()  # closes files held by reference cycles
         ucx = sys.modules.get("monarch_hpc.transport.ucx._ucx")
         if ucx is not None:
-            ucx.num_abandoned()  # ends UCX workers whose peers answer, or have died, by now
+            ucx.num_abandoned()  # ends UCX workers whose peers have answered or died meanwhile
         time.sleep(0.01)
     assert not left, f"left behind: {sorted(left)}"
 
 
 def held() -> set[str]:
-    """The child processes, threads and open files that this process has."""
+    """The child processes, threads and open files of this process."""
     children = {
         f"child process {pid}" for task in Path("/proc/self/task").iterdir() for pid in _read(task / "children").split()
     }
@@ -71,7 +71,7 @@ def _open_files() -> Iterator[str]:
             target = os.readlink(entry)
         except FileNotFoundError:
             continue
-        # Libraries keep devices open for good, such as /dev/urandom.
+        # Libraries keep devices such as /dev/urandom open until the process exits.
         if not target.startswith("/dev/"):
             yield f"{entry.name} -> {target}"
 

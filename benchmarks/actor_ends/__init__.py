@@ -1,1 +1,1 @@
-"""The programs that `benchmarks.actors` compares: the same actor and the same work in ours and in each peer."""
+"""The programs that `benchmarks.actors` compares: the same actor and the same work with monarch-hpc and each peer."""

@@ -1,4 +1,4 @@
-"""One program of the comparison: does what it is told through a socket, a JSON object a line, and answers with one.
+"""One program of the comparison: carries out orders from a socket, one JSON object per line, and answers each with one.
 
 python -m benchmarks.actor_ends PEER SOCKET, started by `benchmarks.programs` in the peer's own interpreter.
 """
@@ -31,7 +31,7 @@ Found = dict[str, float]
 
 
 def make_end(peer: str) -> End:
-    """The end of *peer*."""
+    """Return the end of *peer*."""
     module, _, name = _ENDS[peer].partition(".")
     end: End = getattr(importlib.import_module(f"benchmarks.actor_ends.{module}_end"), name)()
     return end
@@ -135,7 +135,7 @@ _WORK = {
 
 
 def main() -> None:
-    """Obey until the socket ends."""
+    """Carry out orders until the socket is closed."""
     peer, path = sys.argv[1:]
     control = socket.socket(socket.AF_UNIX)
     control.connect(path)
@@ -146,14 +146,14 @@ def main() -> None:
         try:
             end = end or make_end(peer)
             answer: dict[str, object] = dict(_WORK[order["what"]](end, order["num"]))
-        except Exception as error:  # noqa: BLE001 -- one measure that a peer cannot do is told, and the next one tried
-            said = str(error).strip().splitlines() or [""]
-            answer = {"missing": f"{type(error).__name__}: {said[-1]}"}
+        except Exception as error:  # noqa: BLE001 -- a measurement that a peer cannot do is reported, and skipped
+            lines_of_error = str(error).strip().splitlines() or [""]
+            answer = {"missing": f"{type(error).__name__}: {lines_of_error[-1]}"}
         lines.write(json.dumps(answer) + "\n")
         lines.flush()
     if end is not None:
         end.close()
-    os._exit(0)  # what started this ends what is left
+    os._exit(0)  # the parent ends the remaining processes
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Dragon: it has no actors, so a process that answers a pipe is one. Started by its own launcher."""
+"""Dragon: it has no actors, so a process that answers on a pipe stands for one. Started by Dragon's launcher."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.actor_ends.end import Blocking, Worker, timed, wait_asleep
 __all__ = ["DragonEnd"]
 
 _WINDOW = 64
-"""Calls under way at a time: a pipe holds about a hundred, and when both are full, both ends wait."""
+"""Calls in flight: a pipe holds about a hundred, and when both are full, both ends block."""
 
 
 class _Echo(Worker):
@@ -51,7 +51,7 @@ class DragonEnd(Blocking):
     def spawn(self, num: int) -> None:
         other, served = multiprocessing.Pipe()
         pipes = [multiprocessing.Pipe() for _ in range(num)]
-        self._kept = other, served, pipes  # a pipe ends with the object that made it
+        self._kept = other, served, pipes  # a pipe is closed with the object that made it
         self._pipes = [near for near, _ in pipes]
         self._processes = [multiprocessing.Process(target=_run, args=(far, other, served)) for _, far in pipes]
         for process in self._processes:
@@ -108,7 +108,7 @@ class DragonEnd(Blocking):
         return float(self._ask("cpu_s"))
 
     def kill(self, path: str) -> float:
-        """The pipe tells nothing of a death: its caller must wait for the process too."""
+        """Kill the proc; a pipe does not report a death, so the caller must wait for the process, too."""
         pid = self._ask("pid")
         self._pipes[0].send(("nap", (path,)))
         wait_asleep(path)

@@ -1,4 +1,4 @@
-"""What a program of the comparison can do. Needs Python's own library and NumPy only: it runs beside each peer."""
+"""The interface of a compared program. Needs only the standard library and NumPy, as it runs beside each peer."""
 
 from __future__ import annotations
 
@@ -11,52 +11,52 @@ __all__ = ["NAP_S", "PATIENCE_S", "Blocking", "End", "Missing", "Worker", "wait_
 
 PATIENCE_S = 60.0
 NAP_S = 60
-"""How long an actor sleeps that is about to be killed."""
+"""Sleep of an actor that is about to be killed, in seconds."""
 
 
 class Missing(Exception):
-    """Something that this peer does not have."""
+    """A feature that this peer lacks."""
 
 
 class Worker:
-    """What every actor does; each end makes its own kind of actor of it."""
+    """The work of every actor; each end makes its own kind of actor from it."""
 
     def echo(self, value: object) -> object:
-        """The call that is measured."""
+        """Return *value*: the measured call."""
         return value
 
     def touch(self, array: object) -> int:
-        """Take an array, and read a byte of each page of it."""
+        """Read a byte of each page of *array*."""
         return int(array[::4096].sum())  # type: ignore[index]
 
     def pid(self) -> int:
-        """The process that this runs in."""
+        """Return the id of this process."""
         return os.getpid()
 
     def cpu_s(self) -> float:
-        """CPU time of that process so far, of all its threads."""
+        """Return the CPU time of this process so far, of all threads."""
         return time.process_time()
 
     def nap(self, path: str) -> None:
-        """Say in a file that the call is here, and sleep."""
+        """Make the file *path*, so that the caller sees that the call has begun, and sleep."""
         open(path, "w").close()
         time.sleep(NAP_S)
 
 
 class End(ABC):
-    """A program and its actors: numbers of procs with one actor each. One of them, the first, is measured alone."""
+    """A program with procs of one actor each; the first actor is also measured alone."""
 
     @abstractmethod
     def start(self) -> None:
-        """Start whatever procs are made by."""
+        """Start the runtime that makes procs."""
 
     @abstractmethod
     def spawn(self, num: int) -> None:
-        """Make *num* procs with an actor each; return when all have answered a call."""
+        """Make *num* procs with one actor each; return when all have answered a call."""
 
     @abstractmethod
     def stop(self) -> None:
-        """End them."""
+        """End the procs."""
 
     @abstractmethod
     def echo(self, num: int) -> list[float]:
@@ -64,7 +64,7 @@ class End(ABC):
 
     @abstractmethod
     def pipeline(self, num: int) -> float:
-        """Seconds for *num* calls of the first actor, none of which waits for another."""
+        """Seconds for *num* calls of the first actor, sent without waiting for answers."""
 
     @abstractmethod
     def call(self, num: int) -> list[float]:
@@ -88,18 +88,18 @@ class End(ABC):
 
     @abstractmethod
     def kill(self, path: str) -> float:
-        """Kill the only proc while a call of it sleeps, see `Worker.nap`; seconds until the caller knows."""
+        """Kill the only proc during a call to `Worker.nap`; seconds until the call fails."""
 
     def close(self) -> None:  # noqa: B027 -- most have nothing to do
-        """Leave nothing behind that the end of the processes does not end."""
+        """Release what does not end with the processes."""
 
     def zygote(self) -> int:
-        """The process that the procs are forks of, or 0."""
+        """The process from which the procs are forked; 0 if there is none."""
         return 0
 
 
 class Blocking(End):
-    """An end whose calls block the thread that makes them."""
+    """An end whose calls block the calling thread."""
 
     @abstractmethod
     def one(self, value: object) -> object:
@@ -128,14 +128,14 @@ def timed(call: Callable[[object], object], num: int) -> list[float]:
 
 
 def wait_asleep(path: str) -> None:
-    """Wait until an actor naps, see `Worker.nap`.
+    """Wait until an actor is in `Worker.nap`.
 
     Raises:
-        TimeoutError: the call did not come.
+        TimeoutError: the call did not begin in time.
     """
     end_s = time.monotonic() + PATIENCE_S
     while not os.path.exists(path):
         if time.monotonic() > end_s:
             raise TimeoutError(f"the call that is to be interrupted did not begin within {PATIENCE_S:.0f} s")
         time.sleep(0.01)
-    time.sleep(0.1)  # whoever sent it is done with it too
+    time.sleep(0.1)  # until the sender has finished sending, too

@@ -15,7 +15,7 @@ from monarch_hpc import Actor, ActorDied, ActorMesh, Future, HostMesh, ProcMesh,
 __all__ = ["OurEnd"]
 
 _WINDOW = 256
-"""Calls under way at a time: while a caller only sends, for longer than a millisecond, threads take turns with it."""
+"""Calls in flight: when a caller only sends, for longer than a millisecond, other threads preempt it."""
 
 
 class _Echo(Actor):
@@ -48,7 +48,7 @@ class _Echo(Actor):
 
 
 class OurEnd(Blocking):
-    """The way a user's program does it."""
+    """The same calls as in a user's program."""
 
     _hosts: HostMesh
     _procs: ProcMesh
@@ -112,7 +112,7 @@ class OurEnd(Blocking):
         raise AssertionError("a killed actor has answered")
 
     def zygote(self) -> int:
-        """The parent of the procs' common ancestor has the same command line, but is older: the oldest one is it."""
+        """The zygote: the oldest of the processes with its command line, since its forks have the same one."""
         procs = set(self.pids())
         agents = {int(_status(pid, "PPid")) for pid in procs}
         found = [

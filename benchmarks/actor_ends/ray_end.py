@@ -1,4 +1,4 @@
-"""Ray: a cluster of its own on this machine."""
+"""Ray: a private cluster on this machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.actor_ends.end import Blocking, Worker, timed, wait_asleep
 __all__ = ["RayEnd"]
 
 _NUM_CPUS = 128
-"""More actors than cores are meant to run here."""
+"""More than this machine has: more actors than cores are to run here."""
 
 
 class _Worker(Worker):

@@ -1,4 +1,4 @@
-"""torch.distributed.rpc: a world of processes, an object in each."""
+"""torch.distributed.rpc: a world of processes with an object in each."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _run(name: str, rank: int, size: int, port: int) -> None:
 
 
 class RpcEnd(Blocking):
-    """Each `spawn` makes a world: it cannot grow."""
+    """Each `spawn` makes a new world, since a world cannot grow."""
 
     def start(self) -> None:
         torch.set_num_threads(1)
@@ -59,20 +59,20 @@ class RpcEnd(Blocking):
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         context = multiprocessing.get_context("spawn")
-        # Names of their own: this process counts what happened among each set of names, and new ones begin at 0.
+        # New names each time: this process counts operations for each set of names, and new sets begin at 0.
         self._names = [f"w{index}-{port}" for index in range(num)]
         self._processes = [
             context.Process(target=_run, args=(name, rank, num + 1, port)) for rank, name in enumerate(self._names, 1)
         ]
         for process in self._processes:
             process.start()
-        # Every process must have made as many worlds before as the others; these have made none.
+        # All processes must have made the same number of worlds before; the new ones have made none.
         rpc._init_counter = 0
         _join("near", 0, num + 1, port)
         self.all(0)
 
     def stop(self) -> None:
-        # In step with each other they would end only worlds of processes that have seen as many as each other.
+        # A graceful shutdown needs processes that have all made the same number of worlds.
         rpc.shutdown(graceful=False)
         for process in self._processes:
             process.kill()
@@ -95,7 +95,7 @@ class RpcEnd(Blocking):
         return took
 
     def push(self, array: object) -> float:
-        # What it moves without pickling is a tensor.
+        # Only tensors are sent without pickling.
         tensor = torch.from_numpy(array)
         begun_s = time.perf_counter()
         rpc.rpc_sync(self._names[0], _do, ("touch", tensor))

@@ -1,4 +1,4 @@
-"""PyTorch Monarch, the wheel."""
+"""PyTorch Monarch, from its wheel."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.actor_ends.end import Blocking, Worker, timed, wait_asleep
 __all__ = ["MonarchEnd"]
 
 _BURST = 512
-"""Calls under way at a time: with more of them it becomes slower."""
+"""Calls in flight: with more of them Monarch becomes slower."""
 
 
 class _Echo(Actor):
@@ -49,7 +49,7 @@ class _Echo(Actor):
 
 
 class MonarchEnd(Blocking):
-    """Synchronous endpoints and calls, as its fastest are; pipelined calls by asyncio, which beats its `get`."""
+    """Synchronous endpoints and calls, its fastest ones; pipelined calls with asyncio, which is faster than `get`."""
 
     def start(self) -> None:
         # By default the first death interrupts the program.
@@ -72,13 +72,13 @@ class MonarchEnd(Blocking):
         return self._every.echo.call(value).get()
 
     def pipeline(self, num: int) -> float:
-        async def pour() -> None:
+        async def send_all() -> None:
             for begin in range(0, num, _BURST):
                 numbers = range(begin, min(num, begin + _BURST))
                 await asyncio.gather(*[self._first.echo.call_one(number) for number in numbers])
 
         begun_s = time.perf_counter()
-        asyncio.run(pour())
+        asyncio.run(send_all())
         return time.perf_counter() - begun_s
 
     def chat(self, num: int) -> list[float]:

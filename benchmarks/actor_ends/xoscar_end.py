@@ -1,4 +1,4 @@
-"""Xoscar: a pool of processes with an actor each, called from a coroutine."""
+"""Xoscar: a pool of processes with one actor each, called from a coroutine."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class _Echo(xoscar.Actor):
 
 
 class XoscarEnd(End):
-    """Its pool of processes is made at each `spawn`, as it is where a program needs processes."""
+    """Each `spawn` makes a pool of processes, as a program that needs processes does."""
 
     def start(self) -> None:
         try:
@@ -96,12 +96,12 @@ class XoscarEnd(End):
         return self._run(_timed(self._all, num))
 
     def pipeline(self, num: int) -> float:
-        async def pour() -> float:
+        async def send_all() -> float:
             begun_s = time.perf_counter()
             await asyncio.gather(*[self._actors[0].echo(number) for number in range(num)])
             return time.perf_counter() - begun_s
 
-        return self._run(pour())
+        return self._run(send_all())
 
     def chat(self, num: int) -> list[float]:
         return list(self._run(self._actors[0].chat(self._actors[1], num)))

@@ -1,1 +1,1 @@
-"""The two processes of a row of `benchmarks.transport`: ours, and the floors that it is compared with."""
+"""The two processes of a row of `benchmarks.transport`: our fabrics, and the floors that they are compared with."""

@@ -1,4 +1,4 @@
-"""One process of a row: does what it is told through a socket, a JSON object a line, and answers with one.
+"""One process of a row: carries out orders from a socket, one JSON object per line, and answers each with one.
 
 python -m benchmarks.ends ROW SIDE SOCKET CPU, started by `benchmarks.transport`.
 """
@@ -18,7 +18,7 @@ _WARM_UP = 50
 
 
 def make_end(row: str, *, near: bool) -> End:
-    """The end for a row of the table."""
+    """Return the end for a row of the table."""
     if row == "pipe":
         return PipeEnd(near=near)
     if row == "socket":
@@ -53,7 +53,7 @@ def measure(end: End, what: str, num: int, nbytes: int, key: str) -> dict[str, f
 
 
 def main() -> None:
-    """Obey until the socket ends."""
+    """Carry out orders until the socket is closed."""
     row, side, path, cpus = sys.argv[1:]
     if side == "rank":
         side = "near" if os.environ["OMPI_COMM_WORLD_RANK"] == "0" else "far"

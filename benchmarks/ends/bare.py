@@ -1,4 +1,4 @@
-"""Floors: what Python reaches with nothing of ours between it and the kernel, or with another library."""
+"""Floors: the speed of Python directly on the kernel, or with other libraries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["MpiEnd", "PipeEnd", "SocketEnd", "ZmqEnd"]
 
 
 def load(name: str, package: str) -> ModuleType:
-    """Import what need not be installed."""
+    """Import an optional package."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -27,13 +27,13 @@ class PipeEnd(Plain):
     """Two pipes."""
 
     def open(self, address: str) -> str:
-        """Make the two as files, or open them; both ends open them in the same order."""
+        """Make the two pipes as files, or open them; both ends open them in the same order."""
         folder = Path(address or tempfile.mkdtemp(prefix="bench-"))
         to_far, to_near = folder / "to-far", folder / "to-near"
         if not self.near:
             os.mkfifo(to_far)
             os.mkfifo(to_near)
-            # Read and write, so that opening waits for nobody.
+            # Read and write, so that opening does not block.
             self._in, self._out = os.open(to_far, os.O_RDWR), os.open(to_near, os.O_RDWR)
             return str(folder)
         self._in, self._out = os.open(to_near, os.O_RDWR), os.open(to_far, os.O_RDWR)

@@ -1,4 +1,4 @@
-"""What one of two processes does for a measurement; the other one does the counterpart of the same name."""
+"""The interface of one of two measured processes; the other one runs the counterpart of the same name."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ __all__ = ["End", "Missing", "Plain", "cpu_share", "fresh"]
 
 
 class Missing(Exception):
-    """Something that this row needs is not on this machine."""
+    """A requirement of this row is missing on this machine."""
 
 
 class End(ABC):
-    """One end of a pair. The near one measures, the far one answers."""
+    """One end of a pair: the near end measures, the far end answers."""
 
     @abstractmethod
     def open(self, address: str) -> str:
-        """Connect to the far end at *address*; the far end is given "" and returns where it is."""
+        """Connect to the far end at *address*; the far end gets "" and returns its address."""
 
     @abstractmethod
     def ping(self, num: int, nbytes: int) -> list[float]:
@@ -27,10 +27,10 @@ class End(ABC):
 
     @abstractmethod
     def pour(self, num: int, nbytes: int) -> float:
-        """Near: seconds until *num* messages of *nbytes* bytes were with the far end. Far: takes them; 0."""
+        """Near: seconds until the far end has *num* messages of *nbytes* bytes. Far: receives them; returns 0."""
 
     def hold(self, nbytes: int) -> str:
-        """Far: offer so much memory; return its key, or "" where there is no such thing."""
+        """Far: register this much memory; return its key, or "" if the row has no registered memory."""
         return ""
 
     def fetch(self, key: str, num: int, nbytes: int) -> float:
@@ -43,11 +43,11 @@ class End(ABC):
 
     @abstractmethod
     def idle(self, seconds: float) -> float:
-        """CPU used while nothing comes for so long, as a share of one core."""
+        """CPU used while idle for this long, as a share of one core."""
 
 
 def fresh(nbytes: int) -> memoryview:
-    """Memory that was written to, in huge pages where there are any: what is measured is the way, not the pages."""
+    """Memory that has been written to, in huge pages if available, so that page faults are not measured."""
     mapped = mmap.mmap(-1, max(nbytes, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if nbytes >= 2**21:
         try:
@@ -69,13 +69,13 @@ def cpu_share(begun_s: float, used_s: float) -> float:
 
 
 def cpu_s() -> float:
-    """CPU time of this process so far, of all its threads."""
+    """CPU time of this process so far, of all threads."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
 
 
 class Plain(End):
-    """An end that sends and receives messages of known length, waiting for each."""
+    """An end that sends and receives messages of known length, one at a time."""
 
     def __init__(self, *, near: bool) -> None:
         self.near = near

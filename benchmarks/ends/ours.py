@@ -1,4 +1,4 @@
-"""Our fabrics: a node on each side, as an agent and a proc have one."""
+"""Our fabrics: a transport node on each side, as in agents and procs."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ __all__ = ["OurEnd"]
 _ALLOCATION = "00" * 16
 _KEY = bytes(32)
 _PATIENCE_S = 60.0
-_NOBODY = "192.0.2.1"
-"""Reserved for documentation; the relay takes it for loopback, so that no direct way wins."""
+_UNREACHABLE = "192.0.2.1"
+"""Reserved for documentation; the relay connects to loopback instead, so that no direct route wins."""
 
 _ECHO, _TAKE, _COUNT = range(3)  # what the far end does with a frame
-_BUFFER_BYTES = 4096  # from here on a payload is a buffer, as the serializer would make it
+_BUFFER_BYTES = 4096  # larger payloads are buffers, as from the serializer
 
 _TRANSPORTS = {"ucx-shm": "posix,cma,self", "ucx-tcp": "tcp,self"}
 
 
 class _PipeRelay:
-    """The relay as `srun` would start it, on this machine."""
+    """The relay, started on this machine instead of by `srun`."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -54,18 +54,18 @@ class _PipeRelay:
             self._process.stdin.close()
             self._process.stdout.close()
             self._relay = Relay(self._engine, *pipes, far=False, over=lambda _reason: None)
-        return self._relay.open(address.replace(_NOBODY, "127.0.0.1"), failed)
+        return self._relay.open(address.replace(_UNREACHABLE, "127.0.0.1"), failed)
 
     def close(self) -> None:
-        pass  # it ends with this process, which closes its input
+        pass  # the relay ends with this process, which closes its input
 
 
 class OurEnd(End):
-    """One end over a fabric of ours.
+    """One end over one of our fabrics.
 
     Args:
         fabric: ``ucx-shm``, ``ucx-tcp``, ``tcp`` or ``relay``.
-        spins: whether a waiting thread polls for as long as the default configuration says, before it sleeps.
+        spins: whether a waiting thread spins before it sleeps, for as long as in the default configuration.
     """
 
     def __init__(self, *, near: bool, fabric: str, spins: bool) -> None:
@@ -94,17 +94,17 @@ class OurEnd(End):
         self._memory: Memory | None = None
         self._channel: FrameChannel
 
-    # ---- what the node tells ----
+    # ---- callbacks of the node ----
 
     def on_channel(self, channel: FrameChannel) -> None:
         """The near end has connected."""
         self._channel = channel
 
     def on_lost(self, channel: FrameChannel, error: TransportError) -> None:
-        """The run is over, or broken."""
+        """Do nothing: the measurement is over, or fails by itself."""
 
     def on_frame(self, channel: FrameChannel, frame: Frame) -> None:
-        """Count what comes, and at the far end answer."""
+        """Count received frames; at the far end, answer them."""
         if self._near:
             self._num += 1
         elif frame.dest == _ECHO:
@@ -115,18 +115,18 @@ class OurEnd(End):
             channel.send(Frame(Kind.RESULT, _COUNT, self._num))
             self._num = 0
 
-    # ---- what is measured ----
+    # ---- measurements ----
 
     def open(self, address: str) -> str:
         if not self._near:
             return self._node.listen(["127.0.0.1"])[0]
         if self._fabric == "relay":
-            address = address.replace("127.0.0.1", _NOBODY)
+            address = address.replace("127.0.0.1", _UNREACHABLE)
         channel = self._channel = self._node.connect([address])
         if self._ucx:
             self._engine.wait(lambda: bool(channel.why), _PATIENCE_S)
         if channel.fabric != self._fabric.replace("-", "/"):
-            raise Missing(f"{self._fabric} is not there, but {channel.fabric}: {channel.why or 'no reason given'}")
+            raise Missing(f"got {channel.fabric} instead of {self._fabric}: {channel.why or 'no reason given'}")
         return ""
 
     def _wait(self, num: int) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from monarch_hpc.config.program import own_slurm_ids, own_variables
-from monarch_hpc.core.gpus import TELLING_VARIABLES, usable_gpus
+from monarch_hpc.core.gpus import GRANT_VARIABLES, usable_gpus
 from monarch_hpc.core.ids import SlurmIds
 from monarch_hpc.core.shape import Extent, Point
 
@@ -140,7 +140,7 @@ def own_info() -> ProcInfo:
         host=slurm.node or platform.node(),
         host_rank=-1,
         local_rank=0,
-        gpus=tuple(usable_gpus(own_variables(TELLING_VARIABLES), os.listdir("/dev"), in_job=bool(slurm.job_id))),
+        gpus=tuple(usable_gpus(own_variables(GRANT_VARIABLES), os.listdir("/dev"), in_job=bool(slurm.job_id))),
         slurm_job_id=slurm.job_id,
         slurm=slurm,
         cpus=tuple(sorted(os.sched_getaffinity(0))),

@@ -1,4 +1,4 @@
-"""`python -m monarch_hpc.cli`: the command line where no `monarch-hpc` script is on PATH."""
+"""`python -m monarch_hpc.cli`: the command line without a `monarch-hpc` script on PATH."""
 
 from __future__ import annotations
 

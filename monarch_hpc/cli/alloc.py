@@ -1,4 +1,4 @@
-"""`monarch-hpc alloc`: from a request to hosts whose agents are ready."""
+"""`monarch-hpc alloc`: requests hosts from Slurm, and waits until their agents are ready."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ from monarch_hpc.slurm import (
 
 __all__ = ["command"]
 
-# Thousands of agents report within seconds; one line for each would hide what matters.
+# Thousands of agents may report within seconds; a line for each would hide all else.
 _COUNT_EVERY_S = 1.0
 
 
 @click.command()
 @click.argument("name", default="default")
-@click.option("-N", "--nodes", metavar="N", help="Hosts to take, as sbatch takes it: 4, or 2-4.")
+@click.option("-N", "--nodes", metavar="N", help="Number of hosts, as for sbatch: 4, or 2-4.")
 @click.option("-t", "--time", "time_limit", metavar="TIME", help="Time limit: 30 (minutes), 2h, H:MM:SS, D-HH.")
 @click.option("-p", "--partition", metavar="NAME", help="Partition.")
 @click.option("-q", "--qos", metavar="NAME", help="Quality of service.")
 @click.option("-A", "--account", metavar="NAME", help="Account to charge.")
 @click.option("-C", "--constraint", metavar="FEATURES", help="Features that hosts must have.")
-@click.option("-w", "--nodelist", metavar="HOSTS", help="Hosts that must be among them.")
-@click.option("-x", "--exclude", metavar="HOSTS", help="Hosts that must not be among them.")
-@click.option("--reservation", metavar="NAME", help="Reservation to take them from.")
+@click.option("-w", "--nodelist", metavar="HOSTS", help="Hosts that must be included.")
+@click.option("-x", "--exclude", metavar="HOSTS", help="Hosts that must not be included.")
+@click.option("--reservation", metavar="NAME", help="Reservation to use.")
 @click.option("--gpus-per-node", metavar="N", help="GPUs on each host: 4, or a100:4.")
 @click.option("--slurm", "options", multiple=True, metavar='"--OPTION=VALUE"', help="Any other option of sbatch.")
-@click.option("--bg", is_flag=True, help="Return at once; 'monarch-hpc status' shows when it is ready.")
+@click.option("--bg", is_flag=True, help="Return at once; 'monarch-hpc status' shows when the allocation is ready.")
 @click.option("--dry-run", is_flag=True, help="Print the batch script and stop.")
 @output_options
 def command(
@@ -65,12 +65,12 @@ def command(
 ) -> int:
     """Take hosts from Slurm and hold them.
 
-    Returns when their agents are ready. NAME is what you call the allocation ('default' if left out). Ctrl-C while it
-    waits gives everything back.
+    Returns when the agents on all hosts are ready. NAME is a name for the allocation ('default' if left out). Ctrl-C
+    during the wait releases the hosts.
     """
     config = load_to_start(
         {
-            # Slurm counts minutes; a part of one is given as a whole.
+            # Slurm counts in minutes: round up.
             "slurm.time_min": None if time_limit is None else -(-parse_duration(time_limit) // 60),
             "slurm.partition": partition,
             "slurm.qos": qos,
@@ -79,7 +79,7 @@ def command(
             "slurm.reservation": reservation,
         }
     ).config
-    # Given on the command line, these come after what a profile says about them.
+    # Options of the command line come last, so that they override the profile's.
     given = {"nodes": nodes, "nodelist": nodelist, "exclude": exclude}
     allocation = new_allocation_id()
     request = Request(
@@ -114,10 +114,10 @@ def command(
 def _wait(allocations: Allocations, record: AllocationRecord, output: Console, signals: _Signals) -> int:
     progress = _Progress(record, output)
     try:
-        life = allocations.follow(record, progress.tell, lambda: signals.received is not None)
+        life = allocations.follow(record, progress.show, lambda: signals.received is not None)
     except AllocationError as error:
-        # The job is still there, and holds hosts that nobody can use.
-        _give_back(allocations, record, error)
+        # The job still exists, and holds hosts that are of no use.
+        _release(allocations, record, error)
         raise
     if life.stage is Stage.READY:
         hosts = life.ready.hosts if life.ready else ()
@@ -128,7 +128,7 @@ def _wait(allocations: Allocations, record: AllocationRecord, output: Console, s
         output.show(_document(record, life), text, [record.name])
         return 0
     if signals.received == signal.SIGHUP:
-        # The terminal is gone, the wish is not.
+        # The terminal is gone, but the allocation is still wanted.
         return 0
     output.progress(f"interrupted: cancelling job {record.job_id}")
     released = allocations.release(record)
@@ -138,17 +138,17 @@ def _wait(allocations: Allocations, record: AllocationRecord, output: Console, s
     return 128 + (signals.received or signal.SIGINT)
 
 
-def _give_back(allocations: Allocations, record: AllocationRecord, error: MonarchError) -> None:
+def _release(allocations: Allocations, record: AllocationRecord, error: MonarchError) -> None:
     try:
         allocations.release(record)
     except MonarchError as failed:
-        error.add_note(f"job {record.job_id} could not be given back yet: {failed}")
+        error.add_note(f"job {record.job_id} could not be released yet: {failed}")
     else:
-        error.add_note(f"job {record.job_id} was given back; its output stays in {record.directory}")
+        error.add_note(f"job {record.job_id} was released; its output stays in {record.directory}")
 
 
 class _Progress:
-    """Tells of each phase, with the time it took."""
+    """Prints a line for each phase, with its duration."""
 
     def __init__(self, record: AllocationRecord, output: Console) -> None:
         self._record = record
@@ -160,7 +160,7 @@ class _Progress:
         self._counted = 0
         self._counted_s = 0.0
 
-    def tell(self, life: Lifecycle) -> None:
+    def show(self, life: Lifecycle) -> None:
         now_s = time.monotonic()
         if life.granted is None and self._granted:
             self._output.progress(f"requeued  job {self._record.job_id} goes back to the queue: its agents are gone")
@@ -189,7 +189,7 @@ class _Progress:
 
 
 class _Signals:
-    """Notes SIGINT, SIGTERM and SIGHUP instead of dying, so that what was begun can be undone or handed over."""
+    """Records SIGINT, SIGTERM and SIGHUP instead of dying of them, so that the command can clean up first."""
 
     _WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -199,7 +199,7 @@ class _Signals:
     def __enter__(self) -> _Signals:
         self._before = [(number, signal.getsignal(number)) for number in self._WATCHED]
         for number, handler in self._before:
-            # nohup: who started us decided that SIGHUP means nothing.
+            # Under nohup SIGHUP stays ignored.
             if handler is not signal.SIG_IGN:
                 signal.signal(number, self._note)
         return self
@@ -240,7 +240,7 @@ def _clock(seconds: float) -> str:
 
 
 def _moment(text: str) -> str:
-    """Shorten Slurm's ``2026-11-21T13:37:17`` to what is needed today."""
+    """Shorten Slurm's ``2026-11-21T13:37:17``: no seconds, and no date if it is today."""
     day, _, hour = text.partition("T")
     if not hour:
         return text or "an unknown time"

@@ -1,4 +1,4 @@
-"""`monarch-hpc status --calls`: who runs what for whom, and who waits for whom."""
+"""`monarch-hpc status --calls`: running calls, their callers, and which actors wait for which."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from monarch_hpc.telemetry.picture import Picture, Row, draw
 __all__ = ["NO_ALLOCATION", "Answer", "ask", "document_of", "find_targets", "format_age", "show_calls"]
 
 _WAIT_S = 2.0
-"""Longer than a host that lives takes to answer, short enough for a person to wait for one that does not."""
+"""Longer than a live host takes to answer, and still short enough to wait for one that does not."""
 
 NO_ALLOCATION = "there is no allocation; take one: monarch-hpc alloc NAME -N HOSTS -t MINUTES"
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one allocation answers.
+    """The answer of one allocation.
 
     Attributes:
-        missing: who did not answer in time, in words.
+        missing: descriptions of the processes that did not answer in time.
     """
 
     name: str
@@ -33,11 +33,11 @@ class Answer:
 
 
 def show_calls(name: str | None, config: Config, output: Console) -> int:
-    """Show the allocation called *name*, or that in the directory *name*, or all that live."""
+    """Show the calls of the allocation named *name*, or in the directory *name*; of all live ones if None."""
     targets = find_targets(name, config)
     answers = ask(targets, output)
     rows = [(answer, row) for answer in answers for row in answer.picture.rows]
-    text: str | Table = "no actor, and no program: nothing runs"
+    text: str | Table = "no actor and no program is running"
     if rows:
         several = len({(answer.name, row.run) for answer, row in rows}) > 1
         first = ["RUN"] if several else []
@@ -54,7 +54,7 @@ def show_calls(name: str | None, config: Config, output: Console) -> int:
 
 
 def ask(targets: Sequence[tuple[str, Path]], output: Console) -> list[Answer]:
-    """Return what allocations answer, and warn of those who do not."""
+    """Return the answers of allocations, and warn about missing ones."""
     from monarch_hpc.attach.attach import query_calls
 
     answers = []
@@ -66,14 +66,14 @@ def ask(targets: Sequence[tuple[str, Path]], output: Console) -> list[Answer]:
         answers.append(Answer(target, draw(report.procs), report.missing))
     for answer in answers:
         for missing in answer.missing:
-            output.warn(f"{answer.name}: no answer from {missing} within {_WAIT_S:g} s: what it does is not shown")
+            output.warn(f"{answer.name}: no answer from {missing} within {_WAIT_S:g} s: its calls are not shown")
         for problem in answer.picture.problems:
             output.warn(f"{answer.name}: {problem}")
     return answers
 
 
 def find_targets(name: str | None, config: Config) -> Sequence[tuple[str, Path]]:
-    """Return names and directories of the allocation called *name*, or in that directory, or of all that live."""
+    """Return name and directory of the allocation named *name*, or in the directory *name*; of all live if None."""
     from monarch_hpc.attach.embedded import find_local
     from monarch_hpc.slurm import Allocations
 
@@ -107,7 +107,7 @@ def _cells(row: Row) -> list[str]:
 
 
 def format_age(seconds: float) -> str:
-    """Write since when something goes on."""
+    """Format the age of a call or wait."""
     if seconds < 1:
         return f"{seconds * 1e3:.0f} ms"
     if seconds < 60:
@@ -125,7 +125,7 @@ def _document(answer: Answer) -> dict[str, object]:
 
 
 def document_of(answer: Answer) -> dict[str, object]:
-    """What both ways to look at the calls of an allocation tell."""
+    """The fields that ``--calls`` and ``--endpoints`` have in common."""
     return {
         "name": answer.name,
         "missing": answer.missing,

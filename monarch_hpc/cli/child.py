@@ -1,4 +1,4 @@
-"""The user's program as a child of `run`: started, signalled once, mirrored."""
+"""Runs the user's program as a child of `run`: forwards each signal once, and mirrors its exit code."""
 
 from __future__ import annotations
 
@@ -27,33 +27,34 @@ class End(enum.Enum):
     """Why a program ended."""
 
     ITSELF = enum.auto()
-    STOPPED = enum.auto()  # by a signal that was meant for it
-    ABANDONED = enum.auto()  # because what it ran on is gone
+    STOPPED = enum.auto()  # by a signal to it or to this process
+    ABANDONED = enum.auto()  # because its allocation is gone
 
 
 def block_signals() -> None:
-    """Keep the signals of `await_signal` for it, for the rest of this process."""
+    """Block the signals that `await_signal` waits for, for the rest of this process's life."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
 
 
 def await_signal(timeout_s: float) -> bool:
-    """Wait for a signal or a `wake`; tell whether somebody asked this process to stop."""
+    """Wait for a signal or a `wake`; return whether it was a request to stop."""
     info = signal.sigtimedwait(_SIGNALS, timeout_s)
     return info is not None and info.si_signo in _STOPPING
 
 
 def wake() -> None:
-    """Make the main thread look again; from any thread."""
+    """Make the main thread's wait return; callable from any thread."""
     signal.pthread_kill(threading.main_thread().ident or 0, _WAKE)
 
 
 class Child:
-    """A process in our process group, with our terminal and standard streams.
+    """A process in this process group, with the same terminal and standard streams.
 
-    It gets SIGTERM when we die, however that happens. `block_signals` comes first, and no thread before it.
+    It gets SIGTERM when this process dies, however that happens. `block_signals` must be called before, and no thread
+    may have been started before that.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the process cannot be started.
     """
 
     def __init__(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -61,15 +62,16 @@ class Child:
 
     @property
     def exit_code(self) -> int:
-        """Its exit code as shells show it: 128 and the number of the signal that ended it."""
+        """The exit code as in shells: 128 plus the number of the signal, if one ended the process."""
         code = self._process.returncode
         assert code is not None
         return code if code >= 0 else 128 - code
 
     def wait(self, abandoned: Callable[[], bool], grace_s: float) -> End:
-        """Wait for its end; pass on signals.
+        """Wait for the process to end, and forward signals to it.
 
-        The first signal, or *abandoned*, leaves it *grace_s* seconds to end by itself; a second signal none.
+        After the first signal, or when *abandoned* returns true, it has *grace_s* seconds to end by itself; a second
+        signal kills it at once.
         """
         end = End.ITSELF
         deadline: Deadline | None = None
@@ -78,7 +80,7 @@ class Child:
             if info is not None and info.si_signo in _STOPPING:
                 if end is End.STOPPED:
                     self._process.kill()
-                # The terminal signals the whole foreground group: the child has had that one already.
+                # A signal of the terminal goes to the whole foreground group: the child already has it.
                 elif info.si_code != _SI_KERNEL:
                     self._process.send_signal(info.si_signo)
                 end = End.STOPPED
@@ -92,7 +94,7 @@ class Child:
         return end
 
     def end(self, grace_s: float) -> None:
-        """End it: SIGTERM, and SIGKILL after *grace_s* seconds."""
+        """End the process: SIGTERM, and SIGKILL after *grace_s* seconds."""
         if self._process.poll() is None:
             self._process.terminate()
             self.wait(lambda: True, grace_s)

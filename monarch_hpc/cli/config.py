@@ -1,4 +1,4 @@
-"""`monarch-hpc config`: what is configured, and where."""
+"""`monarch-hpc config`: shows the configuration and its origins."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def command() -> None:
 
 
 @command.command()
-@click.option("--origin", is_flag=True, help="Also where each value comes from: file and line, variable or flag.")
+@click.option("--origin", is_flag=True, help="Also show the origin of each value: file and line, variable or flag.")
 @output_options
 def show(origin: bool) -> None:
-    """Print every key with the value that holds here."""
+    """Print every key with its value on this machine."""
     loaded = load_for_command({})
     values = _flat(as_document(loaded.config))
     document: dict[str, object] = {"config": as_document(loaded.config)}
@@ -35,7 +35,7 @@ def show(origin: bool) -> None:
 
 
 def _flat(document: dict[str, object], prefix: str = "") -> dict[str, object]:
-    """Return a nested document by dotted key, flags of a mapping of flags one by one."""
+    """Return a nested document by dotted key; each flag of a mapping of flags gets its own key."""
     flat: dict[str, object] = {}
     for name, value in document.items():
         if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""`monarch-hpc doctor`: what this machine can do, and what is in the way. It changes nothing and asks no daemon."""
+"""`monarch-hpc doctor`: checks what works on this machine, without changing anything or asking a daemon."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 import monarch_hpc
-from monarch_hpc.cli.findings import Finding, Severity, Sight, examine
+from monarch_hpc.cli.findings import Finding, MachineFacts, Severity, examine
 from monarch_hpc.cli.main import load_for_command
 from monarch_hpc.cli.output import Table, current_output, output_options
 from monarch_hpc.config import Config
@@ -27,17 +27,17 @@ from monarch_hpc.transport.ucx.settings import named_library, wants_ucx
 __all__ = ["command"]
 
 _EXIT_PROBLEM = 1
-# Only where Slurm looks for its configuration in a DNS that does not answer.
+# Reached only if Slurm looks up its configuration in a DNS that does not answer.
 _VERSION_S = 2.0
 
 
 @click.command()
 @output_options
 def command() -> int:
-    """Show what this machine can do, and what is in the way.
+    """Check what works on this machine, and how to fix the rest.
 
-    Run it where you start programs, and with 'srun -N1 monarch-hpc doctor' on a host. The exit code is 1 where
-    something cannot work, and 0 where it is only slower than it could be.
+    Run it where you start programs, and with 'srun -N1 monarch-hpc doctor' on a host. The exit code is 1 if something
+    cannot work, and 0 if it is only slower than it could be.
     """
     findings = examine(_look())
     document = {
@@ -59,7 +59,7 @@ def _rows(findings: Sequence[Finding]) -> list[list[str]]:
     return rows
 
 
-def _look() -> Sight:
+def _look() -> MachineFacts:
     config_problem = ""
     try:
         config = load_for_command({}).config
@@ -73,8 +73,8 @@ def _look() -> Sight:
     except SlurmMissing:
         pass
     except SlurmCommandError as error:
-        slurm_problem = (error.stderr.strip().splitlines() or ["it said nothing"])[-1]
-    return Sight(
+        slurm_problem = (error.stderr.strip().splitlines() or ["no error message"])[-1]
+    return MachineFacts(
         python=f"{platform.python_version()}, {sys.executable}",
         package=f"monarch_hpc {__version__}, {Path(monarch_hpc.__file__).parent}",
         config=config,

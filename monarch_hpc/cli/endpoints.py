@@ -1,4 +1,4 @@
-"""`monarch-hpc status --endpoints`: how often and how long endpoints ran, and how long calls waited for them."""
+"""`monarch-hpc status --endpoints`: number and duration of calls by endpoint, and their time in the queue."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["show_endpoints"]
 
 
 def show_endpoints(name: str | None, config: Config, output: Console) -> int:
-    """Show those of the allocation called *name*, or that in the directory *name*, or of all that live."""
+    """Show the endpoints of the allocation named *name*, or in the directory *name*; of all live ones if None."""
     targets = find_targets(name, config)
     answers = ask(targets, output)
     found = [(answer.name, one) for answer in answers for one in answer.picture.endpoints]

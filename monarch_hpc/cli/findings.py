@@ -1,6 +1,7 @@
-"""What `monarch-hpc doctor` says of what it saw: each finding with its state, and with the next step where one helps.
+"""The findings of `monarch-hpc doctor`, each with its severity and, where one helps, the next step.
 
-Pure: what was seen comes as an argument. One cause is warned of once; what merely follows from it says so.
+Pure: the facts about the machine are an argument. Each cause is warned about once; findings that merely follow from it
+refer to it.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ from monarch_hpc.transport.ucx.library import Library
 from monarch_hpc.transport.ucx.machine import Machine
 from monarch_hpc.transport.ucx.settings import choose_transports, named_library, wants_ucx
 
-__all__ = ["Finding", "Severity", "Sight", "examine"]
+__all__ = ["Finding", "MachineFacts", "Severity", "examine"]
 
-# One channel is one descriptor, and a program has a channel to each of its procs. Every system gives this many.
+# A channel needs a descriptor, and a program has a channel to each of its procs. Every system allows this many.
 _FEW_FILES = 1024
-# UCX has some 4 MiB of shared memory in use for each process that sends; twice that leaves room for others.
+# UCX uses some 4 MiB of shared memory for each sending process; twice that leaves room for others.
 _SHM_PER_CORE_BYTES = 8 << 20
 _SHM_LEAST_BYTES = 128 << 20
-# RDMA locks the memory that it moves.
+# RDMA locks the memory that it transfers.
 _LOCKED_LEAST_BYTES = 1 << 30
 
 
 class Severity(enum.Enum):
-    """How bad a finding is: a warning costs speed or comfort, with a problem something does not work."""
+    """The severity of a finding: a warning costs speed or comfort; with a problem something does not work."""
 
     OK = "ok"
     WARN = "warn"
@@ -39,10 +40,10 @@ class Severity(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Args:
-        what: its name, the same in every version.
+        what: name of the check, the same in every version.
         advice: the next step; empty if none is needed.
     """
 
@@ -53,23 +54,26 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
-    """What was seen on this machine.
+class MachineFacts:
+    """Facts about this machine.
 
     Args:
         python: version and file of the interpreter.
         package: version and folder of monarch_hpc.
-        config: the configuration; the shipped one where *config_problem* says why there is no other.
-        environ: this process's.
-        on_host: this machine is a host of a Slurm job, and this process runs in it.
-        library: libucp; None where it was not looked for, since UCX is not wanted.
-        interfaces: those that are up, name -> IPv4 address.
-        shm: size and free bytes of /dev/shm; None where there is none.
-        num_files: how many descriptors a process may have, and how many if it asks.
-        locked_bytes: how much memory a process may lock; None for any.
-        slurm_missing: which of Slurm's commands are not on PATH.
-        slurm: what Slurm calls itself; empty where *slurm_problem* says why it did not answer.
-        num_cpus: how many this process may use, and how many there are.
+        config: the configuration; the shipped defaults if there is a *config_problem*.
+        config_problem: why the configuration cannot be used; empty if it can.
+        environ: this process's environment.
+        on_host: this process runs in a Slurm job, on one of its hosts.
+        library: libucp; None if it was not looked for, because UCX is not wanted.
+        machine: devices of this machine.
+        interfaces: interfaces that are up, name -> IPv4 address.
+        shm: size and free bytes of /dev/shm; None if it does not exist.
+        num_files: soft and hard limit of open files for a process.
+        locked_bytes: limit of locked memory for a process; None if unlimited.
+        slurm_missing: Slurm commands that are not on PATH.
+        slurm: Slurm's version; empty if there is no Slurm, or a *slurm_problem*.
+        slurm_problem: why Slurm did not answer; empty if it did.
+        num_cpus: number of CPUs that this process may use, and of all.
     """
 
     python: str
@@ -90,51 +94,51 @@ class Sight:
     num_cpus: tuple[int, int]
 
 
-def examine(sight: Sight) -> list[Finding]:
-    """Return all findings, in the order in which they are best read."""
+def examine(facts: MachineFacts) -> list[Finding]:
+    """Return all findings, in reading order."""
     return [
-        Finding("python", sight.python),
-        Finding("package", sight.package),
-        _configuration(sight),
-        _slurm(sight),
-        *_interfaces(sight),
-        _libucp(sight),
-        *_fabrics(sight),
-        _shm(sight),
-        _files(sight),
-        _locked(sight),
-        _cores(sight),
+        Finding("python", facts.python),
+        Finding("package", facts.package),
+        _configuration(facts),
+        _slurm(facts),
+        *_interfaces(facts),
+        _libucp(facts),
+        *_fabrics(facts),
+        _shm(facts),
+        _files(facts),
+        _locked(facts),
+        _cores(facts),
     ]
 
 
-def _configuration(sight: Sight) -> Finding:
-    if sight.config_problem:
+def _configuration(facts: MachineFacts) -> Finding:
+    if facts.config_problem:
         advice = "correct it; the rest of this report is about the shipped defaults"
-        return Finding("configuration", sight.config_problem, Severity.PROBLEM, advice)
-    site = sight.config.site
+        return Finding("configuration", facts.config_problem, Severity.PROBLEM, advice)
+    site = facts.config.site
     found = "no site profile matches this machine" if site == "generic" else f"site profile {site}"
     return Finding("configuration", f"{found}; all values: monarch-hpc config show --origin")
 
 
-def _slurm(sight: Sight) -> Finding:
-    missing = ", ".join(sight.slurm_missing)
-    if not sight.slurm and not sight.slurm_problem:
+def _slurm(facts: MachineFacts) -> Finding:
+    missing = ", ".join(facts.slurm_missing)
+    if not facts.slurm and not facts.slurm_problem:
         advice = "only 'monarch-hpc run --local N' works here; on a cluster, try a login node or 'module load slurm'"
         return Finding("slurm", "no Slurm command is on PATH", Severity.WARN, advice)
-    if sight.slurm_problem:
-        advice = "'sinfo' must work before alloc can; ask your administrator which SLURM_CONF holds here"
-        return Finding("slurm", f"installed, but does not work: {sight.slurm_problem}", Severity.WARN, advice)
+    if facts.slurm_problem:
+        advice = "'sinfo' must work before alloc can; ask your administrator for the SLURM_CONF of this machine"
+        return Finding("slurm", f"installed, but does not work: {facts.slurm_problem}", Severity.WARN, advice)
     if missing:
-        return Finding("slurm", f"{sight.slurm}, without {missing}", Severity.WARN, f"put {missing} on PATH")
-    return Finding("slurm", sight.slurm)
+        return Finding("slurm", f"{facts.slurm}, without {missing}", Severity.WARN, f"put {missing} on PATH")
+    return Finding("slurm", facts.slurm)
 
 
-def _interfaces(sight: Sight) -> Iterator[Finding]:
-    wanted = sight.config.fabric.interfaces
-    # What hosts have cannot be seen from a login node.
-    names, side = (wanted.compute, "compute") if sight.on_host else (wanted.login, "login")
+def _interfaces(facts: MachineFacts) -> Iterator[Finding]:
+    wanted = facts.config.fabric.interfaces
+    # Hosts' interfaces cannot be seen from a login node.
+    names, side = (wanted.compute, "compute") if facts.on_host else (wanted.login, "login")
     try:
-        chosen = choose_interfaces(sight.interfaces, names, local=False)
+        chosen = choose_interfaces(facts.interfaces, names, local=False)
     except ConfigError as error:
         advice = f"correct fabric.interfaces.{side}, currently {error.value}"
         yield Finding("interfaces", error.problem, Severity.PROBLEM, advice)
@@ -147,24 +151,24 @@ def _interfaces(sight: Sight) -> Iterator[Finding]:
         yield Finding("interfaces", f"{found} ({why})")
 
 
-def _libucp(sight: Sight) -> Finding:
-    library = sight.library
+def _libucp(facts: MachineFacts) -> Finding:
+    library = facts.library
     if library is None:
-        return Finding("libucp", f"not looked for: {_unwanted(sight.config)}")
+        return Finding("libucp", f"not looked for: {_unwanted(facts.config)}")
     if library.reason:
-        return _no_libucp(sight, library.reason)
+        return _no_libucp(facts, library.reason)
     found = f"{library.version}, {library.path} ({library.origin}); has {', '.join(library.transports)}"
     if library.warnings:
         return Finding("libucp", found, Severity.WARN, "; ".join(library.warnings))
     return Finding("libucp", found)
 
 
-def _no_libucp(sight: Sight, reason: str) -> Finding:
-    if named_library(sight.config.ucx, sight.environ):
+def _no_libucp(facts: MachineFacts, reason: str) -> Finding:
+    if named_library(facts.config.ucx, facts.environ):
         return Finding(
             "libucp", reason, Severity.PROBLEM, "correct $MONARCH_LIBUCP or ucx.library, or leave both empty"
         )
-    advice = "without it all goes over sealed tcp: slower within a host, and no RDMA between hosts"
+    advice = "without it all data goes over sealed tcp: slower within a host, and no RDMA between hosts"
     if "compiler" not in reason:
         advice = (
             "load the site's UCX ('module load ucx'), name its libucp.so.0 in ucx.library or $MONARCH_LIBUCP, or "
@@ -179,26 +183,26 @@ def _unwanted(config: Config) -> str:
     return "fabric.order has tcp before ucx" if "ucx" in config.fabric.order else "fabric.order leaves ucx out"
 
 
-def _fabrics(sight: Sight) -> Iterator[Finding]:
-    yield from _ucx_fabrics(sight)
-    yield Finding("tcp", "used wherever nothing faster is; sealed with AES-256-GCM")
-    if "relay" not in sight.config.fabric.order:
+def _fabrics(facts: MachineFacts) -> Iterator[Finding]:
+    yield from _ucx_fabrics(facts)
+    yield Finding("tcp", "used where nothing faster is available; sealed with AES-256-GCM")
+    if "relay" not in facts.config.fabric.order:
         yield Finding("relay", "not used: fabric.order leaves it out")
-    elif not sight.slurm:
+    elif not facts.slurm:
         yield Finding("relay", "not used: there is no Slurm")
     else:
         yield Finding("relay", "used to reach hosts that tcp cannot, through one srun step")
 
 
-def _ucx_fabrics(sight: Sight) -> Iterator[Finding]:
-    config, library, machine = sight.config, sight.library, sight.machine
+def _ucx_fabrics(facts: MachineFacts) -> Iterator[Finding]:
+    config, library, machine = facts.config, facts.library, facts.machine
     tls = ""
     obstacle = _unwanted(config)
     if not obstacle and (library is None or library.reason):
         obstacle = "there is no libucp"
     if not obstacle:
         try:
-            tls = choose_transports(config.fabric, config.ucx, sight.environ, machine, login=not sight.on_host)
+            tls = choose_transports(config.fabric, config.ucx, facts.environ, machine, login=not facts.on_host)
         except ConfigError as error:
             obstacle = f"{error.key} is refused"
             reason, _, advice = error.problem.partition("; ")
@@ -207,8 +211,8 @@ def _ucx_fabrics(sight: Sight) -> Iterator[Finding]:
             yield Finding("transports", tls)
     has = library.transports if library is not None else ()
     yield _shared_memory(tls, obstacle)
-    yield _rdma(sight, tls, obstacle, has)
-    yield _ucx_tcp(sight, tls, obstacle)
+    yield _rdma(facts, tls, obstacle, has)
+    yield _ucx_tcp(facts, tls, obstacle)
     if machine.nvidia and not obstacle:
         yield _gpu_memory(tls, has)
 
@@ -221,13 +225,13 @@ def _shared_memory(tls: str, obstacle: str) -> Finding:
     return Finding("ucx/shm", "used between the processes of a host")
 
 
-def _rdma(sight: Sight, tls: str, obstacle: str, has: Sequence[str]) -> Finding:
-    ports = ", ".join(sight.machine.rdma)
+def _rdma(facts: MachineFacts, tls: str, obstacle: str, has: Sequence[str]) -> Finding:
+    ports = ", ".join(facts.machine.rdma)
     if not ports:
         return Finding("ucx/rdma", "not used: this machine has no InfiniBand and no RoCE device")
     if obstacle:
         return Finding("ucx/rdma", f"{ports}: not used: {obstacle}")
-    if not sight.on_host:
+    if not facts.on_host:
         return Finding("ucx/rdma", f"{ports}: not used by programs on login nodes, only on hosts of a job")
     if not any(name.startswith("ib") for name in has):
         return Finding("ucx/rdma", f"{ports}: not used: this libucp was built without it")
@@ -238,14 +242,14 @@ def _rdma(sight: Sight, tls: str, obstacle: str, has: Sequence[str]) -> Finding:
     return Finding("ucx/rdma", f"{ports}: used between hosts")
 
 
-def _ucx_tcp(sight: Sight, tls: str, obstacle: str) -> Finding:
+def _ucx_tcp(facts: MachineFacts, tls: str, obstacle: str) -> Finding:
     if obstacle:
         return Finding("ucx/tcp", f"not used: {obstacle}")
-    if not sight.config.fabric.trusted:
+    if not facts.config.fabric.trusted:
         return Finding("ucx/tcp", "not used: it trusts its network, and fabric.trusted is false")
     if not opens(tls, "tcp"):
         return Finding("ucx/tcp", "not used: the transports leave it out")
-    ports = sight.config.ucx.port_range or "any"
+    ports = facts.config.ucx.port_range or "any"
     return Finding("ucx/tcp", f"used between hosts, ports {ports}: fabric.trusted says that only you reach them")
 
 
@@ -258,51 +262,51 @@ def _gpu_memory(tls: str, has: Sequence[str]) -> Finding:
     return Finding("ucx/cuda", "used for memory of NVIDIA's GPUs")
 
 
-def _shm(sight: Sight) -> Finding:
-    if sight.shm is None:
+def _shm(facts: MachineFacts) -> Finding:
+    if facts.shm is None:
         return Finding(
-            "/dev/shm", "is not there", Severity.WARN, "mount a tmpfs: UCX passes frames in it within a host"
+            "/dev/shm", "does not exist", Severity.WARN, "mount a tmpfs: within a host UCX passes frames through it"
         )
-    size_bytes, free_bytes = sight.shm
+    size_bytes, free_bytes = facts.shm
     found = f"{format_size(size_bytes)}, {format_size(free_bytes)} free"
-    need_bytes = max(_SHM_LEAST_BYTES, sight.num_cpus[0] * _SHM_PER_CORE_BYTES)
+    need_bytes = max(_SHM_LEAST_BYTES, facts.num_cpus[0] * _SHM_PER_CORE_BYTES)
     if free_bytes >= need_bytes:
         return Finding("/dev/shm", found)
     advice = (
-        f"free some: one process a core needs up to {format_size(need_bytes)}; start a container with a larger one "
-        "(--shm-size, or --ipc=host)"
+        f"free some: one process per core needs up to {format_size(need_bytes)}; in a container, start it with a "
+        "larger one (--shm-size, or --ipc=host)"
     )
     return Finding("/dev/shm", found, Severity.WARN, advice)
 
 
-def _files(sight: Sight) -> Finding:
-    soft, hard = sight.num_files
-    found = f"{soft} a process" if soft == hard else f"{soft} a process, {hard} if it asks"
-    # Programs and agents raise their own soft limit as far as they may.
+def _files(facts: MachineFacts) -> Finding:
+    soft, hard = facts.num_files
+    found = f"{soft} per process" if soft == hard else f"{soft} per process, hard limit {hard}"
+    # Programs and agents raise their soft limit to the hard one.
     if hard >= _FEW_FILES:
         return Finding("open files", found)
     advice = "ask your administrator for a higher 'nofile': a program needs one for each of its procs"
     return Finding("open files", found, Severity.WARN, advice)
 
 
-def _locked(sight: Sight) -> Finding:
-    locked_bytes = sight.locked_bytes
-    found = "without limit" if locked_bytes is None else f"{format_size(locked_bytes)} a process"
-    if locked_bytes is None or locked_bytes >= _LOCKED_LEAST_BYTES or not sight.machine.rdma or not sight.on_host:
+def _locked(facts: MachineFacts) -> Finding:
+    locked_bytes = facts.locked_bytes
+    found = "no limit" if locked_bytes is None else f"{format_size(locked_bytes)} per process"
+    if locked_bytes is None or locked_bytes >= _LOCKED_LEAST_BYTES or not facts.machine.rdma or not facts.on_host:
         return Finding("locked memory", found)
     advice = (
-        "RDMA locks the memory that it moves: 'ulimit -l unlimited', or ask your administrator for "
+        "RDMA locks the memory that it transfers: 'ulimit -l unlimited', or ask your administrator for "
         "PropagateResourceLimitsExcept=MEMLOCK in slurm.conf and a slurmd without the limit"
     )
     return Finding("locked memory", found, Severity.WARN, advice)
 
 
-def _cores(sight: Sight) -> Finding:
-    granted, total = sight.num_cpus
+def _cores(facts: MachineFacts) -> Finding:
+    granted, total = facts.num_cpus
     found = f"{granted} of {total} granted"
-    spin_us = sight.config.fabric.spin_us
+    spin_us = facts.config.fabric.spin_us
     if not spin_us:
-        return Finding("cores", f"{found}; nobody spins: fabric.spin_us is 0")
+        return Finding("cores", f"{found}; procs do not spin: fabric.spin_us is 0")
     if granted < 2:
-        return Finding("cores", f"{found}; procs sleep at once: none has a core of its own beside the agent's")
-    return Finding("cores", f"{found}; procs spin {spin_us} us before they sleep, where at most {granted - 1} run here")
+        return Finding("cores", f"{found}; procs do not spin: there is no core besides the agent's")
+    return Finding("cores", f"{found}; procs spin {spin_us} us before they sleep, if at most {granted - 1} run here")

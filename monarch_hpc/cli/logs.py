@@ -1,4 +1,4 @@
-"""`monarch-hpc logs`: what agents and procs wrote, read from the allocation's directory."""
+"""`monarch-hpc logs`: shows the output of agents and procs, read from the allocation's directory."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from monarch_hpc.slurm import AllocationRecord, Allocations
 __all__ = ["command"]
 
 _PROC_LOG = re.compile(r"r(\d+)\.(.+)\.log")
-# What is printed of one file, from its end. The whole is where the heading says.
+# The end of a file that is printed; the heading above it names the whole file.
 _SHOWN_BYTES = 1 << 20
-# Of the runs that there are so many are named, the latest: a line or two.
+# Number of runs, the latest ones, that an error lists: a line or two.
 _NAMED = 10
 
 
 @click.command()
 @click.argument("name", required=False)
-@click.option("--agents", is_flag=True, help="What Slurm, the batch script and the agents wrote.")
-@click.option("--run", "run", metavar="RUN", help="Of this run; the last one if left out.")
-@click.option("--rank", type=click.IntRange(min=0), help="Of this rank alone.")
+@click.option("--agents", is_flag=True, help="Output of Slurm, the batch script and the agents.")
+@click.option("--run", "run", metavar="RUN", help="Output of this run; of the last one if left out.")
+@click.option("--rank", type=click.IntRange(min=0), help="Output of this rank only.")
 @output_options
 def command(name: str | None, agents: bool, run: str | None, rank: int | None) -> int:
-    """Show what agents and runs wrote.
+    """Show the output of agents and runs.
 
-    Of an allocation on which nothing has run yet, the agents' log.
+    Before the first run on the allocation, shows the agents' log.
     """
     if agents and (run is not None or rank is not None):
-        raise click.UsageError("--agents goes with neither --run nor --rank")
+        raise click.UsageError("--agents excludes --run and --rank")
     record = Allocations.open(load_for_command({}).config).find(name)
     runs = printed_runs(record.directory)
     if agents or (not runs and run is None and rank is None):
         files = {"agents": record.directory / "slurm.out"}
         if not files["agents"].exists():
-            raise AllocationError(record.name, f"nothing was written yet to {files['agents']}")
+            raise AllocationError(record.name, f"nothing was written to {files['agents']} yet")
     else:
         files = _proc_files(record, runs, run, rank)
     parts = [(label, path, _text(path)) for label, path in files.items()]
@@ -77,7 +77,7 @@ def _proc_files(record: AllocationRecord, runs: list[str], run: str | None, rank
 
 
 def _text(path: Path) -> str:
-    # What a proc wrote before its file reached its limit goes on in the next one.
+    # A proc's file that reached its size limit was renamed to the old one; its output continues in the new one.
     old = path.with_name(path.name + OLD)
     data = _end(path, _SHOWN_BYTES)
     if len(data) < _SHOWN_BYTES and old.exists():

@@ -1,6 +1,6 @@
-"""Entry of `monarch-hpc`: finds the verb, and turns whatever it raises into a sentence and an exit code.
+"""Entry point of `monarch-hpc`: finds the verb, and turns its exceptions into a message and an exit code.
 
-Verbs are imported when they are called, so that `--help` answers at once also on a cold file system.
+Verbs are imported when they are called, so that `--help` answers at once even on a cold file system.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 __all__ = ["VERBS", "cli", "load_for_command", "load_to_start", "main"]
 
-# What `--help` shows, here so that it need not import every verb. A guard compares them with the verbs' own.
+# Shown by `--help`, which so need not import every verb. A test compares them with the verbs' own help texts.
 VERBS: Mapping[str, str] = {
     "alloc": "Take hosts from Slurm and hold them.",
     "run": "Run a script on an allocation.",
-    "status": "Show allocations and what they do.",
-    "logs": "Show what agents and runs wrote.",
+    "status": "Show allocations, their state and their runs.",
+    "logs": "Show the output of agents and runs.",
     "release": "Give allocations back to Slurm.",
     "config": "Show the configuration.",
-    "doctor": "Show what this machine can do, and what is in the way.",
+    "doctor": "Check what works on this machine, and how to fix the rest.",
 }
 
 _EXIT_USAGE = 64
@@ -74,11 +74,11 @@ def cli() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code.
 
-    A verb returns its exit code, None for 0. What it raises becomes one sentence on stderr (one JSON object on
-    stdout with ``--json``) and the exit code of the error's class.
+    A verb returns its exit code, None for 0. Its exception becomes one message on stderr (with ``--json``, one JSON
+    object on stdout) and the exit code of the error's class.
     """
     for stream in (sys.stdout, sys.stderr):
-        # A name that the locale cannot show must not end a command in the middle of its answer.
+        # A name that the locale cannot encode must not abort a command in the middle of its output.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     forbid_core_dumps()
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         click.echo(error.format_message(), err=True)
         return _EXIT_USAGE
     except click.ClickException as error:
-        # The parser failed before it came to options, so that --json is still unread.
+        # The parser may have failed before it reached --json.
         if "--json" in (sys.argv[1:] if arguments is None else arguments):
             output.format = Format.JSON
         context = getattr(error, "ctx", None)
@@ -106,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         output.error(type(error).__name__, f"{_sentence(error)} (details in {_save_traceback(error)})", _EXIT_IO)
         return _EXIT_IO
-    except Exception as error:  # noqa: BLE001 - the edge: a bug of ours still ends in a sentence
+    except Exception as error:  # noqa: BLE001 - the edge: even a bug ends in a message
         problem = f"unexpected {type(error).__name__}: {error} (details in {_save_traceback(error)})"
         output.error("InternalError", str(InternalError(problem)), InternalError.exit_code)
         return InternalError.exit_code
@@ -114,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def load_for_command(flags: Mapping[str, object]) -> Loaded:
-    """Load the configuration for a verb that was given *flags*: dotted key -> value, None where not given.
+    """Load the configuration for a verb with *flags*: dotted key -> value, None if not given.
 
     The site is recognised from the environment and slurm.conf; slurmctld is not asked.
     """
@@ -124,10 +124,10 @@ def load_for_command(flags: Mapping[str, object]) -> Loaded:
 
 
 def load_to_start(flags: Mapping[str, object]) -> Loaded:
-    """Like `load_for_command`, for verbs that start processes: refuses at once what each of those would refuse.
+    """Load as `load_for_command` does, for verbs that start processes: refuse at once what those would refuse later.
 
     Raises:
-        ConfigError: UCX over tcp was asked for on a network that is not trusted.
+        ConfigError: UCX over tcp is configured, but the network is not trusted.
     """
     from monarch_hpc.transport.ucx.settings import check_transports
 
@@ -141,7 +141,7 @@ def _sentence(error: BaseException) -> str:
 
 
 def _save_traceback(error: BaseException) -> str:
-    """Keep the traceback for a report and say where it is."""
+    """Save the traceback for a bug report, and return its path."""
     from monarch_hpc.core.files import private_dir, write_private
 
     lines = "".join(traceback.format_exception(error))
@@ -150,7 +150,7 @@ def _save_traceback(error: BaseException) -> str:
         path: Path = private_dir(load_for_command({}).config.paths.state / "tracebacks") / name
         write_private(path, f"monarch_hpc {__version__}, Python {sys.version}\n{lines}".encode(errors="replace"))
     except (MonarchError, OSError):
-        # The same full disk or broken file may be what went wrong; then the terminal is what is left.
+        # A full disk or broken file may be the very cause of the error; then print the traceback.
         sys.stderr.write(plain(lines, lines=True))
         return "the lines above"
     return str(path)

@@ -1,7 +1,7 @@
-"""How results and errors are shown: a table for people, JSON for programs, bare words for shell scripts.
+"""Prints results and errors: tables for people, JSON for programs, bare words for shell scripts.
 
-Results go to stdout, all else to stderr, so that `--json` never mixes with progress. Texts that came
-from elsewhere (host names, job names, Slurm's words) cannot reach the terminal as control codes.
+Results go to stdout, all else to stderr, so that `--json` never mixes with progress. Text from other sources (host
+names, job names, Slurm's messages) cannot reach the terminal as control codes.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import click
 __all__ = ["Console", "Format", "Table", "current_output", "output_options", "plain"]
 
 SCHEMA = 1
-"""Version of the JSON documents: raised when a field goes away or changes its meaning."""
+"""Version of the JSON documents: raised when a field is removed or changes its meaning."""
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
 
 
 class Format(enum.Enum):
-    """For whom a result is written."""
+    """The format of a command's result."""
 
     TABLE = "table"
     JSON = "json"
@@ -33,19 +33,19 @@ class Format(enum.Enum):
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under headings; every row has one text a column."""
+    """Rows under headings; every row has one text per column."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
 
 
 class Console:
-    """Where one command writes.
+    """The output of one command.
 
     Args:
-        stdout: for results.
-        stderr: for progress and errors.
-        colour: whether stdout may get terminal codes.
+        stdout: stream for results.
+        stderr: stream for progress and errors.
+        colour: whether stdout may get terminal escape codes.
     """
 
     def __init__(self, stdout: TextIO, stderr: TextIO, *, colour: bool) -> None:
@@ -55,12 +55,12 @@ class Console:
         self._colour = colour
 
     def show(self, document: Mapping[str, object], text: str | Table, quiet: Sequence[str] = ()) -> None:
-        """Write a command's result, once a command.
+        """Write a command's result; called once per command.
 
         Args:
             document: the result for programs; `schema` is added.
             text: the same for people.
-            quiet: the same for shell scripts, one word or path a line.
+            quiet: the same for shell scripts, one word or path per line.
         """
         match self.format:
             case Format.JSON:
@@ -76,27 +76,27 @@ class Console:
                     self._write(self._stdout, _aligned(text))
 
     def progress(self, text: str) -> None:
-        """Tell people what is going on, one line on stderr; silent for shell scripts."""
+        """Write one line of progress to stderr; nothing with ``--quiet``."""
         if self.format is not Format.QUIET:
             self._write(self._stderr, plain(text) + "\n")
 
     def warn(self, text: str) -> None:
-        """Tell people what they should know although the command goes on, on stderr."""
+        """Write a warning to stderr; the command continues."""
         self._write(self._stderr, f"monarch-hpc: warning: {plain(text, lines=True)}\n")
 
     def error(self, type_name: str, message: str, exit_code: int) -> None:
-        """Write why the command failed."""
+        """Write the reason of a command's failure."""
         if self.format is Format.JSON:
             self._json({"error": {"type": type_name, "message": message, "exit_code": exit_code}})
         else:
             self._write(self._stderr, f"monarch-hpc: error: {plain(message, lines=True)}\n")
 
     def _json(self, document: Mapping[str, object]) -> None:
-        # ASCII only: safe on any terminal and in any locale.
+        # ASCII only, which is safe on any terminal and in any locale.
         self._write(self._stdout, json.dumps({"schema": SCHEMA, **document}, indent=1) + "\n")
 
     def _rich_table(self, table: Table) -> None:
-        # Imported where it is needed: rich takes longer to import than most commands take to run.
+        # Imported here, since rich takes longer to import than most commands take to run.
         from rich.console import Console
         from rich.table import Table as RichTable
         from rich.text import Text
@@ -105,7 +105,7 @@ class Console:
         for column in table.columns:
             rich_table.add_column(column, overflow="fold")
         for row in table.rows:
-            # Text objects: rich reads markup in plain strings, and these came from elsewhere.
+            # Text objects, since rich would interpret markup in plain strings.
             rich_table.add_row(*(Text(plain(cell)) for cell in row))
         Console(file=self._stdout).print(rich_table)
 
@@ -123,15 +123,15 @@ def current_output() -> Console:
 
 
 def output_options(function: _Function) -> _Function:
-    """Give a command the options ``--json`` and ``--quiet``; it reads them from `current_output`."""
+    """Add the options ``--json`` and ``--quiet`` to a command; they set the format of `current_output`."""
 
     def choose(context: click.Context, parameter: click.Parameter, value: bool) -> None:
         output = context.find_object(Console)
         if value and output is not None:
             output.format = Format(parameter.name)
 
-    # Eager, so that a later option's callback that fails is already reported as JSON.
-    for name, text in (("quiet", "Only names, one a line."), ("json", "One JSON object on stdout, errors too.")):
+    # Eager, so that even an error in a later option's callback is reported as JSON.
+    for name, text in (("quiet", "Print only names, one per line."), ("json", "Print one JSON object, errors too.")):
         function = click.option(
             f"--{name}", is_flag=True, is_eager=True, expose_value=False, callback=choose, help=text
         )(function)
@@ -139,7 +139,7 @@ def output_options(function: _Function) -> _Function:
 
 
 def plain(text: str, *, lines: bool = False) -> str:
-    """Return *text* with every control character made visible.
+    """Return *text* with all control characters escaped.
 
     Args:
         lines: keep line breaks.

@@ -1,6 +1,6 @@
-"""The owner of a run: its channel to the head is what keeps the run's procs alive.
+"""The owner of a run, whose channel to the head keeps the run's procs alive.
 
-Apart from `run`, so that the program starts before the imports that a channel needs.
+Separate from `run`, so that the program starts before the modules that a channel needs are imported.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class RunOwner:
     """Holds a run open at the head of the allocation in *directory*.
 
     Args:
-        changed: called from another thread when one of the attributes below changed.
+        changed: called on another thread when one of the attributes below has changed.
 
     Attributes:
-        lost: why the head is gone; empty while it is there.
-        refusal: why the head does not take the run; empty if it does.
-        closed: the head has said that nothing is left of the run.
+        lost: why the head is gone; empty while it is connected.
+        refusal: why the head refuses the run; empty if it does not.
+        closed: the head has confirmed that nothing of the run is left.
 
     Raises:
         AllocationError, VersionMismatch, TransportError: as `attach`.
@@ -46,7 +46,7 @@ class RunOwner:
         self.refusal = ""
         self.closed = False
         self._run = run
-        self._witnesses: list[Witness] = []  # of the programs of this run, as far as they are on this machine
+        self._witnesses: list[Witness] = []  # one for each program of this run on this machine
         self._changed = changed
         self._engine = Engine()
         self._engine.start()
@@ -61,46 +61,46 @@ class RunOwner:
             raise
 
     def close(self, exit_code: int) -> None:
-        """Ask the head to end what is left of the run; `closed` tells when it is done."""
+        """Ask the head to end the rest of the run; `closed` becomes true when that is done."""
         try:
             self._attachment.send(CloseRun(self._run, exit_code))
         except TransportError as error:
             self.lost = self.lost or str(error)
 
     def leave(self) -> None:
-        """Close the channel; a run that is not closed ends with it."""
+        """Close the channel; a run that is still open ends with it."""
         self._attachment.node.close("the run is over")
         self._engine.close()
         for witness in self._witnesses:
             witness.close()
 
     def on_channel(self, channel: FrameChannel) -> None:
-        """Nobody dials a run's owner."""
+        """Never called: no process dials a run's owner."""
 
     def on_frame(self, channel: FrameChannel, frame: Frame) -> None:
-        """Take the head's word."""
+        """Handle a message from the head."""
         match decode(frame.body):
             case RunClosed():
                 self.closed = True
             case Calls(ticket=ticket):
-                told = [told for witness in self._witnesses for told in witness.report()]
-                self._attachment.send(CallsReport(ticket, told, []))
+                reports = [report for witness in self._witnesses for report in witness.report()]
+                self._attachment.send(CallsReport(ticket, reports, []))
             case Recording() as recording:
-                self._look_at(recording)
+                self._observe(recording)
             case Refused(problem=problem, request="" | "OpenRun" | "CloseRun"):
                 self.refusal = problem
             case _:
-                return  # RunOpened; HostLost is the program's own business
+                return  # RunOpened; HostLost is handled by the program itself
         self._changed()
 
-    def _look_at(self, recording: Recording) -> None:
+    def _observe(self, recording: Recording) -> None:
         witness = open_witness(recording)
         if witness is not None:
             self._witnesses.append(witness)
             self._attachment.send(recording)
 
     def on_lost(self, channel: FrameChannel, error: TransportError) -> None:
-        """The head is gone, unless we left it."""
+        """Record that the head is gone, unless this side closed the channel."""
         if isinstance(error, ChannelClosed):
             return
         self.lost = str(error)

@@ -1,4 +1,4 @@
-"""`monarch-hpc release`: gives allocations back, and looks whether they are really gone."""
+"""`monarch-hpc release`: gives allocations back to Slurm, and checks that they are gone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from monarch_hpc.slurm import AllocationRecord, Allocations, Released
 
 __all__ = ["command"]
 
-# What Slurm could not be told is told by the next command.
+# A request that Slurm did not answer in time is repeated by the next command.
 _PATIENCE_S = 8.0
 
 
@@ -26,7 +26,7 @@ _PATIENCE_S = 8.0
 def command(name: str | None, everything: bool) -> int:
     """Give allocations back to Slurm.
 
-    Returns when no process of ours is left on the hosts and Slurm's queue no longer shows the job.
+    Returns when no process of the allocation is left on its hosts and Slurm's queue no longer shows the job.
     """
     if everything == (name is not None):
         raise click.UsageError("name one allocation, or give --all")
@@ -49,7 +49,7 @@ def command(name: str | None, everything: bool) -> int:
         try:
             released.append(_release(allocations, record, config.procs.stop_s, output))
         except MonarchError as error:
-            # The others must go all the same.
+            # The other allocations must be released all the same.
             if failed is not None:
                 output.warn(str(failed))
             failed = error
@@ -76,14 +76,14 @@ def _release(allocations: Allocations, record: AllocationRecord, stop_s: float, 
 
 def _sentence(done: Released) -> str:
     record = done.record
-    job = f"job {record.job_id} is gone from the queue" if record.job_id is not None else "no job of it exists"
+    job = f"job {record.job_id} is gone from the queue" if record.job_id is not None else "it has no job"
     if done.left is None:
         agents = "its agents were not asked"
     elif any(done.left.values()):
         counts = ", ".join(
             f"{host}: {'unknown' if count < 0 else count}" for host, count in sorted(done.left.items()) if count
         )
-        agents = f"processes left when the agents went: {counts}"
+        agents = f"processes left when the agents exited: {counts}"
     else:
         agents = f"no process left on {len(done.left)} host(s)"
     return f"released {record.name}: {agents}; {job} ({format_duration(done.waited_s)})"

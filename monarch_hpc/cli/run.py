@@ -1,4 +1,4 @@
-"""`monarch-hpc run`: runs a program on an allocation, and leaves the allocation as it was."""
+"""`monarch-hpc run`: runs a program on an allocation, and leaves the allocation as it was before."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 __all__ = ["Missing", "command", "plan_argv"]
 
 _EXIT_NO_SCRIPT = 66  # EX_NOINPUT of sysexits.h
-_EXIT_NOT_EXECUTABLE, _EXIT_NOT_FOUND = 126, 127  # as shells do
+_EXIT_NOT_EXECUTABLE, _EXIT_NOT_FOUND = 126, 127  # as in shells
 _CLOSE_S = 15.0
-"""Beyond the procs' grace, how long agents may take to end a run; they have deadlines of their own."""
-_TELL_CLOSING_S = 1.0
+"""Time that agents may take to end a run, beyond the procs' grace; the agents have deadlines of their own."""
+_REPORT_CLOSING_S = 1.0
 _JOB_END_S = 10.0
-"""How long Slurm may take to know how a job ended that we have lost."""
+"""Time that Slurm may take to report the end of a job whose head is lost."""
 
 
 class _ProgramCommand(click.Command):
@@ -52,7 +52,7 @@ class _ProgramCommand(click.Command):
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """The allocation that a program runs on; *name* is empty for one that ends with it."""
+    """The allocation that a program runs on; *name* is empty if the allocation ends with the program."""
 
     directory: Path
     name: str = ""
@@ -64,7 +64,7 @@ class _Target:
     options_metavar="[OPTIONS]",
 )
 @click.option("-a", "--allocation", "name", metavar="NAME", help="The allocation; needed only if there are several.")
-@click.option("--local", "num_local", type=click.IntRange(1), metavar="N", help="N embedded hosts on this machine.")
+@click.option("--local", "num_local", type=click.IntRange(1), metavar="N", help="Use N embedded hosts on this machine.")
 @click.argument(
     "program", nargs=-1, required=True, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]... | -- CMD [ARGS]..."
 )
@@ -72,8 +72,8 @@ def command(name: str | None, num_local: int | None, program: tuple[str, ...], p
     """Run a script on an allocation.
 
     The program's output, exit code and signals pass through; the first Ctrl-C stops the run, never the
-    allocation. Without an allocation it runs on one embedded host of this machine, inside a Slurm job on that
-    job's hosts.
+    allocation. Without an allocation the program runs on one embedded host of this machine; inside a Slurm job, on
+    that job's hosts.
     """
     if name is not None and num_local is not None:
         raise click.UsageError("--allocation and --local exclude each other")
@@ -98,7 +98,7 @@ class Missing:
 
 
 def plan_argv(program: Sequence[str], *, plain: bool) -> list[str] | Missing:
-    """Return the command line to start, or why there is none."""
+    """Return the command line to start, or the reason why it cannot be started."""
     first = program[0]
     if plain:
         found = shutil.which(first)
@@ -149,7 +149,7 @@ def _choose(
 
 
 def _why_lost(config: Config, name: str, problem: str, wait_s: float) -> MonarchError:
-    """Return the error that says how an allocation ended, in Slurm's words; *problem* if it has not."""
+    """Return an error with Slurm's account of an allocation's end; with *problem* if it has not ended."""
     from monarch_hpc.slurm import Allocations
 
     allocations = Allocations.open(config)
@@ -165,7 +165,7 @@ def _why_lost(config: Config, name: str, problem: str, wait_s: float) -> Monarch
             return AllocationError(name, again)
         if late or census.problem is not None:
             row = census.rows.get(record.job_name)
-            state = f"Slurm says {row.word}" if row is not None else "Slurm was not to be asked"
+            state = f"Slurm says {row.word}" if row is not None else "its state in Slurm is unknown"
             return AllocationError(name, f"{problem} ({state}); see 'monarch-hpc status {name}'")
         time.sleep(0.5)
 
@@ -174,15 +174,15 @@ def _why_lost(config: Config, name: str, problem: str, wait_s: float) -> Monarch
 
 
 def _supervise(target: _Target, argv: list[str], config: Config, output: Console) -> int:
-    """Start the program, own its run while it lives, and return its exit code."""
+    """Start the program, hold its run open while it lives, and return its exit code."""
     check_allocation(target.directory)
     run = new_run_id()
     environment = {**os.environ, DIRECTORY_VARIABLE: str(target.directory), RUN_VARIABLE: run}
-    # For good: from here on there are only waits with deadlines, and they look at signals themselves.
+    # Never unblocked: from here on all waits have deadlines, and receive signals themselves.
     block_signals()
-    # The program first, and our own way to the head while its interpreter starts: that hides 0.1 s of imports and
-    # the handshake. What usually is wrong with an allocation was seen in its files before; the program attaches
-    # by itself, and the head takes us as the run's owner whoever of us comes first.
+    # The program starts first, and this process attaches to the head while the program's interpreter starts: that
+    # hides 0.1 s of imports and the handshake. The usual faults of an allocation were found in its files before.
+    # The program attaches by itself, and the head accepts this process as the run's owner in either order.
     child = Child(argv, environment)
     try:
         from monarch_hpc.cli.owner import RunOwner
@@ -205,24 +205,24 @@ def _supervise(target: _Target, argv: list[str], config: Config, output: Console
         raise AllocationError(target.directory.name, problem)
     if end is End.STOPPED and target.name:
         output.progress(
-            f"the run was stopped; allocation '{target.name}' lives on: 'monarch-hpc run -a {target.name} SCRIPT' "
-            f"uses it again, 'monarch-hpc release {target.name}' gives it back"
+            f"the run was stopped; allocation '{target.name}' is still there: 'monarch-hpc run -a {target.name} "
+            f"SCRIPT' uses it again, 'monarch-hpc release {target.name}' gives it back"
         )
     return child.exit_code
 
 
 def _close(owner: RunOwner, code: int, config: Config, output: Console) -> None:
-    """End the run, and wait until nothing is left of it."""
+    """End the run, and wait until nothing of it is left."""
     owner.close(code)
     deadline = Deadline(config.procs.stop_s + config.agent.grace_s + _CLOSE_S)
-    patience = Deadline(_TELL_CLOSING_S)
-    told = False
+    patience = Deadline(_REPORT_CLOSING_S)
+    reported = False
     while not (owner.closed or owner.lost or owner.refusal):
         if deadline.passed():
-            output.warn(f"hosts did not say within {deadline.timeout_s:.0f} s that the run's procs are gone")
+            output.warn(f"hosts did not confirm within {deadline.timeout_s:.0f} s that the run's procs are gone")
             return
-        if patience.passed() and not told:
-            told = True
+        if patience.passed() and not reported:
+            reported = True
             output.progress("waiting for the run's procs to end")
-        if await_signal(deadline.left_s() if told else patience.left_s()):
-            return  # the head goes on without us
+        if await_signal(deadline.left_s() if reported else patience.left_s()):
+            return  # the head ends the run by itself

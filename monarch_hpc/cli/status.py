@@ -1,4 +1,4 @@
-"""`monarch-hpc status`: what allocations there are, how far they have come, and what runs on them."""
+"""`monarch-hpc status`: shows allocations, their state and their runs."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-# A table late by a dead slurmctld helps nobody; what is known from files comes at once.
+# A dead slurmctld must not delay the table, whose other contents are read from files.
 _PATIENCE_S = 8.0
 
-# A head that does not answer within this is shown as such; a table that hangs helps nobody.
-# Long enough for the relay where it is needed: a second until it is tried, and another for srun.
+# A head that has not answered by then is shown as such, so that the table does not hang.
+# Long enough for the relay: it is tried after a second, and srun takes another.
 _ASK_S = 4.0
 
-# A suspended job stops all procs at once, and a line of a table has an end.
+# A suspended job stops all procs at once, and a line of a table is short.
 _MAX_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """All that is known of one allocation."""
+    """Everything known about one allocation."""
 
     record: AllocationRecord
     row: QueueRow | None
@@ -43,11 +43,11 @@ class _View:
 
 @click.command()
 @click.argument("name", required=False)
-@click.option("--calls", is_flag=True, help="Which actor runs what for whom, and who waits for whom.")
-@click.option("--endpoints", is_flag=True, help="How often and how long endpoints ran, and how long calls waited.")
+@click.option("--calls", is_flag=True, help="Show running calls, their callers, and which actors wait for which.")
+@click.option("--endpoints", is_flag=True, help="Show number and duration of calls by endpoint, and time in the queue.")
 @output_options
 def command(name: str | None, calls: bool, endpoints: bool) -> int:
-    """Show allocations and what they do."""
+    """Show allocations, their state and their runs."""
     config = load_for_command({}).config
     output = current_output()
     if calls and endpoints:
@@ -65,14 +65,14 @@ def command(name: str | None, calls: bool, endpoints: bool) -> int:
     for change in census.changes:
         output.progress(change)
     if census.problem is not None:
-        output.warn(f"{census.problem}\nwhat follows is from files alone")
+        output.warn(f"{census.problem}\nthe following is from files only")
     if name is None:
         records = [record for record in census.records if record.live]
     else:
         records = [allocations.find(name)]
     views = [_view(allocations, record, census.rows.get(record.job_name)) for record in records]
     rows = [
-        [v.record.name, str(v.record.job_id or "-"), _state(v) + _way(v) + _restarts(v), _hosts(v), _left(v), _runs(v)]
+        [v.record.name, str(v.record.job_id or "-"), _state(v) + _link(v) + _restarts(v), _hosts(v), _left(v), _runs(v)]
         for v in views
     ]
     document = {
@@ -92,10 +92,10 @@ def _view(allocations: Allocations, record: AllocationRecord, row: QueueRow | No
     head: HeadStatus | None = None
     problem = ""
     if record.live and allocations.requeued(record, row):
-        # What its directory shows is of an attempt that is over.
+        # The files in its directory are of an attempt that has ended.
         seen = Seen(granted=None, attempt=seen.attempt)
     elif record.live and _suspended(row):
-        pass  # no process of it can answer
+        pass  # none of its processes can answer
     elif record.live and seen.ready is not None and seen.exit_status is None:
         from monarch_hpc.attach.attach import query_status
 
@@ -108,7 +108,7 @@ def _view(allocations: Allocations, record: AllocationRecord, row: QueueRow | No
 
 
 def _state(view: _View) -> str:
-    """Say in a few words how far an allocation has come."""
+    """Describe the state of an allocation in a few words."""
     record, row, seen = view.record, view.row, view.seen
     if record.ended is not None:
         return f"ended: {record.ended.state}: {record.ended.reason}"
@@ -119,7 +119,7 @@ def _state(view: _View) -> str:
     if seen.exit_status is not None or (row is not None and row.state.phase is Phase.ENDING):
         return "ending"
     if _suspended(row):
-        return "suspended by Slurm: nothing of it goes on until 'scontrol resume'"
+        return "suspended by Slurm: all its processes are stopped until 'scontrol resume'"
     if seen.ready is not None:
         missing = f", {len(seen.ready.missing)} missing" if seen.ready.missing else ""
         return (view.problem or "ready") + missing
@@ -134,8 +134,8 @@ def _state(view: _View) -> str:
     return "starting" if row.state.phase in (Phase.STARTING, Phase.RUNNING) else row.word.lower()
 
 
-def _way(view: _View) -> str:
-    """Say so where the hosts cannot be reached directly: it is slower."""
+def _link(view: _View) -> str:
+    """Note that the hosts are reached over the relay, which is slower."""
     return " over the relay" if view.head is not None and view.head["link"] == "relay" else ""
 
 
@@ -144,7 +144,7 @@ def _suspended(row: QueueRow | None) -> bool:
 
 
 def _restarts(view: _View) -> str:
-    """Say so where Slurm has requeued the job: what ran on the hosts before is gone."""
+    """Note that Slurm has requeued the job, which ended all that ran on its hosts."""
     restarts = view.seen.granted.restarts if view.seen.granted is not None else 0
     return f" (requeued {restarts}×)" if restarts and view.record.live else ""
 
@@ -173,7 +173,7 @@ def _runs(view: _View) -> str:
 
 
 def _stopped(run: Mapping[str, object]) -> str:
-    """Say so where a signal has stopped procs: all else waits for them."""
+    """Note that procs were stopped by a signal: the rest of the run waits for them."""
     suspect = run.get("suspect")
     if not isinstance(suspect, list) or not suspect:
         return ""

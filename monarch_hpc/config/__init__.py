@@ -1,6 +1,6 @@
-"""Configuration: what can be set, where it is set, and where each value came from.
+"""Configuration: the schema, the layers of files and variables, and the origin of each value.
 
-`config.load` is not imported here: it brings YAML, which agents and procs never read.
+`config.load` is not imported here, since it imports YAML, which agents and procs never need.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""YAML texts as settings that know their line.
+"""Parses YAML into settings that know their line.
 
-Nodes are read, not objects: a mark is needed for every key, and texts must stay as written. YAML 1.1
-would turn an account ``0123`` into 83 and a time ``1:30`` into 90.
+It reads nodes, not objects: every key needs its mark, and strings must stay as written. YAML 1.1 would turn an account
+``0123`` into 83 and a time ``1:30`` into 90.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from monarch_hpc.core.errors import ConfigError
 
 __all__ = ["Setting", "parse_document", "parse_value", "unknown_key"]
 
-# The C parser is ten times as fast; PyYAML is built without it where libyaml was missing.
+# The C parser is ten times as fast, but missing from a PyYAML that was built without libyaml.
 _Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _NULL = "tag:yaml.org,2002:null"
-_ALIAS_REFUSED = "an alias (*name) is not read here; write the value itself, in quotes where it begins with *"
+_ALIAS_REFUSED = "an alias (*name) is not supported; write the value itself, in quotes if it begins with *"
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Setting:
     """One value for one key.
 
     Args:
-        key: dotted; a flag of a mapping of flags is a key of its own, ``slurm.job_flags.no-kill``.
+        key: dotted; each flag of a mapping of flags has its own key, ``slurm.job_flags.no-kill``.
         value: converted to the key's type.
         origin: ``file:line``, ``$VARIABLE`` or ``command line``.
     """
@@ -41,16 +41,16 @@ class Setting:
 
 
 def parse_document(text: str, name: str) -> list[Setting]:
-    """Read all settings of a configuration file.
+    """Parse all settings of a configuration file.
 
-    `match` and `checked`, which only profiles have, come as plain values under their own names.
+    `match` and `checked`, which only profiles have, are returned as plain values under their own names.
 
     Args:
         text: the file's text.
-        name: how errors and origins call the file.
+        name: the file's name in errors and origins.
 
     Raises:
-        ConfigError: with file and line, of what is no YAML, no known key, or of another type.
+        ConfigError: the text is not YAML, a key is unknown, or a value has a wrong type; names file and line.
     """
     try:
         if line := _find_alias(text):
@@ -61,14 +61,14 @@ def parse_document(text: str, name: str) -> list[Setting]:
     except yaml.YAMLError as error:
         raise _syntax_error(error, name) from error
     except (ValueError, RecursionError) as error:
-        # PyYAML lets these through, e.g. for the date 2026-13-45.
+        # PyYAML does not wrap these, e.g. for the date 2026-13-45.
         raise ConfigError("", "", name, f"a value that cannot be read: {error}") from error
 
 
 def parse_value(key: str, text: str, source: str) -> object:
-    """Read the value of *key* from the text of an environment variable.
+    """Parse the value of *key* from the text of an environment variable.
 
-    Texts are taken as they are, where an empty one unsets what may be unset; all else is YAML.
+    Strings are taken verbatim, and an empty one unsets a key that may be null; all other types are YAML.
     """
     kind = known_keys()[key]
     if _is_text(kind):
@@ -85,7 +85,7 @@ def parse_value(key: str, text: str, source: str) -> object:
 
 
 def _find_alias(text: str) -> int:
-    """Return the first line with an alias, 0 without one: a few dozen, nested, stand for a value of any size."""
+    """Return the first line with an alias, 0 if there is none: a few dozen nested ones expand to any size."""
     if "*" not in text:
         return 0
     for event in yaml.parse(text, Loader=_Loader):
@@ -95,8 +95,8 @@ def _find_alias(text: str) -> int:
 
 
 def unknown_key(key: str, source: str) -> ConfigError:
-    """Make the error for a key that does not exist, naming those that are spelled like it."""
-    # Imported where it is needed: only for a mistake, and not at every start.
+    """Return the error for an unknown key, which suggests similar ones."""
+    # Imported here, since it is only needed for this error.
     import difflib
 
     known = list(known_keys())
@@ -122,7 +122,7 @@ def _settings(loader: yaml.SafeLoader, root: yaml.Node, name: str) -> Iterator[S
 
 
 def _section(loader: yaml.SafeLoader, key: str, node: yaml.Node, name: str) -> Iterator[Setting]:
-    """Read a key, or all keys of a section or of a section in it."""
+    """Parse a key, or all keys of a section and its subsections."""
     keys = known_keys()
     if key in keys:
         yield from _setting(loader, key, node, keys[key], name)
@@ -145,7 +145,7 @@ def _setting(loader: yaml.SafeLoader, key: str, node: yaml.Node, kind: object, n
 
 
 def _leaf(loader: yaml.SafeLoader, node: yaml.Node, kind: object) -> object:
-    """Construct a value, keeping as written what may be a text."""
+    """Construct a value; one that may be a string stays as written."""
     if isinstance(node, yaml.SequenceNode):
         return [_leaf(loader, part, str) for part in node.value]
     if isinstance(node, yaml.MappingNode):
@@ -160,12 +160,12 @@ def _leaf(loader: yaml.SafeLoader, node: yaml.Node, kind: object) -> object:
 
 def _pairs(node: yaml.Node, name: str, what: str) -> Iterator[tuple[str, yaml.Node]]:
     if not isinstance(node, yaml.MappingNode):
-        raise ConfigError("", "", _at(name, node), f"{what} must be a mapping, 'key: value' lines")
+        raise ConfigError("", "", _at(name, node), f"{what} must be a mapping of 'key: value' lines")
     seen: set[str] = set()
     for key_node, value_node in node.value:
         key = str(key_node.value)
         if key in seen:
-            raise ConfigError("", "", _at(name, key_node), f"key {key!r} is there twice")
+            raise ConfigError("", "", _at(name, key_node), f"key {key!r} is repeated")
         seen.add(key)
         yield key, value_node
 

@@ -1,4 +1,4 @@
-"""The configuration as this process finds it: layers, the later over the earlier, each value with its origin."""
+"""Loads the configuration of this process: merges its layers, of which later ones win, and keeps all origins."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["Loaded", "load", "load_config"]
 
 _PREFIX = "MONARCH_HPC_"
 _PROJECT_FILE = "monarch-hpc.yaml"
-# People write a hundred lines at most; more is a mistake, such as a link to a log.
+# Files written by hand have a hundred lines at most; a larger one is a mistake, such as a link to a log.
 _MAX_FILE_BYTES = 64 << 10
 _SLURM_KEYS = ("account", "partition", "qos", "reservation", "constraint")
 _log = Logger(__name__)
@@ -34,15 +34,15 @@ _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::-([^}]*))?\})", re.ASCII)
 
 @dataclass(frozen=True)
 class Loaded:
-    """A configuration and where its values came from."""
+    """A configuration with the origins of its values."""
 
     config: Config
     settings: Mapping[str, Setting] = field(repr=False)
 
     def origin(self, key: str) -> str:
-        """Where the value of *key* came from: ``file:line``, ``$VARIABLE`` or ``command line``.
+        """Return the origin of the value of *key*: ``file:line``, ``$VARIABLE`` or ``command line``.
 
-        A flag of a mapping of flags is a key of its own: ``slurm.job_flags.no-kill``.
+        Each flag of a mapping of flags has its own key: ``slurm.job_flags.no-kill``.
         """
         if key not in self.settings:
             raise unknown_key(key, "here")
@@ -56,12 +56,12 @@ def load(flags: Mapping[str, object] | None = None) -> Loaded:
         flags: dotted key -> value as given on the command line; None for a flag that was not given.
 
     Raises:
-        ConfigError: in a file, a variable or a flag; its `source` says where.
+        ConfigError: a file, variable or flag is wrong; `source` names it.
     """
     try:
         cwd = Path.cwd()
     except FileNotFoundError:
-        # The working directory was removed; there is no project above it.
+        # The working directory was removed, so there is no project file.
         cwd = Path("/")
     return load_config(os.environ, cwd, os.uname().nodename, find_cluster_name(os.environ), flags or {})
 
@@ -69,14 +69,14 @@ def load(flags: Mapping[str, object] | None = None) -> Loaded:
 def load_config(
     environ: Mapping[str, str], cwd: Path, hostname: str, cluster_name: str | None, flags: Mapping[str, object]
 ) -> Loaded:
-    """Load the configuration that a process with this environment finds.
+    """Load the configuration for a process with this environment.
 
     Args:
         environ: its environment.
-        cwd: its working directory; the project's file is looked for from here upwards.
+        cwd: its working directory; the project's file is searched from there upwards.
         hostname: name of its machine.
-        cluster_name: Slurm's ClusterName; None where there is no Slurm.
-        flags: as `load`.
+        cluster_name: Slurm's ClusterName; None if there is no Slurm.
+        flags: as for `load`.
     """
     home = Path(environ.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir)
     chosen_by_people = [
@@ -96,7 +96,7 @@ def load_config(
             values[key] = _expand(setting, environ, home) if isinstance(setting.value, Path) else setting.value
         else:
             values[key] = {flag: setting.value for flag, setting in flag_settings.items()}
-    # Empty stands for the interpreter that runs us, which no file can name.
+    # Empty stands for this process's interpreter, whose path no file can know.
     values["agent.python"] = values["agent.python"] or sys.executable
     loaded = Loaded(build(values), merged)
     _check(loaded)
@@ -108,7 +108,7 @@ def _read_shipped(name: str) -> list[Setting]:
 
 
 def _read_own(path: Path) -> list[Setting]:
-    """Read a file that a person wrote; nothing where there is none."""
+    """Read a user's or project's file; return no settings if there is none."""
     try:
         # O_NONBLOCK: a FIFO by this name must not hang every command.
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
@@ -140,7 +140,7 @@ def _read_own(path: Path) -> list[Setting]:
 def _read_project(cwd: Path, home: Path) -> list[Setting]:
     for folder in _up_to(home, cwd):
         if problem := _unsafe(folder):
-            # Who can write here may also choose where the folder below hangs, and so what is above it.
+            # Users who can write here can also move the folders below, and so choose what is above them.
             for above in _up_to(home, folder):
                 if os.path.lexists(above / _PROJECT_FILE):
                     _warn_ignored(above / _PROJECT_FILE, folder, problem)
@@ -151,7 +151,7 @@ def _read_project(cwd: Path, home: Path) -> list[Setting]:
                 if setting.key == key or setting.key.startswith(key + "."):
                     problem = (
                         "a project's file may not decide what runs as you, where files go or whom you trust; "
-                        f"set it in your own file or by ${_variable(key)}"
+                        f"set it in your own file or with ${_variable(key)}"
                     )
                     raise ConfigError(setting.key, repr(setting.value), setting.origin, problem)
         if settings:
@@ -160,7 +160,7 @@ def _read_project(cwd: Path, home: Path) -> list[Setting]:
 
 
 def _up_to(home: Path, folder: Path) -> Iterator[Path]:
-    """The folder and those above it, where they are below home up to that."""
+    """The folder and its parents, up to *home* if that is one of them."""
     for above in [folder, *folder.parents]:
         yield above
         if above == home:
@@ -171,20 +171,20 @@ def _unsafe(folder: Path) -> str:
     try:
         found = os.stat(folder)
     except OSError as error:
-        return f"cannot be looked at: {error.strerror}"
-    # The sticky bit helps nobody here: others can add a file in a folder such as /tmp.
+        return f"cannot be examined: {error.strerror}"
+    # The sticky bit does not help here: others can add a file to a folder such as /tmp.
     return "may be written by other users" if others_may_write(found) else unsafe_folder(found)
 
 
 @functools.cache
 def _warn_ignored(path: Path, folder: Path, problem: str) -> None:
-    advice = "write what you want of it into your own file, or work in a folder that only you can write"
+    advice = "copy the settings that you want into your own file, or work in a folder that only you can write"
     _log.warning("%s is not read, because %s %s; %s", path, folder, problem, advice)
 
 
 def _from_slurm_variables(environ: Mapping[str, str]) -> Iterator[Setting]:
     for key in _SLURM_KEYS:
-        # sbatch reads the first of these, srun and people's shell profiles the second.
+        # sbatch reads the first of these; srun and users' shell profiles use the second.
         for variable in (f"SBATCH_{key.upper()}", f"SLURM_{key.upper()}"):
             if environ.get(variable):
                 origin = f"${variable}"
@@ -196,7 +196,7 @@ def _from_variables(environ: Mapping[str, str]) -> Iterator[Setting]:
     keys = known_keys()
     for variable, text in environ.items():
         name = variable.removeprefix(_PREFIX)
-        # Variables without a section are the package's own, such as the name of the run.
+        # Variables without a section are internal, such as the name of the run.
         if name == variable or ("__" not in name and name != "SITE"):
             continue
         key = name.lower().replace("__", ".")
@@ -227,11 +227,11 @@ def _site_settings(
     settings: Sequence[Setting], environ: Mapping[str, str], hostname: str, cluster_name: str | None
 ) -> Sequence[Setting]:
     profiles = [_read_profile(path.name) for path in sorted(asset("configs", "sites").glob("*.yaml"))]
-    by_hand = [setting for setting in settings if setting.key == "site"]
-    if not by_hand:
+    explicit = [setting for setting in settings if setting.key == "site"]
+    if not explicit:
         profile = choose_profile(profiles, environ, hostname, cluster_name)
         return profile.settings if profile else []
-    wanted = by_hand[-1]
+    wanted = explicit[-1]
     if wanted.value == "generic":
         return []
     for profile in profiles:
@@ -246,7 +246,7 @@ def _read_profile(name: str) -> Profile:
 
 
 def _expand(setting: Setting, environ: Mapping[str, str], home: Path) -> Path:
-    """Replace variables and ~ in a path."""
+    """Expand variables and ~ in a path."""
 
     def value_of(match: re.Match[str]) -> str:
         name = match[1] or match[2]
@@ -258,13 +258,13 @@ def _expand(setting: Setting, environ: Mapping[str, str], home: Path) -> Path:
     text = _VARIABLE.sub(value_of, str(setting.value))
     path = home / text[2:] if text.startswith("~/") else Path(text)
     if not path.is_absolute() or ".." in path.parts or not text.isprintable():
-        problem = f"gives {text!r}; must be an absolute path without '..', maybe after ~/ or a $VARIABLE"
+        problem = f"gives {text!r}; must be an absolute path without '..', and may begin with ~/ or a $VARIABLE"
         raise ConfigError(setting.key, str(setting.value), setting.origin, problem)
     return path
 
 
 def _check(loaded: Loaded) -> None:
-    """Check what holds between values."""
+    """Check ranges of values, and constraints between them."""
     slurm, live = loaded.config.slurm, loaded.config.liveness
     fabric, ucx = loaded.config.fabric, loaded.config.ucx
     keep_dead = loaded.config.telemetry.keep_dead
@@ -274,10 +274,11 @@ def _check(loaded: Loaded) -> None:
         (slurm.time_min > 0, "slurm.time_min", slurm.time_min, "must be more than 0"),
         (slurm.poll_min_s > 0, "slurm.poll_min_s", slurm.poll_min_s, "must be more than 0"),
         (slurm.poll_min_s <= slurm.poll_max_s, "slurm.poll_min_s", slurm.poll_min_s, "exceeds slurm.poll_max_s"),
-        (0 < live.heartbeat_s < live.suspect_s, "liveness.heartbeat_s", live.heartbeat_s, "not below suspect_s, or 0"),
+        (live.heartbeat_s > 0, "liveness.heartbeat_s", live.heartbeat_s, "must be more than 0"),
+        (live.heartbeat_s < live.suspect_s, "liveness.heartbeat_s", live.heartbeat_s, "must be below suspect_s"),
         (live.suspect_s < live.dead_s, "liveness.suspect_s", live.suspect_s, "must be below liveness.dead_s"),
         ("tcp" in order, "fabric.order", order, "lacks tcp, which introduces the other fabrics"),
-        (relay_is_last, "fabric.order", order, "names relay before tcp: the relay is for what tcp cannot reach"),
+        (relay_is_last, "fabric.order", order, "names relay before tcp: the relay is for hosts that tcp cannot reach"),
         (fabric.trusted or not opens(ucx.transports, "tcp"), "ucx.transports", ucx.transports, TCP_REFUSED),
         (_is_port_range(ucx.port_range), "ucx.port_range", ucx.port_range, "must be LOW-HIGH, e.g. 31000-31999"),
         (ucx.tcp_segment_bytes > 0, "ucx.tcp_segment_bytes", ucx.tcp_segment_bytes, "must be more than 0"),

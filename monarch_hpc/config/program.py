@@ -1,4 +1,4 @@
-"""What `monarch-hpc run` tells the program that it starts, through the environment."""
+"""Reads this process's environment: the variables that `monarch-hpc run` sets for its program, Slurm's, PYTHONPATH."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _IMPORT_PATH = "PYTHONPATH"
 
 @dataclass(frozen=True, slots=True)
 class ProgramSettings:
-    """Which allocation and which run this program belongs to.
+    """The allocation and the run that this program belongs to.
 
     Attributes:
-        directory: the allocation's directory; None where the program was started without `run`.
-        run: the run's id, empty without `run`.
+        directory: the allocation's directory; None if the program was not started by `run`.
+        run: the run's id; empty if the program was not started by `run`.
     """
 
     directory: Path | None
@@ -38,21 +38,21 @@ class ProgramSettings:
 
 
 def read_program() -> ProgramSettings:
-    """Read this process's own environment."""
+    """Read the settings from this process's environment."""
     directory = os.environ.get(DIRECTORY_VARIABLE)
     return ProgramSettings(Path(directory) if directory else None, os.environ.get(RUN_VARIABLE, ""))
 
 
 def own_slurm_ids() -> SlurmIds:
-    """What Slurm calls this process's place; empty names outside of its jobs."""
+    """Slurm's names for the location of this process; empty outside of its jobs."""
     return SlurmIds.of(os.environ)
 
 
 def own_variables(names: Iterable[str]) -> dict[str, str]:
-    """Those of the variables *names* that this process has."""
+    """The variables among *names* that are set in this process."""
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
 def own_import_path() -> dict[str, str]:
-    """The variable that tells Python programs where to import from, where it is set."""
+    """PYTHONPATH, if it is set."""
     return own_variables([_IMPORT_PATH])

@@ -1,4 +1,4 @@
-"""What can be configured: one frozen dataclass a section. Meanings and defaults are in configs/default.yaml."""
+"""Schema of the configuration: one frozen dataclass per section. configs/default.yaml has meanings and defaults."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ class _Dataclass(Protocol):
 
 
 FlagValue = str | bool | None
-"""Value of a command's flag: a text, True for a bare flag, None or False to leave it out."""
+"""Value of a command's flag: a string, True for a bare flag, None or False to leave it out."""
 
-# A project's file may come from somebody else: it must not decide what runs as the user, where we write, or whom
-# we trust.
+# A project's file may come from another person: it must not decide what runs as the user, where files are written, or
+# who is trusted.
 OWNER_ONLY = frozenset(
     {
         "paths.shared",
@@ -65,13 +65,13 @@ OWNER_ONLY = frozenset(
     }
 )
 
-# Only profiles have these; they say when a profile applies and how old it is, and configure nothing.
+# Only profiles have these: when a profile applies, and when it was checked. They configure nothing.
 SITE_ONLY = frozenset({"match", "checked"})
 
 
 @dataclass(frozen=True)
 class SlurmConfig:
-    """What is asked of Slurm, and how patiently."""
+    """Requests to Slurm, and their timeouts."""
 
     partition: str | None
     qos: str | None
@@ -91,7 +91,7 @@ class SlurmConfig:
 
 @dataclass(frozen=True)
 class PathsConfig:
-    """Where files are kept; absolute."""
+    """Folders for files; absolute paths."""
 
     shared: Path
     state: Path
@@ -99,7 +99,7 @@ class PathsConfig:
 
 @dataclass(frozen=True)
 class AgentConfig:
-    """How agents are started and how long they wait for those they lost."""
+    """The start of agents, and their grace periods."""
 
     python: str
     prologue: tuple[str, ...]
@@ -109,7 +109,7 @@ class AgentConfig:
 
 @dataclass(frozen=True)
 class ProcsConfig:
-    """How procs start, what they see, how they stop."""
+    """Start, devices and stop of procs."""
 
     start_s: float
     gpu_visible: Literal["own-first", "own", "all"]
@@ -121,7 +121,7 @@ class ProcsConfig:
 
 @dataclass(frozen=True)
 class LivenessConfig:
-    """When a silent host counts as suspect, and as dead."""
+    """Heartbeats, and the silence after which a host is suspect or dead."""
 
     heartbeat_s: float
     suspect_s: float
@@ -155,7 +155,7 @@ class InterfacesConfig:
 
 @dataclass(frozen=True)
 class FabricConfig:
-    """What carries the frames between two processes, and over which networks."""
+    """The fabrics that carry frames between processes, and their networks."""
 
     order: tuple[Literal["ucx", "tcp", "relay"], ...]
     trusted: bool
@@ -165,7 +165,7 @@ class FabricConfig:
 
 @dataclass(frozen=True)
 class UcxConfig:
-    """Which libucp is loaded, and what it is told; an empty text leaves the choice to us."""
+    """The libucp to load, and its settings; an empty string leaves the choice to monarch-hpc."""
 
     library: Path | None
     transports: str
@@ -177,14 +177,14 @@ class UcxConfig:
 
 @dataclass(frozen=True)
 class RecordingConfig:
-    """What is kept of what procs record."""
+    """Retention of the records of procs."""
 
     keep_dead: int
 
 
 @dataclass(frozen=True)
 class LogsConfig:
-    """What becomes of what procs print and log."""
+    """Handling of the output and log records of procs."""
 
     stream_to_client: bool
     fold_s: float
@@ -199,14 +199,14 @@ class LogsConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """How a run ends."""
+    """The end of a run."""
 
     stop_grace_s: float
 
 
 @dataclass(frozen=True)
 class Config:
-    """All that can be configured."""
+    """The whole configuration."""
 
     site: str
     slurm: SlurmConfig
@@ -229,16 +229,16 @@ def known_keys() -> Mapping[str, object]:
 
 
 def convert(key: str, value: object, kind: object, source: str) -> object:
-    """Return *value* as the type that *key* has.
+    """Return *value* converted to the type of *key*.
 
     Args:
         key: dotted key, for the error and for the unit in its name.
-        value: as YAML gives it.
-        kind: the type, as `known_keys` gives it.
-        source: where the value came from, for the error.
+        value: as parsed from YAML.
+        kind: the type, as in `known_keys`.
+        source: origin of the value, for the error.
 
     Raises:
-        ConfigError: it has another type.
+        ConfigError: *value* has a wrong type.
     """
     if isinstance(kind, types.UnionType):
         if value is None:
@@ -254,7 +254,7 @@ def convert(key: str, value: object, kind: object, source: str) -> object:
     if origin is Mapping:
         if isinstance(value, Mapping) and all(_is_flag(*item) for item in value.items()):
             return {name: str(flag) if type(flag) is int else flag for name, flag in value.items()}
-        raise _wrong(key, value, source, "a mapping of flag names without dashes to a text, a number, true or null")
+        raise _wrong(key, value, source, "a mapping of flag names without dashes to a string, a number, true or null")
     if kind is bool:
         if isinstance(value, bool):
             return value
@@ -265,28 +265,29 @@ def convert(key: str, value: object, kind: object, source: str) -> object:
         value = str(value)
     if isinstance(value, str) and _printable(value):
         return Path(value) if kind is Path else value
-    raise _wrong(key, value, source, "a text of printable characters")
+    raise _wrong(key, value, source, "a string of printable characters")
 
 
 def build(values: Mapping[str, object]) -> Config:
-    """Make the configuration of one converted value for every key of `known_keys`."""
+    """Make a configuration from a converted value for each key of `known_keys`."""
     return _build(Config, "", values)
 
 
 def as_document(section: _Dataclass) -> dict[str, object]:
-    """Return a configuration, or one section, as plain data for JSON: sections as objects, paths as texts."""
+    """Return a configuration, or one section, as plain data for JSON: sections as objects, paths as strings."""
     return {name: _plain(value) for name, value in dataclasses.asdict(section).items()}
 
 
 def from_document(section: Callable[..., _Section], document: object, source: str) -> _Section:
-    """Make the configuration, or the section, that `as_document` was given.
+    """Make a configuration, or a section, from the output of `as_document`.
 
     Args:
-        section: its class.
-        source: where *document* came from, for the error.
+        section: class of the result.
+        document: the plain data.
+        source: origin of *document*, for the error.
 
     Raises:
-        ConfigError: a key is missing or of another type.
+        ConfigError: a key is missing or has a wrong type.
     """
     values: dict[str, object] = {}
     for key, kind in _keys_of(section, ""):
@@ -302,7 +303,7 @@ def from_document(section: Callable[..., _Section], document: object, source: st
 
 @functools.cache
 def _hints(section: Callable[..., object]) -> Mapping[str, object]:
-    # Python compiles each of them anew: a hundred milliseconds of a program's start.
+    # Cached, since Python compiles every hint anew: a hundred milliseconds of a program's start.
     return typing.get_type_hints(section)
 
 
@@ -321,7 +322,7 @@ def _build(section: Callable[..., _Section], prefix: str, values: Mapping[str, o
             fields[name] = _build(kind, f"{prefix}{name}.", values)
         else:
             fields[name] = values[prefix + name]
-    # The names are the section's own and the values were converted to its types, key by key.
+    # The names are the section's fields, and each value was converted to its field's type.
     return section(**fields)
 
 
@@ -335,7 +336,7 @@ def _plain(value: object) -> object:
 
 def _list(key: str, value: object, kind: object, source: str) -> tuple[object, ...]:
     known = typing.get_args(kind) if typing.get_origin(kind) is Literal else ()
-    wanted = f"a list of some of {', '.join(known)}, each once" if known else "a list of texts, e.g. [a, b]"
+    wanted = f"a list of some of {', '.join(known)}, each once" if known else "a list of strings, e.g. [a, b]"
     if not isinstance(value, list | tuple) or not all(isinstance(part, str) and _printable(part) for part in value):
         raise _wrong(key, value, source, wanted)
     if known and (not set(value) <= set(known) or len(set(value)) < len(value)):

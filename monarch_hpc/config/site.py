@@ -1,4 +1,4 @@
-"""Which site this is: profiles and how they are recognised, without asking slurmctld."""
+"""Profiles of sites, and the choice of this site's, without asking slurmctld."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from monarch_hpc.core.errors import ConfigError
 
 __all__ = ["Profile", "choose_profile", "find_cluster_name", "parse_profile"]
 
-# Where Slurm itself looks; the second is where a "configless" slurmd or sackd leaves what it fetched.
+# Slurm's own search path; the second is the copy that a "configless" slurmd or sackd fetched.
 _SLURM_CONFS = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
 
 
 @dataclass(frozen=True)
 class Profile:
-    """What describes one site.
+    """The description of one site.
 
     Args:
         name: the value of its key `site`.
         environment: variable -> wildcard; all must match.
         clusters: wildcards for Slurm's ClusterName.
         hostnames: wildcards for this machine's name.
-        settings: what it sets.
+        settings: its settings.
     """
 
     name: str
@@ -39,12 +39,12 @@ class Profile:
 
 
 def parse_profile(settings: Sequence[Setting], source: str) -> Profile:
-    """Make a profile of a site file's settings."""
+    """Make a profile from a site file's settings."""
     by_key = {setting.key: setting for setting in settings}
     for key in ("site", "match", "checked"):
         if key not in by_key:
             raise ConfigError(
-                key, "(missing)", source, "a profile says its name, how it is recognised, and when checked"
+                key, "(missing)", source, "a profile needs its name, a rule to recognise it, and the date of its check"
             )
     if not isinstance(by_key["checked"].value, datetime.date):
         raise ConfigError("checked", repr(by_key["checked"].value), by_key["checked"].origin, "must be a date")
@@ -68,10 +68,10 @@ def parse_profile(settings: Sequence[Setting], source: str) -> Profile:
 def choose_profile(
     profiles: Sequence[Profile], environ: Mapping[str, str], hostname: str, cluster_name: str | None
 ) -> Profile | None:
-    """Return the profile of this site, or None where none matches.
+    """Return the profile of this site; None if no profile matches.
 
-    A variable that the site sets says most, a name pattern of login nodes least; the first kind of rule
-    that matches at all decides.
+    A variable set by the site is the strongest evidence, the name of a login node the weakest; the first kind of rule
+    with a match decides.
 
     Raises:
         ConfigError: two profiles match by the same kind of rule.
@@ -93,7 +93,7 @@ def choose_profile(
 def find_cluster_name(environ: Mapping[str, str], slurm_confs: Sequence[str] = _SLURM_CONFS) -> str | None:
     """Return Slurm's ClusterName from the environment or slurm.conf; no command is run.
 
-    Files that slurm.conf includes are not followed: where the name is in one, a profile has other marks.
+    Files included by slurm.conf are not read: if one of them sets the name, the profile needs other rules.
     """
     if name := environ.get("SLURM_CLUSTER_NAME"):
         return name

@@ -1,7 +1,7 @@
-"""Texts in the form of UCX_TLS: which of UCX's transports they open.
+"""Parses values of UCX_TLS: which of UCX's transports they open.
 
-Where UCX's versions may read a text in two ways, the answer is the one that opens more: a refusal that
-comes too often is seen, an open port is not.
+If UCX's versions differ in the interpretation of a value, the one that opens more transports is assumed: users notice
+an unnecessary refusal, but not an open port.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ __all__ = ["ALIASES", "TCP_REFUSED", "keep_private", "opens"]
 
 TCP_REFUSED = (
     "opens UCX over tcp, which trusts its network, while fabric.trusted is false; name transports without tcp, "
-    "e.g. sm,ib,self, or set fabric.trusted: true in your own file if nobody else can reach that network"
+    "e.g. sm,ib,self, or set fabric.trusted: true in your own file if no one else can reach that network"
 )
-"""Why such a text is refused on a network that others can reach, and what to do."""
+"""Why such a value is refused on a network that others can reach, and what to do."""
 
 ALIASES = {
     "cuda": ("cuda_copy", "cuda_ipc", "gdr_copy"),
@@ -36,7 +36,7 @@ ALIASES = {
 
 _SHARED_WITH_OTHERS = ("sysv", "knem")
 """Transports whose memory other users can open. UCX creates the segments of sysv with mode 0660, and /proc/sysvipc/shm
-lists them to everybody, so all users of the same primary group can write to them. knem serves any process that names
+lists them to everyone, so all users of the same primary group can write to them. knem serves any process that passes
 the number of a region."""
 
 _KNOWN = tuple(
@@ -45,9 +45,9 @@ _KNOWN = tuple(
 
 
 def keep_private(tls: str) -> str:
-    """Return what *tls* opens, without the transports whose memory other users can open.
+    """Return *tls* without the transports whose memory other users can open.
 
-    Aliases and wildcards that stand for one of these are replaced by the names of the rest.
+    Aliases and wildcards that stand for one of those are replaced by the names of the rest.
     """
     text = tls.strip()
     if text.startswith("^"):
@@ -67,18 +67,18 @@ def opens(tls: str, transport: str) -> bool:
     """Tell whether *tls* lets UCX open *transport*.
 
     Args:
-        tls: comma-separated names and aliases; ``all`` for every transport; a ``^`` in front opens all
-            that are not named. UCX refuses an empty text.
+        tls: comma-separated names and aliases; ``all`` for every transport; a ``^`` in front opens all transports
+            except those named. UCX refuses an empty value.
         transport: a transport's own name, such as ``tcp`` or ``posix``.
     """
     if tls.lstrip().startswith("^"):
-        # UCX 1.13 takes what is excluded letter by letter: `^TCP`, `^t*` and `^ tcp` leave tcp open.
+        # UCX 1.13 compares excluded names exactly: `^TCP`, `^t*` and `^ tcp` leave tcp open.
         excluded = tls.lstrip()[1:].split(",")
         return not any(transport == entry or transport in ALIASES.get(entry, ()) for entry in excluded)
     return any(_may_name(entry, transport) for entry in tls.split(","))
 
 
 def _may_name(entry: str, transport: str) -> bool:
-    # A backslash turns the alias of a name off; `name:aux` opens a transport for the first contact only.
+    # A backslash disables the alias of a name; `name:aux` opens a transport for connection setup only.
     name = entry.strip().lower().removeprefix("\\").partition(":")[0]
     return name == "all" or fnmatchcase(transport, name) or transport in ALIASES.get(name, ())

@@ -1,1 +1,1 @@
-"""Words and pure pieces that every other package uses; imports nothing of ours."""
+"""Errors, shapes, identities and small tools shared by all other packages; imports none of them."""

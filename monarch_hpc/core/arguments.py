@@ -1,6 +1,6 @@
-"""Checks of the arguments of public functions: each error names the argument, its value and what is allowed.
+"""Checks the arguments of public functions; each error names the argument, its value and what is allowed.
 
-A check returns what the function goes on with, so that a subclass of str or one of NumPy's integers does not travel.
+A check returns the value in its plain type, so that no subclass of str and no NumPy integer is sent to other processes.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ __all__ = [
 ]
 
 _MOST_S = 1e9
-"""Thirty years: what waits takes times a few times as long, and neither more nor infinity."""
+"""About thirty years: the functions that wait accept a few times as much, but not arbitrarily much, nor infinity."""
 
 _MAX_CHARS = 200
-"""Of a value in an error."""
+"""Longest text of a value in an error message."""
 
 _repr = reprlib.Repr()
 _repr.maxstring = _repr.maxother = _repr.maxlong = 80
 
 
 def shown(value: object) -> str:
-    """*value* and its type in words, short whatever it is: ``'4', a str``."""
+    """*value* and its type in words, of bounded length: ``'4', a str``."""
     kind = type(value).__name__
     if value is None or isinstance(value, type):
         return _short(value)
@@ -52,11 +52,11 @@ def _short(value: object) -> str:
 
 
 def check_text(what: str, value: object, *, filled: bool = False) -> str:
-    """A string; with *filled* one that is not empty.
+    """Return *value* as a plain string; with *filled* it must not be empty.
 
     Raises:
-        TypeError: it is something else.
-        ValueError: it is empty, and must not be.
+        TypeError: *value* is not a string.
+        ValueError: it is empty and *filled* is set.
     """
     if not isinstance(value, str):
         raise TypeError(f"{what} is {shown(value)}: give a string")
@@ -66,13 +66,13 @@ def check_text(what: str, value: object, *, filled: bool = False) -> str:
 
 
 def check_texts(what: str, value: object, example: str) -> tuple[str, ...]:
-    """Several strings.
+    """Return an iterable of strings as a tuple.
 
     Args:
-        example: what to write, for the error.
+        example: a valid argument, shown in the error.
 
     Raises:
-        TypeError: one string, which would be taken letter by letter; no sequence; or one of something else.
+        TypeError: a single string, which would be split into letters; not iterable; or an element is not a string.
     """
     if isinstance(value, (str, bytes, bytearray, Mapping)) or not isinstance(value, Iterable):
         raise TypeError(f"{what} is {shown(value)}: give a list of strings, {example}")
@@ -83,11 +83,11 @@ def check_texts(what: str, value: object, example: str) -> tuple[str, ...]:
 
 
 def check_path(what: str, value: object) -> str:
-    """A path, as a string.
+    """Return a path as a string.
 
     Raises:
-        TypeError: neither a string nor a path.
-        ValueError: it is empty, or holds a NUL.
+        TypeError: *value* is neither a string nor a path.
+        ValueError: it is empty or contains a NUL.
     """
     path = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(path, str):
@@ -98,16 +98,16 @@ def check_path(what: str, value: object) -> str:
 
 
 def check_number(what: str, value: object, *, least: int | None = None, most: int | None = None) -> int:
-    """A whole number.
+    """Return a whole number as an int.
 
     Raises:
-        TypeError: it is something else; True and False too.
+        TypeError: *value* is not a whole number; True and False are refused, too.
         ValueError: it is below *least* or above *most*.
     """
     try:
         if isinstance(value, bool):
             raise TypeError
-        number = operator.index(value)  # type: ignore[arg-type]  # that is the question
+        number = operator.index(value)  # type: ignore[arg-type]  # the type is what is checked here
     except TypeError:
         raise TypeError(f"{what} is {shown(value)}: give a whole number") from None
     if least is not None and number < least:
@@ -118,16 +118,16 @@ def check_number(what: str, value: object, *, least: int | None = None, most: in
 
 
 def check_seconds(what: str, value: object, *, zero: bool = False) -> float:
-    """A time in seconds: more than 0, with *zero* also 0.
+    """Return a time in seconds: more than 0, or with *zero* at least 0.
 
     Raises:
-        TypeError: it is not a number.
+        TypeError: *value* is not a number.
         ValueError: it is out of range.
     """
     try:
         if isinstance(value, (bool, str, bytes, bytearray)):  # float("3") is 3.0
             raise TypeError
-        seconds = float(value)  # type: ignore[arg-type]  # that is the question
+        seconds = float(value)  # type: ignore[arg-type]  # the type is what is checked here
     except OverflowError:
         seconds = math.inf
     except (TypeError, ValueError):
@@ -139,10 +139,10 @@ def check_seconds(what: str, value: object, *, zero: bool = False) -> float:
 
 
 def check_flag(what: str, value: object) -> bool:
-    """True or False.
+    """Return *value*, which must be True or False.
 
     Raises:
-        TypeError: it is something else.
+        TypeError: it is not a bool.
     """
     if not isinstance(value, bool):
         raise TypeError(f"{what} is {shown(value)}: give True or False")
@@ -150,36 +150,36 @@ def check_flag(what: str, value: object) -> bool:
 
 
 def check_callable(what: str, value: object) -> None:
-    """Refuse what cannot be called.
+    """Refuse a value that cannot be called.
 
     Raises:
-        TypeError: it cannot be.
+        TypeError: *value* is not callable.
     """
     if not callable(value):
         raise TypeError(f"{what} is {shown(value)}: give a function")
 
 
 def check_instance(what: str, value: object, kind: type | tuple[type, ...], example: str) -> None:
-    """Refuse what is not of a class.
+    """Refuse a value that is not an instance of *kind*.
 
     Args:
-        example: what to write, for the error.
+        example: a valid argument, shown in the error.
 
     Raises:
-        TypeError: it is of another class.
+        TypeError: *value* is of another class.
     """
     if not isinstance(value, kind):
         raise TypeError(f"{what} is {shown(value)}: give {example}")
 
 
 def check_mapping(what: str, value: object, example: str) -> dict[str, object]:
-    """A mapping whose keys are strings.
+    """Return a mapping with string keys as a dict.
 
     Args:
-        example: what to write, for the error.
+        example: a valid argument, shown in the error.
 
     Raises:
-        TypeError: it is something else, or a key is not a string.
+        TypeError: *value* is not a mapping, or a key is not a string.
         ValueError: a key is empty.
     """
     if not isinstance(value, Mapping):
@@ -188,11 +188,11 @@ def check_mapping(what: str, value: object, example: str) -> dict[str, object]:
 
 
 def check_variables(what: str, value: object) -> dict[str, str | None]:
-    """Variables of an environment; None is one to unset. A path becomes a string, a number does not.
+    """Return environment variables as a dict; the value None unsets a variable. Paths become strings, numbers do not.
 
     Raises:
-        TypeError: no mapping, or a name or value of another type.
-        ValueError: a name or value that no process can have.
+        TypeError: *value* is not a mapping, or a name or value has a wrong type.
+        ValueError: a name or value that cannot stand in an environment.
     """
     variables: dict[str, str | None] = {}
     for name, given in check_mapping(what, value, "{'NAME': 'value'}").items():

@@ -1,7 +1,7 @@
-"""Where the files of the three top-level folders lie: `launchers`, `sbatch_templates`, `configs`.
+"""Finds the files of the three top-level folders `launchers`, `sbatch_templates` and `configs`.
 
-In a wheel they are sub-folders of the package, in a checkout and in an editable install its
-neighbours. Only this module knows.
+In a wheel they are sub-folders of the package; in a checkout and in an editable install they lie beside it.
+No other module depends on that difference.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ Folder = Literal["launchers", "sbatch_templates", "configs"]
 def asset(folder: Folder, name: str = "") -> Path:
     """Return the path of a file that ships with the package, or of its folder.
 
-    A path, not a `Traversable`: Slurm runs launchers by their path, which a zip file cannot give.
+    This is a path, not a `Traversable`: Slurm runs launchers by path, and a zip file has no paths.
 
     Args:
-        folder: one of the three.
-        name: path within it, e.g. ``sites/slurmlab.yaml``; empty for the folder itself.
+        folder: one of the three folders.
+        name: path within *folder*, e.g. ``sites/slurmlab.yaml``; empty for the folder itself.
     """
     package = Path(__file__).parents[1]
-    # The wheel's place first: beside an installed package, `configs` may be anybody's.
+    # The wheel's location first: a `configs` beside an installed package may belong to any other package.
     root = package / folder
     if not root.is_dir():
         root = package.parent / folder

@@ -1,4 +1,4 @@
-"""Deadlines: every wait has one, and a test can pass any clock."""
+"""Deadlines for waits, on a clock that tests can replace."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ __all__ = ["Deadline"]
 
 
 class Deadline:
-    """A moment *timeout_s* seconds from its making.
+    """The moment *timeout_s* seconds after its construction.
 
     Args:
-        timeout_s: seconds; infinite for a wait that only its owner ends.
-        clock: what tells the time, in seconds that never go back.
+        timeout_s: seconds; infinite for a wait that only its caller ends.
+        clock: a monotonic clock, in seconds.
     """
 
     def __init__(self, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -22,7 +22,7 @@ class Deadline:
         self._start_s = clock()
 
     def elapsed_s(self) -> float:
-        """Seconds since its making."""
+        """Seconds since construction."""
         return self._clock() - self._start_s
 
     def left_s(self) -> float:
@@ -30,5 +30,5 @@ class Deadline:
         return max(0.0, self.timeout_s - self.elapsed_s())
 
     def passed(self) -> bool:
-        """Tell whether the moment has come."""
+        """Tell whether the deadline has passed."""
         return self.elapsed_s() >= self.timeout_s

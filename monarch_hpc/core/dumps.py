@@ -1,7 +1,8 @@
-"""Core dumps, which hold an allocation's key: none of our own processes; those of users' processes as they want them.
+"""Forbids core dumps of our own processes, since they would contain an allocation's key; users' processes keep theirs.
 
-Only the soft limit is lowered, so that users' processes can have theirs back. The process stays dumpable for the kernel
-(PR_SET_DUMPABLE): else its own user could not read its ``/proc``, which finds leftovers and serves debuggers.
+Only the soft limit is lowered, so that users' processes can restore it. The process stays dumpable for the kernel
+(PR_SET_DUMPABLE): otherwise its own user could not read its ``/proc``, which debuggers and the search for leftover
+processes need.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from collections.abc import Iterator
 __all__ = ["allow_core_dumps", "forbid_core_dumps", "usual_core_dumps"]
 
 _NONE_BYTES = 1
-"""Not 0, which the kernel does not heed where it pipes core dumps to a program; with 1 it starts none."""
+"""Not 0: where core dumps are piped to a program, the kernel ignores a limit of 0; with 1 it starts no program."""
 
 _lock = threading.Lock()
 _usual_bytes: int | None = None
-"""The soft limit that this process was started with; None where dumps were not forbidden."""
+"""The soft limit that this process was started with; None while dumps are not forbidden."""
 
 
 def forbid_core_dumps() -> None:
-    """Leave no core dump of this process, nor of what it forks."""
+    """Disable core dumps of this process and of its forked children."""
     global _usual_bytes
     with _lock:
         soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
@@ -32,7 +33,7 @@ def forbid_core_dumps() -> None:
 
 
 def allow_core_dumps() -> None:
-    """Undo `forbid_core_dumps`, in a forked process that runs a user's code."""
+    """Undo `forbid_core_dumps` in a forked process that runs user code."""
     global _usual_bytes
     if _usual_bytes is not None:
         _set(_usual_bytes)
@@ -41,7 +42,7 @@ def allow_core_dumps() -> None:
 
 @contextlib.contextmanager
 def usual_core_dumps() -> Iterator[None]:
-    """Let a process that is started in this context have the limit that this process was started with."""
+    """Give processes started in this context the limit that this process was started with."""
     if _usual_bytes is None:
         yield
         return

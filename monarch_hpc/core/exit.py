@@ -10,12 +10,12 @@ __all__ = ["Exit"]
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How a process ended.
+    """The end of a process, by exit code or signal.
 
     Attributes:
-        code: its exit code; None if a signal ended it.
-        signal: the signal; None if it exited.
-        oom: the kernel killed it because the memory of our control group was used up.
+        code: exit code; None if a signal ended the process.
+        signal: the signal; None if the process exited.
+        oom: whether the kernel killed the process because its control group was out of memory.
     """
 
     code: int | None

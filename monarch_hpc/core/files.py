@@ -1,7 +1,7 @@
-"""Files that hold state or secrets: written whole or not at all, readable by their owner only.
+"""Reads and writes files that hold state or secrets: written whole or not at all, readable by their owner only.
 
-The one home of that rule, so that a full disk, a crash or another user can never leave us with half
-a record, a key that others can read, or a record that others wrote.
+All such files go through this module, so that a full disk, a crash or another user can never leave half a record, a key
+that others can read, or a record that others wrote.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ __all__ = [
 _MAX_JSON_BYTES = 16 << 20
 
 _MAX_LINKS = 40
-"""On the way to a folder: as many as the kernel follows."""
+"""Symbolic links followed in the path of a folder: as many as the kernel follows."""
 
 _STEP = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def private_dir(path: Path) -> Path:
-    """Return *path* as a directory that only we can enter, made where it is missing (0700).
+    """Return *path* as a directory that only its owner can enter; it is made (0700) if it is missing.
 
     Raises:
-        ConfigError: it exists and is a link, not a directory, another user's, or open to others; or the way to it leads
-            through another user's link. It is not repaired: while it was open, others may have put anything into it.
+        ConfigError: *path* is a link, not a directory, another user's, or open to others; or it leads through another
+            user's link. The mode is not repaired: while it was open, others may have put anything into the directory.
     """
     try:
         folder = open_folder(path, make=True)
@@ -60,14 +60,14 @@ def private_dir(path: Path) -> Path:
 def open_folder(path: Path, *, make: bool = False) -> int:
     """Open a folder, for use as ``dir_fd`` only; the caller closes it.
 
-    Each step of the way is opened by itself, so that nothing can be exchanged between a look at it and its use.
+    Each component of the path is opened separately, so that nothing can be exchanged between its check and its use.
 
     Args:
-        make: make what is missing (0700).
+        make: make missing folders (0700).
 
     Raises:
-        FileNotFoundError: it is missing.
-        ConfigError: it is a link, or the way to it leads through a link that is neither ours nor root's.
+        FileNotFoundError: the folder is missing.
+        ConfigError: it is a link, or its path leads through a link that belongs neither to this user nor to root.
         OSError: the system refused.
     """
     left = [*reversed(path.parts)]
@@ -104,7 +104,7 @@ def write_private(path: Path, data: bytes) -> None:
     """Write *data* to *path*, mode 0600, so that readers see the old content or all of the new.
 
     Raises:
-        ConfigError: others may exchange files in the folder, see `open_folder` and `unsafe_folder`.
+        ConfigError: other users may exchange files in the folder, see `open_folder` and `unsafe_folder`.
         OSError: the system refused; the old content is still there.
     """
     with _safe_folder(path) as folder:
@@ -126,7 +126,7 @@ def write_private(path: Path, data: bytes) -> None:
 
 
 def write_once(path: Path, data: bytes) -> None:
-    """Write *data* to *path* as `write_private` does, unless the file exists: of several writers the first wins."""
+    """Write *data* to *path* as `write_private` does unless the file exists: among several writers the first wins."""
     scratch = path.with_name(f".{path.name}.{os.urandom(6).hex()}")
     write_private(scratch, data)
     try:
@@ -137,15 +137,15 @@ def write_once(path: Path, data: bytes) -> None:
 
 
 def open_output(path: Path) -> int:
-    """Open a file of our own for what a process prints, empty and 0600; the caller closes it.
+    """Open a file for the output of a process, empty and 0600; the caller closes it.
 
     Raises:
-        ConfigError: others may exchange files in the folder, or the file is a link, not a regular file, another user's,
-            or has a second name.
+        ConfigError: other users may exchange files in the folder, or the file is a link, not a regular file, another
+            user's, or has a second name.
         OSError: the system refused.
     """
     with _safe_folder(path, make=True) as folder:
-        # O_TRUNC would empty the file before its owner and names are known. O_NONBLOCK: not to hang at a FIFO.
+        # O_TRUNC would empty the file before its owner and names are checked. O_NONBLOCK: opening a FIFO must not hang.
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
             descriptor = os.open(path.name, flags, 0o600, dir_fd=folder)
@@ -174,15 +174,15 @@ def write_json(path: Path, obj: object) -> None:
 
 
 def read_private(path: Path, max_bytes: int) -> bytes:
-    """Read a file that nobody but us can have written or read.
+    """Read a file that no other user can have written or read.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ConfigError: it is a link, no regular file, another user's, open to others, or larger than *max_bytes*; or
-            others may exchange files in its folder.
+        ConfigError: the file is a link, not a regular file, another user's, open to others, or larger than *max_bytes*;
+            or others may exchange files in its folder.
     """
     try:
-        # An opener, not os.open: `open` closes its descriptor where it then refuses a directory.
+        # An opener instead of os.open: `open` closes the descriptor if it then refuses a directory.
         with _safe_folder(path) as folder:
             file = open(path.name, "rb", opener=functools.partial(_open_strictly, folder))
     except FileNotFoundError:
@@ -202,7 +202,7 @@ def read_private(path: Path, max_bytes: int) -> bytes:
 
 
 def read_json(path: Path) -> object:
-    """Read what `write_json` wrote, with the checks of `read_private`.
+    """Read a file written by `write_json`, with the checks of `read_private`.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -217,7 +217,7 @@ def read_json(path: Path) -> object:
 
 @contextlib.contextmanager
 def _safe_folder(path: Path, *, make: bool = False) -> Iterator[int]:
-    """Open the folder of a file, in which nobody else can exchange files."""
+    """Open the folder of a file; refuse it if other users can exchange files there."""
     folder = open_folder(path.parent, make=make)
     try:
         if problem := unsafe_folder(os.fstat(folder)):
@@ -232,14 +232,14 @@ def _open_step(part: str, at: int, *, make: bool) -> int:
     if make:
         with contextlib.suppress(FileNotFoundError):
             return os.open(part, _STEP, dir_fd=at)
-        # Two processes may make it at once; whoever made it, it is checked by who uses it.
+        # Two processes may make it at once; the caller checks it in either case.
         with contextlib.suppress(FileExistsError):
             os.mkdir(part, 0o700, dir_fd=at)
     return os.open(part, _STEP, dir_fd=at)
 
 
 def _open_strictly(folder: int, name: str, flags: int) -> int:
-    # O_NONBLOCK: opening a FIFO that somebody put there must not hang.
+    # O_NONBLOCK: opening a FIFO must not hang.
     return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
 
 

@@ -1,7 +1,7 @@
-"""Forks of this process: what a child must not go on with is told there, before any other code runs.
+"""Notifies objects in a forked child that it holds only copies of their parent's state, before other code runs there.
 
-Only what is registered is told: a process that was forked before anything of ours began, as procs are from their
-zygote, is a process like any other. `subprocess` forks without Python code, and tells nobody.
+Only registered objects are notified: a process forked before any of them existed, as procs are by their zygote, is a
+process like any other. `subprocess` forks without running Python code, and notifies none.
 """
 
 from __future__ import annotations
@@ -17,59 +17,59 @@ __all__ = ["Forkable", "Owned", "divert", "watch_forks"]
 
 
 class Forkable(Protocol):
-    """What belongs to the process that made it."""
+    """An object that belongs to the process that made it."""
 
     def forked(self, parent: int) -> None:
-        """This is a child of process *parent* now, and holds copies of what is the parent's."""
+        """Called in a child forked by process *parent*: this object is a copy of the parent's."""
         ...
 
 
 class Owned:
-    """What refuses itself to children of the process that made it.
+    """An object that refuses to be used in forked children of the process that made it.
 
     Attributes:
-        forked_from: the process that has it; 0 if it is this one.
+        forked_from: process id of the owner, in a forked child; 0 in the owner itself.
     """
 
     forked_from = 0
 
     def check_own(self) -> None:
-        """Raise unless it is this process's.
+        """Refuse use in a forked child.
 
         Raises:
-            ForkedError: it belongs to the process that this one was forked from.
+            ForkedError: the object belongs to the process that this one was forked from.
         """
         if self.forked_from:
             raise ForkedError(self.forked_from)
 
 
 def divert(fds: Iterable[int]) -> None:
-    """In a child: let descriptors of the parent lead nowhere, so that their other ends do not wait for this process.
+    """Point descriptors inherited from the parent at /dev/null, so that this child does not keep their peers waiting.
 
-    Their numbers stay taken: objects that know them are still here, and close them once more.
+    The numbers stay in use: objects in this process still hold them, and will close them.
     """
-    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for fd in fds:
-        os.dup2(nothing, fd, inheritable=False)
-    os.close(nothing)
+        os.dup2(null, fd, inheritable=False)
+    os.close(null)
 
 
 class _Forks:
-    """Those to be told, in the order in which they were registered."""
+    """Objects to notify after a fork, in the order of their registration."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
-        self._told: list[weakref.ref[Forkable]] = []
-        os.register_at_fork(after_in_child=self._tell)
+        self._registered: list[weakref.ref[Forkable]] = []
+        os.register_at_fork(after_in_child=self._notify)
 
     def add(self, one: Forkable) -> None:
-        self._told = [known for known in self._told if known() is not None]
-        self._told.append(weakref.ref(one))
+        self._registered = [known for known in self._registered if known() is not None]
+        self._registered.append(weakref.ref(one))
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         parent, self._pid = self._pid, os.getpid()
-        told, self._told = self._told, []
-        for known in told:
+        registered, self._registered = self._registered, []
+        for known in registered:
             one = known()
             if one is not None:
                 one.forked(parent)
@@ -79,7 +79,7 @@ _forks: _Forks | None = None
 
 
 def watch_forks(one: Forkable) -> None:
-    """Tell *one* in every child that is forked while it lives; it is held weakly."""
+    """Call ``one.forked`` in every child forked while *one* lives; it is held by a weak reference."""
     global _forks
     if _forks is None:
         _forks = _Forks()

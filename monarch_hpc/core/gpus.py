@@ -1,4 +1,4 @@
-"""Which GPUs a proc calls its own, and which it sees."""
+"""Chooses the GPUs that belong to a proc and those that it sees, from what Slurm granted to its host."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 __all__ = [
     "GPU_VARIABLES",
-    "TELLING_VARIABLES",
+    "GRANT_VARIABLES",
     "own_block",
     "parse_device_gpus",
     "parse_gpus",
@@ -16,22 +16,22 @@ __all__ = [
 ]
 
 GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-"""What tells a process its GPUs."""
+"""Variables that limit the GPUs that a process sees."""
 
-TELLING_VARIABLES = (*GPU_VARIABLES, "SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
-"""What says which GPUs were granted. CUDA's first: Slurm sets it as seen from inside the step, after any renumbering by
-cgroups."""
+GRANT_VARIABLES = (*GPU_VARIABLES, "SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
+"""Variables that list the granted GPUs, in order of preference. CUDA's comes first: Slurm sets it as seen from inside
+the step, after any renumbering by cgroups."""
 
 _DEFAULT_VARIABLE = GPU_VARIABLES[0]
 _DEVICE = re.compile(r"nvidia(\d+)")
 
 
 def parse_gpus(environment: Mapping[str, str]) -> tuple[str, list[str]] | None:
-    """Return the variable that tells procs their GPUs and the GPUs that Slurm granted; None if nothing says.
+    """Return the variable to set for procs and the GPUs that Slurm granted; None if no variable lists any.
 
-    An empty list is an answer: no GPU was granted.
+    An empty list means that no GPU was granted.
     """
-    for variable in TELLING_VARIABLES:
+    for variable in GRANT_VARIABLES:
         text = environment.get(variable)
         if text is not None:
             named = variable if variable in GPU_VARIABLES else _DEFAULT_VARIABLE
@@ -46,19 +46,21 @@ def parse_device_gpus(names: Sequence[str]) -> list[str]:
 
 
 def usable_gpus(environment: Mapping[str, str], names: Sequence[str], *, in_job: bool) -> list[str]:
-    """Return what a process that no agent started may use: what it was told, else all; in Slurm's jobs then none.
+    """Return the GPUs that a process not started by an agent may use.
+
+    These are the granted ones; where no variable lists them, all of the machine, but none in a Slurm job.
 
     Args:
         names: file names of ``/dev``.
     """
-    told = parse_gpus(environment)
-    if told is not None:
-        return told[1]
+    granted = parse_gpus(environment)
+    if granted is not None:
+        return granted[1]
     return [] if in_job else parse_device_gpus(names)
 
 
 def own_block(gpus: Sequence[str], place: int, num_places: int) -> list[str]:
-    """Return the GPUs of one of *num_places* that share a host's GPUs: equal blocks, or turns if there are too few."""
+    """Return the GPUs of one of *num_places* procs of a host: contiguous blocks, or shared round robin if too few."""
     if not gpus:
         return []
     if num_places > len(gpus):
@@ -67,13 +69,13 @@ def own_block(gpus: Sequence[str], place: int, num_places: int) -> list[str]:
 
 
 def visible_gpus(gpus: Sequence[str], local_rank: int, per_host: int, visible: str) -> list[str]:
-    """Return what a proc sees, in order.
+    """Return the GPUs that a proc sees, in order.
 
     Args:
-        gpus: the host's, in Slurm's order.
-        local_rank: the proc's place among the *per_host* procs of its mesh on this host.
-        visible: ``own-first``: its own, then the others, so that peers stay reachable for CUDA IPC;
-            ``own``: its own; ``all``: all, in Slurm's order.
+        gpus: the host's GPUs, in Slurm's order.
+        local_rank: the proc's index among the *per_host* procs of its mesh on this host.
+        visible: ``own-first``: the proc's own, then the others, so that peers stay reachable for CUDA IPC;
+            ``own``: only the proc's own; ``all``: all, in Slurm's order.
     """
     own = own_block(gpus, local_rank, per_host)
     match visible:
@@ -95,5 +97,5 @@ def _parse_list(text: str) -> list[str]:
         elif item.isdecimal() or item.startswith(("GPU-", "MIG-")):
             gpus.append(item)
         else:
-            break  # as CUDA does: NoDevFiles, -1 and the like end the list
+            break  # as in CUDA, NoDevFiles, -1 and the like end the list
     return gpus

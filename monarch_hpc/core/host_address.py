@@ -1,6 +1,6 @@
-"""Resolves names of hosts, also on machines that cannot resolve `localhost` or their own name.
+"""Resolves host names, even on machines that cannot resolve `localhost` or their own name.
 
-Both are missing from /etc/hosts in minimal containers and on some compute nodes, and a name server knows neither.
+Both are missing from /etc/hosts in minimal containers and on some compute nodes, and name servers lack them, too.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def resolve_host(
 ) -> list[str]:
     """Return the IP addresses of a host, best first.
 
-    Where nothing resolves the machine's own name, these are the IPv4 addresses of the interfaces that route.
+    If this machine's own name cannot be resolved, the result is the IPv4 addresses of its routing interfaces.
 
     Args:
-        name: of a host, or an IP address.
-        family: of the addresses; both by default.
-        own_name: of this machine.
-        look_up: as `socket.getaddrinfo`.
+        name: host name, or an IP address.
+        family: address family; both by default.
+        own_name: returns this machine's name.
+        look_up: same interface as `socket.getaddrinfo`.
 
     Raises:
         OSError: the name has no address of this family.
@@ -45,5 +45,5 @@ def resolve_host(
             return list(choose_interfaces(read_interfaces(), (), local=False).values())
         raise
     addresses = [str(address[0]) for *_, address in found]
-    # With a scope, of a link: nobody else can use it.
+    # Link-local addresses have a scope (%), and are useless on other machines.
     return list(dict.fromkeys(address for address in addresses if "%" not in address))

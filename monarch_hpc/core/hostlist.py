@@ -13,7 +13,7 @@ __all__ = ["compress", "expand"]
 
 # Ten times the largest Slurm clusters: a list beyond it is a mistake or an attack.
 _MAX_HOSTS = 100_000
-# What host names may hold. No name starts with '-', so that none can pass for a command's option.
+# Characters of host names. A name must not start with '-', lest it be taken for a command's option.
 _NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]*")
 _ITEM = re.compile(r"(?:[A-Za-z0-9_.-]|\[[0-9,-]*\])+")
 _PART = re.compile(r"\[([^]]*)\]|([^[]+)")
@@ -22,7 +22,7 @@ _NUMBERED = re.compile(r"(.*?)([0-9]{1,12})([^0-9]*)", re.DOTALL)
 
 
 def expand(text: str, max_hosts: int = _MAX_HOSTS) -> list[str]:
-    """Return the names that *text* stands for, in its order, repeats kept.
+    """Return the names that *text* stands for, in its order, duplicates included.
 
     A range keeps the width of its first number, as in Slurm: ``n[08-10]`` is n08, n09, n10.
 
@@ -34,7 +34,7 @@ def expand(text: str, max_hosts: int = _MAX_HOSTS) -> list[str]:
         choices: list[list[str]] = []
         for match in _PART.finditer(item):
             choices.append(_choices(match, text, max_hosts))
-            # Counted before anything is multiplied out: a short text can stand for very many names.
+            # Checked before the product is built: a short text can stand for very many names.
             if len(hosts) + math.prod(len(choice) for choice in choices) > max_hosts:
                 raise _error(text, f"more than {max_hosts} hosts")
         for parts in itertools.product(*choices):
@@ -51,7 +51,7 @@ def compress(hosts: Iterable[str]) -> str:
     Only the last number of a name is folded; sort the names first for the shortest text.
 
     Raises:
-        ConfigError: something that is not a host name.
+        ConfigError: an element of *hosts* is not a host name.
     """
     words: list[str] = []
     for (prefix, suffix, numbered), group in itertools.groupby((_split(host) for host in hosts), key=_family):
@@ -109,7 +109,7 @@ def _split(host: str) -> tuple[str, str, str]:
 
 
 def _family(parts: tuple[str, str, str]) -> tuple[str, str, bool]:
-    """What names must share to be folded into one word."""
+    """The key that names must share to be folded into one word."""
     return parts[0], parts[2], bool(parts[1])
 
 

@@ -1,4 +1,4 @@
-"""Identities: which process of which allocation is speaking, and in which of its lives."""
+"""Identities of processes, allocations, runs and meshes."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ __all__ = [
 ]
 
 MAX_RUN_CHARS = 16
-"""Longest name of a run: what is left in the path of a socket (`agent.procs.mpi_task.socket_path`) of 107 bytes."""
+"""Longest name of a run: the room for it in a 107-byte socket path (`agent.procs.mpi_task.socket_path`)."""
 
 _PROGRAM_BITS = 32
-"""Low bits of a mesh's number that count within its program. Members take those above, of a signed 64-bit number.
+"""Low bits of a mesh's number, which count within its program; the others, of a signed 64-bit number, are the member.
 
-So an allocation has room for 2**31 openings, two thousand a day for three thousand years, and each of them for 2**32
-meshes, a hundred a second for more than a year. Nothing may pack more than a mesh's number into 64 bits.
+So an allocation can have 2**31 members, two thousand a day for three thousand years, and each member 2**32 meshes, a
+hundred a second for more than a year. A mesh's number leaves no bits free: nothing else can be packed into those 64.
 """
 
 
 class Role(enum.IntEnum):
-    """What a process is in its allocation; part of what each side of a channel proves."""
+    """The role of a process in its allocation; part of the identity that each side of a channel proves."""
 
     CONTROLLER = 1
     AGENT = 2
     PROC = 3
-    TOOL = 4  # a command such as `status`, which asks and leaves
+    TOOL = 4  # a command such as `status`, connected only for its requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,8 @@ class Identity:
 
     Args:
         allocation: 32 hexadecimal digits, the allocation's uuid.
-        role: what the process is.
-        host: name of its host, for people.
+        role: the role of the process.
+        host: name of its host, for display.
         incarnation: random 64-bit number of this life; never 0.
         epoch: number of the controller's tenure; 0 where there is none.
     """
@@ -60,16 +60,16 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class SlurmIds:
-    """How Slurm calls the place of a process; empty where it has no name for it.
+    """Slurm's names for the location of a process; empty where Slurm has none.
 
-    A proc has the step and the task of its host's agent, which started it.
+    A proc has the step and the task of the agent that started it.
 
     Attributes:
         job_id: number of the job.
         step_id: number of the step in the job, or ``batch``.
         node: name of the node.
-        node_id: place of the node in the step.
-        task_id: place of the task in the step.
+        node_id: index of the node in the step.
+        task_id: index of the task in the step.
     """
 
     job_id: str = ""
@@ -89,17 +89,17 @@ class SlurmIds:
 
 
 def new_incarnation() -> int:
-    """Draw the number of a new life: 64 random bits, never 0, which stands for "whichever"."""
+    """Draw the number of a new incarnation: 64 random bits, never 0, which stands for "any"."""
     return int.from_bytes(os.urandom(8), "little") or 1
 
 
 def mesh_number(member: int, number: int) -> int:
-    """The number of a mesh in its allocation: the *number*-th, from 1, of the program that is *member* of a run."""
+    """The number of a mesh in its allocation: the *number*-th mesh, from 1, of the program with number *member*."""
     return member << _PROGRAM_BITS | number
 
 
 def number_in_program(mesh: int) -> int:
-    """The place of a mesh among those of its program: 1 for the first."""
+    """The number of a mesh within its program, from 1."""
     return mesh & ((1 << _PROGRAM_BITS) - 1)
 
 
@@ -109,9 +109,9 @@ def new_allocation_id() -> str:
 
 
 def new_run_id() -> str:
-    """Draw a new run's identity: 12 hexadecimal digits, which no other run of its allocation has.
+    """Draw a new run's identity: 12 hexadecimal digits, unique in its allocation.
 
-    Two runs with one name would be one run to the head. Among 10 000 that happens in one of five million allocations;
-    with 8 digits it would in one of a hundred.
+    The head would take two runs of one name for one run. With 10 000 runs that happens in one of five million
+    allocations; with 8 digits it would happen in one of a hundred.
     """
     return os.urandom(6).hex()

@@ -1,4 +1,4 @@
-"""Network interfaces of this machine, its name, and its limit of open files."""
+"""Network interfaces and name of this machine, and its limit on open files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SIOCGIFFLAGS, _SIOCGIFADDR = 0x8913, 0x8915
 _IFF_UP = 0x1
 
 
-# Bridges of containers and virtual machines have the same address on every host: whoever dials it meets itself.
+# Bridges of containers and virtual machines have the same address on every host: a peer that dials it reaches itself.
 _BRIDGES = ("docker*", "virbr*", "br-*", "cni*", "podman*", "lxc*")
 
 
@@ -30,13 +30,13 @@ def choose_interfaces(
     """Return the interfaces to listen on, best first; never a wildcard address.
 
     Args:
-        found: all that are up, name -> IPv4 address.
-        wanted: names or patterns of the configuration, best first; empty for all that route.
-        local: the whole allocation is on this machine.
-        side: whose configuration *wanted* is, for the error.
+        found: all interfaces that are up, name -> IPv4 address.
+        wanted: configured names or patterns, best first; empty for all that route.
+        local: whether the whole allocation is on this machine.
+        side: the configuration key that *wanted* comes from, for the error.
 
     Raises:
-        ConfigError: none of *wanted* is here.
+        ConfigError: this machine has none of *wanted*.
     """
     loopback = {name: address for name, address in found.items() if address.startswith("127.")}
     if local:
@@ -61,7 +61,7 @@ def choose_interfaces(
 
 
 def raise_file_limit() -> None:
-    """Let this process and its children open as many files as they may: a socket for each proc, of a thousand hosts."""
+    """Raise the soft limit on open files to the hard one: there is a socket for each proc, on up to 1000 hosts."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
@@ -77,7 +77,7 @@ def read_interfaces() -> dict[str, str]:
                 if flags & _IFF_UP:
                     found[name] = socket.inet_ntoa(fcntl.ioctl(sock, _SIOCGIFADDR, request)[20:24])
             except OSError:
-                continue  # it has no IPv4 address, or has just gone
+                continue  # the interface has no IPv4 address, or has just disappeared
     return found
 
 

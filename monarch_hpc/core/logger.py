@@ -1,7 +1,7 @@
-"""A logger that raises nothing: a record that cannot be logged ends no more than itself.
+"""A logger whose calls do not raise: a record that cannot be logged is dropped, with a note on stderr.
 
-Filters and handlers are user code. What they raise must not come out of a line of ours that only takes note of
-something: it may stand where the I/O of the whole process is driven.
+Filters and handlers are user code. Their exceptions must not come out of our log calls, some of which run on the thread
+that drives all I/O of the process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Logger"]
 
 
 class Logger(logging.LoggerAdapter[logging.Logger]):
-    """Logs as the logger of that name does, and says on stderr what went wrong with a record."""
+    """Logs like the standard logger of the same name; a record that cannot be logged is reported on stderr."""
 
     def __init__(self, name: str) -> None:
         super().__init__(logging.getLogger(name))
@@ -27,7 +27,7 @@ class Logger(logging.LoggerAdapter[logging.Logger]):
         """Log a record.
 
         Raises:
-            BaseException: in the main thread, what is no `Exception`: it may come from a signal handler.
+            BaseException: in the main thread, one that is not an `Exception`: it may come from a signal handler.
         """
         try:
             super().log(level, msg, *args, **{"stacklevel": 2, **kwargs})

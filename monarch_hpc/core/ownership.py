@@ -1,4 +1,4 @@
-"""Judges who else can change a file or a folder, from its owner, mode and group."""
+"""Decides from owner, mode and group whether other users can change a file or a folder."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _ALL_UIDS = ["0", "0", "4294967295"]
 
 
 def trusted_owner(uid: int) -> bool:
-    """Whether what belongs to *uid* was made by this user or by root."""
+    """Whether files that belong to *uid* were made by this user or by root."""
     return uid in (0, os.geteuid()) or uid == _unmapped_uid()
 
 
 def others_may_write(found: os.stat_result) -> bool:
-    """Whether the mode lets users write who are not the owner.
+    """Whether the mode lets users other than the owner write.
 
-    The group counts as others unless it is the user's own: many sites have one primary group for all users, while
-    others give each user a group, and a file mode mask of 002 with it.
+    The group counts as others unless it is the user's private group: many sites have one primary group for all users,
+    while others give each user a group, and with it a umask of 002.
     """
     if found.st_mode & stat.S_IWOTH:
         return True
@@ -33,7 +33,7 @@ def others_may_write(found: os.stat_result) -> bool:
 
 
 def unsafe_folder(found: os.stat_result) -> str:
-    """Say why other users can put files in the place of others' in this folder; empty where they cannot.
+    """Explain why other users can replace files in this folder; empty if they cannot.
 
     In a folder with the sticky bit, such as ``/tmp``, only the owner of a file can rename or remove it.
     """
@@ -45,7 +45,7 @@ def unsafe_folder(found: os.stat_result) -> str:
 
 
 def _is_own_group(gid: int) -> bool:
-    # The rule of pam_umask and login.defs: a list of all users, which could tell more, is not to be had at most sites.
+    # The rule of pam_umask and login.defs; at most sites a list of all users, which would be exact, is not available.
     try:
         user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
     except KeyError:
@@ -55,9 +55,9 @@ def _is_own_group(gid: int) -> bool:
 
 @functools.cache
 def _unmapped_uid() -> int:
-    """As whom the kernel shows the machine's root in a container of this user's; -1 where root is itself.
+    """The user id as which the machine's root appears in a container of this user; -1 outside of containers.
 
-    All other users are shown so, too. Modes are all that is left there to tell root's folders from theirs.
+    All other users appear under the same id, so that only modes distinguish root's folders from theirs.
     """
     try:
         if _UID_MAP.read_text().split() != _ALL_UIDS:

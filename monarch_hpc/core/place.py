@@ -1,4 +1,4 @@
-"""The place of a process: two with the same one can share memory."""
+"""The place of a process: processes with equal places can share memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["read_place"]
 
 @functools.cache
 def read_place() -> str:
-    """What two processes have in common when they can share memory: kernel, user, process ids and /dev/shm."""
+    """Return this process's place: boot id, user, PID namespace and /dev/shm; empty if it cannot be read."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         shared = os.stat("/dev/shm")

@@ -1,4 +1,4 @@
-"""A mapping that keeps its latest entries: for causes and names that are asked for soon after, or never."""
+"""A mapping that keeps only its latest entries, for causes and names that are looked up soon or never."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ V = TypeVar("V")
 
 
 class Recent(Generic[K, V]):
-    """The latest *limit* entries; for any thread. An entry keeps its place when it is written again."""
+    """The latest *limit* entries; thread-safe. An entry that is written again keeps its position."""
 
     __slots__ = ("_entries", "_limit", "_lock")
 
@@ -38,17 +38,17 @@ class Recent(Generic[K, V]):
                 del self._entries[next(iter(self._entries))]
 
     def setdefault(self, key: K, value: V) -> V:
-        """Return the entry of *key*; *value*, which is kept, where there is none."""
+        """Return the entry of *key*; if there is none, store and return *value*."""
         known = self._entries.get(key)
         if known is None:
             self[key] = known = value
         return known
 
     def forget(self, key: K) -> None:
-        """Keep the entry of *key* no longer, if there is one."""
+        """Drop the entry of *key*, if there is one."""
         with self._lock:
             self._entries.pop(key, None)
 
     def get(self, key: K) -> V | None:
-        """The entry of *key*; None where there is none, or no longer."""
+        """The entry of *key*; None if there never was one, or it was dropped."""
         return self._entries.get(key)

@@ -1,8 +1,8 @@
-"""Folders that last as long as a process that holds them: what killed processes left goes when the next folder is made.
+"""Temporary folders held by processes; those left by killed processes are removed when the next folder is made.
 
-Whoever makes a folder locks a file in it, and hands the descriptor to processes that need the folder, too. The kernel
-ends the lock with the last of them, however they end; nobody has to compare process ids, which are used again and mean
-something else in another container.
+The process that makes a folder locks a file in it and passes the descriptor to other processes that need the folder.
+The kernel releases the lock with the last of them, however they end; process ids need not be compared, which are reused
+and differ between containers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from monarch_hpc.core.ownership import unsafe_folder
 __all__ = ["PREFIX", "hold_scratch", "make_scratch", "remove_unheld", "sweep_scratch"]
 
 PREFIX = "monarch-hpc-"
-"""Begins the names of all of them."""
+"""Prefix of the folders' names."""
 
 _ADVICE = (
     "let TMPDIR, and XDG_RUNTIME_DIR where it is set, name one that only you can write, such as ~/tmp after "
@@ -31,17 +31,17 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def make_scratch(place: Path, kind: str = "") -> tuple[Path, int]:
-    """Make a folder in *place* that only we can enter, once those that nobody holds are gone from there.
+    """Make a folder in *place* that only this user can enter; before that, remove the ones there that are not held.
 
     Args:
-        kind: what its name says after `PREFIX`, with a hyphen at the end.
+        kind: part of the name after `PREFIX`, with a hyphen at its end.
 
     Returns:
         The folder, and the descriptor that holds it, see `hold_scratch`.
 
     Raises:
-        ConfigError: other users could put a folder of theirs in its place, there or further up.
-        OSError: it cannot be made.
+        ConfigError: other users could exchange the folder, or one of its parents.
+        OSError: the folder cannot be made.
     """
     place = _settle(place)
     sweep_scratch(place)
@@ -53,7 +53,7 @@ def make_scratch(place: Path, kind: str = "") -> tuple[Path, int]:
 
 
 def _settle(place: Path) -> Path:
-    """Return *place* without links, once it is known that nobody else can change what this path leads to."""
+    """Return *place* without links, after checking that no other user can change where this path leads."""
     place = Path(os.path.realpath(place, strict=True))
     for folder in (place, *place.parents):
         if problem := unsafe_folder(os.lstat(folder)):
@@ -64,10 +64,10 @@ def _settle(place: Path) -> Path:
 
 
 def hold_scratch(folder: Path) -> int:
-    """Hold *folder* until the descriptor that is returned is closed, here and in all processes that inherited it."""
+    """Hold *folder* until the returned descriptor is closed, here and in all processes that inherited it."""
     descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    # Where there are no locks the file stays empty, and nobody touches the folder. Locked first, and then written:
-    # between the two it is nobody's to remove.
+    # Locked first, then written: a folder whose file is empty is never removed. Where the file system has no locks
+    # the file stays empty.
     with contextlib.suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_SH)
         os.pwrite(descriptor, _BOOT_ID.read_bytes(), 0)
@@ -75,7 +75,7 @@ def hold_scratch(folder: Path) -> int:
 
 
 def sweep_scratch(place: Path) -> None:
-    """Remove what our user's processes left in *place* when they were killed."""
+    """Remove the folders that this user's killed processes left in *place*."""
     with contextlib.suppress(OSError), os.scandir(place) as entries:
         for entry in entries:
             if entry.name.startswith(PREFIX):
@@ -83,16 +83,16 @@ def sweep_scratch(place: Path) -> None:
 
 
 def remove_unheld(folder: Path) -> None:
-    """Remove *folder* if it was held on this machine, and is no more; else leave it alone."""
+    """Remove *folder* if it was held on this machine and is not held any more; otherwise leave it alone."""
     with contextlib.suppress(OSError):
         found = os.lstat(folder)
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
             return
-        # Writable: file systems of a network ask that of who wants it alone.
+        # Writable: network file systems demand that for an exclusive lock.
         descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Other machines may see the folder, but not every file system tells them of our locks.
+            # Other machines may see the folder, but not all file systems share locks between machines.
             if os.pread(descriptor, 64, 0) == _BOOT_ID.read_bytes():
                 shutil.rmtree(folder, ignore_errors=True)
         finally:

@@ -1,4 +1,4 @@
-"""Named dimensions: extents, points in them, and strided views that cost nothing to slice."""
+"""Extents with named dimensions, points in them, and strided views, whose slices copy nothing."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Extent:
     def __post_init__(self) -> None:
         if type(self.labels) is not tuple or any(type(label) is not str for label in self.labels):
             object.__setattr__(self, "labels", check_texts("labels", self.labels, "['hosts', 'gpus']"))
-        if type(self.sizes) is not tuple:  # lists, of moved programs
+        if type(self.sizes) is not tuple:  # Monarch programs pass lists
             if not isinstance(self.sizes, Iterable):
                 raise TypeError(f"sizes is {shown(self.sizes)}: give a list with the size of each dimension")
             object.__setattr__(self, "sizes", tuple(self.sizes))
-        if any(type(size) is not int for size in self.sizes):  # NumPy's are as good
+        if any(type(size) is not int for size in self.sizes):  # NumPy's integers are accepted
             sizes = map(_whole, self.labels, self.sizes)
             object.__setattr__(self, "sizes", tuple(sizes))
         if len(self.labels) != len(self.sizes):
@@ -44,7 +44,7 @@ class Extent:
 
     @classmethod
     def of(cls, sizes: Mapping[str, int]) -> Extent:
-        """Make an extent of *sizes*, in the mapping's order."""
+        """Make an extent from *sizes*, in the mapping's order."""
         return cls(tuple(sizes), tuple(sizes.values()))
 
     def __len__(self) -> int:
@@ -70,7 +70,7 @@ class Extent:
         """Refuse names that no dimension has.
 
         Raises:
-            KeyError: there is one; it lists those that there are.
+            KeyError: a name is unknown; the message lists the known ones.
         """
         for label in labels:
             if label not in self.labels:
@@ -89,7 +89,7 @@ class Extent:
 
 
 class Point(Mapping[str, int]):
-    """Coordinates by dimension name, and their rank, in an extent."""
+    """Coordinates in an extent, by dimension name, and their rank."""
 
     __slots__ = ("extent", "rank")
 
@@ -136,7 +136,7 @@ class Point(Mapping[str, int]):
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A view of a mesh: which of the *base* ranks, in which order and under which dimension names.
+    """A view of a mesh: a selection of its *base* ranks, with their order and the names of its dimensions.
 
     The element with coordinates c has base rank ``offset + sum(c[i] * strides[i])``.
     """
@@ -162,9 +162,9 @@ class Region:
         """Keep part of each named dimension: a slice keeps the dimension, a number removes it.
 
         Raises:
-            KeyError: no dimension of that name.
-            IndexError: the number is outside the dimension, or nothing is left of it.
-            TypeError: neither a slice nor a whole number.
+            KeyError: no dimension has that name.
+            IndexError: the number is outside the dimension, or the slice is empty.
+            TypeError: the selection is neither a slice nor a whole number.
             ValueError: the step of a slice is 0.
         """
         self.extent.check_known(selection)
@@ -191,16 +191,16 @@ class Region:
         return Region(Extent(tuple(labels), tuple(sizes)), offset, tuple(strides))
 
     def split(self, **selection: Sequence[str] | int) -> Region:
-        """Make several dimensions of one: ``split(hosts=("racks", "hosts"), racks=4)``.
+        """Split dimensions into several: ``split(hosts=("racks", "hosts"), racks=4)``.
 
         Args:
-            **selection: for a dimension that is split, the names that replace it, outermost first; for one of these,
-                its size. One size of each may be left out, and follows from the others.
+            **selection: for a dimension to split, the names that replace it, outermost first; for one of these names,
+                its size. For each split dimension one size may be left out; it follows from the others.
 
         Raises:
-            KeyError: no dimension of that name.
-            TypeError: neither names nor a size.
-            ValueError: the sizes do not make up the dimension.
+            KeyError: no dimension has that name.
+            TypeError: a value is neither names nor a size.
+            ValueError: the sizes do not multiply to that of the dimension.
         """
         given: dict[str, int] = {}
         names: dict[str, tuple[str, ...]] = {}
@@ -224,11 +224,11 @@ class Region:
         return Region(Extent(tuple(labels), tuple(sizes)), self.offset, tuple(strides))
 
     def flatten(self, label: str) -> Region:
-        """Make one dimension of all, row by row.
+        """Merge all dimensions into one, row by row.
 
         Raises:
             TypeError: the name is not a string.
-            ValueError: the steps between neighbours differ, so that no view can do it: a slice may have left gaps.
+            ValueError: the steps between neighbours differ, as after a slice with gaps: no strided view can do that.
         """
         check_text("name", label)
         axes = [(size, stride) for size, stride in zip(self.extent.sizes, self.strides, strict=True) if size > 1]
@@ -238,10 +238,10 @@ class Region:
         return Region(Extent((label,), (len(self),)), self.offset, (axes[-1][1] if axes else 1,))
 
     def rename(self, **labels: str) -> Region:
-        """Give dimensions other names, each ``old="new"``.
+        """Rename dimensions, each as ``old="new"``.
 
         Raises:
-            KeyError: no dimension of that name.
+            KeyError: no dimension has that name.
             TypeError: a name is not a string.
             ValueError: two dimensions would have one name.
         """
@@ -262,14 +262,14 @@ class Region:
         return base
 
     def base_ranks(self) -> Iterator[int]:
-        """The base ranks of all elements, in the order of this view."""
+        """Base ranks of all elements, in the order of this view."""
         return (self.base_rank(rank) for rank in range(len(self.extent)))
 
     def rank_of(self, base_rank: int) -> int:
-        """The place in this view of the element with *base_rank*.
+        """The rank in this view of the element with *base_rank*.
 
         Raises:
-            ValueError: the view does not hold it.
+            ValueError: the view does not contain it.
         """
         rest = base_rank - self.offset
         # A reversed dimension (negative stride) is read from its other end.
@@ -277,8 +277,8 @@ class Region:
             stride * (size - 1) for size, stride in zip(self.extent.sizes, self.strides, strict=True) if stride < 0
         )
         coordinates = [0] * len(self.strides)
-        # Largest stride first: what a dimension leaves over is below its own stride. One of size 1
-        # says nothing, and its stride may be larger than the dimensions outside it.
+        # Largest stride first: the remainder of a dimension is below its own stride. A dimension of size 1
+        # carries no information, and its stride may be larger than those of the dimensions outside it.
         axes = [axis for axis, size in enumerate(self.extent.sizes) if size > 1]
         for axis in sorted(axes, key=lambda axis: -abs(self.strides[axis])):
             size, stride = self.extent.sizes[axis], self.strides[axis]
@@ -313,7 +313,7 @@ def _whole_slice(label: str, chosen: slice) -> slice:
 
 
 def _split(label: str, size: int, parts: tuple[str, ...], given: Mapping[str, int]) -> Extent:
-    """The extent of *parts*, which together make up the dimension *label*."""
+    """The extent of *parts*, which replace the dimension *label*."""
     open_parts = [part for part in parts if part not in given]
     if not parts:
         raise ValueError(f"splitting {label} needs the names of its parts")

@@ -1,4 +1,4 @@
-"""The door to new processes: zygotes, agents on this machine, and the user's program."""
+"""The only place that starts processes: zygotes, agents on this machine, and the user's program."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def launch(
     """Start a process; the caller waits for it.
 
     Args:
-        environment: all of it; None for this process's own.
-        stdin, stdout, stderr: descriptors, None for this process's own, or `subprocess.PIPE`.
-        before_exec: runs in the child; only for a process with one thread.
-        new_session: keep the terminal's signals away from it.
+        environment: the complete environment; None to inherit this process's.
+        stdin, stdout, stderr: descriptors, None to inherit this process's, or `subprocess.PIPE`.
+        before_exec: runs in the child; safe only if this process has a single thread.
+        new_session: detach the process from the terminal and its signals.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the process cannot be started.
     """
     with usual_core_dumps():
         return subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Names of processes as Monarch programs write them: ``service``, ``service<kv5xUjSXmBR>``, ``<kv5xUjSXmBR>``. Pure."""
+"""Names of processes as Monarch programs write them: ``service``, ``service<kv5xUjSXmBR>``, ``<kv5xUjSXmBR>``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Self
 __all__ = ["ProcId", "Uid"]
 
 _DIGITS = "123456789abcdefghijkmnopqrstuvwxyzABCDEFGHJKLMNPQRSTUVWXYZ"
-"""Base 58: no 0, O, I and l, which people mistake for each other."""
+"""Base 58: without 0, O, I and l, which are easily confused."""
 
 _LABEL = r"[A-Za-z][A-Za-z0-9_-]*"
 _FORM = re.compile(rf"({_LABEL})?(?:<([{_DIGITS}]+)>)?")
@@ -22,8 +22,8 @@ class Uid:
     """A label, a 64-bit number, or both.
 
     Attributes:
-        label: for people; with no number it is all there is, and names the only one of its kind.
-        instance_value: tells those of one label apart; None for the only one.
+        label: readable name; without a number it names a singleton.
+        instance_value: distinguishes instances with the same label; None for a singleton.
     """
 
     label: str | None
@@ -39,39 +39,39 @@ class Uid:
 
     @classmethod
     def anonymous(cls) -> Self:
-        """A new one without a label."""
+        """A new `Uid` with a random number and no label."""
         return cls.instance()
 
     @classmethod
     def instance(cls, label: str | None = None) -> Self:
-        """A new one, of a random number."""
+        """A new `Uid` with a random number."""
         return cls(label, int.from_bytes(os.urandom(8), "little"))
 
     @classmethod
     def instance_from_value(cls, value: int, label: str | None = None) -> Self:
-        """The one of this number."""
+        """The `Uid` with this number."""
         return cls(label, value)
 
     @classmethod
     def from_string(cls, uid: str) -> Self:
-        """Read what `str` writes.
+        """Parse the output of `str`.
 
         Raises:
-            ValueError: it is none.
+            ValueError: *uid* is not a valid name.
         """
         match = _FORM.fullmatch(uid)
         if match is None or not uid:
-            raise ValueError(f"{uid!r} is no Uid: write label, label<number> or <number>, the number in base 58")
+            raise ValueError(f"{uid!r} is not a Uid: write label, label<number> or <number>, the number in base 58")
         return cls(match[1], None if match[2] is None else _parse_base58(match[2]))
 
     @property
     def is_instance(self) -> bool:
-        """Whether it has a number."""
+        """Whether this `Uid` has a number."""
         return self.instance_value is not None
 
     @property
     def is_singleton(self) -> bool:
-        """Whether it is the only one of its label."""
+        """Whether this `Uid` is a label without a number."""
         return self.instance_value is None
 
     def __str__(self) -> str:
@@ -87,16 +87,16 @@ class ProcId:
 
     @classmethod
     def from_string(cls, proc_id: str) -> Self:
-        """Read what `str` writes.
+        """Parse the output of `str`.
 
         Raises:
-            ValueError: it is none.
+            ValueError: *proc_id* is not a valid name.
         """
         return cls(Uid.from_string(proc_id))
 
     @property
     def label(self) -> str | None:
-        """Of its `Uid`."""
+        """The label of the `Uid`."""
         return self.uid.label
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Times and sizes as people and Slurm write them."""
+"""Parses and formats times and sizes in the notations of people and of Slurm."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _SIZE_UNITS = "KMGTP"
 
 
 def parse_duration(text: str) -> int:
-    """Read a time limit, in seconds.
+    """Parse a time limit; return seconds.
 
-    Slurm's forms: ``30`` (minutes), ``MM:SS``, ``H:MM:SS``, ``D-HH``, ``D-HH:MM``, ``D-HH:MM:SS``; and
+    Accepted are Slurm's forms, ``30`` (minutes), ``MM:SS``, ``H:MM:SS``, ``D-HH``, ``D-HH:MM``, ``D-HH:MM:SS``; and
     ``90s``, ``30m``, ``2h``, ``1d``.
 
     Raises:
-        ConfigError: it is none of these, or zero; Slurm takes 0 for "without limit", which we never ask for.
+        ConfigError: *text* has none of these forms, or is zero; for Slurm 0 means "no limit", which we never request.
     """
     stripped = text.strip()
     if match := _SUFFIXED.fullmatch(stripped):
@@ -50,7 +50,7 @@ def parse_duration(text: str) -> int:
 
 
 def format_duration(seconds: float) -> str:
-    """Write a time for people, two units at most: ``0.4 s``, ``12 s``, ``3 min 20 s``, ``2 h 5 min``, ``1 d 3 h``."""
+    """Format a time for display, in at most two units: ``0.4 s``, ``12 s``, ``3 min 20 s``, ``2 h 5 min``."""
     if seconds < 9.95:
         return f"{max(0.0, seconds):.1f} s"
     whole = round(seconds)
@@ -64,19 +64,19 @@ def format_duration(seconds: float) -> str:
 
 
 def format_slurm_time(seconds: int) -> str:
-    """Write a time limit as Slurm prints it: ``[D-]HH:MM:SS``."""
+    """Format a time limit as Slurm prints it: ``[D-]HH:MM:SS``."""
     days, rest = divmod(seconds, 86400)
     clock = f"{rest // 3600:02d}:{rest % 3600 // 60:02d}:{rest % 60:02d}"
     return f"{days}-{clock}" if days else clock
 
 
 def parse_size(text: str) -> int:
-    """Read a size, in bytes: ``4096``, ``64K``, ``64KiB``, ``2 GB``.
+    """Parse a size: ``4096``, ``64K``, ``64KiB``, ``2 GB``; return bytes.
 
-    Units are powers of 1024, as Slurm's. Unlike Slurm's ``--mem``, a bare number means bytes.
+    Units are powers of 1024, as in Slurm. Unlike Slurm's ``--mem``, a bare number means bytes.
 
     Raises:
-        ConfigError: it is not a size.
+        ConfigError: *text* is not a size.
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
@@ -86,7 +86,7 @@ def parse_size(text: str) -> int:
 
 
 def format_size(size_bytes: int) -> str:
-    """Write a size for people: ``512 B``, ``1.5 GiB``."""
+    """Format a size for display: ``512 B``, ``1.5 GiB``."""
     if size_bytes < 1024:
         return f"{size_bytes} B"
     value = float(size_bytes)

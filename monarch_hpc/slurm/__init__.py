@@ -1,4 +1,4 @@
-"""Hosts from Slurm: ask for them, follow them, give them back, and lose none."""
+"""Slurm allocations: requests hosts, follows their jobs, releases them, and leaks none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Allocations from intent to end: carries out what `monarch_hpc.slurm.job` decides, with files and Slurm's commands."""
+"""Carries out the decisions of `monarch_hpc.slurm.job` for allocations, with files and Slurm's commands."""
 
 from __future__ import annotations
 
@@ -41,22 +41,20 @@ from monarch_hpc.slurm.states import Phase
 
 __all__ = ["Allocations", "Census", "Released"]
 
-# Between two looks into a directory: short against what a person notices, cheap for a file server.
-_LOOK_S = 0.15
-_WISHED = "its release was asked for"
+_REQUESTED = "its release was requested"
 # A job's end takes the site's KillWait (30 s by default) and its epilogue.
 _END_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class Census:
-    """What there is after records and Slurm's queue were compared.
+    """The state of all allocations after records and Slurm's queue were compared.
 
     Args:
         records: all records, the oldest first.
         rows: the jobs that squeue listed, by job name.
-        changes: what was found and done, in sentences.
-        problem: why Slurm could not be asked; nothing was changed then.
+        changes: what was done, as sentences for the user.
+        problem: why Slurm did not answer; the remaining records are unchanged then.
     """
 
     records: tuple[AllocationRecord, ...]
@@ -67,12 +65,12 @@ class Census:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """What was seen when an allocation was given back.
+    """The outcome of a release.
 
     Args:
-        record: closed.
-        left: processes of ours left on each host, as the agents counted; None if no agent could be asked.
-        waited_s: how long it took.
+        record: the closed record.
+        left: number of our processes left on each host, as counted by the agents; None if no agent could be asked.
+        waited_s: duration of the release, in seconds.
     """
 
     record: AllocationRecord
@@ -81,7 +79,7 @@ class Released:
 
 
 class Allocations:
-    """The allocations of this user, as this login node's registry and Slurm have them.
+    """This user's allocations, according to this login node's registry and Slurm.
 
     Args:
         config: the configuration.
@@ -96,24 +94,24 @@ class Allocations:
 
     @classmethod
     def open(cls, config: Config, patience_s: float = math.inf) -> Allocations:
-        """Open what the configuration names, with Slurm as this process's environment finds it.
+        """Open the configured registry, with the Slurm commands on this process's PATH.
 
         Args:
             config: the configuration.
-            patience_s: longest wait for one of Slurm's commands, if the configuration allows no shorter one.
+            patience_s: upper bound on the configured timeout of Slurm's commands, in seconds.
         """
         client = SlurmClient(os.environ, min(patience_s, config.slurm.command_timeout_s))
         return cls(config, Registry(config.paths.state), client)
 
     def find(self, name: str | None) -> AllocationRecord:
-        """Return the allocation that a command means; Slurm is not asked. See `Registry.find`."""
+        """Return the allocation that a command refers to, without asking Slurm. See `Registry.find`."""
         return self.registry.find(name)
 
     def reconcile(self, max_age_s: float = 0.0) -> Census:
-        """Compare records with the queue: adopt, cancel and close what a crash or an end has left.
+        """Compare records with the queue; cancel orphaned jobs and close the records of jobs that ended.
 
         Args:
-            max_age_s: what squeue said so many seconds ago is new enough.
+            max_age_s: a cached answer of squeue may be this old, in seconds.
         """
         records = self.registry.records()
         try:
@@ -127,7 +125,7 @@ class Allocations:
         problem: MonarchError | None = None
         for record in records:
             try:
-                # Each question to a slurmctld that does not answer takes its time: one is enough.
+                # Every request to a slurmctld that does not answer takes its full timeout: one is enough.
                 row = rows.get(record.job_name)
                 settled.append(record if problem else self._settle(record, row, changes))
             except SlurmBusy as error:
@@ -137,11 +135,11 @@ class Allocations:
         return Census(tuple(settled), rows, tuple(changes), problem)
 
     def requeued(self, record: AllocationRecord, row: QueueRow | None) -> bool:
-        """Tell whether Slurm has put the job back into its queue since its directory's newest files were written.
+        """Tell whether Slurm has requeued the job since the newest files in its directory were written.
 
         Args:
-            record: one with a job.
-            row: what squeue said of it, maybe some seconds ago; None if it did not.
+            record: a record with a job.
+            row: its row in squeue's output, possibly some seconds old; None if it was not listed.
         """
         granted = look(record.directory).granted
         if granted is None or row is None or row.state.phase in (Phase.RUNNING, Phase.ENDED):
@@ -158,7 +156,7 @@ class Allocations:
         Raises:
             AllocationError: a live allocation has the name.
             SlurmBusy: slurmctld did not answer in time; should the job exist, the next command cancels it.
-            SlurmCommandError: refused; nothing is left behind.
+            SlurmCommandError: Slurm refused the job; nothing is left behind.
         """
         self.slurm.require("sbatch")
         script = render_script(self._config, request)
@@ -180,38 +178,38 @@ class Allocations:
         return self.registry.set_job(record, job_id, time.time())
 
     def follow(
-        self, record: AllocationRecord, tell: Callable[[Lifecycle], None], stop: Callable[[], bool]
+        self, record: AllocationRecord, report: Callable[[Lifecycle], None], stop: Callable[[], bool]
     ) -> Lifecycle:
         """Wait until the agents of *record* are ready.
 
         Args:
-            record: one with a job.
-            tell: called after each look.
-            stop: asked between two looks; True ends the wait early, with the allocation as it is.
+            record: a record with a job.
+            report: called with the current state after each poll.
+            stop: called before each poll; True ends the wait early and leaves the allocation as it is.
 
         Raises:
-            JobFailed: the job ended before.
-            AgentsMissing: agents did not report in time; the job is still there.
-            AllocationError: the job runs, yet its directory shows no sign of it; the job is still there.
+            JobFailed: the job ended before its agents were ready.
+            AgentsMissing: agents did not report in time; the job still exists.
+            AllocationError: the job runs, but wrote nothing into its directory; the job still exists.
         """
-        return Startup(self._config.slurm, self.registry, self.slurm, self._snapshot, record).follow(tell, stop)
+        return Startup(self._config.slurm, self.registry, self.slurm, self._snapshot, record).follow(report, stop)
 
     def release(
         self, record: AllocationRecord, shut_down: Callable[[Path], Mapping[str, int] | None] | None = None
     ) -> Released:
-        """Give an allocation back, and return when Slurm's queue no longer shows its job.
+        """Release an allocation, and return when Slurm's queue no longer lists its job.
 
         Args:
-            record: a live one.
-            shut_down: asks the head in this directory to end all of ours on all hosts, and returns the number of
+            record: a live record.
+            shut_down: asks the head in this directory to end our processes on all hosts, and returns the number of
                 processes left by host, or None if there is no head.
 
         Raises:
-            SlurmBusy: slurmctld does not answer; the wish is recorded, and the next command tries again.
-            AllocationError: the job is still there after two minutes.
+            SlurmBusy: slurmctld does not answer; the request is recorded, and the next command retries it.
+            AllocationError: the job still exists after two minutes.
         """
         started = Deadline(_END_S)
-        record = self.registry.want_release(record, record.release_why or _WISHED)
+        record = self.registry.request_release(record, record.release_why or _REQUESTED)
         left = None
         if shut_down is not None and look(record.directory).ready is not None:
             left = shut_down(record.directory)
@@ -219,19 +217,19 @@ class Allocations:
             if record.job_id is None:
                 record = self._await_number(record, started)
             if record.live:
-                # By the number that squeue gives for our name: see `SlurmClient.find_job`.
+                # By the job id that squeue lists under our job name: see `SlurmClient.find_job`.
                 for row in self.slurm.queue([record.job_name]):
                     self.slurm.cancel(row.job_id)
                 self._await_end(record, started)
         except SlurmBusy as error:
-            error.add_note(f"'{record.name}' is marked for release: the next monarch-hpc command tries again")
+            error.add_note(f"'{record.name}' is marked for release: the next monarch-hpc command retries it")
             raise
         if record.live:
             record = self.registry.close(record, Ended("RELEASED", record.release_why, "monarch-hpc", time.time()))
         return Released(record, left, started.elapsed_s())
 
     def _snapshot(self, records: Sequence[AllocationRecord], max_age_s: float) -> Snapshot:
-        """Return what squeue says of all that may have a job, asked at most every *max_age_s* seconds."""
+        """Return squeue's output for all records that may have a job; it is cached for *max_age_s* seconds."""
         now_s = time.time()
         watched = [record for record in records if record.live or _may_appear(record, now_s)]
         names = frozenset(record.job_name for record in watched)
@@ -246,11 +244,11 @@ class Allocations:
         return snapshot
 
     def _settle(self, record: AllocationRecord, row: QueueRow | None, changes: list[str]) -> AllocationRecord:
-        """Do what is due for one record and return it as it is then."""
+        """Carry out what is due for one record and return its new state."""
         lives = None
         if record.live and record.job_id is None:
             lives = owner_lives(record.owner)
-            # Whoever is gone may have written the job's number, or the end, just before.
+            # An owner that is gone may have written the job id, or the end, just before.
             record = next((new for new in self.registry.records() if new.allocation == record.allocation), record)
         decision = decide(record, row, lives, time.time())
         if isinstance(decision, AskSlurm):
@@ -259,7 +257,7 @@ class Allocations:
         if isinstance(decision, CancelJob):
             if record.live and record.job_id is None:
                 record = self.registry.set_job(record, decision.job_id, time.time())
-                record = self.registry.want_release(record, decision.why)
+                record = self.registry.request_release(record, decision.why)
             self.slurm.cancel(decision.job_id)
             changes.append(f"{record.name}: job {decision.job_id} was cancelled: {decision.why}")
         elif isinstance(decision, CloseRecord):
@@ -272,7 +270,7 @@ class Allocations:
         try:
             return self.slurm.submit(script, flags)
         except (SlurmBusy, SlurmParseError) as error:
-            # The request may have been accepted all the same: never ask twice, look for it.
+            # slurmctld may have accepted the request all the same: never submit twice, look for the job.
             row = self._look_for(record, error)
         return row.job_id
 
@@ -295,7 +293,7 @@ class Allocations:
         if asked:
             error.add_note(f"no job {record.job_name} appeared within {IN_FLIGHT_S:.0f} s; nothing was left behind")
             now_s = time.time()
-            self.registry.close(record, Ended("NEVER_SUBMITTED", "slurmctld did not take it", "monarch-hpc", now_s))
+            self.registry.close(record, Ended("NEVER_SUBMITTED", "slurmctld did not accept it", "monarch-hpc", now_s))
         else:
             error.add_note("should the job exist after all, the next monarch-hpc command finds and cancels it")
         raise error
@@ -305,7 +303,7 @@ class Allocations:
         return self.slurm.find_job(record.job_id, record.job_name)
 
     def _await_number(self, record: AllocationRecord, deadline: Deadline) -> AllocationRecord:
-        """Wait for the end of a record whose job has no number yet, or for that number."""
+        """Wait until the job of this record has an id, or the record is closed."""
         pause_s = 0.5
         while record.live and record.job_id is None:
             if deadline.passed():
@@ -321,20 +319,20 @@ class Allocations:
         return record
 
     def _await_end(self, record: AllocationRecord, deadline: Deadline) -> None:
-        """Wait until squeue no longer shows the job; one that is COMPLETING still holds hosts."""
+        """Wait until squeue no longer lists the job; a COMPLETING job still holds hosts."""
         pause_s = 0.2
         while rows := self.slurm.queue([record.job_name]):
             if deadline.passed():
                 raise AllocationError(
                     record.name,
                     f"job {record.job_id} is still {rows[0].word} on {rows[0].hosts or 'no host'} after "
-                    f"{deadline.timeout_s:.0f} s; it is marked for release, and 'monarch-hpc status' goes on with it",
+                    f"{deadline.timeout_s:.0f} s; it is marked for release, and 'monarch-hpc status' retries it",
                 )
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.5, 5.0)
 
 
 def _may_appear(record: AllocationRecord, now_s: float) -> bool:
-    """Tell whether the job of a closed record may yet turn up in the queue."""
+    """Tell whether the job of a closed record may still appear in the queue."""
     ended = record.ended
     return ended is not None and ended.state == "NEVER_SUBMITTED" and now_s - ended.at_s < 3600.0

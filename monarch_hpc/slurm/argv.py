@@ -1,4 +1,4 @@
-"""The commands that we give to Slurm, their environment, and how the flags of a job come together."""
+"""Slurm command lines, their environment, and the merging of a job's flags."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ __all__ = [
 ]
 
 COMMANDS = ("sbatch", "srun", "squeue", "scancel", "scontrol")
-"""Those that we cannot do without; sinfo only makes an error message better."""
+"""Commands that are required; sinfo only improves an error message."""
 
-# Variables that would change what a command of ours does or prints, or that tell of a job that we may be in.
+# Variables that would change what Slurm's commands do or print, or that describe a job that we may run in.
 _SLURM_PREFIXES = (
     "SLURM_",
     "SLURMD_",
@@ -43,7 +43,7 @@ _SLURM_PREFIXES = (
     "PMI2_",
     "PMIX_",
 )
-# How to reach and to satisfy slurmctld.
+# Address of slurmctld, and credentials for it.
 _KEPT = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_SACK_KEY", "SLURM_SACK_SOCKET"})
 
 # sbatch's one-letter options.
@@ -76,19 +76,19 @@ _LONG = {
     "w": "nodelist",
     "x": "exclude",
 }
-# Flags of which the later one cancels the earlier.
+# Mutually exclusive flags: the later one replaces the earlier.
 _RIVALS = (
     frozenset({"requeue", "no-requeue"}),
     frozenset({"mem", "mem-per-cpu", "mem-per-gpu"}),
     frozenset({"exclusive", "oversubscribe"}),
 )
 _OURS = {
-    "job-name": "it is how a job is found again after a crash",
-    "output": "agents' last words are read from it",
-    "error": "agents' last words are read from the output",
+    "job-name": "jobs are found by it after a crash",
+    "output": "the last lines of agents are read from it",
+    "error": "the last lines of agents are read from the output",
     "array": "an allocation is one job; take several under several names",
     "clusters": "submit on a login node of that cluster",
-    "parsable": "it is given already",
+    "parsable": "it is always set",
     "test-only": "use --dry-run to see the script, and 'sbatch --test-only' with it",
     "wait": "alloc waits by itself; --bg does not",
     "wrap": "the script is ours",
@@ -101,24 +101,24 @@ def submit_argv(script: Path) -> tuple[str, ...]:
 
 
 def queue_argv(names: Iterable[str]) -> tuple[str, ...]:
-    """List those of our jobs that wait or run, by job name."""
+    """List this user's pending and running jobs with these job names."""
     return ("squeue", "--me", "--noheader", f"--format={SQUEUE_FORMAT}", f"--name={','.join(sorted(names))}")
 
 
 def show_job_argv(job_id: int) -> tuple[str, ...]:
-    """Show a job, also one that ended some minutes ago."""
+    """Show a job, even one that ended a few minutes ago."""
     return ("scontrol", "--oneliner", "show", "job", str(job_id))
 
 
 def release_argv(job_id: int) -> tuple[str, ...]:
-    """End a job: SIGTERM to all of it, SIGKILL after the site's KillWait."""
+    """Cancel a job: SIGTERM to all its processes, SIGKILL after the site's KillWait."""
     return ("scancel", str(job_id))
 
 
 def relay_argv(job_id: int, host: str, command: Sequence[str]) -> tuple[str, ...]:
-    """Run *command* on one host of a job, its input and output joined to ours byte for byte.
+    """Run *command* on one host of a job, with unbuffered binary input and output.
 
-    Never on more than one host: where steps get network identifiers, those of wider ones may run out.
+    Never on more than one host: where steps get network identifiers, wider steps may exhaust them.
     """
     return (
         *("srun", f"--jobid={job_id}", f"--nodelist={host}", "--nodes=1", "--ntasks=1", "--job-name=relay"),
@@ -133,8 +133,8 @@ def mpi_step_argv(
     """Run *command* *per_host* times on each of *hosts*, ranks in their order, as one step of a job.
 
     Args:
-        hosts: in the order that Slurm gives its nodes.
-        flags: more of them, as `flag_words` takes them; those of the shape are not theirs to say.
+        hosts: in Slurm's node order.
+        flags: further flags, as `flag_words` takes them; they cannot change the step's shape.
     """
     shape: dict[str, FlagValue] = {
         **flags,
@@ -151,7 +151,7 @@ def mpi_step_argv(
 
 
 def partitions_argv() -> tuple[str, ...]:
-    """List the partitions that we may see."""
+    """List the partitions visible to this user."""
     return ("sinfo", "--noheader", "--format=%R")
 
 
@@ -161,28 +161,27 @@ def reservations_argv() -> tuple[str, ...]:
 
 
 def version_argv(command: str) -> tuple[str, ...]:
-    """Return the command that prints the version of Slurm; no daemon is asked."""
+    """Print Slurm's version, without contacting a daemon."""
     return (command, "--version")
 
 
 def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return *environ* without what would change Slurm's commands; what names slurmctld stays.
+    """Return *environ* without variables that would change Slurm's commands; those that name slurmctld stay.
 
-    Users' SBATCH_ACCOUNT and the like are not lost: the configuration reads them, and they are in the
-    script's flags.
+    SBATCH_ACCOUNT and the like are not lost: the configuration reads them, and they become flags in the script.
     """
     return {name: value for name, value in environ.items() if name in _KEPT or not name.startswith(_SLURM_PREFIXES)}
 
 
 def merge_options(flags: Mapping[str, FlagValue], options: Sequence[str]) -> dict[str, FlagValue]:
-    """Return *flags* with sbatch options as a user writes them added; a later one replaces an earlier.
+    """Return *flags* with a user's sbatch options added; a later option replaces an earlier one.
 
     Args:
         flags: name without dashes to value; True for a bare flag, None or False to leave it out.
-        options: ``--name``, ``--name=value``, ``--name value``, ``-x`` or ``-xvalue`` each.
+        options: each ``--name``, ``--name=value``, ``--name value``, ``-x`` or ``-xvalue``.
 
     Raises:
-        ConfigError: not an option, or one that must stay ours.
+        ConfigError: not an option of sbatch, or one that users cannot set.
     """
     merged = dict(flags)
     for option in options:
@@ -197,7 +196,7 @@ def merge_options(flags: Mapping[str, FlagValue], options: Sequence[str]) -> dic
 
 
 def flag_words(flags: Mapping[str, FlagValue]) -> list[str]:
-    """Return ``--name`` and ``--name=value`` words of those *flags* that are on, in their order."""
+    """Return the *flags* that are set as ``--name`` and ``--name=value`` words, in their order."""
     return [
         f"--{name}" if value is True else f"--{name}={value}"
         for name, value in flags.items()

@@ -1,7 +1,7 @@
-"""The only module that runs Slurm's commands.
+"""Runs Slurm's commands; no other module does.
 
-A command never outlives the process that gave it: killed with SIGKILL, that process takes its sbatch
-along, so that what was recorded before is all that can be in flight.
+A command never outlives this process, not even if this process is killed with SIGKILL: only requests that were recorded
+beforehand can be in flight.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from monarch_hpc.slurm.parse import (
 __all__ = ["SlurmClient"]
 
 _PR_SET_PDEATHSIG = 1
-# A list of names that only improves an error message is not worth a longer wait.
+# The list of names only improves an error message, and is not worth a longer wait.
 _HINT_TIMEOUT_S = 5.0
 
 
@@ -68,15 +68,15 @@ class SlurmClient:
         return self._find(command) is not None
 
     def missing(self) -> list[str]:
-        """Return which of the commands that we need are not on PATH."""
+        """Return the required commands that are not on PATH."""
         return [command for command in COMMANDS if self._find(command) is None]
 
     def version(self) -> str:
-        """Return what Slurm calls itself: ``slurm 22.05.8``, or as a distribution names it.
+        """Return Slurm's version as it prints it: ``slurm 22.05.8``, or a distribution's variant of that.
 
         Raises:
-            SlurmMissing: there is no Slurm.
-            SlurmCommandError: it is installed, and not configured.
+            SlurmMissing: no Slurm command is on PATH.
+            SlurmCommandError: Slurm is installed but not configured.
         """
         missing = self.missing()
         found = next((command for command in COMMANDS if command not in missing), COMMANDS[0])
@@ -86,12 +86,12 @@ class SlurmClient:
         """Submit *script* and return the job's number.
 
         Args:
-            script: the batch script, all flags in it.
-            flags: the same flags, for the advice that goes with a refusal.
+            script: the batch script, which contains all flags.
+            flags: the same flags, for the advice in the error if Slurm refuses them.
 
         Raises:
             SlurmBusy: slurmctld did not answer; the job may or may not exist.
-            SlurmCommandError: refused; no job exists.
+            SlurmCommandError: Slurm refused; no job exists.
         """
         try:
             return parse_job_id(self._run(submit_argv(script)))
@@ -103,19 +103,19 @@ class SlurmClient:
             raise SlurmCommandError(error.argv, error.status, error.stderr, advice) from error
 
     def list_queue(self, names: Iterable[str]) -> str:
-        """Return what squeue prints of those of this user's jobs with one of *names* that wait, run or end."""
+        """Return squeue's output for this user's pending, running and completing jobs with one of *names*."""
         return self._run(queue_argv(names))
 
     def queue(self, names: Iterable[str]) -> tuple[QueueRow, ...]:
-        """Return the jobs that `list_queue` lists."""
+        """Return the jobs of `list_queue`, parsed."""
         return parse_queue(self.list_queue(names))
 
     def find_job(self, job_id: int, name: str | None = None) -> JobDetail | None:
-        """Return a job, also one that ended some minutes ago; None for one that Slurm does not know.
+        """Return a job, even one that ended a few minutes ago; None if Slurm does not know it.
 
         Args:
             job_id: Slurm's number.
-            name: of the job that is meant; a slurmctld that lost its newest state gives the same numbers again.
+            name: expected name of the job; a slurmctld that lost its newest state reuses job ids.
         """
         try:
             detail = parse_show_job(self._run(show_job_argv(job_id)))
@@ -128,7 +128,7 @@ class SlurmClient:
             raise
 
     def cancel(self, job_id: int) -> None:
-        """End a job. One that Slurm does not know, or that is over, needs no end."""
+        """Cancel a job; not an error if Slurm does not know it or it has ended."""
         try:
             self._run(release_argv(job_id))
         except SlurmBusy:
@@ -138,14 +138,14 @@ class SlurmClient:
                 raise
 
     def start_script(self, script: Path, log: Path) -> subprocess.Popen[bytes]:
-        """Start a batch script as a process of ours, in the job that we are in.
+        """Start a batch script as a child of this process, within the job that this process runs in.
 
-        It ends when its standard input does, so with us, however we end: not with the thread that started it, as with
-        the signal that children can have at their parent's death.
+        The script ends when its standard input is closed, and so with this process, however it ends. PR_SET_PDEATHSIG
+        would not do: it fires when the thread that started the script ends.
 
         Args:
-            script: it needs the variables of the job, so that none is left out.
-            log: where its output is added.
+            script: runs with the full environment, since it needs the job's variables.
+            log: the file to which its output is appended.
         """
         bash = shutil.which("bash", path=self._given.get("PATH", os.defpath)) or "/bin/bash"
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -160,7 +160,7 @@ class SlurmClient:
             )
 
     def _known_names(self, stderr: str) -> tuple[str, ...]:
-        """List what could have been named instead of what was refused; nothing where that fails."""
+        """List valid names in place of the refused one; empty if they cannot be listed."""
         try:
             if "partition" in stderr and "account" not in stderr:
                 return parse_partitions(self._run(partitions_argv(), _HINT_TIMEOUT_S))
@@ -189,7 +189,7 @@ class SlurmClient:
                 encoding="utf-8",
                 errors="replace",
                 timeout=timeout_s,
-                # Ctrl-C at the terminal is ours to handle: an sbatch that dies of it never tells the job's number.
+                # This process handles Ctrl-C: an sbatch killed by it would not print the job's id.
                 start_new_session=True,
                 umask=0o077,
                 preexec_fn=_die_with_parent(),
@@ -200,19 +200,19 @@ class SlurmClient:
         if done.returncode == 0:
             return done.stdout
         words = done.stderr or done.stdout
-        # Killed by a signal, it may have asked slurmctld already: nothing is known.
+        # A command killed by a signal may already have sent its request: the outcome is unknown.
         busy = is_busy(words) or done.returncode < 0
         raise (SlurmBusy if busy else SlurmCommandError)(argv, done.returncode, words)
 
 
 def _die_with_parent() -> Callable[[], None]:
-    """Return what a child runs before exec so that our death, also by SIGKILL, is its death."""
+    """Return the function that a child runs before exec, so that it dies with this process, even by SIGKILL."""
     # Loaded before the fork: the child must not take the loader's lock.
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     parent = os.getpid()
 
     def arrange() -> None:
-        # Slurm gives a job the limits of whoever submits it.
+        # A job inherits the resource limits of the process that submits it.
         allow_core_dumps()
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:

@@ -1,17 +1,17 @@
-"""An allocation's private directory on the shared file system: what `alloc` puts there, and what it sees appear.
+"""The private directory of an allocation on the shared file system: makes it, and reads its state.
 
-    key           32 bytes that all of the allocation share; gone when it ends
-    config.json   the configuration that the agents follow
-    job.sh        the batch script        agent.sh      what it starts on each host
-    task.sh       what starts procs for MPI
-    slurm.out     what Slurm, the script and the agents wrote
-    runs/         what procs wrote
+    key           32 bytes shared by the allocation's processes; removed when it ends
+    config.json   the agents' configuration
+    job.sh        the batch script        agent.sh      the launcher that it starts on each host
+    task.sh       the launcher of procs for MPI
+    slurm.out     output of Slurm, the script and the agents
+    runs/         output of procs
 
-    attempts/<n>/ for each start of the batch script, of which a requeued job has several:
+    attempts/<n>/ one for each start of the batch script; a requeued job has several:
         granted.json  the job has begun       hosts/<n>.json  agent n has reported
         ready.json    the agents are ready    ended.json      the batch script has ended
 
-Whoever writes one of these files writes it whole.
+Each of these files is written whole.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Granted:
     Args:
         job_id: Slurm's number.
         hosts: names of the hosts, in the order of the agents' ranks.
-        nodelist: the same as Slurm writes it.
-        at_s: when, on the first host's clock, in seconds since the epoch.
-        restarts: how often Slurm had requeued it before.
+        nodelist: the same in Slurm's notation.
+        at_s: time of the begin by the first host's clock, in seconds since the epoch.
+        restarts: number of earlier requeues by Slurm.
     """
 
     job_id: int
@@ -56,7 +56,7 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class ReadyHost:
-    """One host whose agent reported: what it was granted."""
+    """A host whose agent has reported, with what Slurm granted it."""
 
     name: str
     num_cpus: int
@@ -65,7 +65,7 @@ class ReadyHost:
 
 @dataclass(frozen=True, slots=True)
 class AgentsReport:
-    """The head's word that the agents are ready; *missing* names the hosts whose agent did not come."""
+    """The head's report that it no longer waits for agents; *missing* names the hosts whose agent did not report."""
 
     hosts: tuple[ReadyHost, ...]
     missing: tuple[str, ...]
@@ -73,14 +73,14 @@ class AgentsReport:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What lies in the directory at one moment, of the newest attempt.
+    """The state of the newest attempt, as its files show it.
 
     Args:
         granted: None until the job has begun.
-        reported: ranks of the agents that reported.
-        ready: None until the head is done with waiting for agents.
-        exit_status: of the batch script; None while it runs.
-        attempt: its number, 0 before the first.
+        reported: ranks of the agents that have reported.
+        ready: None until the head has stopped waiting for agents.
+        exit_status: exit status of the batch script; None while it runs.
+        attempt: number of the attempt; 0 before the first.
     """
 
     granted: Granted | None = None
@@ -91,11 +91,11 @@ class Seen:
 
 
 def prepare(directory: Path, config: Config, key: bytes, script: str) -> Path:
-    """Make the directory with what the job needs and return the script's path."""
+    """Make the directory with all files that the job needs, and return the script's path."""
     private_dir(directory)
     private_dir(directory / ATTEMPTS)
     private_dir(directory / "runs")
-    # Copied: the hosts may not see the place that this package is installed in.
+    # Copied, since hosts may not see the folder that this package is installed in.
     for name in ("agent.sh", "task.sh"):
         write_private(directory / name, asset("launchers", name).read_bytes())
     write_private(directory / "job.sh", script.encode())
@@ -105,12 +105,12 @@ def prepare(directory: Path, config: Config, key: bytes, script: str) -> Path:
 
 
 def look(directory: Path) -> Seen:
-    """Return what lies in *directory*.
+    """Read the state of the newest attempt in *directory*.
 
-    Listed, not asked for by name, see `newest_attempt`.
+    Folders are listed rather than probed by name, see `newest_attempt`.
 
     Raises:
-        ConfigError: a file is not one that the job or an agent writes.
+        ConfigError: a file was not written by the job or an agent.
     """
     attempt, folder = newest_attempt(directory)
     try:
@@ -129,12 +129,12 @@ def look(directory: Path) -> Seen:
 
 
 def last_words(directory: Path, hosts: Sequence[str], num_lines: int = 5) -> dict[str, tuple[str, ...]]:
-    """Return the last lines of ``slurm.out`` that each of *hosts* wrote, or that are about it.
+    """Return the last lines in ``slurm.out`` from or about each of *hosts*.
 
     Args:
-        directory: the allocation's.
+        directory: the allocation's directory.
         hosts: all hosts of the job in the order of their ranks, which label the lines.
-        num_lines: at most so many for each.
+        num_lines: at most this many for each host.
     """
     try:
         with open(directory / "slurm.out", "rb") as file:
@@ -148,7 +148,7 @@ def last_words(directory: Path, hosts: Sequence[str], num_lines: int = 5) -> dic
 def words_by_host(text: str, hosts: Sequence[str], num_lines: int) -> dict[str, tuple[str, ...]]:
     """Split the labelled output of the agents' step by host, the last *num_lines* of each.
 
-    srun puts a task's rank before each of its lines; its own complaints name the host, as in
+    srun prefixes each line with its task's rank; its own errors name the host, as in
     ``srun: error: n3: task 2: Exited with exit code 1`` or ``... failed on node n3: ...``.
     """
     words: dict[str, list[str]] = {host: [] for host in hosts}
@@ -166,7 +166,7 @@ def words_by_host(text: str, hosts: Sequence[str], num_lines: int) -> dict[str, 
 
 
 def tail(path: Path, num_lines: int) -> tuple[str, ...]:
-    """Return the last lines of a text file; none where there is no file."""
+    """Return the last lines of a text file; empty if there is no file."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))

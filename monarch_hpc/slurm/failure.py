@@ -1,4 +1,4 @@
-"""What a user reads when an allocation does not become ready: who is missing, and what they wrote last."""
+"""Errors of an allocation that does not become ready: the missing hosts, and the last lines of their output."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def job_failed(record: AllocationRecord, life: Lifecycle, detail: JobDetail | No
     """Return the error of a job that ended before its agents were ready.
 
     Args:
-        record: of the allocation.
-        life: how far it had come.
-        detail: what Slurm said last.
-        ended: how it ended.
+        record: the allocation's record.
+        life: the allocation's last known state.
+        detail: Slurm's last report of the job.
+        ended: the end as recorded.
     """
     reason = ended.reason
     words = tail(record.directory / "slurm.out", _NUM_LINES)
@@ -35,7 +35,7 @@ def job_failed(record: AllocationRecord, life: Lifecycle, detail: JobDetail | No
 def agents_missing(record: AllocationRecord, life: Lifecycle) -> AllocationError:
     """Return the error of a job that runs without all of its agents."""
     if life.granted is None:
-        problem = f"job {record.job_id} runs for {life.bootstrap_s:.0f} s; {_unwritten(record, 'its first host')}"
+        problem = f"job {record.job_id} has run for {life.bootstrap_s:.0f} s; {_unwritten(record, 'its first host')}"
         return AllocationError(record.name, problem)
     hosts = life.granted.hosts
     reported = look(record.directory).reported
@@ -43,13 +43,13 @@ def agents_missing(record: AllocationRecord, life: Lifecycle) -> AllocationError
     if life.ready is not None:
         missing = list(life.ready.missing)
     words = last_words(record.directory, hosts, _NUM_LINES)
-    # All reported, but the head is not done: what it wrote last is what there is to say.
+    # All have reported, but the head has not finished: show its last lines.
     shown = missing or list(hosts[:1])
     return AgentsMissing(record.name, life.bootstrap_s, {host: words.get(host, ()) for host in shown})
 
 
 def _unwritten(record: AllocationRecord, host: str) -> str:
     return (
-        f"{host} wrote nothing into {record.directory}: is it on a file system that hosts write "
+        f"{host} wrote nothing into {record.directory}: is it on a file system that hosts can write "
         "(config key paths.shared)?"
     )

@@ -1,7 +1,8 @@
-"""An allocation within a job that somebody else submitted: the same batch script, run as a process of ours.
+"""Opens an allocation within a job submitted by other means: runs the same batch script as a child process.
 
-So a program finds agents on all hosts of an sbatch script that knows nothing of us; they end with the program, however
-it ends. Its directory goes too, and what a killed program left goes with a later one, once its job has ended.
+So a program in an ordinary sbatch script gets agents on all hosts of its job. They end with the program, however it
+ends, and the allocation's directory is removed. A killed program's directory is removed by a later program, once the
+job has ended.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ __all__ = ["JobHere", "find_job_here", "open_inside"]
 _LOOK_S = 0.05
 # srun gives its tasks the site's KillWait, 30 s by default, to end after SIGTERM.
 _STEP_END_S = 40.0
-# Agents that have said that nothing is left, and srun, are gone within this.
+# Agents that have reported a clean shutdown, and srun, exit within this time.
 _LEAVE_S = 5.0
 _TENANT = "tenant.json"
-# What a launcher tells each of its processes: how many they are.
-_CROWDS = {
+# Variables in which launchers pass the number of processes that they started.
+_SIZE_VARIABLES = {
     "SLURM_STEP_NUM_TASKS": "srun",
     "OMPI_COMM_WORLD_SIZE": "mpirun",
     "PMI_SIZE": "mpiexec",
@@ -48,9 +49,9 @@ class JobHere:
 
     Args:
         job_id: Slurm's number.
-        nodelist: its hosts, as Slurm writes them.
-        num_hosts: how many they are.
-        cluster: Slurm's name of the cluster, which gives job numbers their meaning; empty where it is not told.
+        nodelist: its hosts, in Slurm's notation.
+        num_hosts: number of its hosts.
+        cluster: Slurm's name of the cluster, within which job ids are unique; empty if unknown.
     """
 
     job_id: int
@@ -60,7 +61,7 @@ class JobHere:
 
 
 def find_job_here(environ: Mapping[str, str]) -> JobHere | None:
-    """Return the job that a process with this environment runs in; None outside of any."""
+    """Return the job that a process with this environment runs in; None outside of a job."""
     try:
         num_hosts = environ.get("SLURM_JOB_NUM_NODES") or environ["SLURM_NNODES"]
         return JobHere(
@@ -75,25 +76,25 @@ def find_job_here(environ: Mapping[str, str]) -> JobHere | None:
 
 @contextlib.contextmanager
 def open_inside(config: Config, environ: Mapping[str, str], shut_down: Callable[[Path], object]) -> Iterator[Path]:
-    """Start agents on all hosts of the job that we are in; they end with the context, or with this process.
+    """Start agents on all hosts of the job that this process runs in; they end with the context or this process.
 
     Args:
         config: the configuration.
         environ: the environment of this process, with the job's variables.
-        shut_down: asks the head in this directory to end all of ours on all hosts.
+        shut_down: asks the head in this directory to end our processes on all hosts.
 
     Yields:
-        The allocation's directory, its agents ready.
+        The allocation's directory, once its agents are ready.
 
     Raises:
         AgentsMissing: agents did not report in time.
-        AllocationError: the agents' step ended; srun is not to be found; or we are one of many processes that a
-            launcher started, each of which would start agents on all hosts.
+        AllocationError: the agents' step ended; srun is not on PATH; or this is one of many processes of a launcher,
+            each of which would start agents on all hosts.
     """
     here = find_job_here(environ)
     assert here is not None
     name = f"job-{here.job_id}"
-    _refuse_crowd(environ, here, name)
+    _refuse_many(environ, here, name)
     slurm = SlurmClient(environ, config.slurm.command_timeout_s)
     if not slurm.has("srun"):
         raise AllocationError(
@@ -121,15 +122,15 @@ def open_inside(config: Config, environ: Mapping[str, str], shut_down: Callable[
             shutil.rmtree(directory, ignore_errors=True)
 
 
-def _refuse_crowd(environ: Mapping[str, str], here: JobHere, name: str) -> None:
-    for variable, launcher in _CROWDS.items():
+def _refuse_many(environ: Mapping[str, str], here: JobHere, name: str) -> None:
+    for variable, launcher in _SIZE_VARIABLES.items():
         size = environ.get(variable, "1")
         if size.isdecimal() and int(size) > 1:
             raise AllocationError(
                 name,
                 f"this is one of {size} processes that {launcher} started ({variable}={size}), and each would start "
                 f"agents on all {here.num_hosts} hosts; start the program once, in the batch script itself or with "
-                "'srun --nodes=1 --ntasks=1'; where each is to have an embedded host to itself, start each with "
+                "'srun --nodes=1 --ntasks=1'; to give each an embedded host of its own, start each with "
                 "'monarch-hpc run --local 1 SCRIPT'",
             )
 
@@ -139,9 +140,9 @@ def _tenant_document(here: JobHere) -> dict[str, object]:
 
 
 def _sweep(shared: Path, slurm: SlurmClient, here: JobHere) -> None:
-    """Remove the directories of programs that were killed, where their jobs have ended.
+    """Remove the directories of killed programs whose jobs have ended.
 
-    Only Slurm knows that of a job, and only that of its own cluster: several may share this file system.
+    Only Slurm knows whether a job has ended, and only for its own cluster; several clusters may share this file system.
     """
     with contextlib.suppress(SlurmError, OSError):
         for path in sorted(shared.glob(f"*/{_TENANT}")):
@@ -156,7 +157,7 @@ def _sweep(shared: Path, slurm: SlurmClient, here: JobHere) -> None:
 
 
 def _read_tenant(path: Path) -> tuple[JobHere | None, OwnerProcess | None]:
-    """Return whose directory it is; nothing where the file is not ours, or was written by another version."""
+    """Return the job and owner of a directory; (None, None) if the file is foreign or of another version."""
     try:
         document = read_json(path)
         if not isinstance(document, dict) or document.pop("schema", None) != 1:
@@ -188,7 +189,7 @@ def _await_ready(directory: Path, name: str, bootstrap_s: float, step: subproces
 
 
 def _close(directory: Path, step: subprocess.Popen[bytes], shut_down: Callable[[Path], object]) -> None:
-    """End the agents, and wait for their step, which ends with them; help where it does not."""
+    """End the agents and wait for their step to end; kill it if it does not end in time."""
     assert step.stdin is not None
     try:
         if look(directory).ready is not None and step.poll() is None:

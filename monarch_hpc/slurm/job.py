@@ -1,9 +1,9 @@
-"""The life of an allocation as pure decisions: what was seen goes in, what is so and what is due comes out.
+"""The life of an allocation as pure functions: observations in, state and due actions out.
 
-`Lifecycle` follows one allocation until it is ready; `decide` says what is due for a record that nobody may be
-looking after any more. Neither reads a clock, a file or Slurm. Times of a `Lifecycle` are of a clock that never jumps.
-Records are read by other processes, after reboots and on other machines, so that their times are of the wall clock:
-one that is set changes how soon an intent without owner and job is given up, and touches no job that has a number.
+`Lifecycle` follows one allocation until it is ready; `decide` returns the action due for a record whose owner may be
+gone. Neither reads a clock, a file or Slurm. Times of a `Lifecycle` are monotonic. Records are read by other processes,
+after reboots and on other machines, so their times are wall clock times: setting that clock changes how soon an intent
+without owner and job is given up, but affects no job that has an id.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ __all__ = [
     "how_it_ended",
 ]
 
-# sbatch's request may still be on its way when sbatch is gone: slurmctld works off what its socket holds.
+# sbatch's request may still be in flight when sbatch is gone: slurmctld works off the backlog of its socket.
 IN_FLIGHT_S = 30.0
-# A process on another login node cannot be looked at; by then even a slow sbatch has answered or given up.
+# A process on another login node cannot be observed; after this time even a slow sbatch has answered or given up.
 ELSEWHERE_S = 900.0
 
 
 class Stage(enum.IntEnum):
-    """How far an allocation has come; within an attempt of its job it never goes back."""
+    """Stages of an allocation; within an attempt of its job it never goes back to an earlier one."""
 
     QUEUED = 1
     GRANTED = 2
@@ -48,22 +48,22 @@ class Stage(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Lifecycle:
-    """One allocation on its way to ready; times are in seconds of one clock that never jumps, as `time.monotonic`.
+    """The state of an allocation until it is ready; times are in seconds of a monotonic clock.
 
     Args:
-        bootstrap_s: how long agents have from the job's begin, in seconds.
-        stage: how far it has come.
-        reason: why it waits, in Slurm's words.
-        end: when the job ends at the latest, in Slurm's words; empty while unknown.
-        granted: its hosts, once it has them.
-        running_s: when Slurm was first seen to say that the job runs.
+        bootstrap_s: time that agents have to report after the job's begin, in seconds.
+        stage: the stage reached.
+        reason: why the job is pending, in Slurm's words.
+        end: time limit of the job, as Slurm prints it; empty while unknown.
+        granted: the granted hosts; None until they are known.
+        running_s: when Slurm first reported the job as running.
         granted_s: when *granted* was first seen.
-        num_reported: agents that have reported.
-        ready: the head's word.
-        exit_status: of the batch script, once it ended.
-        detail: how Slurm says that it ended.
-        attempt: which attempt of the job the files are of, see `Seen`.
-        restarts: how often Slurm has requeued the job, as far as is known.
+        num_reported: number of agents that have reported.
+        ready: the head's report.
+        exit_status: exit status of the batch script, once it has ended.
+        detail: Slurm's report of the job's end.
+        attempt: the attempt of the job that wrote the files, see `Seen`.
+        restarts: known number of requeues of the job.
     """
 
     bootstrap_s: float
@@ -81,10 +81,10 @@ class Lifecycle:
     restarts: int = 0
 
     def see_files(self, seen: Seen, now_s: float) -> Lifecycle:
-        """Return this life after a look into the directory."""
+        """Return the state after reading the directory."""
         restarts = seen.granted.restarts if seen.granted is not None else self.restarts
         if seen.attempt < self.attempt or restarts < self.restarts:
-            return self  # of an attempt that is over
+            return self  # the files are of an earlier attempt
         life = self if seen.attempt == self.attempt or not self.attempt else Lifecycle(self.bootstrap_s)
         return replace(life, attempt=seen.attempt, restarts=restarts)._take_files(seen, now_s)
 
@@ -109,21 +109,21 @@ class Lifecycle:
         return life._reach(stage)
 
     def see_queue(self, row: QueueRow, now_s: float) -> Lifecycle:
-        """Return this life after squeue listed its job."""
+        """Return the state after squeue listed the job."""
         running = row.state.phase is Phase.RUNNING
         return replace(
             self,
             reason=row.reason if row.state.phase is Phase.QUEUED else "",
-            # While it waits, Slurm prints a guess.
+            # Slurm prints an estimate while the job is pending.
             end=row.end if running else self.end,
             running_s=now_s if running and self.running_s is None else self.running_s,
         )
 
     def see_detail(self, detail: JobDetail | None) -> Lifecycle:
-        """Return this life after scontrol was asked: squeue did not list the job, or as if its attempt were over.
+        """Return the state after asking scontrol, because squeue did not list the job or listed it as not running.
 
         Args:
-            detail: what it said; None if Slurm does not know the job.
+            detail: scontrol's answer; None if Slurm does not know the job.
         """
         if detail is not None and detail.state.phase.alive:
             if detail.restarts > self.restarts:
@@ -132,11 +132,11 @@ class Lifecycle:
         return replace(self, detail=detail)._reach(Stage.ENDED)
 
     def overdue(self, now_s: float) -> bool:
-        """Tell whether agents, or the first sign of the job on its hosts, should have been there by now."""
+        """Tell whether the agents, or the job's first file, have missed their deadline."""
         if self.stage in (Stage.READY, Stage.ENDED):
             return False
         if self.ready is not None:
-            # The head has given up on some: it will not come to more.
+            # The head has given up waiting for the missing agents.
             return True
         since_s = self.granted_s if self.granted_s is not None else self.running_s
         return since_s is not None and now_s - since_s >= self.bootstrap_s
@@ -147,19 +147,19 @@ class Lifecycle:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Nothing is due."""
+    """No action is due."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskSlurm:
-    """scontrol must say what became of the job."""
+    """scontrol must be asked for the job's state."""
 
     job_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class CancelJob:
-    """The job must go; it is nobody's, or was to be released. *why* is for people."""
+    """The job must be cancelled: it is orphaned, or its release was requested. *why* is shown to the user."""
 
     job_id: int
     why: str
@@ -167,7 +167,7 @@ class CancelJob:
 
 @dataclass(frozen=True, slots=True)
 class CloseRecord:
-    """The allocation has ended."""
+    """The allocation has ended, and its record must be closed."""
 
     ended: Ended
 
@@ -176,12 +176,12 @@ Decision = Keep | AskSlurm | CancelJob | CloseRecord
 
 
 def decide(record: AllocationRecord, row: QueueRow | None, owner_lives: bool | None, now_s: float) -> Decision:
-    """Say what is due for *record* after squeue answered.
+    """Return the action due for *record* after squeue answered.
 
     Args:
-        record: as the registry has it.
+        record: the registry's record.
         row: its job, if squeue listed it.
-        owner_lives: whether the process that made it runs; None if that cannot be seen from here.
+        owner_lives: whether the process that made the record still runs; None if that cannot be seen from here.
         now_s: seconds since the epoch.
     """
     in_queue = row is not None and row.state.phase.alive
@@ -199,12 +199,12 @@ def decide(record: AllocationRecord, row: QueueRow | None, owner_lives: bool | N
 
 
 def decide_gone(record: AllocationRecord, detail: JobDetail | None, exit_status: int | None, now_s: float) -> Decision:
-    """Say what is due for a *record* with a job that squeue did not list.
+    """Return the action due for a *record* whose job squeue did not list.
 
     Args:
-        record: as the registry has it.
-        detail: what scontrol says; None if Slurm no longer knows the job.
-        exit_status: of the batch script, if it left word.
+        record: the registry's record.
+        detail: scontrol's answer; None if Slurm no longer knows the job.
+        exit_status: exit status of the batch script, if it was recorded.
         now_s: seconds since the epoch.
     """
     if detail is not None and detail.state.phase.alive:
@@ -215,7 +215,7 @@ def decide_gone(record: AllocationRecord, detail: JobDetail | None, exit_status:
 
 
 def how_it_ended(record: AllocationRecord, detail: JobDetail | None, exit_status: int | None, now_s: float) -> Ended:
-    """Return the best account of an end: Slurm's, else the batch script's, else that nobody knows."""
+    """Return the best account of an end: Slurm's, else the batch script's, else ``UNKNOWN``."""
     if record.release_why:
         return Ended("RELEASED", record.release_why, "monarch-hpc", now_s)
     if detail is not None:
@@ -236,10 +236,10 @@ def _decide_intent(record: AllocationRecord, row: QueueRow | None, owner_lives: 
         return Keep()
     age_s = now_s - record.created_s
     if row is not None:
-        # Its number is in no record: whoever submitted it died before sbatch answered.
+        # No record has its id: the process that submitted it died before sbatch answered.
         given_up = owner_lives is False or age_s > ELSEWHERE_S
-        return CancelJob(row.job_id, "who asked for it is gone") if given_up else Keep()
+        return CancelJob(row.job_id, "the command that requested it is gone") if given_up else Keep()
     if age_s > (IN_FLIGHT_S if owner_lives is False else ELSEWHERE_S):
-        reason = "who asked for it died before its job existed"
+        reason = "the command that requested it died before its job existed"
         return CloseRecord(Ended("NEVER_SUBMITTED", reason, "monarch-hpc", now_s))
     return Keep()

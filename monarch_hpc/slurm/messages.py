@@ -1,6 +1,6 @@
-"""What Slurm's sentences mean for the user: why it refused, why a job waits, whether it answered at all.
+"""Explains Slurm's messages: why it refused a job, why a job waits, and whether slurmctld answered at all.
 
-Matched on the part that has been the same from 20.11 to 26.05; an unknown sentence is shown as it is.
+Messages are matched on the part that is the same from 20.11 to 26.05; unknown ones are shown unchanged.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ class _Refusal:
     """One kind of refusal.
 
     Args:
-        words: parts of Slurm's sentence, any of which marks this kind.
-        flags: flags of the job that it is about, in order of suspicion.
-        advice: what to change; ``{known}`` stands for the names that exist, where they could be listed.
+        words: parts of Slurm's message, any of which identifies this kind.
+        flags: flags of the job that may be the cause, the most likely first.
+        advice: what to change; ``{known}`` stands for the valid names, if they could be listed.
     """
 
     words: tuple[str, ...]
@@ -28,7 +28,7 @@ class _Refusal:
 
 _ASSOCIATIONS = "list yours with: sacctmgr -nP show assoc user=$USER format=account,partition,qos"
 
-# In this order: sbatch may print two sentences, and the first kind that matches says more.
+# The order matters: sbatch may print two messages, and the kinds that say more come first.
 _REFUSALS = (
     _Refusal(
         ("Could not establish a configuration source", "Unable to process configuration file"),
@@ -82,8 +82,8 @@ _REFUSALS = (
     _Refusal(
         ("Requested reservation", "requested reservation", "ReservationName"),
         ("reservation",),
-        "name a reservation that you may use and that has begun with --reservation{known}; some sites also want "
-        "a QOS of their own for it (-q)",
+        "name a reservation that you may use and that has begun with --reservation{known}; some sites also require "
+        "a special QOS for it (-q)",
     ),
     _Refusal(
         ("User's group not permitted", "Access/permission denied", "not permitted to use this partition"),
@@ -93,13 +93,13 @@ _REFUSALS = (
     _Refusal(
         ("Node count specification invalid", "More processors requested than permitted"),
         ("nodes", "ntasks-per-node", "partition"),
-        "the partition does not have, or not give to one job, as much; ask for less with -N; "
+        "the partition does not have that much, or does not give it to one job; ask for less with -N; "
         "limits: scontrol show partition",
     ),
     _Refusal(
         ("Requested node configuration is not available",),
         ("nodes", "gpus-per-node", "gres", "constraint", "mem", "partition"),
-        "no hosts have all of this together; what they have: sinfo -o '%R %D %c %m %G %f'",
+        "no hosts have all of this in combination; what they have: sinfo -o '%R %D %c %m %G %f'",
     ),
     _Refusal(
         ("Invalid node name specified",), ("nodelist", "exclude"), "name existing hosts with -w or -x; see: sinfo -N"
@@ -117,7 +117,7 @@ _REFUSALS = (
     _Refusal(
         ("Job size specification needs to be provided", "not accept your job", "Job rejected"),
         (),
-        "the site's own check refused the job; its words above say what it wants, and config key "
+        "the site's own check refused the job; its message above says what it requires, and config key "
         "slurm.job_flags can drop or change any flag",
     ),
 )
@@ -138,7 +138,7 @@ _BUSY = (
 _GONE = ("Invalid job id specified", "Job/step already completing or completed")
 
 _MAINTENANCE = "it would run into a maintenance window; a shorter -t may fit before"
-# What squeue gives as the reason of a waiting job, and what it means. Matched on the beginning.
+# Reasons that squeue gives for pending jobs, with their meanings; matched by prefix.
 _REASONS = (
     ("Priority", "jobs of higher priority are ahead"),
     ("Resources", "waiting for hosts to become free"),
@@ -172,7 +172,7 @@ _REASONS = (
     ("JobHoldMaxRequeue", "hosts failed to start it too often, and Slurm holds it; ask the administrators"),
     ("DependencyNeverSatisfied", "what it depends on can no longer happen; release it"),
     ("Dependency", "waiting for another job"),
-    ("BeginTime", "its time to begin has not come"),
+    ("BeginTime", "its requested start time has not come"),
     ("ReservationDeleted", "its reservation is gone; release it"),
     ("Reservation", "waiting for its reservation to begin"),
     ("InvalidAccount", "the account is not, or no longer, valid"),
@@ -185,33 +185,33 @@ _REASONS = (
 
 
 def advice_for(stderr: str, flags: Mapping[str, str], known: Sequence[str] = ()) -> str:
-    """Return what to change after a refusal; empty for a sentence that we do not know.
+    """Return what to change after a refusal; empty for an unknown message.
 
     Args:
-        stderr: Slurm's words.
-        flags: what the job asked for: flag without dashes to value.
-        known: names that would be right, where they could be listed.
+        stderr: Slurm's message.
+        flags: the job's flags: name without dashes to value.
+        known: valid names, if they could be listed.
     """
     for refusal in _REFUSALS:
         if any(words in stderr for words in refusal.words):
             asked = ", ".join(f"--{flag}={flags[flag]}" for flag in refusal.flags if flags.get(flag))
             names = f" (there are: {', '.join(known)})" if known else ""
-            return (f"asked was {asked}; " if asked else "") + refusal.advice.format(known=names)
+            return (f"requested: {asked}; " if asked else "") + refusal.advice.format(known=names)
     return ""
 
 
 def is_busy(stderr: str) -> bool:
-    """Tell whether *stderr* says that slurmctld did not answer, so that nothing is known about what was asked."""
+    """Tell whether *stderr* says that slurmctld did not answer, so that the outcome of the request is unknown."""
     return any(words in stderr for words in _BUSY)
 
 
 def is_gone(stderr: str) -> bool:
-    """Tell whether *stderr* says that Slurm does not know the job, or that it is over."""
+    """Tell whether *stderr* says that Slurm does not know the job, or that the job has ended."""
     return any(words in stderr for words in _GONE)
 
 
 def reason_in_words(reason: str) -> str:
-    """Return Slurm's reason with its meaning; the reason alone where we know none."""
+    """Return Slurm's reason with its meaning; an unknown reason is returned unchanged."""
     for beginning, meaning in _REASONS:
         if reason.startswith(beginning):
             return f"{reason}: {meaning}"

@@ -1,4 +1,7 @@
-"""Which process makes an allocation, and whether it still lives: a pid alone may have been reused."""
+"""Identifies the process that makes an allocation, so that others can tell whether it still runs.
+
+A pid alone does not suffice, since it may have been reused.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,13 @@ __all__ = ["OwnerProcess", "current_owner", "owner_lives"]
 
 @dataclass(frozen=True, slots=True)
 class OwnerProcess:
-    """One process of one boot of one machine.
+    """A process, identified by machine, boot, pid and start time.
 
     Args:
         host: name of the machine.
-        boot_id: Linux's number of that machine's boot.
+        boot_id: Linux's id of that machine's boot.
         pid: process id.
-        start_ticks: when it started, in clock ticks since boot.
+        start_ticks: start time, in clock ticks since boot.
     """
 
     host: str
@@ -33,7 +36,7 @@ def current_owner() -> OwnerProcess:
 
 
 def owner_lives(owner: OwnerProcess) -> bool | None:
-    """Tell whether *owner* still runs; None where that cannot be seen from this machine."""
+    """Tell whether *owner* still runs; None if that cannot be seen from this machine."""
     if owner.host != os.uname().nodename:
         return None
     return owner.boot_id == _boot_id() and _start_ticks(owner.pid) == owner.start_ticks
@@ -44,11 +47,11 @@ def _boot_id() -> str:
 
 
 def _start_ticks(pid: int) -> int | None:
-    """Return when a process started; None where there is none, or only its zombie."""
+    """Return the start time of a process; None if it does not exist, or is a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    # The name, in parentheses, may hold anything; what follows the last one is plain.
+    # The process's name, in parentheses, may hold any character; the fields after the last parenthesis do not.
     fields = stat.rpartition(")")[2].split()
     return None if fields[0] in "ZX" else int(fields[19])

@@ -1,7 +1,7 @@
-"""What Slurm's commands print, as data.
+"""Parses the output of Slurm's commands.
 
-Text, not JSON: the text of `squeue -o` and `scontrol -o` has been the same for a decade, while the
-JSON changes its shape with each release, lacks in old ones, and ignores squeue's filters in 22.05.
+It is text rather than JSON: the text of `squeue -o` and `scontrol -o` has been stable for a decade, while the JSON
+changes with each release, is missing in old ones, and ignores squeue's filters in 22.05.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ __all__ = [
 # it is free text.
 SQUEUE_FORMAT = "%A|%j|%T|%D|%N|%e|%L|%r"
 
-# Keys of `scontrol -o show` begin with a capital letter and hold no space; what follows up to the next key is
-# the value.
+# Keys of `scontrol -o show` begin with a capital letter and contain no space; the value extends to the next key.
 _FIELD = re.compile(r"(?:^|\s)([A-Z][A-Za-z0-9:/_]*)=")
 # What scontrol and squeue print for "nothing".
 _NOTHING = frozenset({"", "(null)", "N/A", "None", "Unknown", "NONE"})
@@ -42,13 +41,13 @@ class QueueRow:
     Args:
         job_id: Slurm's number.
         name: the job's name.
-        state: what it is doing.
-        word: Slurm's own word for it.
-        num_hosts: hosts it has, or asks for.
-        hosts: compact list of the hosts it has; empty while it waits.
-        end: when it ends at the latest, as Slurm prints it; empty while unknown.
+        state: the job's state.
+        word: the state as Slurm prints it.
+        num_hosts: number of hosts granted, or requested while the job is pending.
+        hosts: compact list of the granted hosts; empty while the job is pending.
+        end: end of the time limit, as Slurm prints it; empty while unknown.
         left: time left, as Slurm prints it; empty while unknown.
-        reason: why it waits, in Slurm's own words; empty if it does not.
+        reason: why the job is pending, in Slurm's words; empty otherwise.
     """
 
     job_id: int
@@ -64,9 +63,9 @@ class QueueRow:
 
 @dataclass(frozen=True, slots=True)
 class JobDetail:
-    """One job as scontrol shows it, also for some minutes after its end.
+    """One job as scontrol shows it, which it does for some minutes after the job's end, too.
 
-    *restarts* counts how often it was requeued, *requeues* tells whether that may happen.
+    *restarts* is the number of requeues so far; *requeues* tells whether the job may be requeued.
     """
 
     job_id: int
@@ -95,8 +94,8 @@ class Reservation:
 
 
 def parse_job_id(text: str) -> int:
-    """Read the answer of ``sbatch --parsable``: ``123`` or ``123;cluster``."""
-    # Plugins of some sites print lines of their own before it.
+    """Parse the output of ``sbatch --parsable``: ``123`` or ``123;cluster``."""
+    # At some sites plugins print other lines before it.
     lines = text.split()
     match = re.fullmatch(r"(\d+)(?:;\S+)?", lines[-1]) if lines else None
     if match is None:
@@ -105,15 +104,15 @@ def parse_job_id(text: str) -> int:
 
 
 def parse_queue(text: str) -> tuple[QueueRow, ...]:
-    """Read what squeue prints with `SQUEUE_FORMAT`."""
+    """Parse the output of squeue with `SQUEUE_FORMAT`."""
     return tuple(_parse_row(line) for line in text.splitlines() if line.strip())
 
 
 def parse_show_job(text: str) -> JobDetail:
-    """Read the line of ``scontrol -o show job N``.
+    """Parse the output of ``scontrol -o show job N``; for a heterogeneous or array job, its first line.
 
     Raises:
-        SlurmParseError: the line of a job it is not. Of a heterogeneous or array job the first line counts.
+        SlurmParseError: the text contains no job.
     """
     line = next((line for line in text.splitlines() if line.startswith("JobId=")), "")
     fields = _fields(line)
@@ -136,7 +135,7 @@ def parse_show_job(text: str) -> JobDetail:
 
 
 def parse_show_reservations(text: str) -> tuple[Reservation, ...]:
-    """Read the lines of ``scontrol -o show reservation``; none where it says that there are none."""
+    """Parse the output of ``scontrol -o show reservation``; empty if it says that there are none."""
     found: list[Reservation] = []
     for line in text.splitlines():
         fields = _fields(line)
@@ -155,7 +154,7 @@ def parse_show_reservations(text: str) -> tuple[Reservation, ...]:
 
 
 def parse_partitions(text: str) -> tuple[str, ...]:
-    """Read the names that ``sinfo -h -o %R`` prints, each once, in its order."""
+    """Parse the output of ``sinfo -h -o %R``: the partitions' names without duplicates, in its order."""
     return tuple(dict.fromkeys(text.split()))
 
 
@@ -169,7 +168,7 @@ def _parse_row(line: str) -> QueueRow:
         name=name,
         state=SlurmState.parse(word),
         word=word,
-        # A range such as 2-4 while a job waits that asked for one.
+        # A range such as 2-4, for a pending job that requested one.
         num_hosts=int(first[0]) if (first := re.match(r"\d+", num_hosts)) else 0,
         hosts=_something(hosts),
         end=_something(end),
@@ -184,7 +183,7 @@ def _fields(line: str) -> dict[str, str]:
     fields: dict[str, str] = {}
     for number, mark in enumerate(marks, start=1):
         end = marks[number].start() if number < len(marks) else len(line)
-        # The first wins: a comment further on may hold anything, also "JobState=".
+        # The first one wins: a later comment may contain any text, even "JobState=".
         fields.setdefault(mark[1], line[mark.end() : end].strip())
     return fields
 

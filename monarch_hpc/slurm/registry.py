@@ -1,14 +1,14 @@
-"""The login side's own list of allocations: a folder each, in it a file for each thing that happened.
+"""The login node's registry of allocations: a folder for each, with a file for each event.
 
     <state>/<uuid8>/record.json    the intent, written before sbatch is called
     <state>/<uuid8>/job.json       Slurm's job id
-    <state>/<uuid8>/release.json   somebody wants it released
-    <state>/<uuid8>/ended.json     how it ended
-    <state>/names/<name>/<number>  which allocation has the name: a link whose target is the uuid8
-    <state>/queue.json             what squeue said last, for all commands of this user
+    <state>/<uuid8>/release.json   the release was requested
+    <state>/<uuid8>/ended.json     how the allocation ended
+    <state>/names/<name>/<number>  the allocation that has the name: a link whose target is the uuid8
+    <state>/queue.json             squeue's last output, shared by all commands of this user
 
-Every file is written once and whole, so that no two processes can lose each other's change and no lock
-is needed, which shared file systems may not honour.
+Every file is written once and whole, so that processes cannot overwrite each other's changes, and no locks are needed,
+which shared file systems may not honour.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SCHEMA = 1
 _KEPT_ENDED = 50
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SHORT_ID = re.compile(r"[0-9a-f]{8}")
-# Longer than any start of a command takes from making a folder to writing its record.
+# Longer than any command takes from making a folder to writing its record.
 _UNFINISHED_S = 3600.0
 
 
@@ -41,9 +41,9 @@ class Ended:
     """How an allocation ended.
 
     Args:
-        state: Slurm's word, or ``REFUSED``, ``NEVER_SUBMITTED``, ``RELEASED`` or ``UNKNOWN``.
-        reason: in words.
-        source: who says so: ``squeue``, ``scontrol``, ``ended.json`` or ``monarch-hpc``.
+        state: Slurm's state, or ``REFUSED``, ``NEVER_SUBMITTED``, ``RELEASED`` or ``UNKNOWN``.
+        reason: the reason as text.
+        source: ``squeue``, ``scontrol``, ``ended.json`` or ``monarch-hpc``.
         at_s: when it was recorded, in seconds since the epoch.
     """
 
@@ -55,18 +55,18 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class AllocationRecord:
-    """One allocation, as the registry has it.
+    """The registry's record of an allocation.
 
     Args:
         allocation: its uuid, 32 hexadecimal digits.
-        name: what the user calls it.
+        name: the name chosen by the user.
         directory: its private directory on the shared file system.
-        num_hosts: hosts asked for, as Slurm takes it.
-        owner: the process that makes it.
-        created_s: when, in seconds since the epoch.
+        num_hosts: number of hosts requested, as Slurm takes it.
+        owner: the process that made the record.
+        created_s: when the record was made, in seconds since the epoch.
         job_id: Slurm's number; None before sbatch answered.
-        submitted_s: when sbatch had answered.
-        release_why: why it is to go, as soon as Slurm can be told; empty if it is not.
+        submitted_s: when sbatch answered, in seconds since the epoch.
+        release_why: why its release was requested; empty if it was not.
         ended: how it ended; None while it lives.
     """
 
@@ -93,18 +93,18 @@ class AllocationRecord:
 
     @property
     def live(self) -> bool:
-        """Whether it has, may have, or is about to have a job."""
+        """Whether the allocation has, may have, or is about to have a job."""
         return self.ended is None
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What squeue said.
+    """A cached answer of squeue.
 
     Args:
-        at_s: when it was asked, in seconds since the epoch.
-        names: the job names that it was asked for.
-        text: what it printed.
+        at_s: when squeue was asked, in seconds since the epoch.
+        names: the job names in the request.
+        text: its output.
     """
 
     at_s: float
@@ -120,18 +120,18 @@ class Registry:
     """The records under one folder.
 
     Args:
-        root: the folder; made where it is missing.
+        root: the folder; made if it is missing.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = private_dir(root)
 
     def create(self, record: AllocationRecord) -> None:
-        """Write the intent, then take the name.
+        """Write the intent, then claim the name.
 
         Raises:
-            AllocationError: a live allocation has the name; the intent is closed again.
-            ConfigError: not a name.
+            AllocationError: a live allocation has the name; the intent is removed again.
+            ConfigError: the name is not valid.
         """
         check_name(record.name)
         self._folder(record).mkdir(0o700)
@@ -142,17 +142,17 @@ class Registry:
             raise AllocationError(record.name, _in_use(holder))
 
     def set_job(self, record: AllocationRecord, job_id: int, now_s: float) -> AllocationRecord:
-        """Write Slurm's number of the job."""
+        """Record Slurm's id of the job."""
         write_json(self._folder(record) / "job.json", {"schema": _SCHEMA, "job_id": job_id, "submitted_s": now_s})
         return replace(record, job_id=job_id, submitted_s=now_s)
 
-    def want_release(self, record: AllocationRecord, why: str) -> AllocationRecord:
-        """Write that the allocation is to go, and why."""
+    def request_release(self, record: AllocationRecord, why: str) -> AllocationRecord:
+        """Record that the allocation is to be released, and why."""
         write_json(self._folder(record) / "release.json", {"schema": _SCHEMA, "why": why})
         return replace(record, release_why=why)
 
     def close(self, record: AllocationRecord, ended: Ended) -> AllocationRecord:
-        """Write how the allocation ended; its key, name and place among the live ones go."""
+        """Record how the allocation ended; its key is removed, and its name becomes free."""
         with contextlib.suppress(FileNotFoundError):
             (record.directory / "key").unlink()
         write_json(self._folder(record) / "ended.json", {"schema": _SCHEMA, **asdict(ended)})
@@ -162,19 +162,19 @@ class Registry:
         """Return all records, the oldest first."""
         found: list[AllocationRecord] = []
         for folder in self._folders():
-            # A record that is not there yet, or no longer, belongs to a command that just began or to `prune`.
+            # The folder may be new, its record not yet written, or just being removed by `prune`.
             with contextlib.suppress(FileNotFoundError):
                 found.append(_load_record(folder))
         return tuple(sorted(found, key=lambda record: (record.created_s, record.allocation)))
 
     def find(self, name: str | None) -> AllocationRecord:
-        """Return the allocation that a command means.
+        """Return the allocation that a command refers to.
 
         Args:
             name: its name, or the first 8 digits of its uuid. None stands for ``default``, or for the only live one.
 
         Raises:
-            AllocationError: there is none, or several may be meant.
+            AllocationError: there is no such allocation, or the choice is ambiguous.
         """
         records = self.records()
         if name is not None:
@@ -182,7 +182,7 @@ class Registry:
             if not named:
                 known = ", ".join(sorted({record.name for record in records if record.live})) or "none"
                 raise AllocationError(name, f"no such allocation (live: {known}); take one: monarch-hpc alloc {name}")
-            # A dead one only where no live one has the name.
+            # An ended allocation only if no live one has the name.
             return max(named, key=lambda record: (record.live, record.created_s))
         live = [record for record in records if record.live]
         for record in live:
@@ -196,10 +196,10 @@ class Registry:
         raise AllocationError("default", "there is no allocation; take one: monarch-hpc alloc -N HOSTS -t MINUTES")
 
     def prune(self, now_s: float) -> None:
-        """Forget all but the newest ended allocations, with their directories."""
+        """Remove all but the newest records of ended allocations, and their directories."""
         ended = [record for record in self.records() if not record.live]
         for record in ended[:-_KEPT_ENDED]:
-            # Only what we made: `create` gives every allocation a directory of this name.
+            # Only directories named by us: every allocation's directory is called by its short id.
             if record.directory.name == record.short_id:
                 shutil.rmtree(record.directory, ignore_errors=True)
             shutil.rmtree(self._folder(record), ignore_errors=True)
@@ -209,7 +209,7 @@ class Registry:
                     shutil.rmtree(folder, ignore_errors=True)
 
     def load_snapshot(self) -> Snapshot | None:
-        """Return what squeue said last; None if nothing is known."""
+        """Return the cached answer of squeue; None if there is none."""
         try:
             document = _object(read_json(self.root / "queue.json"), self.root / "queue.json")
             if document.get("schema") != _SCHEMA:
@@ -220,7 +220,7 @@ class Registry:
             return None
 
     def store_snapshot(self, snapshot: Snapshot) -> None:
-        """Keep what squeue said, for the next command."""
+        """Cache an answer of squeue for the next command."""
         names = " ".join(sorted(snapshot.names))
         write_json(
             self.root / "queue.json", {"schema": _SCHEMA, "at_s": snapshot.at_s, "names": names, "text": snapshot.text}
@@ -233,10 +233,10 @@ class Registry:
         return self.root / record.short_id
 
     def _take_name(self, record: AllocationRecord) -> AllocationRecord | None:
-        """Claim the name; return the live record that has it, None when it is ours.
+        """Claim the name; return None on success, else the live record that has it.
 
-        Claims are numbered and the highest counts. A link is made whole or not at all, and only one process
-        can make the next one, so that a claim whose holder has ended needs no removal, which would race.
+        Claims are numbered, and the highest number wins. A link is made atomically, and only one process can make the
+        next one, so that a claim whose holder has ended need not be removed, which would be a race.
         """
         claims = private_dir(private_dir(self.root / "names") / record.name)
         while True:
@@ -252,7 +252,7 @@ class Registry:
                 os.symlink(record.short_id, claims / str(number))
             except FileExistsError:
                 continue
-            # Between the listing and the link others may have come, gone, and tidied up this number.
+            # Between the listing and the link, others may have claimed the name, ended, and removed this number.
             late = max(int(name) for name in os.listdir(claims) if name.isdigit()) > number
             for old in [number] if late else numbers:
                 with contextlib.suppress(FileNotFoundError):
@@ -303,7 +303,7 @@ def _load_record(folder: Path) -> AllocationRecord:
 
     Raises:
         FileNotFoundError: there is no record.
-        ConfigError: a file is not ours, or not one that this version writes.
+        ConfigError: a file belongs to another user, or was not written by this version.
     """
     path = folder / "record.json"
     document = _object(read_json(path), path)

@@ -1,4 +1,4 @@
-"""The batch script of an allocation, rendered from `sbatch_templates/alloc.sbatch`."""
+"""Renders the batch script of an allocation from `sbatch_templates/alloc.sbatch`."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from monarch_hpc.slurm.argv import flag_words, merge_options
 __all__ = ["Request", "plan_job_flags", "quoted", "render_script"]
 
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
-# `$` is the shell's.
+# Not `$`, which is the shell's own.
 _PLACEHOLDER = re.compile(r"@\{(\w+)\}")
 _SPECIAL = re.compile(r'(["\\$`])')
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One allocation as it is asked for.
+    """The request for an allocation.
 
     Args:
         allocation: its uuid, 32 hexadecimal digits.
-        name: what the user calls it.
+        name: the name chosen by the user.
         directory: its private directory on the shared file system.
-        num_hosts: hosts asked for, as Slurm takes it (``4``, ``2-4``).
-        gpus_per_node: GPUs asked for on each host, as Slurm takes it (``4``, ``a100:4``); None for no such flag.
-        options: sbatch options as the user wrote them, the last ones win.
+        num_hosts: number of hosts, as Slurm takes it (``4``, ``2-4``).
+        gpus_per_node: GPUs on each host, as Slurm takes it (``4``, ``a100:4``); None for no such flag.
+        options: sbatch options as the user wrote them; later ones win.
     """
 
     allocation: str
@@ -47,16 +47,15 @@ class Request:
 
 
 def quoted(text: str) -> str:
-    """Return *text* as one word for the shell and for sbatch's own reader of #SBATCH lines.
+    """Return *text* as one word for the shell and for sbatch's own parser of #SBATCH lines.
 
-    Both take a backslash before these four characters inside of double quotes; single quotes they read
-    differently.
+    Both accept a backslash before these four characters within double quotes, but treat single quotes differently.
 
     Raises:
-        ConfigError: it holds a line break or another control character, which an #SBATCH line cannot hold.
+        ConfigError: *text* contains a line break or another control character, which an #SBATCH line cannot contain.
     """
     if not text.isprintable():
-        raise ConfigError("", repr(text), "batch script", "holds a line break or another control character")
+        raise ConfigError("", repr(text), "batch script", "contains a line break or another control character")
     if _PLAIN.fullmatch(text):
         return text
     return '"' + _SPECIAL.sub(r"\\\1", text) + '"'
@@ -65,7 +64,7 @@ def quoted(text: str) -> str:
 def plan_job_flags(config: Config, request: Request) -> dict[str, FlagValue]:
     """Return the flags of the job, in the order in which they are shown.
 
-    The later wins: what the request and the configuration's keys say, `slurm.job_flags`, `slurm.extra`, the
+    Later sources win: the request's fields and the configuration's keys, `slurm.job_flags`, `slurm.extra`, the
     request's options.
     """
     slurm = config.slurm
@@ -85,7 +84,7 @@ def plan_job_flags(config: Config, request: Request) -> dict[str, FlagValue]:
 
 
 def render_script(config: Config, request: Request) -> str:
-    """Return the batch script, byte for byte what is submitted."""
+    """Return the batch script exactly as it is submitted."""
     values = {
         "batch_flags": "\n".join(f"#SBATCH {quoted(word)}" for word in flag_words(plan_job_flags(config, request))),
         "name": request.name if request.name.isprintable() else repr(request.name),
@@ -106,7 +105,7 @@ def _gpu_flags(form: str, gpus: str | None) -> Mapping[str, FlagValue]:
 
 
 def _output_pattern(path: Path) -> str:
-    """Return *path* as Slurm's file name pattern for just that file."""
+    """Return a Slurm file name pattern that matches only *path*."""
     if "\\" in str(path):
-        raise ConfigError("paths.shared", str(path.parent.parent), "configuration", "must hold no backslash")
+        raise ConfigError("paths.shared", str(path.parent.parent), "configuration", "must not contain a backslash")
     return str(path).replace("%", "%%")

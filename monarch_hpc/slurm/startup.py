@@ -1,4 +1,4 @@
-"""The wait for an allocation's agents, through the queue and through requeues of its job."""
+"""Waits for an allocation's agents, through the queue and requeues of its job."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from monarch_hpc.slurm.states import Phase
 
 __all__ = ["Startup"]
 
-# Between two looks into a directory: short against what a person notices, cheap for a file server.
+# Interval between reads of the directory: too short to be noticed, long enough to be cheap for a file server.
 _LOOK_S = 0.15
-# Between the end of a batch script and slurmctld's knowing it.
-_LAST_WORD_S = 5.0
-# A job that is requeued ends first: that takes the site's KillWait (30 s by default) and its epilogue.
+# Time for slurmctld to notice the end of a batch script.
+_NOTICE_S = 5.0
+# A requeued job ends first, which takes the site's KillWait (30 s by default) and its epilogue.
 _END_S = 120.0
 
 
 class Startup:
-    """One allocation that is becoming ready.
+    """The startup of one allocation.
 
     Args:
-        config: how often Slurm is asked, and how long agents have.
-        registry: where the record is closed if the job ends.
+        config: Slurm's polling intervals, and the deadline of the agents.
+        registry: closes the record if the job ends.
         slurm: Slurm's commands.
-        snapshot: what squeue says of these records, at most so many seconds old.
-        record: one with a job.
+        snapshot: returns squeue's output for these records, at most the given number of seconds old.
+        record: a record with a job.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Startup:
         self._snapshot = snapshot
         self._record = record
 
-    def follow(self, tell: Callable[[Lifecycle], None], stop: Callable[[], bool]) -> Lifecycle:
+    def follow(self, report: Callable[[Lifecycle], None], stop: Callable[[], bool]) -> Lifecycle:
         """Wait until the agents are ready; see `Allocations.follow`."""
         slurm = self._config
         life = Lifecycle(slurm.bootstrap_s)
@@ -62,16 +62,16 @@ class Startup:
             life = life.see_files(look(self._record.directory), time.monotonic())
             just_granted = life.granted is not None and not was_granted
             if poll.passed() or just_granted:
-                # Its end is known from now on, to a squeue that was not asked before.
+                # Only an answer that is newer than the grant has the job's end.
                 life = self._see_slurm(life, 0.0 if just_granted else 0.9 * interval_s)
                 poll = Deadline(interval_s)
-                # Once it runs, its files tell; squeue is for the death of a job that could write none.
+                # Once the job runs its files show its state; squeue is for jobs that die without writing any.
                 interval_s = min(interval_s * 1.5, slurm.poll_max_s) if life.granted is None else slurm.poll_max_s
             if life.stage is Stage.ENDED:
                 life = self._requeued_or_failed(life)
             if life.overdue(time.monotonic()):
                 life = self._requeued_or_overdue(life)
-            tell(life)
+            report(life)
             if life.stage is Stage.READY:
                 return life
             time.sleep(_LOOK_S)
@@ -83,7 +83,7 @@ class Startup:
             row = self._snapshot(self._registry.records(), max_age_s).rows().get(self._record.job_name)
             if row is not None and row.state.phase.alive:
                 if life.granted is not None and row.state.phase is not Phase.RUNNING:
-                    # Requeued, or what squeue said is older than what the files say: scontrol knows.
+                    # Either requeued, or squeue's answer is older than the files: ask scontrol.
                     life = life.see_detail(self._find_job())
                 return life.see_queue(row, time.monotonic())
             return life.see_detail(self._find_job())
@@ -91,10 +91,10 @@ class Startup:
             return life
 
     def _requeued_or_overdue(self, life: Lifecycle) -> Lifecycle:
-        """Return the life of a job that was requeued while its agents were awaited.
+        """Return the state of a job that was requeued while its agents were awaited.
 
         Raises:
-            AllocationError: it was not.
+            AllocationError: the job was not requeued.
         """
         try:
             requeued = life.see_detail(self._find_job())
@@ -105,14 +105,14 @@ class Startup:
         return requeued
 
     def _requeued_or_failed(self, life: Lifecycle) -> Lifecycle:
-        """Return the life of a job whose script ended because the job was requeued.
+        """Return the state of a job whose script ended because the job was requeued.
 
         Raises:
-            JobFailed: it ended for good; its record is closed.
+            JobFailed: the job ended for good; its record is closed.
         """
         detail = life.detail
-        # The script's last word comes a moment before Slurm's; of a job that may be requeued Slurm's is needed.
-        soon, late = Deadline(_LAST_WORD_S), Deadline(_END_S)
+        # The script reports its end a moment before Slurm does; whether a job was requeued only Slurm can tell.
+        soon, late = Deadline(_NOTICE_S), Deadline(_END_S)
         while detail is None or detail.state.phase.alive:
             try:
                 detail = self._find_job()

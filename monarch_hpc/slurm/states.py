@@ -1,4 +1,4 @@
-"""Slurm's words for what a job is doing, and the few cases that we tell apart."""
+"""Slurm's job states, grouped into the few phases that monarch-hpc distinguishes."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ __all__ = ["Phase", "SlurmState"]
 
 
 class Phase(enum.Enum):
-    """What a job's state means for whoever waits for it."""
+    """Phases of a job, as far as a waiting command is concerned."""
 
     QUEUED = "queued"
     STARTING = "starting"
     RUNNING = "running"
     ENDING = "ending"
     ENDED = "ended"
-    # A word that no list of ours has. Such a job is alive until Slurm says otherwise.
+    # A state that is not in `SlurmState`. Such a job counts as alive until Slurm reports otherwise.
     UNKNOWN = "unknown"
 
     @property
     def alive(self) -> bool:
-        """Whether the job may still hold hosts or come to hold them."""
+        """Whether the job may hold hosts, or still get them."""
         return self is not Phase.ENDED
 
 
 class SlurmState(enum.Enum):
     """Every state and state flag of Slurm 20.11 to 26.05, as squeue and scontrol print them.
 
-    Slurm prints a flag in place of the state that it modifies, so that both are states here.
+    Slurm prints a flag in place of the state that it modifies, so flags are states here, too.
     """
 
     PENDING = "PENDING"
@@ -65,7 +65,7 @@ class SlurmState(enum.Enum):
 
     @classmethod
     def parse(cls, word: str) -> SlurmState:
-        """Return the state for Slurm's *word*, `UNKNOWN` for one that we do not know.
+        """Return the state for Slurm's *word*; `UNKNOWN` for an unknown one.
 
         ``CANCELLED by 1000`` and ``CANCELLED+`` are CANCELLED.
         """
@@ -79,8 +79,7 @@ class SlurmState(enum.Enum):
     def phase(self) -> Phase:
         """The phase of this state.
 
-        The match is total on purpose: a state that is on no list must stop the type check, not pass
-        for finished.
+        The match is total on purpose: a new state without a case must fail the type check, not pass for finished.
         """
         match self:
             case (
@@ -125,7 +124,7 @@ class SlurmState(enum.Enum):
 
     @property
     def meaning(self) -> str:
-        """Why a job is in this state, for people; empty where the word says it."""
+        """Why a job is in this state, for display; empty if the state's name says it."""
         match self:
             case SlurmState.TIMEOUT:
                 return "the time limit was reached; ask for more with -t"

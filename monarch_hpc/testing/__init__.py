@@ -1,4 +1,4 @@
-"""Tools to test programs on real parts: a Slurm of several hosts on one machine, waits with deadlines."""
+"""Tools for tests of monarch-hpc programs: a Slurm of several hosts on one machine, and waits with deadlines."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""An allocation without I/O: the real routers of many agents, and frames that one process hands from one to the next.
+"""Simulates an allocation without I/O: the real routers of many agents in one process, which passes their frames on.
 
-For benchmarks with more hosts than there are, and for tests that choose in which order frames arrive and who dies when.
+For benchmarks with more hosts than are available, and for tests that control the order of frames and the times of
+deaths.
 """
 
 from __future__ import annotations
@@ -39,17 +40,17 @@ _MESH = 1
 _MAX_FRAME_BYTES = 1 << 30
 _PROC = 1 << 32  # incarnations of procs are their ranks beyond this
 SENDER = 7
-"""Incarnation of the one who casts."""
+"""Incarnation of the sender of casts."""
 
 
 @dataclass
 class SimProc:
-    """One proc: it writes down what it gets, and answers it.
+    """A simulated proc, which records and answers the casts that it receives.
 
     Attributes:
-        seen: numbers of the casts that came, in their order.
+        seen: numbers of the received casts, in order.
         num_combined: how often it combined answers.
-        fails: it answers with failures, and fails to combine.
+        fails: whether it answers with failures, and fails to combine.
     """
 
     rank: int
@@ -61,30 +62,30 @@ class SimProc:
 
 @dataclass
 class Sender:
-    """One program that casts, attached to host 0: the book of what it sent and what came back.
+    """A simulated program that casts, attached to host 0, with a record of all that it sent and received.
 
     Attributes:
-        frames: how many frames it has sent and received.
-        answers: what was said of each rank, by the number of the cast.
-        told: ends that were announced, by the number of the cast.
-        parts: what answers said, combined or alone, by the first place, by the number of the cast.
-        received_bytes: how much has come.
+        frames: number of frames sent and received.
+        answers: kind of each rank's answer, by number of the cast.
+        ended: kinds of final notes received, by number of the cast.
+        parts: values of answers, combined or single, by their first place, by number of the cast.
+        received_bytes: number of bytes received.
     """
 
     frames: Counter[str] = field(default_factory=Counter)
     number: int = 0
     answers: dict[int, dict[int, NoteKind]] = field(default_factory=dict)
-    told: dict[int, set[NoteKind]] = field(default_factory=dict)
+    ended: dict[int, set[NoteKind]] = field(default_factory=dict)
     parts: dict[int, dict[int, bytes]] = field(default_factory=dict)
     received_bytes: int = 0
 
     def value(self, number: int) -> bytes:
-        """What the answers to a cast said, one after the other."""
+        """The values of the answers to a cast, concatenated."""
         return b"".join(part for _, part in sorted(self.parts[number].items()))
 
 
 class _Host:
-    """The carrier of one router."""
+    """The transport of one router."""
 
     def __init__(self, fabric: Fabric, rank: int) -> None:
         self._fabric = fabric
@@ -110,11 +111,11 @@ _Link = tuple[str, int, int]
 
 
 class Fabric:
-    """*num_hosts* hosts with *per_host* procs each; frames are handed on by `run`.
+    """*num_hosts* hosts with *per_host* procs each; `run` passes frames on.
 
     Args:
-        chance: which of the links that have frames is next; None takes turns. Each link keeps its order.
-        combine: what procs make of answers.
+        chance: chooses the next of the links that have frames; None takes turns. Each link keeps its order.
+        combine: combines answers, in procs.
     """
 
     def __init__(
@@ -127,9 +128,9 @@ class Fabric:
     ) -> None:
         self.sender = Sender()
         self.hops = 0
-        """On how many links the last cast was, one after the other, before the last host had it."""
+        """Depth of the last cast: the number of successive links until the last host had it."""
         self.frames: Counter[int] = Counter()
-        """How many frames each host has sent."""
+        """Number of frames sent by each host."""
         self.procs = [SimProc(rank, rank // per_host) for rank in range(num_hosts * per_host)]
         self.ends: list[tuple[int, Callable[[], None]]] = []
         self.dead: set[int] = set()
@@ -157,19 +158,19 @@ class Fabric:
         """All procs."""
         return Region.whole(self._extent)
 
-    # ---- what a test does ----
+    # ---- for tests ----
 
     def cast(self, region: Region | None = None, body: bytes = b"", *, reduced: bool = False) -> int:
         """Send one call to the procs of *region*; return its number.
 
         Args:
-            reduced: the answers, which are the ranks in four bytes, are combined on their way.
+            reduced: the answers, which are the ranks in four bytes, are combined on the way.
         """
         region = region or self.region
         sender = self.sender
         sender.number += 1
         sender.answers[sender.number] = {}
-        sender.told[sender.number] = set()
+        sender.ended[sender.number] = set()
         sender.parts[sender.number] = {}
         cast = Cast(
             kind=Kind.CALL,
@@ -193,7 +194,7 @@ class Fabric:
         return sender.number
 
     def kill(self, host: int) -> None:
-        """End a host: what it has sent may still arrive, what is sent to it does not."""
+        """Kill a host: frames that it has sent may still arrive, frames sent to it do not."""
         self.dead.add(host)
         for link in [link for link in self._links if link[0] in ("host", "enter") and link[2] == host]:
             self._drop(link)
@@ -205,24 +206,24 @@ class Fabric:
                 self.later(0.0, rank, partial(router.on_upstream_lost, host))
 
     def kill_proc(self, rank: int) -> None:
-        """End a proc; its agent sees it at once."""
+        """Kill a proc; its agent notices at once."""
         proc = self.procs[rank]
         self._drop(("proc", proc.host, rank))
         self.routers[proc.host].on_proc_ended(_RUN, _MESH, rank, "it was killed")
 
     def hold(self, link: _Link) -> None:
-        """Let the frames that are on a link wait until `release`."""
+        """Hold back the frames on a link until `release`."""
         self._held[link] = self._links.pop(link)
 
     def release(self) -> None:
-        """Let them arrive."""
+        """Let all held frames arrive."""
         for link, frames in self._held.items():
             self._links.setdefault(link, deque()).extendleft(reversed(frames))
             self._turns.extend([link] * len(frames))
         self._held = {}
 
     def run(self, num: int | None = None) -> None:
-        """Hand on *num* frames, or all there are, and fire the timers in between."""
+        """Pass on *num* frames, or all, and fire due timers in between."""
         while num is None or num > 0:
             self._end_turn()
             link = self._next()
@@ -249,7 +250,7 @@ class Fabric:
         self._turns.append(link)
 
     def later(self, delay_s: float, host: int, callback: Callable[[], None]) -> object:
-        """Call back a host."""
+        """Call *callback* after *delay_s*, unless *host* is dead by then."""
         heapq.heappush(self._timers, (self._now_s + delay_s, next(self._order), host, callback))
         return None
 
@@ -331,8 +332,8 @@ class Fabric:
         for note in parse_notes(frame):
             answers, region = sender.answers[note.number], self._regions[note.number]
             if note.tag in (NoteKind.LAST, NoteKind.DONE):
-                assert note.tag not in sender.told[note.number], f"{note.tag.name} twice"
-                sender.told[note.number].add(note.tag)
+                assert note.tag not in sender.ended[note.number], f"{note.tag.name} twice"
+                sender.ended[note.number].add(note.tag)
             elif note.tag is NoteKind.LOST:
                 lost = parse_lost(note.body)
                 for place, rank in enumerate(region.base_ranks()):

@@ -14,9 +14,10 @@ __all__ = ["slurmlab"]
 
 @pytest.fixture(scope="session")
 def slurmlab() -> Iterator[SlurmLab]:
-    """A lab of four hosts for the whole session; it dies with pytest, also when that is killed.
+    """A lab of four hosts for the whole session; it dies with pytest, even if pytest is killed.
 
-    Tests that break something call `SlurmLab.reset` when they are done. Skips, with the reason, where no lab can run.
+    Tests that inject faults call `SlurmLab.reset` when they are done. If no lab can run here, tests are skipped with
+    the reason.
     """
     if problems := find_problems():
         pytest.skip(f"slurmlab cannot run here: {'; '.join(problems)}")

@@ -1,4 +1,4 @@
-"""The one way in which tests wait: on a condition, with a deadline, telling what was seen last."""
+"""Waits for a condition, with a deadline whose error shows the last state; tests wait in no other way."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ def wait_until(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> T:
-    """Return the first answer of *probe* that *accept* takes.
+    """Return the first result of *probe* that *accept* accepts.
 
     Args:
-        what: the condition in words, for the error.
-        probe: asked at least twice: at once, and when the time is over. What it raises ends the wait.
-        timeout_s: how long to go on asking, in seconds.
-        accept: tells whether an answer is the awaited one; by default, whether it is true.
-        interval_s: pause between two questions, in seconds.
-        clock: seconds that only grow.
-        sleep: pauses for so many seconds.
+        what: description of the condition, for the error.
+        probe: called at least twice: at once, and after the timeout. Its exceptions end the wait.
+        timeout_s: timeout, in seconds.
+        accept: tells whether a result is the awaited one; by default, whether it is true.
+        interval_s: pause between two calls of *probe*, in seconds.
+        clock: a monotonic clock, in seconds.
+        sleep: pauses for the given number of seconds.
 
     Raises:
-        TimeoutError: the condition did not come true; it says what the last answer was.
+        TimeoutError: the condition did not come true; the message has the last result.
     """
     deadline_s = clock() + timeout_s
     while True:

@@ -1,4 +1,4 @@
-"""configs/default.yaml and the schema name the same keys, and each key says what it means."""
+"""Checks that configs/default.yaml and the schema have the same keys, and that each key has a comment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TEXT = (ROOT / "configs" / "default.yaml").read_text()
 def test_every_key_has_a_default_and_every_default_a_key() -> None:
     keys = set(known_keys())
     given = {setting.key for setting in parse_document(TEXT, "default.yaml")}
-    # A flag of a mapping of flags is a setting of its own; its key is the mapping.
+    # Each flag of a mapping of flags is a separate setting; its key is the mapping.
     assert {key if key in keys else key.rpartition(".")[0] for key in given} == keys
 
 

@@ -101,7 +101,7 @@ def test_code_runs_or_says_why_not(block: Block) -> None:
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "python"], ids=lambda b: b.place)
 def test_python_runs(block: Block, tmp_path: Path) -> None:
     compile(block.text, block.place, "exec")
-    # The tests run whole examples elsewhere; what is shown of them need not run again.
+    # Other tests run the whole examples; excerpts need not run again.
     if any(block.text.strip() in path.read_text() for path in (ROOT / "examples").glob("*.py")):
         return
     program = tmp_path / "block.py"

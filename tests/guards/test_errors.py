@@ -1,4 +1,4 @@
-"""Errors travel between hosts: every class survives pickling with its fields and its sentence."""
+"""Checks that every error class survives pickling with its fields and its message, since errors cross hosts."""
 
 from __future__ import annotations
 

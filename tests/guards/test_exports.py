@@ -1,4 +1,4 @@
-"""Every public module can be imported and has every name that it promises; the commands are what `--help` says."""
+"""Checks that every module has the names in its `__all__`, and that `--help` matches the commands."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from monarch_hpc.cli.main import VERBS, cli
 from monarch_hpc.wire.start import DEFAULT_ENTRY
 from tests.guards.tree import Module, modules
 
-# Nobody pays for these who does not use them: seconds of import time, and hundreds of megabytes.
+# Never imported by us at import time: these cost seconds and hundreds of megabytes, which only their users should pay.
 HEAVY = {"mpi4py", "numpy", "scipy", "sklearn", "submitit", "torch"}
 
 
@@ -53,7 +53,7 @@ def test_the_package_alone_brings_only_itself() -> None:
 
 
 def test_procs_load_nothing_of_us_with_their_users_modules() -> None:
-    """What a module of actors names, the zygote has loaded: procs would take the time for it one by one."""
+    """The zygote has loaded all modules that actors import from us, so that no proc spends time on that."""
     entry = f"import {DEFAULT_ENTRY.partition(':')[0]}"
     of_programs = {"attach_to_workers", "run_worker_loop_forever"}
     names = ", ".join(sorted(set(monarch_hpc.__all__) - of_programs))
@@ -78,7 +78,7 @@ def test_help_says_of_a_verb_what_the_verb_says_and_every_command_speaks_json(ve
     leaves = list(command.commands.values()) if isinstance(command, click.Group) else [command]
     for leaf in leaves:
         options = {option for parameter in leaf.params for option in parameter.opts}
-        # The stdout of `run` belongs to the program that it runs.
+        # The stdout of `run` belongs to the user's program.
         if verb != "run":
             assert {"--json", "--quiet"} <= options, f"{leaf.name} lacks the options of output_options"
         undescribed = [p.name for p in leaf.params if isinstance(p, click.Option) and not p.help]

@@ -10,7 +10,7 @@ import pytest
 
 from tests.guards.tree import Module, imports, modules
 
-# Top to bottom. A package imports what stands in a lower row, never its neighbours in its own row.
+# Top to bottom. A package imports only from lower rows, never from its neighbours in the same row.
 LAYERS = (
     {"testing"},
     {"cli"},
@@ -25,7 +25,7 @@ LAYERS = (
     {"core"},
 )
 
-# What is not ours and not Python's, and the only modules that may import it.
+# Third-party packages, with the only modules that may import them.
 DOORS = {
     "click": {"cli"},
     "cloudpickle": {"wire.serializer"},
@@ -37,7 +37,7 @@ DOORS = {
     "yaml": {"config"},
 }
 
-# Who may start a process; others may name the types of what these return.
+# Modules that may start processes; others may use only the types of the results.
 PROCESS_DOORS = {"core.spawn", "slurm.client", "testing"}
 STARTERS = {
     "subprocess": {"Popen", "call", "check_call", "check_output", "getoutput", "run"},
@@ -46,11 +46,11 @@ STARTERS = {
 ENVIRON_DOORS = {
     "agent.__main__",
     "attach.embedded",
-    # srun gets it, without what would change it.
+    # srun inherits it, without variables that would change srun.
     "attach.slurm_relay",
-    # A task of a step is told its place in it by variables.
+    # Variables tell a task its rank in its step.
     "agent.procs.mpi_task",
-    # Its agents inherit it, and the GPUs that nobody granted.
+    # Its agents inherit it, and use GPUs without a grant.
     "attach.workers.worker",
     "agent.procs.zygote",
     "cli.doctor",
@@ -59,7 +59,7 @@ ENVIRON_DOORS = {
     "cli.run",
     "config.load",
     "config.program",
-    # Commands and workers get all of ours, and more.
+    # Commands and workers inherit it, with additions.
     "job",
     # The agents that a program starts in its Slurm job inherit it.
     "mesh.program.opening",
@@ -68,10 +68,10 @@ ENVIRON_DOORS = {
     # torch.distributed takes its network interface and local rank from the environment.
     "mesh.scripts.spmd",
     "slurm.allocation",
-    # What torchrun would set.
+    # The variables that torchrun would set.
     "spmd",
     "testing",
-    # UCX is told by variables, and knows no other way.
+    # UCX can only be configured by variables.
     "transport.ucx.fabric",
 }
 
@@ -98,7 +98,7 @@ def row_of(package: str) -> int:
 @pytest.mark.parametrize("module", modules(), ids=lambda module: module.name)
 def test_imports_point_down(module: Module) -> None:
     package = package_of(module.name)
-    # The root is above all layers; nothing runs at its import.
+    # The root is above all layers; its import runs no code of theirs.
     offered = lines_for_type_checkers(module) if module.name in OFFERING else set()
     for line, name in imports(module):
         if not package or line in offered:

@@ -1,4 +1,4 @@
-"""Interpreters that we start for ourselves take no module from the working folder: -P, or a reason why not."""
+"""Checks that our own interpreters do not import from the working folder: each has -P, or a reason for its absence."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from tests.guards.tree import ROOT, Module, modules
 
 EXEMPT = {
     "cli.run": "the user's program, which finds the files beside it as with `python program.py`",
-    "config.load": "the default of a key; who starts it adds -P",
+    "config.load": "the default of a key; code that starts it adds -P",
     "job.execute": "the user's command, which finds the files beside it, or those of its folder with -m",
-    "mesh.bootstrap_command": "compared with what a moved program gives, never started",
+    "mesh.bootstrap_command": "compared with the value that a Monarch program passes, never started",
     "agent.procs.mpi_step": "an argument of task.sh, and shown to the user",
-    "testing.slurmlab.lab": "as users would start it, in a machine of the tests",
-    "testing.slurmlab.openings": "looked at, not started",
+    "testing.slurmlab.lab": "as users would start it, on a test machine",
+    "testing.slurmlab.openings": "only its path is used, it is not started",
 }
 
 
 def unsafe_uses(tree: ast.Module) -> list[int]:
-    """The lines with a `sys.executable` that is neither followed by "-P" in a list of arguments nor part of a text."""
+    """The lines with a `sys.executable` that is not followed by "-P" in an argument list, nor part of an f-string."""
     fine: set[ast.AST] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):

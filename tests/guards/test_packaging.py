@@ -58,7 +58,7 @@ def wheel_without_compiler(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def build_wheel(tmp_path_factory: pytest.TempPathFactory, **environment: str) -> Path:
-    """Build a wheel from a copy of the tree: setuptools leaves its work beside what it builds."""
+    """Build a wheel from a copy of the tree, since setuptools leaves build files beside its sources."""
     source = tmp_path_factory.mktemp("source")
     for name in ("setup.cfg", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
         if (ROOT / name).exists():

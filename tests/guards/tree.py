@@ -1,4 +1,4 @@
-"""The source tree as the guards see it: every module of the package with its text and its imports."""
+"""The source tree for the guards: every module of the package with its syntax tree and its imports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Module:
     """One module of the package.
 
     Args:
-        name: dotted; a package goes by its own name.
+        name: dotted name; a package's `__init__` has the package's name.
         path: its file.
     """
 
@@ -41,7 +41,7 @@ def modules() -> tuple[Module, ...]:
 
 
 def imports(module: Module) -> Iterator[tuple[int, str]]:
-    """Yield line and dotted name of all that a module imports, wherever in it the import stands.
+    """Yield line and dotted name of everything that a module imports, anywhere in its code.
 
     `from a.b import c` counts as a.b.c, whether c is a module or a name.
     """

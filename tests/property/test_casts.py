@@ -245,7 +245,7 @@ def test_whoever_dies_every_rank_is_answered_once_and_in_order(
                     fabric.kill_proc(proc)
     fabric.run()
     for number, region in regions.items():
-        answers, told = fabric.sender.answers[number], fabric.sender.told[number]
+        answers, told = fabric.sender.answers[number], fabric.sender.ended[number]
         assert told == {NoteKind.LAST, NoteKind.DONE}
         assert sorted(answers) == list(range(len(region)))
         for place, rank in enumerate(region.base_ranks()):

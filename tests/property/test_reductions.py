@@ -172,7 +172,7 @@ def test_whoever_dies_the_result_is_that_of_a_fold_or_the_call_fails(
     fabric.run()
     for number, region in regions.items():
         answers = fabric.sender.answers[number]
-        assert fabric.sender.told[number] == {NoteKind.LAST, NoteKind.DONE}
+        assert fabric.sender.ended[number] == {NoteKind.LAST, NoteKind.DONE}
         assert sorted(answers) == list(range(len(region)))
         if set(answers.values()) <= {NoteKind.RESULT, NoteKind.PARTIAL}:
             assert fabric.sender.value(number) == b"".join(struct.pack(">I", rank) for rank in region.base_ranks())

@@ -1,4 +1,4 @@
-"""Our commands as alice types them on the login host, with a state of her own for each test."""
+"""Our commands, run by alice on the login host, with separate state for each test."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ sleepers = procs.spawn("sleeper", Sleeper)
 print("gpus", sorted(set(sleepers.ready.call().get().values())), flush=True)
 print("ready", flush=True)
 """
-"""Two procs on each host, whose actors say `ready`."""
+"""Two procs on each host, whose actors print `ready`."""
 
 
 @dataclass
@@ -42,9 +42,9 @@ class Alice:
     """One user with an empty registry and an empty shared folder.
 
     Args:
-        lab: where.
-        folder: hers, empty.
-        env: more of her environment.
+        lab: the lab.
+        folder: her folder, empty at first.
+        env: additions to her environment.
     """
 
     lab: SlurmLab
@@ -66,19 +66,19 @@ class Alice:
     def run(
         self, *arguments: str, env: Mapping[str, str] | None = None, timeout_s: float = 90.0
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command of ours to its end."""
+        """Run one of our commands to its end."""
         return self.lab.run(argv(*arguments), env=self.environment(env or {}), timeout_s=timeout_s)
 
     def start(self, *arguments: str, env: Mapping[str, str] | None = None) -> HostProcess:
-        """Start a command of ours."""
+        """Start one of our commands."""
         return self.lab.popen(argv(*arguments), env=self.environment(env or {}))
 
     def slurm(self, *command: str) -> str:
-        """Run a command of Slurm's and return what it printed."""
+        """Run one of Slurm's commands and return its output."""
         return self.lab.run(command, check=True).stdout
 
     def status(self, *arguments: str) -> list[dict[str, object]]:
-        """Return what `status --json` says of allocations."""
+        """Return the allocations of `status --json`."""
         document = json.loads(self.run("status", "--json", *arguments).stdout)
         assert document["schema"] == 1
         allocations = document["allocations"]
@@ -86,23 +86,23 @@ class Alice:
         return allocations
 
     def jobs(self) -> dict[str, str]:
-        """Return the state of every job of hers, by job name."""
+        """Return the states of alice's jobs, by job name."""
         lines = self.slurm("squeue", "--me", "-h", "-o", "%j %T").splitlines()
         return dict(line.split() for line in lines)
 
     def fill(self) -> None:
-        """Take all hosts, so that whatever is asked for next waits."""
+        """Take all hosts, so that later requests have to wait."""
         self.slurm("sbatch", "-Q", "-N4", "--exclusive", "-J", "filler", "-o", "/dev/null", "--wrap", HOLD)
         wait_until("all hosts to be taken", self.jobs, accept=lambda jobs: jobs.get("filler") == "RUNNING")
 
     def free(self) -> None:
-        """Give them back."""
+        """Release the hosts."""
         self.slurm("scancel", "--name=filler")
 
 
 @pytest.fixture
 def alice(lab: SlurmLab, request: pytest.FixtureRequest) -> Alice:
-    """Alice as this test's own."""
+    """Alice, with separate state for this test."""
     return Alice(lab, lab.home() / f"test-{zlib.crc32(request.node.nodeid.encode()):x}")
 
 
@@ -131,7 +131,7 @@ def argv(*arguments: str) -> list[str]:
 
 
 def until_said(process: HostProcess, words: str) -> str:
-    """Read what *process* prints up to a line with *words*."""
+    """Read the output of *process* up to a line with *words*."""
     assert process.stdout is not None
     said = ""
     for line in process.stdout:

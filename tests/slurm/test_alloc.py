@@ -1,4 +1,4 @@
-"""The path of a job: asked for, waited for, ready, given back; and what a user reads when it goes wrong."""
+"""The life of an allocation: requested, pending, ready, released; and the messages to the user if it fails."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_four_hosts_are_taken_used_and_given_back(alice: Alice) -> None:
     made = json.loads(done.stdout)["allocation"]
     assert (made["name"], made["state"]) == ("dev", "ready")
     assert [host["name"] for host in made["hosts"]] == list(HOSTS)
-    # A whole host has all of its GPUs, however few were asked for; the agents' step asked for what was granted.
+    # A whole host has all of its GPUs, however few were requested; the agents' step requested the granted ones.
     assert [host["gpus"] for host in made["hosts"]] == [4, 4, 4, 4]
     has(done.stderr, f"job {made['job_id']}", "granted   n[1-4] until ", "agents    4/4 in ", "run -a dev SCRIPT")
 
@@ -114,7 +114,7 @@ def test_it_is_the_same_from_within_a_job(alice: Alice) -> None:
     done = alice.run("alloc", "-N", "2", "--json", env=inherited)
     assert done.returncode == 0, done.stderr
     assert len(json.loads(done.stdout)["allocation"]["hosts"]) == 2
-    # The partition is the user's wish, not the outer job's: it was restated.
+    # The partition is the user's choice, not the outer job's.
     assert alice.slurm("squeue", "--me", "-h", "-o", "%P").strip() == "low"
 
 
@@ -178,11 +178,11 @@ def test_all_commands_share_one_squeue(alice: Alice) -> None:
     before = count.read_text().count("\n")
     for _ in range(5):
         assert len(alice.status()) == 2
-    # The first asks, since the last answer is older than the last job.
+    # The first command asks squeue, since the cached answer is older than the last job.
     assert count.read_text().count("\n") - before == 1
 
 
-# ---- what a user reads
+# ---- messages to the user
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_without_slurm_there_is_a_sentence_and_the_files_still_speak(alice: Alic
     done = alice.run("status", env={"PATH": "/nowhere"})
     assert done.returncode == 0
     has(done.stdout, "dev", "submitted")
-    has(done.stderr, "no Slurm here", "from files alone")
+    has(done.stderr, "no Slurm here", "from files only")
 
 
 def test_missing_agents_are_named_with_their_last_words_and_the_job_is_given_back(alice: Alice) -> None:
@@ -239,7 +239,7 @@ def test_missing_agents_are_named_with_their_last_words_and_the_job_is_given_bac
         "alloc", "dev", "-N", "3", env={"MONARCH_HPC_AGENT__PYTHON": str(python), "MONARCH_HPC_SLURM__BOOTSTRAP_S": "5"}
     )
     assert done.returncode == 72
-    has(done.stderr, "no agent from 1 host(s)", "  n2:", "    no driver here", "was given back", "agents    2/3")
+    has(done.stderr, "no agent from 1 host(s)", "  n2:", "    no driver here", "was released", "agents    2/3")
     assert alice.jobs() == {}
     assert alice.status() == []
     has(alice.run("logs", "dev").stdout, "no driver here")

@@ -1,4 +1,4 @@
-"""What `doctor` says on the two sides of a real allocation."""
+"""The output of `doctor` on the two sides of a real allocation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hosts of Slurm: what a program and its procs know of their place, and procs as tasks of a step, for MPI."""
+"""Hosts of Slurm: the location that a program and its procs see, and procs for MPI as tasks of a step."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_the_world_of_mpi_is_the_mesh(held: Alice) -> None:
     ("plugin", "words"),
     [
         ("no_such_plugin", "srun, which was to start it, ended: exit code 1 (config key 'procs.mpi' names the plugin)"),
-        # Open MPI does not speak it, and aborts.
+        # Open MPI does not support it, and aborts.
         ("pmi2", "the bootstrap of its mesh failed on rank 0: exit code 1"),
     ],
 )
@@ -155,6 +155,6 @@ def test_procs_of_a_step_end_with_their_agent_and_with_their_run(held: Alice) ->
 
 
 def steps(alice: Alice) -> list[str]:
-    """Her steps, but for the batch scripts."""
+    """Alice's steps except the batch scripts."""
     lines = alice.slurm("squeue", "--me", "-h", "-s", "-o", "%i %j").splitlines()
     return sorted(line for line in lines if "batch" not in line)

@@ -53,7 +53,7 @@ def test_a_slurm_job_is_found_again_never_cancelled_unasked_and_given_back(alice
     kill = f"from monarch_hpc.job import job_load\njob_load({str(saved)!r}).kill()\n"
     run(alice, kill)
     assert alice.jobs() == {}
-    run(alice, kill)  # there is nothing more to give back
+    run(alice, kill)  # nothing is left to release
 
 
 UNDER_RUN = """

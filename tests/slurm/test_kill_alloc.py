@@ -17,10 +17,10 @@ __all__ = ["alice"]
 
 NUM_KILLS = 50
 AT_ONCE = 5
-# Of the time that one allocation takes, from the interpreter's start over sbatch to its agents' report.
+# Moments within the time that one allocation takes, from the interpreter's start to the agents' report.
 LATEST = 2.5
 
-# sbatch as on a busy cluster. It does not die with its caller: slurmctld may work off a request later.
+# sbatch as on a busy cluster. It does not die with its caller: slurmctld may carry out a request later.
 SLOW_SBATCH = """#!/bin/bash
 trap '' HUP
 sleep 0.1
@@ -47,7 +47,7 @@ def with_sbatch(alice: Alice, script: str) -> str:
 
 
 def kill_one(process: subprocess.Popen[str], after_s: float) -> None:
-    """Kill *process* after so many seconds, unless it has ended by itself."""
+    """Kill *process* after the given number of seconds, unless it has ended by itself."""
     try:
         process.wait(after_s)
     except subprocess.TimeoutExpired:
@@ -56,7 +56,7 @@ def kill_one(process: subprocess.Popen[str], after_s: float) -> None:
 
 
 def unrecorded(alice: Alice) -> set[str]:
-    """Return the jobs in the queue that `status` does not show as ours, after it did what is due."""
+    """Return the jobs in the queue that `status` does not list, after it has reconciled the records."""
     shown = {found["job_name"] for found in alice.status() if found["job_id"] is not None}
     return {name for name, state in alice.jobs().items() if name not in shown and state != "COMPLETING"}
 
@@ -75,7 +75,7 @@ def test_fifty_kills_at_random_moments_leak_no_job(alice: Alice) -> None:
         for number in range(first, first + AT_ONCE):
             slow = {"PATH": path} if number % 2 else {}
             flags = ("--bg",) if number % 3 == 0 else ()
-            # The first four get hosts, the others wait for them: both lives are cut short.
+            # The first four get hosts, the others are pending: both kinds are killed.
             batch.append(alice.start("alloc", f"k{number}", "-N", "1", "-t", "5", *flags, env=slow))
         for process in batch:
             with process:
@@ -83,7 +83,7 @@ def test_fifty_kills_at_random_moments_leak_no_job(alice: Alice) -> None:
 
     records = alice.status()
     with_job = [record for record in records if record["job_id"] is not None]
-    # The kills hit what they were meant to hit: before, and after, a job existed.
+    # There were kills both before and after a job existed.
     assert 5 <= len(with_job) <= NUM_KILLS - 5, [(record["name"], record["state"]) for record in records]
     leaked = wait_until("jobs without a record to go", lambda: unrecorded(alice), 40, accept=lambda jobs: not jobs)
     assert leaked == set()

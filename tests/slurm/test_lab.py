@@ -1,4 +1,4 @@
-"""The lab is a real cluster as an ordinary user sees one, breaks as asked, and leaves nothing behind."""
+"""The lab is a real cluster to ordinary users, injects faults on request, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_jobs_outlive_slurmctld_and_slurmd(lab: SlurmLab) -> None:
         return "sleep 4711" in str(lab.processes("alice", "n2"))
 
     wait_until("the job", sleeps)
-    # slurmctld writes its state every few seconds; killed before, it would not know the job.
+    # slurmctld saves its state every few seconds; killed earlier, it would lose the job.
     state, running_s = lab.base / "state/job_state", time.time()
     wait_until(
         "the job on record", lambda: state.exists() and state.stat().st_mtime, accept=lambda at_s: at_s > running_s
@@ -205,7 +205,7 @@ def test_the_login_host_cannot_be_switched_off(lab: SlurmLab) -> None:
 
 
 def test_a_user_added_to_the_machine_disturbs_no_host(lab: SlurmLab) -> None:
-    # As useradd does: under its lock, and by a new file in the place of the old one. The new one says the same.
+    # As useradd does: under its lock, a new file replaces the old one. Here both have the same content.
     with open("/etc/.pwd.lock", "a") as lock:
         fcntl.lockf(lock, fcntl.LOCK_EX)
         for path in (Path("/etc/passwd"), Path("/etc/group")):
@@ -222,7 +222,7 @@ def test_a_user_added_to_the_machine_disturbs_no_host(lab: SlurmLab) -> None:
 
 
 def traces_of(base: Path) -> list[str]:
-    """Files, interfaces, and processes that see *base* mounted or name it; every host of a lab does."""
+    """Files, interfaces, and processes that have *base* mounted or name it, as every host of a lab does."""
     found = [str(base)] if base.exists() else []
     found += [name for name in os.listdir("/sys/class/net") if name == "br0" or name.startswith("to-n")]
     for pid in filter(str.isdigit, os.listdir("/proc")):
@@ -259,7 +259,7 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 @pytest.fixture
 def runtime(slurmlab: SlurmLab, tmp_path: Path) -> Path:
-    """A folder for labs of the test's own; asks for the session's lab to be skipped with it."""
+    """A folder for the test's own labs; depends on the session's lab, so that both are skipped together."""
     return tmp_path
 
 

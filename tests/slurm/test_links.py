@@ -1,4 +1,4 @@
-"""Networks between hosts that are cut, flap, or lead nowhere: what goes on, what is noticed, and how soon."""
+"""Networks that are cut, flap, or lead nowhere: work continues where it can, and faults are noticed in time."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ CUT_S = 3.0
 
 @pytest.fixture(params=[CUT_S], ids=[""])
 def held(alice: Alice, request: pytest.FixtureRequest) -> Iterator[Alice]:
-    """Alice with a ready allocation `dev` of three hosts, the head on the first, that notices within seconds."""
+    """Alice with a ready allocation `dev` of three hosts, the head on the first, and timeouts of a few seconds."""
     alice.env = {**SETTINGS, "MONARCH_HPC_TRANSPORT__CUT_S": str(request.param)}
     done = alice.run("alloc", "dev", "-N", "3", "-t", "30")
     assert done.returncode == 0, done.stderr
@@ -96,7 +96,7 @@ def test_two_hosts_that_cannot_connect_speak_through_the_head(held: Alice) -> No
     held.lab.cut("n2", "n3")
     done = held.run("run", "-a", "dev", program(held, text))
     assert done.returncode == 0, done.stderr
-    # The second one is asked over the channel that stands, and sees where that comes from.
+    # The second host is asked over the established channel, whose origin it sees.
     (way, took_s), (back, _) = (line.split() for line in done.stdout.splitlines())
     head = held.lab.address("n1")
     assert (way, back) == (f"via+tcp://{head}", f"tcp://{head}")
@@ -109,7 +109,7 @@ def test_two_hosts_that_cannot_connect_speak_through_the_head(held: Alice) -> No
 
 @contextlib.contextmanager
 def walls(held: Alice) -> Iterator[None]:
-    """Of the hosts, the login host reaches the first only."""
+    """Let the login host reach only the first host."""
     # Our connections have ports from the kernel's range at both ends, Slurm's at one end only. 6 is TCP where no
     # /etc/protocols says so.
     rule = f"to {held.lab.address('login')} ipproto 6 sport 32768-60999 dport 32768-60999 blackhole".split()
@@ -140,12 +140,12 @@ say(time.monotonic() - begun)
     with walls(held):
         done = held.run("run", "-a", "dev", path)
     assert done.returncode == 0, done.stderr
-    # Both ways around are looked for at the same time, after a second; one after the other takes `connect_s` for each.
+    # Both indirect routes are tried at the same time, after a second; in sequence each would take `connect_s`.
     assert time.monotonic() - begun_s <= 1.5 * free_s + 3.0
     ways, answers, again_s = done.stdout.splitlines()
     head = f"tcp://{held.lab.address('n1')}"
     assert (ways, answers) == (f"{head} via+{head}", "3")
-    # What led around before is tried at once, not after a second.
+    # The indirect route that worked before is tried at once, not after a second.
     assert float(again_s) <= 1.5 * float(free.stdout.split()[-1]) + 0.7
     steps = held.slurm("squeue", "--me", "-h", "-s", "-o", "%j").split()
     assert "relay" not in steps
@@ -191,7 +191,7 @@ for end in ends: say("lost:", end.get(60))
     begun_s = time.monotonic()
     for _ in range(2):
         until_said(run, "lost: lost")
-        assert time.monotonic() - begun_s <= CUT_S + 0.5  # until the word is here
+        assert time.monotonic() - begun_s <= CUT_S + 0.5  # until the report has arrived
     assert states(held) == ["alive"] * 3
     run.communicate(timeout=30)
     assert run.returncode == 0
@@ -212,7 +212,7 @@ for number in itertools.count(1):
         held.lab.link_down("n2")
         wait_until("suspicion", lambda: states(held), 15.0, accept=lambda seen: seen == ["alive", "suspect", "alive"])
         held.lab.link_up("n2")
-        # TCP repeats ever less often: it may take as long again as the cable was out.
+        # TCP retransmits at growing intervals: recovery may take as long as the cable was unplugged.
         wait_until("trust", lambda: states(held), 25.0, accept=lambda seen: seen == ["alive"] * 3)
     err = end(run)
     assert run.returncode == 130, err

@@ -35,7 +35,7 @@ def python(alice: Alice, text: str = PROGRAM) -> str:
 
 
 def batch(alice: Alice, command: str, *flags: str) -> tuple[int, str]:
-    """Run *command* in a job; return its exit status and what it wrote."""
+    """Run *command* in a job; return its exit status and output."""
     output = write(alice, "output", "")
     environment = f"ALL,MONARCH_HPC_PATHS__SHARED={alice.shared}"
     done = alice.lab.run(
@@ -119,7 +119,7 @@ def test_a_killed_program_takes_its_agents_along_and_a_later_job_its_directory(a
     other = python(alice)
     status, said = batch(alice, other, "-N1")
     assert status == 0 and left.name in said
-    # What is of another cluster, and what is no such directory at all, stays for good.
+    # Directories of another cluster, and other directories, are never removed.
     foreign = json.loads((left / "tenant.json").read_text()) | {"cluster": "elsewhere"}
     stays = [
         write(alice, f"shared/{name}/tenant.json", content)

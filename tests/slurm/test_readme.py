@@ -1,4 +1,4 @@
-"""The commands of README's section on clusters, as they stand there, on a real Slurm."""
+"""The commands of README's section on clusters, verbatim, on a real Slurm."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_the_session_on_a_cluster_goes_as_it_is_written(alice: Alice) -> None:
     echoed = [line.removeprefix("+ ") for line in done.stderr.splitlines() if line.startswith("+ monarch-hpc ")]
     words = [line.partition("#")[0].split() for line in SESSION.text.splitlines()]
     assert [line.split() for line in echoed] == words
-    # What its comments promise.
+    # As the comments in README promise.
     assert re.search(r"^dev  job \d+  4 hosts n\[1-4\], .* 16 GPUs", done.stdout, re.MULTILINE)
     assert len(re.findall(r"test accuracy 9[5-9]\.\d", done.stdout)) == SESSION.text.count("digits_ddp.py")
     assert re.search(r"^dev +\d+ +ready +4/4 ", done.stdout, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Runs on a real allocation: again and again, two at once, interrupted, and on lost hosts."""
+"""Runs on a real allocation: repeated, concurrent, interrupted, and with lost hosts."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_hello_and_granted_gpus(held: Alice) -> None:
     assert GREETED.search(done.stdout), done.stdout
     assert "caught: division by zero" in done.stdout
     done = held.run("run", write(held, "gpus.py", SLEEPER))
-    # Two procs share four GPUs: each has its own two first, and can see its peers'.
+    # Two procs share four GPUs: each sees its own two first, and then its peer's.
     assert "gpus ['0,1,2,3', '2,3,0,1']" in done.stdout
 
 

@@ -1,4 +1,4 @@
-"""Another user of the same hosts reaches nothing of alice's, however he tries (NEG-01, NEG-15).
+"""Another user of the same hosts cannot reach any of alice's processes or files (NEG-01, NEG-15).
 
 `pytest -rP tests/slurm/test_strangers.py` shows the figures.
 """
@@ -51,7 +51,7 @@ def ready_file(alice: Alice) -> Path:
 
 
 def listening(lab: SlurmLab) -> list[str]:
-    """Every TCP address that a process of alice's listens on, anywhere."""
+    """Every TCP address that one of alice's processes listens on, on any host."""
     found = []
     for host in ("login", *HOSTS):
         table = lab.run(["ss", "-Hltnp"], host=host).stdout
@@ -65,7 +65,7 @@ def listening(lab: SlurmLab) -> list[str]:
 
 
 def memory_bytes(alice: Alice) -> dict[str, int]:
-    """What each process of hers that runs our code holds in memory of its own, as the kernel counts it."""
+    """The private memory of each of her processes that runs our code, as the kernel counts it."""
     held = {}
     for host in ("login", *HOSTS):
         for pid, command in alice.lab.processes("alice", host):
@@ -83,10 +83,10 @@ def test_no_file_and_no_command_of_hers_is_for_another_user(running: Alice) -> N
         for host in ("login", "n1"):
             assert lab.run(["cat", str(path)], user="bob", host=host).returncode != 0
     attach = lab.run(argv("run", "--", "true"), user="bob", env={"MONARCH_HPC_DIRECTORY": str(directory)})
-    assert attach.returncode == 0 and "embedded" in attach.stderr  # he gets one of his own, not hers
+    assert attach.returncode == 0 and "embedded" in attach.stderr  # bob gets his own allocation, not alice's
 
 
-# Silent ones, random bytes, and greetings that lack nothing but the key.
+# Silent connections, random bytes, and greetings that lack only the key.
 _SCAN = """
 import collections, json, os, random, socket, sys
 from monarch_hpc.core.ids import Identity, Role, new_incarnation
@@ -121,7 +121,7 @@ print(opened)
 
 
 def test_a_scan_of_all_ports_opens_nothing_and_costs_nothing(running: Alice) -> None:
-    """Bob knows all that is public: where alice's processes listen, and which allocation it is."""
+    """Bob knows all that is public: the addresses of alice's processes, and the allocation's id."""
     lab = running.lab
     ready = json.loads(ready_file(running).read_text())
     addresses = listening(lab)
@@ -174,7 +174,7 @@ def test_a_colleague_of_her_group_gets_nothing_on_a_host(running: Alice) -> None
     assert loot.tried > 30 and sum(loot.sessions.values()) > 500
 
 
-# Takes every greeting, and answers with nonsense, an echo, or what it was told.
+# Accepts every greeting, and answers with garbage, an echo, or a given text.
 _IMPOSTOR = """
 import itertools, os, socket, sys
 server = socket.create_server((sys.argv[1], 0))
@@ -189,7 +189,7 @@ for number in itertools.count():
 
 
 def test_who_listens_where_her_agents_did_is_not_believed(held: Alice) -> None:
-    """The agents' addresses lead to bob, as if theirs had ended, and he had got their ports."""
+    """The agents' addresses lead to bob, as if the agents had ended and bob had got their ports."""
     lab = held.lab
     address = lab.address("n1")
     impostor = lab.popen([sys.executable, "-c", _IMPOSTOR, address], user="bob", host="n1", folder=Path("/"))
@@ -214,7 +214,7 @@ def test_who_listens_where_her_agents_did_is_not_believed(held: Alice) -> None:
     assert held.run("run", "-a", "dev", HELLO).returncode == 0
 
 
-# Takes names that later meshes of the run would have if its sockets were abstract, which any user may bind.
+# Binds the names that later meshes of the run would use if its sockets were abstract, which any user may bind.
 _SQUATTER = """
 import os, re, socket, sys
 taken = []
@@ -250,7 +250,7 @@ for number in range(2):
 
 
 def test_who_takes_names_in_advance_holds_up_no_mesh_of_mpi(held: Alice) -> None:
-    """Bob sees the tasks of the first mesh in the list of processes, and expects the names of the second."""
+    """Bob sees the tasks of the first mesh in the list of processes, and predicts the names of the second."""
     pytest.importorskip("mpi4py", reason="mpi4py is not installed")
     lab = held.lab
     program = argv("run", write(held, "two.py", _TWO_MESHES))

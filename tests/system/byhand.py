@@ -46,7 +46,7 @@ class ByHand:
         self.open: Cipher
 
     def send(self, data: bytes) -> None:
-        """Send *data* as it is."""
+        """Send *data* unchanged."""
         self.sent += data
         self.sock.sendall(data)
 

@@ -16,7 +16,7 @@ from tests.system.agent_client import ENTRY, cookie_holders, standin_path
 
 @pytest.fixture
 def directory(tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Two hosts with the test module's `config`, and the check that nothing is left of them."""
+    """Two hosts with the test module's `config`; checks that nothing is left of them."""
     monkeypatch.setenv("PYTHONPATH", standin_path(tmp_path))
     with open_local(2, config, tmp_path / "allocation", entry=ENTRY) as where:
         yield where

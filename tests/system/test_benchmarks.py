@@ -1,4 +1,4 @@
-"""The comparison with peers runs, and says what is missing, on a machine that has none of them."""
+"""The comparison with peers runs on a machine without any of them, and reports what is missing."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ ENDS = sorted((ROOT / "benchmarks" / "actor_ends").glob("*.py"))
 
 @pytest.mark.parametrize("path", ENDS, ids=lambda path: path.name)
 def test_what_a_peer_runs_compiles(path: Path) -> None:
-    """Nothing else would tell where the peers are not installed."""
+    """Without installed peers, no other test would notice."""
     compile(path.read_text(), path, "exec")
 
 
 @pytest.mark.slow
 def test_a_quick_comparison_measures_ours_and_tells_what_is_not_installed(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "benchmarks.actors", "--quick", "--peers", "ray", "xoscar", "--venvs", str(tmp_path)]
-    # An interpreter that has no such package, and no interpreter at all.
+    # An interpreter without the package, and no interpreter at all.
     argv += ["--python", f"xoscar={sys.executable}"]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
     print(done.stdout + done.stderr)

@@ -1,4 +1,4 @@
-"""`monarch-hpc doctor` on this very machine, whatever it has."""
+"""`monarch-hpc doctor` on this machine, whatever it has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A short run of the fuzzer, which begins with the whole corpus: what was found once is not found again."""
+"""A short run of the fuzzer, which begins with the whole corpus, so that fixed bugs stay fixed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CORPUS = ROOT / "tests" / "corpus"
 
 @pytest.mark.slow
 def test_nonsense_gives_a_value_or_a_documented_error(tmp_path: Path) -> None:
-    """In a process of its own, whose memory is limited."""
+    """Run it in a separate process with limited memory."""
     argv = [sys.executable, "-m", "benchmarks.fuzz_frames", "--inputs", "1000", "--seed", "1"]
     done = subprocess.run(
         [*argv, "--crashes", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False

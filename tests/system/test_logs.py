@@ -134,7 +134,7 @@ def test_records_arrive_with_level_and_logger_and_files_have_their_text(procs: P
     ]
     plain = [line.removeprefix("[w r02 local1] ") for line in lines]
     path = log_file(procs, 2)
-    # Procs of one rank share a file, whatever their mesh.
+    # Procs of the same rank share a file, in all meshes.
     wait_until("the file", path.read_text, PATIENCE_S, accept=lambda text: text.splitlines()[-len(plain) :] == plain)
 
 

@@ -206,7 +206,7 @@ def test_no_file_of_the_users_stands_in_for_a_module(folder: Path) -> None:
 
 @pytest.fixture
 def allocation(folder: Path) -> Iterator[Path]:
-    """An allocation that outlives runs, in the registry under the name ``dev``; yields its directory."""
+    """An allocation that outlives runs, registered under the name ``dev``; yields its directory."""
     with open_local(2, load().config, folder / "allocation") as directory:
         registry = Registry(folder / "state" / "monarch-hpc")
         record = AllocationRecord("ab" * 16, "dev", directory, "2", current_owner(), time.time())
@@ -238,7 +238,7 @@ def test_two_runs_at_once_and_one_is_stopped(folder: Path, allocation: Path) -> 
     eventually(lambda: len(runs(allocation)) == 2, "two runs")
     one.send_signal(signal.SIGTERM)
     code, _, err = finish(one)
-    assert (code, err.count("allocation 'dev' lives on")) == (143, 1)
+    assert (code, err.count("allocation 'dev' is still there: ")) == (143, 1)
     assert [str(title).split()[-1] for title in runs(allocation)] == ["two"]
     two.kill()
     finish(two)

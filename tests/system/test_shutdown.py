@@ -16,7 +16,7 @@ _PATIENCE_S = 30.0
 
 
 class Guest(Actor):
-    """Answers."""
+    """An actor that answers."""
 
     @endpoint
     def ping(self) -> None: ...

@@ -1,20 +1,20 @@
-"""Every error a user can meet, in one tree.
+"""The tree of all errors that users can meet.
 
     MonarchError
     |-- ConfigError            a key, a file or a flag is wrong
     |-- SlurmError
-    |   |-- SlurmMissing       no Slurm command on this machine
-    |   |-- SlurmCommandError  a Slurm command refused; its own words are kept
-    |   |   `-- SlurmBusy      slurmctld did not answer; the request may be repeated
-    |   |-- SlurmParseError    Slurm printed what we do not understand
+    |   |-- SlurmMissing       a Slurm command is not on this machine's PATH
+    |   |-- SlurmCommandError  a Slurm command failed; its message is kept
+    |   |   `-- SlurmBusy      slurmctld did not answer; the request may be retried
+    |   |-- SlurmParseError    Slurm's output cannot be parsed
     |   `-- JobFailed          the job of an allocation ended
-    |-- AllocationError        an allocation by that name, in that state, cannot be used
-    |   `-- AgentsMissing      hosts whose agent did not report in time
+    |-- AllocationError        no allocation of that name, or its state does not permit the request
+    |   `-- AgentsMissing      the agents of some hosts did not report in time
     |-- TransportError
-    |   |-- ChannelClosed      this side closed
+    |   |-- ChannelClosed      this side closed the channel
     |   |-- PeerLost           the other side, or the wire, is gone
-    |   |-- FrameError         bytes that are no frame
-    |   |-- MemoryAccessError  registered memory of another process cannot be read or written so
+    |   |-- FrameError         bytes that are not a frame
+    |   |-- MemoryAccessError  registered memory of another process cannot be read or written as asked
     |   |-- AuthenticationError  the other side could not prove the allocation's key
     |   `-- VersionMismatch    Python, package or protocol differ between the two sides
     |-- ActorError
@@ -22,18 +22,18 @@
     |   |-- SupervisionError   a RuntimeError too
     |   |   |-- ActorDied        the actor, its proc or its host is gone
     |   |   `-- DeliveryUnknown  sent, not answered, and the peer is gone
-    |   |-- CallTimeout        not answered within the call's own time limit; a TimeoutError too
-    |   |-- PortClosed         nothing more comes through a port
+    |   |-- CallTimeout        not answered within the call's own time limit; also a TimeoutError
+    |   |-- PortClosed         a port will deliver no more values
     |   |-- MeshError          several ranks failed
-    |   |   `-- MeshDied         they are gone; a SupervisionError too
-    |   |-- ScriptFailed       a script on a mesh exited with another status than 0
+    |   |   `-- MeshDied         several ranks are gone; also a SupervisionError
+    |   |-- ScriptFailed       a script on a mesh exited with a status other than 0
     |   `-- SpawnError         a proc could not be started
-    |-- ForkedError            a forked child used what is its parent's; a RuntimeError too
+    |-- ForkedError            a forked child used its parent's connections or actors; also a RuntimeError
     |-- LabError               the Slurm lab on this machine cannot do what was asked
-    `-- InternalError          our bug
+    `-- InternalError          a bug in monarch-hpc
 
-Fields come first and are passed to `super().__init__`, so that every error survives pickling on
-its way from another host; `__str__` builds the sentence.
+Each constructor passes all its fields to `super().__init__`, so that the error survives pickling between hosts;
+`__str__` builds the message.
 """
 
 from __future__ import annotations

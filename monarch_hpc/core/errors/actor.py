@@ -1,4 +1,4 @@
-"""What goes wrong in calls to actors."""
+"""Errors of calls to actors."""
 
 from __future__ import annotations
 
@@ -23,13 +23,16 @@ __all__ = [
 
 
 class ActorError(MonarchError):
-    """Base of what goes wrong in a call to an actor; also of what endpoints raise: `actor.messages.remote_error`."""
+    """Base of the errors of calls to actors, and of endpoints' exceptions as callers get them.
+
+    For the latter see `actor.messages.remote_error`.
+    """
 
     exit_code = 1
 
 
 class ActorFailed(ActorError):
-    """An endpoint raised on one rank, and its exception could not travel as itself.
+    """An endpoint raised on one rank, and its exception could not be pickled.
 
     Args:
         where: actor, endpoint, rank and host.
@@ -50,7 +53,7 @@ class ActorFailed(ActorError):
 
 
 class SupervisionError(ActorError, RuntimeError):
-    """Base of what callers get when the actor, its proc or its host is gone."""
+    """Base of the errors that callers get when the actor, its proc or its host is gone."""
 
 
 class ActorDied(SupervisionError):
@@ -58,7 +61,7 @@ class ActorDied(SupervisionError):
 
     Args:
         where: actor, rank and host.
-        cause: why, in words: exit code, signal, failed constructor, lost host.
+        cause: why, as text: exit code, signal, failed constructor, lost host.
     """
 
     def __init__(self, where: str, cause: str) -> None:
@@ -71,7 +74,7 @@ class ActorDied(SupervisionError):
 
 
 class DeliveryUnknown(SupervisionError):
-    """A call was sent, no answer came, and the peer can no longer be asked.
+    """A call was sent but not answered, and its peer can no longer be asked.
 
     The endpoint may have run, at most once.
     """
@@ -86,11 +89,11 @@ class DeliveryUnknown(SupervisionError):
 
 
 class CallTimeout(ActorError, TimeoutError):
-    """A call was not answered within its own time limit; it may still run, and its answer is dropped.
+    """A call timed out; it may still run, and its answer will be dropped.
 
     Args:
-        where: actor, rank, host and endpoint of the first that did not answer.
-        others: places of those that did not answer either.
+        where: actor, rank, host and endpoint of the first rank that did not answer.
+        others: the other ranks that did not answer.
         timeout_s: the limit, in seconds.
     """
 
@@ -108,11 +111,11 @@ class CallTimeout(ActorError, TimeoutError):
 
 
 class PortClosed(ActorError):
-    """Nothing more comes through a port.
+    """A port will deliver no more values.
 
     Args:
         where: the port.
-        cause: why, in words.
+        cause: why, as text.
     """
 
     def __init__(self, where: str, cause: str) -> None:
@@ -127,8 +130,8 @@ class PortClosed(ActorError):
 class MeshError(ActorError):
     """Several ranks of one call failed.
 
-    Its text names the first rank's exception, and others that differ from it; where it was raised, in the words of
-    the remote traceback, is its note, as with the exception of a single rank.
+    The message names the exception of the first rank and those that differ from it. The first one's remote traceback
+    is added as a note, as for the exception of a single rank.
 
     Args:
         where: actor mesh and endpoint.
@@ -151,12 +154,12 @@ class MeshDied(MeshError, SupervisionError):
 
 
 class ScriptFailed(ActorError):
-    """A script that `run_script` ran on a mesh exited with a status that is not 0, or was killed, on one rank.
+    """A script started by `run_script` exited with a status other than 0, or was killed, on one rank.
 
     Args:
         where: script, rank and host.
-        status: as `subprocess` tells it: the exit status, or -9 for signal 9.
-        cause: the same in words, with what it gave to `sys.exit` to say.
+        status: as in `subprocess`: the exit status, or -9 for signal 9.
+        cause: the same as text, with the message that the script passed to `sys.exit`.
     """
 
     def __init__(self, where: str, status: int, cause: str) -> None:
@@ -173,9 +176,9 @@ class SpawnError(ActorError):
     """A proc could not be started.
 
     Args:
-        host: where.
-        cause: exit code, signal or the operating system's words.
-        last_lines: what the proc wrote last.
+        host: the proc's host.
+        cause: exit code, signal or the operating system's message.
+        last_lines: the last lines of the proc's output.
     """
 
     def __init__(self, host: str, cause: str, last_lines: Sequence[str] = ()) -> None:

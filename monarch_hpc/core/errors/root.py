@@ -1,4 +1,4 @@
-"""The root of the tree of errors, and what fits no branch."""
+"""The root of the tree of errors, and the classes that belong to no branch."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ __all__ = ["ConfigError", "ForkedError", "InternalError", "LabError", "MonarchEr
 class MonarchError(Exception):
     """Base of all errors of this package.
 
-    `exit_code` is what the command line exits with; `retryable` tells whether the same request
-    may succeed later with nothing changed.
+    `exit_code` is the exit status of the command line; `retryable` is true if the same request may succeed later
+    although nothing was changed.
     """
 
     exit_code = 1
@@ -21,8 +21,8 @@ class ConfigError(MonarchError):
 
     Args:
         key: dotted key, e.g. ``paths.shared``; empty when the file itself is at fault.
-        value: what was found, as text.
-        source: where it came from: ``file:line``, ``$VARIABLE`` or a flag.
+        value: the value found, as text.
+        source: its origin: ``file:line``, ``$VARIABLE`` or a flag.
         problem: what is wrong and what would be right.
     """
 
@@ -41,10 +41,10 @@ class ConfigError(MonarchError):
 
 
 class ForkedError(MonarchError, RuntimeError):
-    """This process was forked from one that uses monarch-hpc, whose connections and actors are not its own.
+    """This process was forked from one that uses monarch-hpc, and must not use the parent's connections and actors.
 
     Args:
-        parent: process id of that one.
+        parent: process id of the parent.
     """
 
     def __init__(self, parent: int) -> None:
@@ -54,7 +54,7 @@ class ForkedError(MonarchError, RuntimeError):
     def __str__(self) -> str:
         return (
             f"this process was forked from process {self.parent}, to which the allocation belongs: call actors there, "
-            "or start a program of its own with subprocess (or multiprocessing's 'spawn')"
+            "or start a separate program with subprocess (or multiprocessing's 'spawn')"
         )
 
 
@@ -76,7 +76,7 @@ class LabError(MonarchError):
 
 
 class InternalError(MonarchError):
-    """A bug of ours."""
+    """A bug in monarch-hpc."""
 
     exit_code = 70
 

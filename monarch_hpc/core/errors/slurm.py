@@ -1,4 +1,4 @@
-"""What goes wrong between us and Slurm, and with allocations."""
+"""Errors of Slurm commands, jobs and allocations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = [
 
 
 class SlurmError(MonarchError):
-    """Base of what goes wrong between us and Slurm."""
+    """Base of the errors of Slurm's commands and jobs."""
 
     exit_code = 69
 
@@ -44,8 +44,8 @@ class SlurmCommandError(SlurmError):
     Args:
         argv: the command as run.
         status: its exit status.
-        stderr: Slurm's own words.
-        advice: what to change, in one line; empty when nothing better than Slurm's words is known.
+        stderr: Slurm's own message.
+        advice: what to change, in one line; empty when nothing better than Slurm's message is known.
     """
 
     exit_code = 71
@@ -64,7 +64,7 @@ class SlurmCommandError(SlurmError):
 
 
 class SlurmBusy(SlurmCommandError):
-    """slurmctld did not answer in time; nothing is known about what was asked."""
+    """slurmctld did not answer in time; whether it carried out the request is unknown."""
 
     exit_code = 69
     retryable = True
@@ -96,7 +96,7 @@ class JobFailed(SlurmError):
     Args:
         job_id: Slurm's number.
         state: Slurm's state word, e.g. ``TIMEOUT``.
-        reason: the reason in words.
+        reason: the reason as text.
     """
 
     exit_code = 72
@@ -112,7 +112,7 @@ class JobFailed(SlurmError):
 
 
 class AllocationError(MonarchError):
-    """An allocation cannot be used as asked.
+    """An allocation cannot be used as requested.
 
     Args:
         name: the allocation's name.
@@ -135,8 +135,8 @@ class AgentsMissing(AllocationError):
 
     Args:
         name: the allocation's name.
-        deadline_s: how long was waited after the job started, in seconds.
-        last_words: for each missing host the last lines that its agent wrote, maybe none.
+        deadline_s: the time waited since the job started, in seconds.
+        last_words: the last lines written by the agent of each missing host; may be empty.
     """
 
     def __init__(self, name: str, deadline_s: float, last_words: Mapping[str, Sequence[str]]) -> None:

@@ -1,4 +1,4 @@
-"""Many failures of one call as a short text: equal ones are counted, different ones named, all within a limit."""
+"""Summarizes the failures of one call in bounded text: equal ones are merged, different ones named."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from monarch_hpc.core.description import class_name, notes_of, text_of
 __all__ = ["details_of", "origin_of", "summarize"]
 
 _MAX_DETAIL_CHARS = 16 << 10
-"""Of a remote traceback: a screen or two; the failure itself, in `MeshError.failures`, has all of it."""
+"""Longest remote traceback: a screen or two; the failure itself, in `MeshError.failures`, has all of it."""
 
 _MAX_LINE_CHARS = 400
-"""Of what one exception says."""
+"""Longest message of one exception."""
 
 _MAX_KINDS = 4
-"""How many exceptions that differ from the first are named."""
+"""Number of exceptions named besides the first."""
 
 _MAX_RANKS = 8
-"""How many ranks are listed for each."""
+"""Number of ranks listed for each exception."""
 
 _FRAME = re.compile(r'^ *File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
 
 
 def summarize(failures: Mapping[int, BaseException]) -> str:
-    """Return the failures of several ranks in a line: those of one class and text together, the first rank's first."""
+    """Return the failures of several ranks in one line; equal class and text are merged, the lowest rank is first."""
     kinds: dict[tuple[str, str], list[int]] = {}
     for rank, failure in sorted(failures.items()):
         kinds.setdefault((class_name(failure), _first_line(failure)), []).append(rank)
@@ -40,7 +40,7 @@ def summarize(failures: Mapping[int, BaseException]) -> str:
 
 
 def details_of(failure: BaseException) -> str:
-    """Return the remote traceback of a failure, or what else it says beyond its first line; empty if nothing."""
+    """Return a failure's remote traceback, or else its message beyond the first line; may be empty."""
     notes = notes_of(failure)
     text = "\n".join(notes) if notes else text_of(failure).partition("\n")[2]
     if len(text) <= _MAX_DETAIL_CHARS:
@@ -50,7 +50,7 @@ def details_of(failure: BaseException) -> str:
 
 
 def origin_of(failure: BaseException) -> str:
-    """Return where a failure of another process was raised: ``file.py:12 in step``; empty where nobody knows."""
+    """Return where a remote failure was raised: ``file.py:12 in step``; empty if its traceback is unknown."""
     *_, last = ("", "", ""), *_FRAME.findall(details_of(failure))
     file, line, function = last
     return f"{file}:{line} in {function}" if file else ""

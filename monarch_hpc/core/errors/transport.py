@@ -1,4 +1,4 @@
-"""What goes wrong on a channel."""
+"""Errors of channels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = [
 
 
 class TransportError(MonarchError):
-    """Base of what goes wrong on a channel."""
+    """Base of the errors of channels."""
 
     exit_code = 74
 
@@ -42,7 +42,7 @@ class PeerLost(TransportError):
     """The other end of a channel, or the wire to it, is gone.
 
     Raised by every pending and later call on the channel. If this side closed it, the call raises
-    `ChannelClosed` instead. `__cause__` holds what the transport itself reported.
+    `ChannelClosed` instead. `__cause__` holds the transport's own error.
     """
 
     retryable = True
@@ -72,11 +72,11 @@ class FrameError(TransportError):
 
 
 class MemoryAccessError(TransportError):
-    """A registered memory of another process cannot be read or written so; the channel lives on.
+    """Registered memory of another process cannot be read or written as asked; the channel stays open.
 
     Args:
         where: the other process, as ``role host``.
-        problem: which rule was broken.
+        problem: the rule that was broken.
     """
 
     def __init__(self, where: str, problem: str) -> None:
@@ -103,7 +103,7 @@ class AuthenticationError(TransportError):
 
 
 class VersionMismatch(TransportError):
-    """Two sides run versions that cannot understand each other.
+    """The two sides of a channel run incompatible versions.
 
     Args:
         what: ``Python``, ``monarch_hpc`` or ``protocol``.

@@ -1,4 +1,4 @@
-"""A real Slurm of several hosts on one machine, for tests and for trying things out."""
+"""A real Slurm of several hosts on one machine, for tests and experiments."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from monarch_hpc.testing.slurmlab.slurmconf import LOGIN
 
 _DESCRIPTION = """\
 A Slurm cluster on this machine: a login host and compute hosts, each with its own network, name, processes and /tmp,
-and a real slurmctld and slurmd. Needs root, on a machine with slurm-wlm, munge and iproute2 ('check' tells)."""
+and a real slurmctld and slurmd. Needs root, on a machine with slurm-wlm, munge and iproute2 (see 'check')."""
 
 _EPILOG = """\
 examples:
@@ -34,30 +34,30 @@ _FROM_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 _FAULTS: dict[str, tuple[Callable[[SlurmLab, str], None], str]] = {
-    "kill-host": (SlurmLab.kill_host, "take the power from a host"),
-    "boot-host": (SlurmLab.boot_host, "boot a host that has no power"),
-    "link-down": (SlurmLab.link_down, "pull a host's network cable"),
+    "kill-host": (SlurmLab.kill_host, "cut a host's power"),
+    "boot-host": (SlurmLab.boot_host, "boot a host without power"),
+    "link-down": (SlurmLab.link_down, "unplug a host's network cable"),
     "link-up": (SlurmLab.link_up, "plug a host's network cable in again"),
     "kill-slurmd": (SlurmLab.kill_slurmd, "kill slurmd on a host; jobs' processes stay"),
     "start-slurmd": (SlurmLab.start_slurmd, "start slurmd on a host"),
 }
 
 _FAULTS_BETWEEN: dict[str, tuple[Callable[[SlurmLab, str, str], None], str]] = {
-    "cut": (SlurmLab.cut, "let nothing pass between two hosts"),
-    "join": (SlurmLab.join, "undo that"),
+    "cut": (SlurmLab.cut, "drop all packets between two hosts"),
+    "join": (SlurmLab.join, "undo 'cut' for two hosts"),
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
-    # Not left to argparse, whose releases differ on a second "--", which belongs to the command.
+    # Not left to argparse: its releases differ in the treatment of a second "--", which belongs to the command.
     end = words.index("--") if "--" in words else len(words)
     parser = _make_parser()
     arguments, unknown = parser.parse_known_args(words[:end])
     arguments.argv = words[end + 1 :]
     if (arguments.verb in ("exec", "on")) != bool(arguments.argv):
-        parser.error("'exec' and 'on', and no other verb, take the command to run, after '--'")
+        parser.error("'exec' and 'on' need a command to run, after '--'; other verbs take none")
     if unknown:
         parser.error(f"unknown: {' '.join(unknown)}")
     try:
@@ -75,8 +75,8 @@ def _make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     which = argparse.ArgumentParser(add_help=False)
-    which.add_argument("--name", default="lab", help="which lab, where several are up (default: %(default)s)")
-    which.add_argument("--base", type=Path, help="folder of the lab's files, instead of one made from the name")
+    which.add_argument("--name", default="lab", help="name of the lab, if several are up (default: %(default)s)")
+    which.add_argument("--base", type=Path, help="folder for the lab's files, instead of one made from the name")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
 
     def add(verb: str, text: str) -> argparse.ArgumentParser:
@@ -101,17 +101,17 @@ def _make_parser() -> argparse.ArgumentParser:
         if verb == "on":
             command.add_argument("host", metavar="HOST", help="login, n1, n2, ...")
         command.usage = f"%(prog)s [--name NAME] [--user USER] {'HOST ' if verb == 'on' else ''}-- CMD [ARG ...]"
-    add("shell", "open a shell on the login host").add_argument("--user", default="alice", help="who (default: alice)")
+    add("shell", "open a shell on the login host").add_argument("--user", default="alice", help="user (default: alice)")
     for verb, (_, text) in _FAULTS.items():
         add(verb, text).add_argument("host", metavar="HOST", help="n1, n2, ...")
     for verb, (_, text) in _FAULTS_BETWEEN.items():
         two = add(verb, text)
         two.add_argument("host", metavar="HOST", help="n1, n2, ...")
         two.add_argument("other", metavar="HOST", help="another one")
-    for verb, text in (("kill-slurmctld", "kill slurmctld; jobs go on"), ("start-slurmctld", "start slurmctld again")):
+    for verb, text in (("kill-slurmctld", "kill slurmctld; jobs continue"), ("start-slurmctld", "start slurmctld")):
         add(verb, text).add_argument("host", nargs="?", choices=[LOGIN], default=LOGIN, help="may be left out")
-    add("reset", "mend all faults, end all jobs and users' processes")
-    check = verbs.add_parser("check", help="tell whether a lab can run on this machine, and what is missing")
+    add("reset", "repair all faults, end all jobs and users' processes")
+    check = verbs.add_parser("check", help="check whether a lab can run on this machine, and list what is missing")
     check.add_argument("--packages", action="store_true", help="print only the missing Debian packages")
     return parser
 
@@ -214,7 +214,7 @@ def _check(only_packages: bool) -> int:
 
 
 def _attach(lab: SlurmLab, argv: Sequence[str], user: str, host: str) -> int:
-    """Run a command on our own terminal or pipes; the status is the command's, or 128 + the signal that ended it."""
+    """Run a command on this process's terminal or pipes; return its status, or 128 + the signal that ended it."""
     interactive = sys.stdin.isatty()
     early: list[int] = []
     for number in (*_FORWARDED, *_FROM_TERMINAL):
@@ -223,7 +223,7 @@ def _attach(lab: SlurmLab, argv: Sequence[str], user: str, host: str) -> int:
         folder = Path.cwd()
     except FileNotFoundError:
         folder = None
-    # On a terminal the command shares its process group, and the terminal itself sends it Ctrl-C.
+    # On a terminal the command stays in this process group, so that the terminal sends Ctrl-C to it.
     process = lab.popen(
         argv, user=user, host=host, folder=folder, stdin=None, stdout=None, stderr=None, new_session=not interactive
     )

@@ -1,4 +1,4 @@
-"""The daemons on a lab's hosts: munged, slurmctld and slurmd, found by host and name, never by a file that may lie."""
+"""The daemons on a lab's hosts: munged, slurmctld, slurmd; found by host and name, since PID files go stale."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Daemons:
         self._machines = machines
 
     def start_munged(self) -> None:
-        """Start the one munged: its socket crosses namespaces, and on the login host it names the right origin."""
+        """Start the only munged: its socket works across namespaces, and on the login host it has the right origin."""
         base = self._folder.path
-        # Slurm's user ids come from here. --force: it does not like folders below /tmp.
+        # Slurm takes user ids from munge. --force: munged refuses folders below /tmp.
         argv = [
             "munged",
             "--force",
@@ -45,15 +45,15 @@ class Daemons:
         """Start slurmctld or slurmd.
 
         Raises:
-            LabError: it runs already, or did not start; then its last words follow.
+            LabError: it is already running, or did not start; then the message has the end of its log.
         """
         if self.find(daemon, host):
-            raise LabError(self._folder.path.name, f"{daemon} runs on {host} already")
+            raise LabError(self._folder.path.name, f"{daemon} is already running on {host}")
         try:
-            # It puts itself in the background once its configuration is read.
+            # The daemon forks into the background once it has read its configuration.
             self._machines.run_plain(host, [daemon])
         except LabError as error:
-            raise LabError(self._folder.path.name, f"{error.problem}\n{self._last_words(daemon, host)}") from error
+            raise LabError(self._folder.path.name, f"{error.problem}\n{self._log_tail(daemon, host)}") from error
 
     def start_slurmctld(self) -> None:
         """Start slurmctld and wait until it answers."""
@@ -61,7 +61,7 @@ class Daemons:
         wait_until("slurmctld to answer", self._slurmctld_answers, _ANSWER_TIMEOUT_S, interval_s=0.05)
 
     def kill(self, daemon: str, host: str) -> None:
-        """Kill a daemon; what it started stays."""
+        """Kill a daemon; processes that it started stay."""
         victims = self.find(daemon, host)
         if not victims:
             raise LabError(self._folder.path.name, f"no {daemon} runs on {host}")
@@ -89,11 +89,11 @@ class Daemons:
 
     def _slurmctld_answers(self) -> bool:
         if not self.find("slurmctld", LOGIN):
-            raise LabError(self._folder.path.name, f"slurmctld ended:\n{self._last_words('slurmctld', LOGIN)}")
+            raise LabError(self._folder.path.name, f"slurmctld ended:\n{self._log_tail('slurmctld', LOGIN)}")
         with contextlib.suppress(LabError):
             return " UP" in self._machines.run_plain(LOGIN, ["scontrol", "ping"])
         return False
 
-    def _last_words(self, daemon: str, host: str) -> str:
+    def _log_tail(self, daemon: str, host: str) -> str:
         file = self._folder.log / (f"{daemon}.log" if host == LOGIN else f"{daemon}.{host}.log")
         return file.read_text(errors="replace")[-2000:] if file.exists() else "(it wrote nothing)"

@@ -1,7 +1,7 @@
-"""A lab's folder on the machine: what it holds, who may work on it at a time, and how it goes away.
+"""A lab's folder on the machine: its files, its lock, and its removal.
 
-Everything a lab leaves on disk lies below it, with the record of the processes to end. So a lab whose starter was
-killed half way can be taken down by anyone who knows the folder.
+Everything that a lab leaves on disk lies below it, including the record of the processes to end. So any process that
+has the folder's path can take down a lab whose starter was killed half way.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from monarch_hpc.testing.waiting import wait_until
 __all__ = ["LabFolder", "Settings", "find_labs", "find_root"]
 
 _SCHEMA = 1
-# The first file made and the last one removed: a folder without it is none of ours.
+# The first file made and the last one removed: a folder without it is not a lab's.
 _MARKER = "slurmlab"
 _ROOT_PREFIX = "monarch-hpc-labs-"
 _LOCK_TIMEOUT_S = 60.0
@@ -37,26 +37,26 @@ _COPY_TIMEOUT_S = 30.0
 
 
 def find_root(environ: Mapping[str, str], user_id: int) -> Path:
-    """Where labs without ``--base`` live."""
+    """The folder of the labs without ``--base``."""
     return Path(environ.get("XDG_RUNTIME_DIR") or "/tmp", f"{_ROOT_PREFIX}{user_id}")
 
 
 def find_labs(root: Path) -> list[Path]:
-    """The folders of the labs below *root*, whatever state they are in."""
+    """The folders of the labs below *root*, in any state."""
     if not root.is_dir():
         return []
-    # A start that was killed at its first step leaves an empty folder.
+    # A start that was killed right away leaves an empty folder.
     return sorted(entry for entry in root.iterdir() if (entry / _MARKER).exists() or not any(entry.iterdir()))
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What later commands must know about a lab.
+    """A lab's settings, recorded for later commands.
 
     Args:
-        cluster: what it claims to be.
+        cluster: the simulated cluster.
         uids: the user id of each ordinary user.
-        bin_folder: comes first on its users' PATH.
+        bin_folder: first folder on its users' PATH.
         needed: folders of the machine that its hosts show read-only.
     """
 
@@ -83,22 +83,22 @@ class LabFolder:
 
     @property
     def log(self) -> Path:
-        """Where daemons write."""
+        """Folder of the daemons' logs."""
         return self.path / "log"
 
     def exists(self) -> bool:
-        """Whether there is a lab, or what is left of one."""
+        """Whether there is a lab, or remains of one."""
         return (self.path / _MARKER).exists()
 
     @contextlib.contextmanager
     def open_locked(self, create: bool = False) -> Iterator[None]:
-        """Hold the lab for oneself: nobody else starts, boots or removes anything meanwhile.
+        """Lock the lab: no other command starts, boots or removes anything meanwhile.
 
         Args:
-            create: make the folder where there is none.
+            create: make the folder if it is missing.
 
         Raises:
-            LabError: there is no lab here, the folder is somebody else's, or another command keeps it too long.
+            LabError: there is no lab here, the folder belongs to another user, or another command holds it too long.
         """
         if create:
             self._create()
@@ -112,7 +112,7 @@ class LabFolder:
                 wait_until(f"the lock on {self.path}", lambda: _try_lock(descriptor), _LOCK_TIMEOUT_S)
             except TimeoutError as error:
                 raise LabError(self.path.name, "another command works on it; try again when it is done") from error
-            # Whoever held the lock before may have removed the lab.
+            # The previous holder of the lock may have removed the lab.
             if not marker.exists() or not os.path.samestat(os.fstat(descriptor), marker.stat()):
                 raise LabError(self.path.name, "it was taken down meanwhile")
             yield
@@ -123,7 +123,7 @@ class LabFolder:
         self.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             self.path.mkdir(mode=0o755)
-        # Whoever may write the folder above could put another lab in this one's place.
+        # A user who can write the parent folder could exchange this lab for another.
         checked = [self.path, self.path.parent] if _is_root(self.path.parent) else [self.path]
         for folder in checked:
             found = folder.lstat()
@@ -157,7 +157,7 @@ class LabFolder:
             "etc/hostname": "",
         } | {f"files/hostname.{host}": f"{host}\n" for host in (LOGIN, *cluster.hosts)}
         for name, text in files.items():
-            # On the machine it may be a link to a file elsewhere.
+            # On the machine the file may be a link.
             (self.path / name).unlink(missing_ok=True)
             (self.path / name).write_text(text)
             (self.path / name).chmod(0o644)
@@ -165,7 +165,7 @@ class LabFolder:
         key.touch(mode=0o600)
         key.write_bytes(os.urandom(1024))
         for number in range(cluster.num_gpus):
-            # Slurm wants character devices; a link to one needs no right to make devices.
+            # Slurm requires character devices; a link to one needs no privilege to make devices.
             (self.path / "dev" / f"nvidia{number}").symlink_to("/dev/null")
         for account in accounts:
             account.home.mkdir(mode=0o700)
@@ -174,14 +174,14 @@ class LabFolder:
     def _copy_etc(self) -> None:
         """Copy the machine's /etc; Slurm's folder is left empty.
 
-        A copy, not mounts over single files: whoever adds a user or installs a package on the machine renames a new
-        file over the old one, which takes the mount away.
+        It is a copy rather than mounts over single files: a tool that adds a user or installs a package on the machine
+        renames a new file over the old one, which removes the mount.
         """
         copied = self.path / "etc"
         argv = [tool("cp"), "--archive", "--no-target-directory", "/etc", str(copied)]
         wait_until(
             "/etc to be copied",
-            # Fails on a file that is removed meanwhile.
+            # Fails if a file is removed meanwhile.
             lambda: subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False),
             _COPY_TIMEOUT_S,
             accept=lambda done: done.returncode == 0,
@@ -190,7 +190,7 @@ class LabFolder:
         (copied / "slurm").mkdir(mode=0o755)
 
     def write_settings(self, settings: Settings) -> None:
-        """Put the lab's settings on record."""
+        """Record the lab's settings."""
         record = {
             "schema": _SCHEMA,
             "cluster": asdict(settings.cluster),
@@ -201,10 +201,10 @@ class LabFolder:
         write_json(self.path / "lab.json", record)
 
     def read_settings(self) -> Settings:
-        """The settings of the lab that is here.
+        """The settings of this lab.
 
         Raises:
-            LabError: there is none, or its start was interrupted.
+            LabError: there is no lab, or its start was interrupted.
         """
         try:
             record = read_json(self.path / "lab.json")
@@ -225,15 +225,15 @@ class LabFolder:
         )
 
     def write_holder(self, host: str, holder: ProcessIdentity) -> None:
-        """Put on record which process holds a host."""
+        """Record the process that holds a host."""
         write_json(self.path / "holders" / f"{host}.json", {"pid": holder.pid, "start": holder.start})
 
     def drop_holder(self, host: str) -> None:
-        """Forget a host's holder."""
+        """Remove the record of a host's holder."""
         (self.path / "holders" / f"{host}.json").unlink(missing_ok=True)
 
     def read_holders(self) -> dict[str, ProcessIdentity]:
-        """The recorded holder of each host; it may be gone."""
+        """The recorded holder of each host; it may have ended."""
         holders = {}
         for file in sorted((self.path / "holders").glob("*.json")):
             with contextlib.suppress(FileNotFoundError):
@@ -243,7 +243,7 @@ class LabFolder:
         return holders
 
     def clear(self) -> None:
-        """Remove what is in the folder but the marker; the caller holds the lock and has ended all processes."""
+        """Empty the folder except for the marker; the caller holds the lock and has ended all processes."""
         for entry in [one for one in self.path.iterdir() if one.name != _MARKER]:
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry)
@@ -253,7 +253,7 @@ class LabFolder:
     def remove(self) -> None:
         """Remove the folder; the caller holds the lock and has ended all processes.
 
-        The marker goes last, so that an interrupted removal can be taken up again.
+        The marker is removed last, so that an interrupted removal can be resumed.
         """
         self.clear()
         (self.path / _MARKER).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The hosts of a lab as machines: power, wires, and commands that run on them. Knows nothing of Slurm."""
+"""The hosts of a lab as machines: power, network, and commands on them; independent of Slurm."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ __all__ = ["HostSet"]
 
 _BOOT_TIMEOUT_S = 30.0
 _POWER_OFF_TIMEOUT_S = 30.0
-# What our own commands on the machine run with: nothing of the caller's shell.
+# Environment of the lab's own commands on the machine; nothing is inherited from the caller's shell.
 _PLAIN_ENVIRONMENT = {"PATH": SYSTEM_PATH, "LANG": "C.UTF-8"}
 
 
@@ -51,14 +51,14 @@ class HostSet:
     """The hosts of one lab.
 
     Args:
-        folder: the lab's folder; the holders on record there are the hosts that exist.
+        folder: the lab's folder; its recorded holders are the hosts that exist.
         tied: hosts booted through this object die with this process, however it ends.
     """
 
     def __init__(self, folder: LabFolder, tied: bool) -> None:
         self._folder = folder
         self._tied = tied
-        # A tied holder dies with the *thread* that started it, so that thread must live as long as the hosts.
+        # A tied holder dies with the *thread* that started it, so this thread must live as long as the hosts.
         self._starter: ThreadPoolExecutor | None = None
         self._holders: dict[str, subprocess.Popen[bytes]] = {}
         self._commands: list[HostProcess] = []
@@ -66,10 +66,10 @@ class HostSet:
     # ---- power
 
     def boot(self, names: Sequence[str], cluster: Cluster, openings: Sequence[Opening]) -> None:
-        """Make the hosts *names* and wire them; the login host, which has the switch, must come first or be up.
+        """Make the hosts *names* and connect them; the login host, which has the switch, must come first or be up.
 
         Raises:
-            LabError: a host did not come up; says what it wrote.
+            LabError: a host did not come up; the message has its output.
         """
         if self._starter is None:
             self._starter = ThreadPoolExecutor(1, thread_name_prefix="slurmlab")
@@ -79,7 +79,7 @@ class HostSet:
             if name == LOGIN:
                 self._ip(LOGIN, login_network(cluster))
             else:
-                # A host that lost its power a moment ago may still have its port.
+                # The port of a host whose power was just cut may still exist.
                 self.unplug(name)
                 on_login, on_host = plug_in(name, cluster, self.init_pid(name))
                 self._ip(LOGIN, on_login)
@@ -101,7 +101,7 @@ class HostSet:
                 stderr=log,
                 cwd="/",
                 env=_PLAIN_ENVIRONMENT,
-                # A Ctrl-C at the terminal of whoever starts the lab must not switch its hosts off.
+                # A Ctrl-C at the terminal that starts the lab must not switch its hosts off.
                 start_new_session=True,
             ).result()
         identity = ProcessIdentity.of(holder.pid)
@@ -111,26 +111,26 @@ class HostSet:
         self._folder.write_holder(name, identity)
         self._holders[name] = holder
         assert holder.stdin is not None
-        with holder.stdin as gate, contextlib.suppress(BrokenPipeError):
-            gate.write(b"go\n")
+        with holder.stdin as stdin, contextlib.suppress(BrokenPipeError):
+            stdin.write(b"go\n")
         return holder
 
     def _wait_ready(self, name: str, holder: subprocess.Popen[bytes]) -> None:
         assert holder.stdout is not None
-        with holder.stdout as words:
-            os.set_blocking(words.fileno(), False)
+        with holder.stdout as stdout:
+            os.set_blocking(stdout.fileno(), False)
             try:
-                # None: nothing yet. Empty: the host ended before it was ready.
-                said = wait_until(
-                    f"host {name}", lambda: words.read(64), _BOOT_TIMEOUT_S, accept=_is_answer, interval_s=0.004
+                # None: no output yet. Empty: the host ended before it was ready.
+                line = wait_until(
+                    f"host {name}", lambda: stdout.read(64), _BOOT_TIMEOUT_S, accept=_is_answer, interval_s=0.004
                 )
             except TimeoutError as error:
                 raise LabError(self._folder.path.name, f"{error}: {self._log_tail(name)}") from error
-        if said != f"{READY}\n".encode():
+        if line != f"{READY}\n".encode():
             raise LabError(self._folder.path.name, f"host {name} did not come up: {self._log_tail(name)}")
 
     def power_off(self, names: Sequence[str]) -> None:
-        """Take the power from hosts: every process on them is gone when this returns, without a last word."""
+        """Cut the power of hosts: when this returns all their processes are gone, without any cleanup."""
         namespaces = {}
         recorded = self._folder.read_holders()
         for name in names:
@@ -150,7 +150,7 @@ class HostSet:
 
     def _kill_holder(self, holder: ProcessIdentity) -> str | None:
         namespace = namespace_of_children(holder.pid)
-        # Before it passed its gate, a holder has no namespace of its own: waiting for ours to empty would take long.
+        # A holder that has not read its first line is still in our namespace, which would never become empty.
         if not holder.kill() or namespace == namespace_of_children(os.getpid()):
             return None
         return namespace
@@ -163,10 +163,10 @@ class HostSet:
         """Whether a host has power."""
         return name in self.names_up()
 
-    # ---- wires
+    # ---- network
 
     def set_link(self, name: str, state: str) -> None:
-        """Set a host's wire ``up`` or ``down``."""
+        """Set a host's link ``up`` or ``down``."""
         self.run_plain(LOGIN, link_argv(name, state))
 
     def set_neighbour(self, name: str, address: str, state: str) -> None:
@@ -174,7 +174,7 @@ class HostSet:
         self._ip(name, f"neigh {neighbour_command(address, state)}\n")
 
     def unplug(self, name: str) -> None:
-        """Take a host's port off the switch, if it is there."""
+        """Remove a host's port from the switch, if it exists."""
         argv = [tool("ip"), "link", "del", port_of(name)]
         subprocess.run(self._network_argv(LOGIN) + argv, env=_PLAIN_ENVIRONMENT, capture_output=True, check=False)
 
@@ -187,7 +187,7 @@ class HostSet:
             raise LabError(self._folder.path.name, f"no network for {name}: {done.stderr.strip()}")
 
     def _network_argv(self, name: str) -> list[str]:
-        # Only the network: `ip` must see process ids as this process does.
+        # Only the network namespace: `ip` must see the same process ids as this process.
         return [tool("nsenter"), "-t", str(self.init_pid(name)), "-n"]
 
     # ---- commands
@@ -205,7 +205,7 @@ class HostSet:
         return children[0]
 
     def find_pids(self, name: str) -> list[int]:
-        """All processes on a host, as seen from outside, without its first one."""
+        """All processes on a host except its first one, as seen from outside."""
         init_pid = self.init_pid(name)
         return [pid for pid in find_pids_in(os.readlink(f"/proc/{init_pid}/ns/pid")) if pid != init_pid]
 
@@ -222,7 +222,7 @@ class HostSet:
         stderr: int | IO[str] | None,
         new_session: bool,
     ) -> HostProcess:
-        """Start a command on a host; the arguments are `SlurmLab.popen`'s."""
+        """Start a command on a host; the arguments are those of `SlurmLab.popen`."""
         command = HostProcess(
             [*enter_argv(self.init_pid(name)), *user_argv(account, folder, argv, new_session)],
             stdin=stdin,
@@ -238,10 +238,10 @@ class HostSet:
         return command
 
     def run_plain(self, name: str, argv: Sequence[str], timeout_s: float = 60.0) -> str:
-        """Run one of the lab's own commands as root and return what it printed.
+        """Run one of the lab's own commands as root and return its output.
 
         Raises:
-            LabError: it failed, or took longer than *timeout_s*.
+            LabError: the command failed, or took longer than *timeout_s*.
         """
         command = [*enter_argv(self.init_pid(name)), *user_argv(ROOT, Path("/"), argv, True)]
         try:
@@ -264,7 +264,7 @@ class HostSet:
         return done.stdout
 
     def close(self) -> None:
-        """Collect what ended with the hosts and free the thread that started them."""
+        """Reap the commands that ended with the hosts, and end the thread that started the hosts."""
         deadline_s = time.monotonic() + _POWER_OFF_TIMEOUT_S
         for command in self._commands:
             command.wait(max(0.1, deadline_s - time.monotonic()))
@@ -278,8 +278,8 @@ class HostSet:
         return text[-2000:] or "(it wrote nothing)"
 
 
-def _is_answer(said: bytes | None) -> bool:
-    return said is not None
+def _is_answer(line: bytes | None) -> bool:
+    return line is not None
 
 
 def _is_empty(pids: list[int]) -> bool:

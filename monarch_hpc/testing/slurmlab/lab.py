@@ -1,4 +1,4 @@
-"""`SlurmLab`: a login host and compute hosts with a real Slurm, made of namespaces on this machine."""
+"""`SlurmLab`: a login host and compute hosts with a real Slurm, as namespaces on this machine."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ __all__ = ["SlurmLab"]
 class SlurmLab:
     """A lab; as a context manager it is up inside the ``with`` and leaves nothing behind.
 
-    An object may also stand for a lab that another process made: every method but `up` only needs its name or base.
+    An object may also refer to a lab made by another process: every method but `up` only needs its name or base.
 
     Args:
-        name: tells labs on one machine apart; they share nothing but its cores.
+        name: distinguishes labs on one machine, which share nothing but its cores.
         base: folder for all files of the lab; by default one made from *name*.
         num_hosts: number of compute hosts, ``n1`` and so on.
-        share: more folders of this machine to show on every host, read-only.
-        tied: all dies with this process, also when it is killed. Otherwise the lab stays until `down`.
+        share: further folders of this machine to show on every host, read-only.
+        tied: the lab dies with this process, even if this is killed. Otherwise it stays until `down`.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class SlurmLab:
         tied: bool = False,
     ) -> None:
         if not 1 <= num_hosts <= 64:
-            raise LabError(name, f"{num_hosts} hosts asked for; a lab has 1 to 64")
+            raise LabError(name, f"{num_hosts} hosts requested; a lab has 1 to 64")
         base = base or find_root(os.environ, os.geteuid()) / name
         self._folder = LabFolder(Path(os.path.abspath(base)))
         self._wanted = Cluster(num_hosts=num_hosts)
@@ -66,7 +66,8 @@ class SlurmLab:
         """Start the lab; all hosts are idle when this returns.
 
         Raises:
-            LabError: a lab of this name is up, this machine lacks something, or a part did not start. Nothing is left.
+            LabError: a lab of this name is up, this machine lacks a requirement, or a part did not start. Nothing is
+                left behind.
         """
         if problems := find_problems():
             raise LabError(self.name, "; ".join(problems))
@@ -74,7 +75,7 @@ class SlurmLab:
             if self._machines.names_up():
                 raise LabError(self.name, "it is up already; use it, take it down, or choose another name")
             try:
-                # What a lab left whose starter was killed.
+                # Remove the remains of a lab whose starter was killed.
                 self._folder.clear()
                 self._start()
             except BaseException:
@@ -82,12 +83,12 @@ class SlurmLab:
                 raise
 
     def down(self) -> None:
-        """End every process of the lab and remove its files; a lab half made or half removed is no obstacle.
+        """End every process of the lab and remove its files, even if it is half made or half removed.
 
         Raises:
             LabError: there is no such lab.
         """
-        # A start that was killed at its first step leaves an empty folder.
+        # A start that was killed right away leaves an empty folder.
         with self._folder.open_locked(create=self._folder.path.is_dir()):
             self._stop()
 
@@ -98,7 +99,7 @@ class SlurmLab:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # A test may have taken it down.
+        # A test may have taken the lab down.
         if self._folder.exists():
             self.down()
 
@@ -126,7 +127,7 @@ class SlurmLab:
     def _stop(self) -> None:
         self._machines.power_off(list(self._folder.read_holders()))
         self._machines.close()
-        # The last processes to end may still write a file while the folder is being emptied.
+        # The last processes may still write a file while the folder is being emptied.
         wait_until(f"{self._folder.path} to go", self._try_remove, 10.0)
 
     def _try_remove(self) -> bool:
@@ -143,7 +144,7 @@ class SlurmLab:
                 "make the environment and the package readable by all users",
             )
 
-    # ---- what there is
+    # ---- properties
 
     @property
     def name(self) -> str:
@@ -162,7 +163,7 @@ class SlurmLab:
 
     @property
     def settings(self) -> Settings:
-        """What is on record about the lab."""
+        """The recorded settings of the lab."""
         return self._folder.read_settings()
 
     @property
@@ -183,11 +184,11 @@ class SlurmLab:
         return self._machines.is_up(host)
 
     def processes(self, user: str | None = None, host: str = LOGIN) -> list[tuple[int, str]]:
-        """What runs on a host, as (process id outside the host, command line).
+        """The processes on a host, as (process id outside the host, command line).
 
         Args:
-            user: only this user's processes; None for all, also root's.
-            host: where.
+            user: only this user's processes; None for all, including root's.
+            host: name of the host.
         """
         uid = None if user is None else self._account(user).uid
         pids = [pid for pid in self._machines.find_pids(host) if uid is None or read_uid(pid) == uid]
@@ -213,11 +214,11 @@ class SlurmLab:
         Args:
             argv: the command.
             user: ``alice``, ``bob`` or ``root``.
-            host: where.
-            env: added to a fresh login's environment; nothing of the caller's is passed on.
-            folder: where it starts; by default, or if the user may not enter, at home.
+            host: name of the host.
+            env: added to a fresh login's environment; nothing is inherited from the caller.
+            folder: working directory; by default, or if the user may not enter it, the home folder.
             stdin: as for `subprocess.Popen`; likewise *stdout* and *stderr*.
-            new_session: lead a process group of its own, so that `HostProcess.signal_group` is a Ctrl-C. False keeps
+            new_session: start a new process group, so that `HostProcess.signal_group` acts like Ctrl-C. False keeps
                 the caller's terminal.
         """
         account = self._account(user)
@@ -246,17 +247,17 @@ class SlurmLab:
         folder: Path | None = None,
         stdin: str | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command on a host and return how it ended and all it printed.
+        """Run a command on a host and return its exit status and output.
 
         Args:
-            argv: the command; `popen` tells of *user*, *host*, *env* and *folder*.
-            timeout_s: after so many seconds the command and its process group are killed.
+            argv: the command; for *user*, *host*, *env* and *folder* see `popen`.
+            timeout_s: after this many seconds the command and its process group are killed.
             check: raise if the exit status is not 0.
-            stdin: what it reads; by default nothing.
+            stdin: input of the command; by default empty.
 
         Raises:
-            subprocess.CalledProcessError: the status is not 0, and *check*; what it printed is in the note.
-            subprocess.TimeoutExpired: it took too long; likewise.
+            subprocess.CalledProcessError: the status is not 0, and *check* is set; the output is added as a note.
+            subprocess.TimeoutExpired: the command timed out; likewise.
         """
         source = subprocess.DEVNULL if stdin is None else subprocess.PIPE
         process = self.popen(argv, user=user, host=host, env=env, folder=folder, stdin=source)
@@ -287,21 +288,21 @@ class SlurmLab:
     # ---- faults
 
     def kill_host(self, host: str) -> None:
-        """Take the power from a compute host: nothing on it gets a last word."""
+        """Cut the power of a compute host: all its processes vanish without any cleanup."""
         self._check_compute(host)
         with self._folder.open_locked():
             self._machines.power_off([host])
             self._machines.unplug(host)
 
     def boot_host(self, host: str) -> None:
-        """Boot a compute host that has no power, with its slurmd."""
+        """Boot a compute host without power, with its slurmd."""
         self._check_compute(host)
         with self._folder.open_locked():
             self._boot([host], self.settings)
             self._daemons.start("slurmd", host)
 
     def link_down(self, host: str) -> None:
-        """Pull the network cable of a compute host."""
+        """Unplug the network cable of a compute host."""
         self._check_compute(host)
         self._machines.set_link(host, "down")
 
@@ -311,7 +312,7 @@ class SlurmLab:
         self._machines.set_link(host, "up")
 
     def cut(self, one: str, other: str) -> None:
-        """Let nothing pass between two compute hosts, without a word; each still reaches all others."""
+        """Silently drop all packets between two compute hosts; each still reaches all others."""
         self._set_between(one, other, "cut")
 
     def join(self, one: str, other: str) -> None:
@@ -334,15 +335,15 @@ class SlurmLab:
         self._daemons.start("slurmd", host)
 
     def kill_slurmctld(self) -> None:
-        """Kill slurmctld; jobs go on, and Slurm's commands fail after 9 s each."""
+        """Kill slurmctld; jobs continue, and each of Slurm's commands fails after 9 s."""
         self._daemons.kill("slurmctld", LOGIN)
 
     def start_slurmctld(self) -> None:
-        """Start slurmctld, with its jobs as they were, and wait until it answers."""
+        """Start slurmctld with its saved jobs, and wait until it answers."""
         self._daemons.start_slurmctld()
 
     def wait_idle(self, timeout_s: float = 60.0) -> None:
-        """Wait until Slurm calls every compute host idle; a `TimeoutError` says the state of each."""
+        """Wait until Slurm reports every compute host as idle; a `TimeoutError` has the state of each."""
         wanted = dict.fromkeys(self.hosts, "idle")
         wait_until("idle hosts", self.node_states, timeout_s, accept=lambda states: states == wanted, interval_s=0.05)
 
@@ -351,9 +352,9 @@ class SlurmLab:
         return self._daemons.node_states()
 
     def reset(self, timeout_s: float = 60.0) -> None:
-        """Undo what tests did: end all jobs and users' processes, mend every fault, wait until all hosts are idle.
+        """Undo the effects of tests: end all jobs and users' processes, repair all faults, wait for idle hosts.
 
-        Homes keep their files.
+        Home folders keep their files.
         """
         for host in (LOGIN, *self.hosts):
             if not self.is_up(host):
@@ -375,13 +376,13 @@ class SlurmLab:
         wait_until("idle hosts", self._settle, timeout_s, accept=lambda states: states == wanted, interval_s=0.1)
 
     def _settle(self) -> dict[str, str]:
-        # Again and again: a job may be queued, or a host be found down, only after slurmctld came back.
+        # Repeated: a job may be queued, or a host marked down, only after slurmctld is back.
         for user in self.settings.uids:
             self._machines.run_plain(LOGIN, ["scancel", f"--user={user}"])
         states = self.node_states()
         for host, state in states.items():
             if state.startswith(("down", "drain", "fail")):
-                # Refused while the host does not answer; then it comes back by itself.
+                # Refused while the host does not answer; later it comes back by itself.
                 with contextlib.suppress(LabError):
                     self._machines.run_plain(LOGIN, ["scontrol", "update", f"NodeName={host}", "State=RESUME"])
         return states

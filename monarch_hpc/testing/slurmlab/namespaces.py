@@ -1,7 +1,7 @@
-"""How a host of the lab is made: its namespaces, what it sees in them, its wire, and how to enter it.
+"""Commands that make a host of the lab: its namespaces, mounts and network link, and commands that enter it.
 
-A host is a set of anonymous namespaces, held by one process. When that process dies the kernel takes away the host's
-processes, mounts and interfaces: power loss is one SIGKILL, and there is nothing to undo on the machine.
+A host is a set of anonymous namespaces, held by one process. When that process dies the kernel removes the host's
+processes, mounts and interfaces: a power cut is one SIGKILL, and leaves nothing to undo on the machine.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ _FIRST_DESCRIPTOR = 10
 
 
 def render_init(host: str, base: Path, openings: Sequence[Opening]) -> str:
-    """The script that turns fresh namespaces into *host*, says `READY` and stays as its first process."""
+    """The script that turns fresh namespaces into *host*, prints `READY` and stays as its first process."""
     q = shlex.quote
     descriptors = range(_FIRST_DESCRIPTOR, _FIRST_DESCRIPTOR + len(openings))
     lines = ["set -e", "umask 022", f"hostname {q(host)}"]
-    # Opened before anything is covered: a descriptor still leads there when the path does not.
+    # Opened before anything is covered: descriptors stay valid when their paths are covered.
     lines += [f"exec {fd}<{q(str(one.path))}" for fd, one in zip(descriptors, openings, strict=True)]
-    # -n: without it mount notes each in /run/mount, which at first is the machine's.
+    # -n: otherwise mount records each in /run/mount, which at first is the machine's.
     lines += [
         "mount -n -t tmpfs -o mode=0755 run /run",
         "mount -n -t tmpfs -o mode=1777 tmp /tmp",
         "mount -n -t tmpfs -o mode=1777 tmp /var/tmp",
         "mount -n -t tmpfs -o mode=1777 shm /dev/shm",
-        # A sysfs of the host's own network, so that /sys/class/net tells the truth.
+        # A sysfs of the host's own network namespace, so that /sys/class/net is right.
         "mount -n -t sysfs sys /sys",
         "mkdir -p -m 1777 /run/lock",
         "mkdir -p /run/munge /run/slurmd",
@@ -67,63 +67,63 @@ def render_init(host: str, base: Path, openings: Sequence[Opening]) -> str:
     lines += [
         "ip link set lo up",
         f"echo {READY}",
-        # A host's first process must reap orphans; the kernel does it for one that ignores SIGCHLD.
+        # A host's first process must reap orphans; the kernel does that if it ignores SIGCHLD.
         "cd /; exec env --ignore-signal=CHLD sleep infinity </dev/null >/dev/null 2>&1",
     ]
     return "\n".join(lines) + "\n"
 
 
 def holder_argv(host: str, init: str, tied: bool) -> list[str]:
-    """The command that makes a host, once it reads a line on its stdin.
+    """The command that makes a host, once it has read a line on its stdin.
 
-    It waits so that its process id is on record before it does anything: if the starter dies between the two, the
-    read ends and so does the process.
+    It waits for that line so that its process id is recorded before it does anything: if the starter dies before, the
+    read ends, and with it the process.
 
     Args:
-        host: the host's name, for those who look at a list of processes.
-        init: what `render_init` made.
+        host: the host's name, shown in lists of processes.
+        init: output of `render_init`.
         tied: die together with the thread that starts it.
     """
     tie = [tool("setpriv"), "--pdeathsig", "KILL"] if tied else []
-    gate = [tool("bash"), "-c", 'read -r _ && exec -a "$0" "$@"', f"slurmlab-{host}"]
+    wait = [tool("bash"), "-c", 'read -r _ && exec -a "$0" "$@"', f"slurmlab-{host}"]
     make = [tool("unshare"), "--net", "--uts", "--mount", "--ipc", "--pid", "--fork", "--kill-child=SIGKILL"]
-    return [*tie, *gate, *make, "--mount-proc", tool("bash"), "-c", init]
+    return [*tie, *wait, *make, "--mount-proc", tool("bash"), "-c", init]
 
 
 def enter_argv(init_pid: int) -> list[str]:
-    """Prefix of a command that shall run on the host whose first process is *init_pid*.
+    """Prefix of a command to run on the host whose first process is *init_pid*.
 
-    nsenter stays outside as a doorman, and must outlive the command: what a terminal or a caller sends to its whole
-    process group is for the command to obey.
+    nsenter stays outside as the command's parent, and must outlive it: signals that a terminal or a caller sends to the
+    whole process group are for the command.
     """
     patient = [tool("env"), "--ignore-signal=HUP,INT,QUIT,TERM,USR1,USR2"]
     return [*patient, tool("nsenter"), "-t", str(init_pid), "-n", "-u", "-m", "-i", "-p"]
 
 
 def user_argv(account: Account, folder: Path, argv: Sequence[str], new_session: bool) -> list[str]:
-    """*argv* as *account*, in *folder* if it can be entered, else at home; to be run on a host.
+    """*argv* as *account*, in *folder* if it can be entered, else in the home folder; to be run on a host.
 
-    The command keeps the process id that `enter_argv`'s command forks, so that signals find it.
+    The command keeps the process id of the child that nsenter forks, so that signals reach it.
     """
     become = [tool("setpriv"), f"--reuid={account.uid}", f"--regid={account.uid}", "--init-groups"]
     session = [tool("setsid")] if new_session else []
-    # The doorman ignores signals, and so may whoever called; a command on a fresh host does not.
+    # nsenter ignores signals, and the caller may, too; the command gets default handlers.
     settle = [tool("env"), "--default-signal", tool("bash"), "--norc", "--noprofile", "-c"]
     return [*become, *session, *settle, 'cd -- "$1" 2>/dev/null || cd; shift; exec "$@"', "-", str(folder), *argv]
 
 
 def port_of(host: str) -> str:
-    """The login host's end of a host's wire."""
+    """The login host's end of a host's link."""
     return f"to-{host}"
 
 
 def login_network(cluster: Cluster) -> str:
-    """Commands of ip, for the login host: the switch that all wires lead to."""
+    """Commands of ip that make the switch, for the login host."""
     return f"link add br0 type bridge\nlink set br0 up\naddr add {cluster.address(LOGIN)}/24 dev br0\n"
 
 
 def plug_in(host: str, cluster: Cluster, init_pid: int) -> tuple[str, str]:
-    """Commands of ip that wire *host* to the switch: for the login host, then for the host itself."""
+    """Commands of ip that connect *host* to the switch: for the login host, then for the host itself."""
     port = port_of(host)
     outer = f"link add {port} type veth peer name eth0 netns {init_pid}\nlink set {port} master br0 up\n"
     inner = (
@@ -134,13 +134,13 @@ def plug_in(host: str, cluster: Cluster, init_pid: int) -> tuple[str, str]:
 
 
 def neighbour_command(address: str, state: str) -> str:
-    """The command of ip neigh, for a host, that lets nothing reach *address* when ``cut``."""
-    # Packets leave for a card that nobody has. A route that says blackhole would be a refusal to whoever connects.
+    """The command of ip neigh, for a host, that drops packets to *address* when ``cut``."""
+    # Packets go to a hardware address that does not exist. With a blackhole route connecting would fail at once.
     if state == "cut":
         return f"replace {address} lladdr 02:00:00:00:00:00 nud permanent dev eth0"
     return f"flush to {address} nud permanent dev eth0"
 
 
 def link_argv(host: str, state: str) -> list[str]:
-    """The command, for the login host, that sets a host's wire ``up`` or ``down``."""
+    """The command, for the login host, that sets a host's link ``up`` or ``down``."""
     return [tool("ip"), "link", "set", port_of(host), state]

@@ -1,8 +1,8 @@
-"""Which folders of the real machine a host of the lab must be shown, and how.
+"""Chooses the folders of the real machine that a host of the lab must show.
 
-Each host has a /tmp and /run of its own, and its ordinary users may not enter, say, root's home. What the lab needs
-from there (the interpreter, the virtual environment, the package, its own base) is shown at its usual path, while the
-rest of the closed folder is covered by an empty one. Only the host's own mounts change, never the machine's.
+Each host has its own /tmp and /run, and its ordinary users may not enter, for example, root's home. Folders there that
+the lab needs (the interpreter, the virtual environment, the package, its own base) are shown at their usual paths,
+while the rest of the closed folder is covered by an empty one. Only the host's own mounts change, never the machine's.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import monarch_hpc
 
 __all__ = ["OWN_FOLDERS", "Opening", "find_needed_paths", "is_closed", "plan_openings"]
 
-# What every host has for itself alone.
+# Folders that every host has for itself.
 OWN_FOLDERS = (Path("/run"), Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """A folder to show at *path*, after the folder *cover*, if any, was covered by an empty one."""
+    """A folder to show at *path*, after the folder *cover*, if any, has been covered by an empty one."""
 
     path: Path
     cover: Path | None
@@ -32,8 +32,8 @@ class Opening:
 
 
 def find_needed_paths() -> tuple[Path, ...]:
-    """Folders without which no Python program of ours starts: interpreter, virtual environment, package."""
-    # The links from the environment to the interpreter may pass through a folder that is none of the prefixes.
+    """Folders that Python programs need to start: interpreter, virtual environment, package."""
+    # The links from the environment to the interpreter may pass through a folder other than the prefixes.
     links = []
     executable = Path(sys.executable)
     while executable.is_symlink():
@@ -58,7 +58,7 @@ def plan_openings(
 
     Args:
         needed: folders to show read-only.
-        shared: the one folder that all hosts write.
+        shared: the folder that all hosts can write.
         closed: tells whether ordinary users cannot pass through a folder.
         real: a path with all symbolic links resolved.
     """
@@ -89,7 +89,7 @@ def plan_openings(
 
 
 def _as_reached(path: Path, hidden: Callable[[Path], bool], real: Callable[[Path], Path]) -> Path:
-    """*path* with links resolved down to the first hidden folder: below it, the name itself must be made to exist."""
+    """*path* with links resolved down to the first hidden folder; below that, the path itself must be created."""
     reached = Path("/")
     for number, part in enumerate(path.parts[1:], 1):
         if hidden(reached):

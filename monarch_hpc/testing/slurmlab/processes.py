@@ -1,4 +1,4 @@
-"""Processes by identity: what is signalled is what was started, never a later owner of the same number."""
+"""Processes by identity, so that signals go to the process that was started, never to a later one with the same pid."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """One life of a process: its number and when the kernel started it, in clock ticks since boot."""
+    """Identity of a process: its pid and its start time, in clock ticks since boot."""
 
     pid: int
     start: int
 
     @classmethod
     def of(cls, pid: int) -> ProcessIdentity | None:
-        """The process that has this number, or None if there is none or only a zombie."""
+        """The process with this pid; None if it does not exist or is a zombie."""
         try:
             fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
@@ -45,7 +45,7 @@ class ProcessIdentity:
     def kill(self, signal_number: int = signal.SIGKILL) -> bool:
         """Signal this very process; False if it is gone."""
         try:
-            # The descriptor pins the process: its number cannot pass to another between check and signal.
+            # The descriptor pins the process: its pid cannot be reused between check and signal.
             descriptor = os.pidfd_open(self.pid)
         except ProcessLookupError:
             return False
@@ -69,7 +69,7 @@ def find_children(pid: int) -> list[int]:
 
 
 def namespace_of_children(pid: int) -> str | None:
-    """The pid namespace that the children of *pid* live in, or None if *pid* is gone."""
+    """The pid namespace of the children of *pid*; None if *pid* is gone."""
     try:
         return os.readlink(f"/proc/{pid}/ns/pid_for_children")
     except OSError:
@@ -77,7 +77,7 @@ def namespace_of_children(pid: int) -> str | None:
 
 
 def find_pids_in(namespace: str) -> list[int]:
-    """All processes that live in a pid namespace, zombies left out."""
+    """All processes in a pid namespace except zombies."""
     found = []
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
@@ -89,7 +89,7 @@ def find_pids_in(namespace: str) -> list[int]:
 
 
 def read_command(pid: int) -> list[str]:
-    """The command line of a process; empty when it is gone."""
+    """The command line of a process; empty if it is gone."""
     try:
         text = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="backslashreplace")
     except (FileNotFoundError, ProcessLookupError):
@@ -98,8 +98,8 @@ def read_command(pid: int) -> list[str]:
 
 
 def read_uid(pid: int) -> int | None:
-    """The effective user id of a process, or None when it is gone."""
-    # Not the owner of /proc/PID: that is root for a process that may not be traced.
+    """The effective user id of a process; None if it is gone."""
+    # Not the owner of /proc/PID, which is root for a process that may not be traced.
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
             if line.startswith("Uid:"):
@@ -110,8 +110,8 @@ def read_uid(pid: int) -> int | None:
 class HostProcess(subprocess.Popen[str]):
     """A command that runs on a host of the lab.
 
-    `pid` is the doorman's (nsenter's); `inner_pid` is the command's own, as seen from outside the host. Signals go to
-    the command, and its exit status is this process's.
+    `pid` is nsenter's; `inner_pid` is the command's own, as seen from outside the host. Signals go to the command, and
+    its exit status becomes that of this process.
     """
 
     @property
@@ -119,14 +119,14 @@ class HostProcess(subprocess.Popen[str]):
         """The command's process id, as seen from outside the host.
 
         Raises:
-            ProcessLookupError: it has ended.
+            ProcessLookupError: the command has ended.
         """
-        # The doorman forks once, so its only child is the command.
+        # nsenter forks once, so its only child is the command.
         children = wait_until(
             f"process {self.pid} to enter the host",
             lambda: find_children(self.pid),
             10.0,
-            # Not poll(): in a signal handler that interrupts wait() it never tells the end.
+            # Not poll(): in a signal handler that interrupts wait() it never reports the end.
             accept=lambda found: found or ProcessIdentity.of(self.pid) is None,
             interval_s=0.002,
         )
@@ -135,12 +135,12 @@ class HostProcess(subprocess.Popen[str]):
         return children[0]
 
     def send_signal(self, sig: int) -> None:
-        """Signal the command alone; nothing happens if it has ended."""
+        """Signal only the command; nothing happens if it has ended."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.inner_pid, sig)
 
     def signal_group(self, sig: int = signal.SIGINT) -> None:
-        """Signal the command and all of its process group, as a terminal does on Ctrl-C."""
+        """Signal the command and its process group, as a terminal does on Ctrl-C."""
         with contextlib.suppress(ProcessLookupError):
             pid = self.inner_pid
             wait_until("the command to lead its own group", lambda: os.getpgid(pid) == pid, 10.0, interval_s=0.002)

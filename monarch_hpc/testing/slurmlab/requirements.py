@@ -1,6 +1,6 @@
-"""What a machine must have before a lab can run on it, and whom to ask for what is missing.
+"""Checks whether a lab can run on this machine, and explains what is missing.
 
-Imports nothing outside the standard library, so that it answers before anything is installed.
+Imports nothing outside the standard library, so that it works before anything is installed.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ def _which(command: str) -> str | None:
 
 
 def tool(command: str) -> str:
-    """The full path of a system command, or its bare name where it is missing."""
+    """The full path of a system command; its bare name if it is missing."""
     return _which(command) or command
 
 
 def find_missing_packages(which: Callable[[str], str | None] = _which) -> tuple[str, ...]:
-    """The Debian packages whose commands are not here, sorted."""
+    """The Debian packages of the missing commands, sorted."""
     return tuple(sorted({package for command, package in _PACKAGES.items() if which(command) is None}))
 
 
@@ -59,13 +59,13 @@ def find_problems(
     may_unshare: Callable[[], str] | None = None,
     config_folder: Path = Path("/etc/slurm"),
 ) -> tuple[str, ...]:
-    """Why no lab can run here, one sentence each; empty when it can.
+    """Why no lab can run here, one sentence each; empty if it can.
 
     Args:
-        which: finds a command, or None.
-        user_id: effective user id; by default ours.
-        may_unshare: the kernel's words when namespaces are refused, else an empty text.
-        config_folder: where this machine's Slurm reads slurm.conf from.
+        which: finds a command; returns None if it is missing.
+        user_id: effective user id; by default this process's.
+        may_unshare: returns the kernel's message if namespaces are refused, else an empty string.
+        config_folder: the folder of this machine's slurm.conf.
     """
     problems = []
     missing = sorted(command for command in _PACKAGES if which(command) is None)
@@ -90,7 +90,7 @@ def find_problems(
 
 def _try_namespaces() -> str:
     argv = [tool("unshare"), "--net", "--uts", "--mount", "--ipc", "--pid", "--fork", "--mount-proc"]
-    # A network of its own needs more than a namespace: the kernel's bridge and veth modules.
+    # A host's network needs more than a namespace: the kernel's bridge and veth modules.
     probe = "ip link add br0 type bridge && ip link add v0 type veth peer name v1 && mount -n -t sysfs sys /sys"
     done = subprocess.run(
         [*argv, tool("bash"), "-c", probe],

@@ -1,4 +1,4 @@
-"""The files that tell Slurm about a lab. Pure text; every setting that is not obvious has its reason."""
+"""Renders Slurm's configuration files for a lab. Pure text; every setting that is not obvious has its reason."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ __all__ = [
 
 LOGIN = "login"
 RESERVATION = "maint"
-# slurmd looks for a cgroup file system to find out its version, and ends without one, unless it is told.
+# Unless the version is configured, slurmd detects it from a cgroup file system, and exits if there is none.
 CGROUP_CONF = "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n"
-# Only exists inside the lab's own networks, so that labs side by side may share it.
+# Exists only inside the lab's own networks, so that several labs can use the same one.
 _SUBNET = "10.177.0"
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What the lab claims to be; the real machine may have fewer cores and no GPU at all."""
+    """The simulated cluster; the real machine may have fewer cores and no GPU at all."""
 
     num_hosts: int = 4
     num_cpus: int = 8
@@ -50,14 +50,14 @@ def render_hosts(cluster: Cluster) -> str:
     """/etc/hosts of every host."""
     lines = ["127.0.0.1 localhost"]
     for name in (LOGIN, *cluster.hosts):
-        # The second form is what a socket for both families (torch's store has one) shows of its peer.
+        # The second form is the peer's address on a dual-stack socket, such as torch's store has.
         lines += [f"{cluster.address(name)} {name}", f"::ffff:{cluster.address(name)} {name}"]
     return "\n".join(lines) + "\n"
 
 
 RESOLV_CONF = """\
-# No name server can be reached from the lab, and each question to one would wait for 10 s.
-# Without any, 127.0.0.1 is asked, and refuses at once.
+# No name server can be reached from the lab, and each query to one would time out after 10 s.
+# Without any, 127.0.0.1 is queried, and refuses at once.
 """
 
 
@@ -84,7 +84,7 @@ AuthType=auth/munge
 AuthInfo=socket=/run/munge/munge.socket.2,cred_expire=5
 CredType=cred/munge
 StateSaveLocation={base}/state
-# /run and /tmp are each host's own, so the same path is another folder on each.
+# Each host has its own /run and /tmp, so the same path is a different folder on each.
 SlurmdSpoolDir=/run/slurmd
 TmpFS=/tmp
 SlurmctldPidFile=/run/slurmctld.pid
@@ -110,7 +110,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 GresTypes=gpu
 
-# Quick answers: for tests, not for production.
+# Short intervals, for tests, not for production.
 SchedulerType=sched/backfill
 SchedulerParameters=sched_interval=2,batch_sched_delay=0,bf_interval=2,sched_min_interval=0
 SlurmctldTimeout=30
@@ -122,7 +122,7 @@ InactiveLimit=0
 KillWait=5
 MinJobAge=120
 WaitTime=0
-# 2 would bring back by itself what an administrator set down.
+# With 2, hosts that an administrator set down would return by themselves.
 ReturnToService=1
 UnkillableStepTimeout=10
 JobRequeue=1
@@ -146,7 +146,7 @@ def reservation_argv(cluster: Cluster) -> list[str]:
         f"ReservationName={RESERVATION}",
         "Users=alice",
         f"Nodes={cluster.hosts[-1]}",
-        # It begins in a year, and FLEX lets its jobs begin before: so it takes the host from nobody else.
+        # It begins in a year, and FLEX lets its jobs begin earlier: so the host stays available to others.
         "StartTime=now+365days",
         "Duration=60",
         "Flags=FLEX",

@@ -1,4 +1,4 @@
-"""The ordinary users of a lab, known on its hosts only: the machine's own files stay as they are."""
+"""The ordinary users of a lab, which exist on its hosts only: the machine's own files are not changed."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ __all__ = [
 ]
 
 USERS = ("alice", "bob")
-# The partition of this name takes bob's jobs and refuses alice's.
+# The partition of this name accepts bob's jobs and refuses alice's.
 RESTRICTED_GROUP = "vip"
 _RESTRICTED_MEMBERS = ("bob",)
-# Debian hands out 1000-59999 to people; few machines come near this block.
+# Debian assigns 1000-59999 to users; few machines have ids near this block.
 _FIRST_ID = 47001
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """A user as the lab's hosts know it; the group has the same number as the user."""
+    """A user of the lab's hosts; its group has the same id."""
 
     name: str
     uid: int
@@ -38,13 +38,13 @@ ROOT = Account("root", 0, Path("/root"))
 
 
 def plan_accounts(homes: Path, taken_ids: Collection[int]) -> tuple[Account, ...]:
-    """Accounts for `USERS`, with user ids that nobody on this machine has."""
+    """Accounts for `USERS`, with user ids that are free on this machine."""
     free = (uid for uid in range(_FIRST_ID, 60000) if uid not in taken_ids)
     return tuple(Account(name, uid, homes / name) for name, uid in zip(USERS, free, strict=False))
 
 
 def login_environment(account: Account, path: str, terminal: str) -> dict[str, str]:
-    """What a fresh login has; *path* is its PATH."""
+    """The environment of a fresh login; *path* is its PATH."""
     return {
         "HOME": str(account.home),
         "USER": account.name,

@@ -1,4 +1,4 @@
-"""What `alloc` asks for, read from the script that it would submit."""
+"""The requests of `alloc`, read from the script that it would submit."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_hpc.cli.findings import Finding, Severity, Sight, examine
+from monarch_hpc.cli.findings import Finding, MachineFacts, Severity, examine
 from monarch_hpc.config import Config
 from monarch_hpc.config.load import load_config
 from monarch_hpc.transport.ucx.library import Library
@@ -28,7 +28,7 @@ def configured(flags: Mapping[str, object]) -> Config:
     return load_config({"HOME": "/home/alice"}, Path("/"), "h", None, flags).config
 
 
-SEEN = Sight(
+SEEN = MachineFacts(
     python="3.11.2, /usr/bin/python3",
     package="monarch_hpc 0.1.0, /site-packages/monarch_hpc",
     config=configured({}),
@@ -48,8 +48,8 @@ SEEN = Sight(
 )
 
 
-def find(sight: Sight, what: str) -> Finding:
-    (finding,) = (finding for finding in examine(sight) if finding.what == what)
+def find(facts: MachineFacts, what: str) -> Finding:
+    (finding,) = (finding for finding in examine(facts) if finding.what == what)
     return finding
 
 
@@ -68,12 +68,12 @@ def test_a_machine_with_nothing_in_the_way() -> None:
         ("ucx/shm", "used between the processes of a host"),
         ("ucx/rdma", "not used: this machine has no InfiniBand and no RoCE device"),
         ("ucx/tcp", "not used: it trusts its network, and fabric.trusted is false"),
-        ("tcp", "used wherever nothing faster is; sealed with AES-256-GCM"),
+        ("tcp", "used where nothing faster is available; sealed with AES-256-GCM"),
         ("relay", "used to reach hosts that tcp cannot, through one srun step"),
         ("/dev/shm", "32 GiB, 31 GiB free"),
-        ("open files", "1024 a process, 1048576 if it asks"),
-        ("locked memory", "without limit"),
-        ("cores", "4 of 64 granted; procs spin 50 us before they sleep, where at most 3 run here"),
+        ("open files", "1024 per process, hard limit 1048576"),
+        ("locked memory", "no limit"),
+        ("cores", "4 of 64 granted; procs spin 50 us before they sleep, if at most 3 run here"),
     ]
     assert all((finding.state, finding.advice) == (OK, "") for finding in examine(SEEN))
 
@@ -219,12 +219,12 @@ def test_fabrics_say_whether_they_are_used_and_why(changes: dict[str, object], e
         ("interfaces", {"interfaces": {"lo": "127.0.0.1"}}, WARN, "no other machine can be reached", "bring"),
         ("/dev/shm", {"shm": (64 << 20, 60 << 20)}, WARN, "64 MiB, 60 MiB free", "up to 128 MiB;.*--shm-size"),
         ("/dev/shm", {"shm": (1 << 30, 200 << 20), "num_cpus": (128, 128)}, WARN, "200 MiB free", "up to 1 GiB"),
-        ("open files", {"num_files": (256, 512)}, WARN, "256 a process, 512 if it asks", "administrator.*nofile"),
+        ("open files", {"num_files": (256, 512)}, WARN, "256 per process, hard limit 512", "administrator.*nofile"),
         (
             "locked memory",
             {"locked_bytes": 8 << 20, "machine": RDMA, "on_host": True},
             WARN,
-            "8 MiB a process",
+            "8 MiB per process",
             "ulimit -l unlimited.*MEMLOCK",
         ),
     ],
@@ -241,13 +241,17 @@ def test_what_is_in_the_way(what: str, changes: dict[str, object], state: Severi
             {"config": configured({"fabric.interfaces.compute": ["hsn*"]}), "on_host": True},
             "hsn0 10.3.0.7 (chosen by fabric.interfaces.compute)",
         ),
-        ("locked memory", {"locked_bytes": 8 << 20}, "8 MiB a process"),
-        ("open files", {"num_files": (4096, 4096)}, "4096 a process"),
-        ("cores", {"config": configured({"fabric.spin_us": 0})}, "4 of 64 granted; nobody spins: fabric.spin_us is 0"),
+        ("locked memory", {"locked_bytes": 8 << 20}, "8 MiB per process"),
+        ("open files", {"num_files": (4096, 4096)}, "4096 per process"),
+        (
+            "cores",
+            {"config": configured({"fabric.spin_us": 0})},
+            "4 of 64 granted; procs do not spin: fabric.spin_us is 0",
+        ),
         (
             "cores",
             {"num_cpus": (1, 8)},
-            "1 of 8 granted; procs sleep at once: none has a core of its own beside the agent's",
+            "1 of 8 granted; procs do not spin: there is no core besides the agent's",
         ),
         (
             "configuration",

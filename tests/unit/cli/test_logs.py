@@ -1,4 +1,4 @@
-"""`logs` and `status` need files alone: no Slurm, no agents."""
+"""`logs` and `status` without Slurm and agents, from files only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ID = "0123456789abcdef0123456789abcdef"
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path))
-    # No Slurm, wherever these tests run.
+    # No Slurm, even if this machine has one.
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     registry = Registry(tmp_path / ".local/state/monarch-hpc")
@@ -64,10 +64,10 @@ def test_a_log_cannot_command_the_terminal(directory: Path, capsys: pytest.Captu
     ("arguments", "code", "words"),
     [
         (["nope"], 72, "no such allocation (live: dev)"),
-        (["--agents"], 72, "nothing was written yet"),
+        (["--agents"], 72, "nothing was written to "),
         (["--run", "cccc"], 72, "no logs of run cccc (there are: aaaa, bbbb)"),
         (["--rank", "7"], 72, "no proc of rank 7 of run bbbb wrote anything"),
-        (["--agents", "--rank", "0"], 64, "--agents goes with neither"),
+        (["--agents", "--rank", "0"], 64, "--agents excludes --run and --rank"),
     ],
 )
 def test_what_is_not_there_is_named(

@@ -20,7 +20,7 @@ Verb = Callable[[Callable[[], object]], None]
 
 @pytest.fixture
 def verb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Verb:
-    """Put a verb `fake` in place that does what the test says, and the state folder where the test can look."""
+    """Install a verb `fake` with the test's action, and a state folder that the test can read."""
     monkeypatch.setenv("MONARCH_HPC_PATHS__STATE", str(tmp_path / "state"))
     monkeypatch.setattr(main_module, "VERBS", {"fake": "Do what the test says."})
 

@@ -1,4 +1,4 @@
-"""Configuration files that somebody else may have written, or that are made to take all memory."""
+"""Configuration files that other users may have written, or that are crafted to exhaust memory."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_project_is_not_looked_for_from_a_folder_upwards_that_others_may_write
     path.parent.chmod(mode)
     for _ in range(2):
         assert load(home, cwd=deep).config.slurm.qos is None
-    said = f"{path} is not read, because {path.parent} may be written by other users; write what you want of it into"
+    said = f"{path} is not read, because {path.parent} may be written by other users; copy the settings that you want"
     assert [record.getMessage().startswith(said) for record in caplog.records] == [True]
     path.unlink()
     (home / "monarch-hpc.yaml").write_text("slurm: {qos: above}\n")
@@ -59,7 +59,7 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
 @pytest.mark.parametrize("text", [BOMB, f"match:\n{indent(BOMB, '  ')}", "\nslurm: {extra: [&a x, *a]}\n"])
 def test_a_text_that_stands_for_a_huge_value_is_refused_at_once(home: Path, text: str) -> None:
     path = write_project(home, text)
-    with pytest.raises(ConfigError, match=r"an alias \(\*name\) is not read here") as caught:
+    with pytest.raises(ConfigError, match=r"an alias \(\*name\) is not supported") as caught:
         load(home, cwd=path.parent)
     assert caught.value.source == f"{path}:{3 if text.startswith('match') else 2}"
     with pytest.raises(ConfigError, match="alias"):

@@ -19,14 +19,14 @@ from monarch_hpc.core.arguments import (
 
 
 class _Unshowable:
-    """What fails when it is looked at."""
+    """A value whose `__repr__` raises."""
 
     def __repr__(self) -> str:
         raise RuntimeError("not to be shown")
 
 
 class _Text(str):
-    """A subclass, of which other processes need know nothing."""
+    """A subclass, which must not be sent to other processes."""
 
 
 def test_what_is_good_comes_back_plain() -> None:

@@ -1,4 +1,4 @@
-"""Each start of a job's script has a folder, and the newest counts."""
+"""Each start of a job's script has its own folder, and the newest is used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever an object's own code does, its description is a plain text of bounded length."""
+"""Descriptions of objects are plain text of bounded length, whatever the objects' own code does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from monarch_hpc.core.description import summary_of, text_of, trace_of, tracebac
 def _raised(error: BaseException) -> BaseException:
     try:
         raise error
-    except BaseException as raised:  # noqa: BLE001 it is what an actor catches
+    except BaseException as raised:  # noqa: BLE001 as an actor does
         return raised
 
 

@@ -1,4 +1,4 @@
-"""A record costs nobody more than itself, whatever filters and handlers do."""
+"""Log calls do not raise, whatever filters and handlers do."""
 
 from __future__ import annotations
 

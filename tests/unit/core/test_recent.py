@@ -1,4 +1,4 @@
-"""Mappings that keep their latest entries."""
+"""Mappings that keep only their latest entries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders that somebody holds stay; what killed processes left goes."""
+"""Held folders stay; folders left by killed processes are removed."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def failed(kind: type[Exception] = ValueError, text: str = "no data", place: str
 
 
 class _Mute(Exception):
-    """One whose text cannot be had."""
+    """An exception whose `__str__` raises."""
 
     def __str__(self) -> str:
         raise RuntimeError("no words")

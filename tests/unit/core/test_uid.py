@@ -1,4 +1,4 @@
-"""Names of processes, read and written as Monarch programs do."""
+"""Names of processes, parsed and formatted as in Monarch programs."""
 
 from __future__ import annotations
 

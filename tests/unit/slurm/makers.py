@@ -1,4 +1,4 @@
-"""Values for tests: each with defaults that make sense, any field changed by name."""
+"""Values for tests, with sensible defaults; any field can be changed by name."""
 
 from __future__ import annotations
 

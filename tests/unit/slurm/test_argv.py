@@ -1,4 +1,4 @@
-"""Commands are what Slurm expects, in an environment that says nothing of the caller's job."""
+"""Commands are as Slurm expects, in an environment without the variables of the caller's job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lies in an allocation's directory is read as whoever wrote it meant it."""
+"""Files in an allocation's directory are parsed as they were written."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_only_the_newest_attempt_is_seen(tmp_path: Path) -> None:
         write(tmp_path / "attempts" / str(number) / "granted.json", granted)
         write(tmp_path / "attempts" / str(number) / "ended.json", {"schema": 1, "exit_status": 143})
         assert look(tmp_path) == Seen(Granted(7, ("n1",), "n1", 1000.0, number), exit_status=143, attempt=number)
-    # What processes of an earlier attempt still write.
+    # Files that processes of an earlier attempt still write.
     write(tmp_path / "attempts" / "9" / "ready.json", {"schema": 1, "hosts": [], "missing": []})
     assert look(tmp_path).ready is None
 

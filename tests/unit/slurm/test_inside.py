@@ -1,4 +1,4 @@
-"""A job that somebody else submitted is recognised by its variables."""
+"""A job that was submitted by other means is recognised by its variables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is due for a record, and how far an allocation has come: decisions, without clock, files and Slurm."""
+"""Decisions about records and the stages of an allocation, without clock, files and Slurm."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from monarch_hpc.slurm.registry import AllocationRecord, Ended
 from monarch_hpc.slurm.states import SlurmState
 from tests.unit.slurm.makers import detail, record, row
 
-GONE = "who asked for it is gone"
-WISHED = "its release was asked for"
+GONE = "the command that requested it is gone"
+REQUESTED = "its release was requested"
 GRANTED = Granted(7, ("n1", "n2"), "n[1-2]", 1010.0)
 READY = AgentsReport((ReadyHost("n1", 8, 4), ReadyHost("n2", 8, 4)), ())
 HALF = AgentsReport((ReadyHost("n1", 8, 4),), ("n2",))
 INTENT = record()
 SUBMITTED = record(job_id=7, submitted_s=1001.0)
-WANTED = record(job_id=7, submitted_s=1001.0, release_why=WISHED)
+WANTED = record(job_id=7, submitted_s=1001.0, release_why=REQUESTED)
 CLOSED = record(ended=Ended("NEVER_SUBMITTED", "", "monarch-hpc", 1040.0))
 
 
@@ -40,7 +40,7 @@ CLOSED = record(ended=Ended("NEVER_SUBMITTED", "", "monarch-hpc", 1040.0))
 @pytest.mark.parametrize(
     ("found", "listed", "lives", "age_s", "decision"),
     [
-        # An intent: its owner is about to write the job's number, or died.
+        # An intent: its owner is about to write the job's id, or died.
         (INTENT, None, True, 9999, Keep()),
         (INTENT, row(), True, 9999, Keep()),
         (INTENT, row(SlurmState.PENDING), False, 1, CancelJob(7, GONE)),
@@ -49,17 +49,17 @@ CLOSED = record(ended=Ended("NEVER_SUBMITTED", "", "monarch-hpc", 1040.0))
         (INTENT, None, None, 899, Keep()),
         (INTENT, row(), None, 899, Keep()),
         (INTENT, row(), None, 901, CancelJob(7, GONE)),
-        # A job with a number is adopted, whoever is gone.
+        # A job with an id is adopted, even if its owner is gone.
         (SUBMITTED, row(), None, 9999, Keep()),
         (SUBMITTED, row(SlurmState.UNKNOWN), None, 1, Keep()),
         (SUBMITTED, row(SlurmState.COMPLETING), None, 1, Keep()),
         (SUBMITTED, None, None, 1, AskSlurm(7)),
         (SUBMITTED, row(SlurmState.TIMEOUT), None, 1, AskSlurm(7)),
-        # A wish to release that Slurm could not be told.
-        (WANTED, row(), None, 1, CancelJob(7, WISHED)),
+        # A requested release that Slurm did not answer.
+        (WANTED, row(), None, 1, CancelJob(7, REQUESTED)),
         (WANTED, row(SlurmState.COMPLETING), None, 1, Keep()),
         (WANTED, None, None, 1, AskSlurm(7)),
-        # A request that slurmctld worked off after all.
+        # A request that slurmctld carried out after all.
         (
             CLOSED,
             row(SlurmState.PENDING),
@@ -98,8 +98,8 @@ def test_an_intent_without_owner_and_job_is_closed_when_no_request_can_be_on_its
         (SUBMITTED, None, 0, "COMPLETED", "ended.json", "exit status 0"),
         (SUBMITTED, None, 3, "FAILED", "ended.json", "exit status 3"),
         (SUBMITTED, None, None, "UNKNOWN", "monarch-hpc", "no longer known to Slurm"),
-        (WANTED, SlurmState.CANCELLED, None, "RELEASED", "monarch-hpc", WISHED),
-        (WANTED, None, None, "RELEASED", "monarch-hpc", WISHED),
+        (WANTED, SlurmState.CANCELLED, None, "RELEASED", "monarch-hpc", REQUESTED),
+        (WANTED, None, None, "RELEASED", "monarch-hpc", REQUESTED),
     ],
 )
 def test_an_end_is_told_by_the_best_witness(
@@ -118,13 +118,13 @@ def test_an_end_is_told_by_the_best_witness(
 
 
 def test_a_job_that_scontrol_knows_as_alive_is_kept() -> None:
-    # squeue was asked before the job was submitted, say.
+    # For example, squeue was asked before the job was submitted.
     assert decide_gone(SUBMITTED, detail(SlurmState.PENDING), None, 2000.0) == Keep()
-    assert decide_gone(WANTED, detail(SlurmState.PENDING), None, 2000.0) == CancelJob(7, WISHED)
+    assert decide_gone(WANTED, detail(SlurmState.PENDING), None, 2000.0) == CancelJob(7, REQUESTED)
     assert decide_gone(WANTED, detail(SlurmState.COMPLETING), None, 2000.0) == Keep()
 
 
-# ---- the way to ready
+# ---- stages up to ready
 
 
 def test_an_allocation_comes_from_queued_to_ready() -> None:
@@ -185,7 +185,7 @@ def test_a_requeued_job_begins_anew_and_what_its_first_attempt_left_is_not_belie
 
 
 def test_a_second_start_that_slurm_does_not_count_is_one_too() -> None:
-    # As by a slurmctld that lost its newest state.
+    # As with a slurmctld that lost its newest state.
     first = Lifecycle(30.0).see_files(Seen(GRANTED, frozenset({0, 1}), HALF, attempt=1), 1010.0)
     second = first.see_files(Seen(GRANTED, attempt=2), 1020.0)
     assert (second.stage, second.granted_s, second.num_reported, second.ready) == (Stage.GRANTED, 1020.0, 0, None)
@@ -201,11 +201,11 @@ def test_an_old_answer_of_squeue_is_no_requeue() -> None:
     [
         (Lifecycle(30.0), None),
         (Lifecycle(30.0).see_queue(row(SlurmState.PENDING), 1005.0), None),
-        # Slurm says that it runs, but its directory shows nothing.
+        # Slurm reports it as running, but its directory is empty.
         (Lifecycle(30.0).see_queue(row(), 1005.0), 1035.0),
         (Lifecycle(30.0).see_queue(row(), 1005.0).see_files(Seen(GRANTED), 1010.0), 1040.0),
         (Lifecycle(30.0).see_files(Seen(GRANTED, frozenset({0})), 1010.0), 1040.0),
-        # The head has given up: no use to wait on.
+        # The head has given up waiting.
         (Lifecycle(30.0).see_files(Seen(GRANTED, frozenset({0}), HALF), 1010.0), 1010.0),
         (Lifecycle(30.0).see_files(Seen(GRANTED, frozenset({0, 1}), READY), 1010.0), None),
         (Lifecycle(30.0).see_files(Seen(GRANTED, exit_status=0), 1010.0), None),

@@ -1,4 +1,4 @@
-"""Slurm's real refusals get advice that names what was asked and what to change."""
+"""Slurm's real refusals get advice that names the request and the change to make."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_every_recorded_refusal_gets_advice_and_is_an_answer() -> None:
     assert [name for name in refusals if not advice_for(answer(name), {}) or is_busy(answer(name))] == []
 
 
-# Not to be had from a Slurm without a database: the words are those of slurm_errno.c.
+# A Slurm without a database cannot produce these: they are taken from slurm_errno.c.
 @pytest.mark.parametrize(
     ("words", "advice"),
     [

@@ -1,4 +1,4 @@
-"""What a real Slurm 22.05 printed is read as what it was."""
+"""Real output of Slurm 22.05 is parsed correctly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records survive crashes at any moment, and a name has one live owner."""
+"""Records survive crashes at any moment, and a name has at most one live allocation."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def test_a_record_is_read_as_it_was_written(registry: Registry) -> None:
     made = registry.set_job(made, 7, 1001.5)
     assert (made.job_id, made.submitted_s, made.live) == (7, 1001.5, True)
     assert registry.records() == (made,)
-    made = registry.want_release(made, "nobody wants it")
-    assert made.release_why == "nobody wants it"
+    made = registry.request_release(made, "it is not needed")
+    assert made.release_why == "it is not needed"
     assert registry.records() == (made,)
     made = registry.close(made, ENDED)
     assert registry.records() == (made,)

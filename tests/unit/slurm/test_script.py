@@ -1,4 +1,4 @@
-"""The flags of a job come from the right places, and every value arrives as it was given."""
+"""The flags of a job come from the right sources, and every value is passed unchanged."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_quoted_text_is_one_word_for_the_shell(text: str) -> None:
     if word == text:
         assert shlex.quote(text) == text
     else:
-        # What bash and sbatch do with double quotes; shlex knows only two of the four.
+        # Unquoting as in bash and sbatch; shlex handles only two of the four characters.
         assert re.sub(r'\\(["\\$`])', r"\1", word[1:-1]) == text
         assert not re.search(r'(?<!\\)(?:\\\\)*["$`]', word[1:-1])
 

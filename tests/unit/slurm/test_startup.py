@@ -1,4 +1,4 @@
-"""The wait for agents: their time is counted by a clock that nobody sets."""
+"""The wait for agents uses a monotonic clock."""
 
 from __future__ import annotations
 

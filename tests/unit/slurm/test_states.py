@@ -1,4 +1,4 @@
-"""Every word of Slurm's has a meaning, and an unknown one is never the end."""
+"""Every state of Slurm has a phase, and an unknown one never counts as ended."""
 
 from __future__ import annotations
 
