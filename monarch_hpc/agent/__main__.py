@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from monarch_hpc.agent.procs.zygote_launch import ZygoteSettings, bear
+from monarch_hpc.agent.procs.zygote_launch import ZygoteSettings, launch_zygote
 from monarch_hpc.allocation.files import KEY_BYTES
 from monarch_hpc.core.attempts import attempt_folder, attempt_identity
 from monarch_hpc.core.dumps import forbid_core_dumps
@@ -67,7 +67,7 @@ def _serve(options: argparse.Namespace, name: str, key: bytes, environment: Mapp
     # First and while this process loads the rest of itself: whoever waits for the first proc waits for the zygote.
     allocation = attempt_identity(options.allocation, options.attempt)
     settings = ZygoteSettings(allocation, options.rank, options.entry, environment)
-    newborn = bear(settings)
+    first_zygote = launch_zygote(settings)
     from monarch_hpc.agent.agent_args import AgentArgs
     from monarch_hpc.agent.resources.grant import read_grant
     from monarch_hpc.agent.service import Service
@@ -77,7 +77,7 @@ def _serve(options: argparse.Namespace, name: str, key: bytes, environment: Mapp
     grant = read_grant(
         environment, config.fabric.interfaces.compute, (options.rank, options.num_hosts) if options.local else None
     )
-    post = AgentArgs(
+    args = AgentArgs(
         directory=options.directory,
         folder=attempt_folder(options.directory, options.attempt),
         allocation=allocation,
@@ -96,7 +96,7 @@ def _serve(options: argparse.Namespace, name: str, key: bytes, environment: Mapp
         signal.pthread_kill(threading.main_thread().ident or 0, _FINISHED)
 
     engine = Engine()
-    service = Service(engine, post, grant, config, settings, newborn, finished)
+    service = Service(engine, args, grant, config, settings, first_zygote, finished)
     # Still the only thread, so that what is wrong from the start is raised here.
     service.start()
     if options.lifeline:

@@ -92,8 +92,8 @@ def attach(
 def _open_ucx(engine: Engine, config: Config, ready: Ready) -> UcxFabric:
     # Workers that were started by hand are no Slurm job, and may be other machines.
     local = ready.job_id is None and all("//127." in address for address in ready.addresses)
-    here = [rank for rank, name in ready.hosts.items() if local or name == platform.node()]
-    login = not here
+    own_ranks = [rank for rank, name in ready.hosts.items() if local or name == platform.node()]
+    login = not own_ranks
     wanted = config.fabric.interfaces.login if login else config.fabric.interfaces.compute
     return UcxFabric(
         engine,
@@ -104,7 +104,7 @@ def _open_ucx(engine: Engine, config: Config, ready: Ready) -> UcxFabric:
             choose_interfaces(read_interfaces(), wanted, local=local, side="login" if login else "compute")
         ),
         max_frame_bytes=config.transport.max_frame_bytes,
-        segments="" if login else find_segments(ready.allocation, here[0]),
+        segments="" if login else find_segments(ready.allocation, own_ranks[0]),
     )
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from monarch_hpc.agent.children.sweep import cookies, sweep
 from monarch_hpc.agent.resources.shm_folder import remove_segments
-from monarch_hpc.allocation import files as bootstrap
+from monarch_hpc.allocation import files as allocation_files
 from monarch_hpc.allocation.settings import write_config
 from monarch_hpc.config import Config
 from monarch_hpc.core.clock import Deadline
@@ -57,7 +57,7 @@ def open_local(
     allocation, own = new_allocation_id(), os.getpid()
     where, held = _make_directory(directory)
     try:
-        key = os.urandom(bootstrap.KEY_BYTES)
+        key = os.urandom(allocation_files.KEY_BYTES)
         _prepare(where, key, config)
         with _Agents(where, held) as agents:
             for rank in range(num_hosts):
@@ -81,12 +81,12 @@ def open_local(
 
 def find_local() -> dict[str, Path]:
     """The directories of the embedded allocations of this user that are ready, by their names."""
-    places = {Path(place) for place in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir()) if place}
+    parents = {Path(parent) for parent in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir()) if parent}
     found: dict[str, Path] = {}
-    for place in places:
-        for directory in sorted(place.glob(f"{PREFIX}*")):
+    for parent in parents:
+        for directory in sorted(parent.glob(f"{PREFIX}*")):
             with contextlib.suppress(OSError, ConfigError):
-                if directory.stat().st_uid == os.getuid() and bootstrap.read_ready(directory) is not None:
+                if directory.stat().st_uid == os.getuid() and allocation_files.read_ready(directory) is not None:
                     found[directory.name] = directory
     return found
 
@@ -163,23 +163,23 @@ class _Agents:
         """Wait until all agents have reported to the head."""
         name = self._directory.name
         deadline = Deadline(timeout_s)
-        while (ready := bootstrap.read_ready(self._directory)) is None:
-            for who, process in self._processes.items():
+        while (ready := allocation_files.read_ready(self._directory)) is None:
+            for agent, process in self._processes.items():
                 code = process.poll()
                 if code is not None:
                     how = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
-                    words = "".join(f"\n    {line}" for line in self._last_words(who))
-                    raise AllocationError(name, f"the agent {who} ended ({how}):{words or ' it wrote nothing'}")
+                    lines = "".join(f"\n    {line}" for line in self._last_lines(agent))
+                    raise AllocationError(name, f"the agent {agent} ended ({how}):{lines or ' it wrote nothing'}")
             if deadline.passed():
-                raise AgentsMissing(name, timeout_s, {who: self._last_words(who) for who in self._processes})
+                raise AgentsMissing(name, timeout_s, {agent: self._last_lines(agent) for agent in self._processes})
             time.sleep(_POLL_S)
         if ready.missing:
-            raise AgentsMissing(name, timeout_s, {who: self._last_words(who) for who in ready.missing})
+            raise AgentsMissing(name, timeout_s, {agent: self._last_lines(agent) for agent in ready.missing})
 
     def _err(self, name: str) -> Path:
         return self._directory / f"{name}.err"
 
-    def _last_words(self, name: str) -> list[str]:
+    def _last_lines(self, name: str) -> list[str]:
         path = self._err(name if name in self._processes else next(iter(self._processes)))
         with contextlib.suppress(OSError):
             return path.read_text(errors="replace").splitlines()[-_NUM_LAST_LINES:]

@@ -180,7 +180,7 @@ def test_whoever_dies_the_result_is_that_of_a_fold_or_the_call_fails(
             assert not set(answers.values()) <= {NoteKind.RESULT, NoteKind.PARTIAL, NoteKind.VOID}
             assert dead or fabric.dead or any(proc.fails for proc in fabric.procs)
     for rank, router in enumerate(fabric.routers):
-        assert rank in fabric.dead or router.num_under_way == 0
+        assert rank in fabric.dead or router.num_in_flight == 0
 
 
 def test_places_of_different_hosts_in_turns_keep_their_order() -> None:

@@ -25,7 +25,7 @@ from monarch_hpc.wire.messages import HostEntry, Message, ProcEnded, ProcReady, 
 
 __all__ = ["CastChannels"]
 
-_WORD_S = 3.0
+_DEATH_REPORT_S = 3.0
 """How long a proc whose channel broke may take to be reported dead; that takes milliseconds where it is."""
 
 _log = Logger(__name__)
@@ -49,16 +49,18 @@ class CastChannels:
     """
 
     def __init__(
-        self, engine: Engine, node: Node, pulse: Heartbeat, rank: int, num_hosts: int, limits: TransportConfig
+        self, engine: Engine, node: Node, heartbeat: Heartbeat, rank: int, num_hosts: int, limits: TransportConfig
     ) -> None:
         self._engine = engine
         self._node = node
-        self._pulse = pulse
+        self._heartbeat = heartbeat
         self._addresses: dict[int, Sequence[str]] = {}
         self._procs: dict[tuple[str, int, int], int] = {}
-        self._hosts: dict[int, _Line] = {}
-        self._lines: dict[int, _Line] = {}  # to procs, by incarnation
-        self._known: dict[FrameChannel, Callable[[Frame], None]] = {}  # who is behind a channel that was dialled
+        self._host_lines: dict[int, _Line] = {}
+        self._proc_lines: dict[int, _Line] = {}  # to procs, by incarnation
+        self._note_handlers: dict[
+            FrameChannel, Callable[[Frame], None]
+        ] = {}  # who is behind a channel that was dialled
         self._upstreams: set[FrameChannel] = set()
         usable = self._addresses.__contains__
         self._router: Router[FrameChannel] = Router(
@@ -77,10 +79,10 @@ class CastChannels:
             case ProcReady():
                 incarnation = int(message.incarnation)
                 self._procs[message.run, message.mesh, message.rank] = incarnation
-                self._lines[incarnation] = _Line(message.addresses)
+                self._proc_lines[incarnation] = _Line(message.addresses)
                 self._router.on_proc(message.run, message.mesh, message.rank, incarnation)
             case ProcEnded():
-                self._lines.pop(self._procs.pop((message.run, message.mesh, message.rank), 0), None)
+                self._proc_lines.pop(self._procs.pop((message.run, message.mesh, message.rank), 0), None)
                 cause = "it was stopped" if message.expected else message.cause
                 self._router.on_proc_ended(message.run, message.mesh, message.rank, cause)
             case RunClosed():
@@ -91,7 +93,7 @@ class CastChannels:
     def on_channel(self, channel: FrameChannel) -> bool:
         """Take a channel that another agent or a proc has opened, for its casts; False for those of others."""
         if channel.peer.role is Role.AGENT:
-            self._pulse.watch(channel)
+            self._heartbeat.watch(channel)
         return channel.peer.role in (Role.AGENT, Role.PROC)
 
     def on_frame(self, channel: FrameChannel, frame: Frame) -> bool:
@@ -116,41 +118,41 @@ class CastChannels:
         self._router.on_cast(channel, frame, enters=enters)
 
     def _on_notes(self, channel: FrameChannel, frame: Frame) -> None:
-        take = self._known.get(channel)
-        if take is None:
+        handler = self._note_handlers.get(channel)
+        if handler is None:
             raise FrameError("nobody here waits for notes of casts")
-        take(frame)
+        handler(frame)
 
     def on_lost(self, channel: FrameChannel, error: TransportError) -> bool:
         """A channel is over; False if no cast has gone through it."""
-        ours = channel in self._upstreams or channel in self._known
+        ours = channel in self._upstreams or channel in self._note_handlers
         if channel in self._upstreams:
             self._upstreams.discard(channel)
             self._router.on_upstream_lost(channel)
-        if self._known.pop(channel, None) is not None:
-            for rank, line in list(self._hosts.items()):
+        if self._note_handlers.pop(channel, None) is not None:
+            for rank, line in list(self._host_lines.items()):
                 if line.channel is channel:
                     line.channel = None
                     self._router.on_host_cut(rank, str(error))
                     self._dial_host(rank, line)
-            for incarnation, line in list(self._lines.items()):
+            for incarnation, line in list(self._proc_lines.items()):
                 if line.channel is channel:
-                    self._engine.call_later(_WORD_S, partial(self._give_up_proc, incarnation, line, str(error)))
+                    self._engine.call_later(_DEATH_REPORT_S, partial(self._give_up_proc, incarnation, line, str(error)))
         return ours
 
     # ---- what the router sends ----
 
     def to_host(self, rank: int, frame: Frame) -> None:
         """Send to the agent of a host; the first time, dial it."""
-        line = self._hosts.get(rank)
+        line = self._host_lines.get(rank)
         if line is None:
-            line = self._hosts[rank] = _Line(self._addresses[rank])
+            line = self._host_lines[rank] = _Line(self._addresses[rank])
             self._dial_host(rank, line)
         self._send(line, frame)
 
     def to_proc(self, incarnation: int, frame: Frame) -> None:
         """Send to a proc of this host; the first time, dial it."""
-        line = self._lines.get(incarnation)
+        line = self._proc_lines.get(incarnation)
         if line is None:
             return  # it is gone, and the router is told at any moment
         if line.channel is None and not line.waiting:
@@ -159,7 +161,7 @@ class CastChannels:
             )
         self._send(line, frame)
 
-    def up(self, upstream: FrameChannel, frame: Frame) -> None:
+    def to_upstream(self, upstream: FrameChannel, frame: Frame) -> None:
         """Send to one who sent casts to here."""
         with contextlib.suppress(TransportError):  # its end is reported
             upstream.send(frame)
@@ -180,9 +182,9 @@ class CastChannels:
         with contextlib.suppress(TransportError):  # its end is reported
             line.channel.send(frame)
 
-    def _connected(self, line: _Line, channel: FrameChannel, take: Callable[[Frame], None]) -> None:
+    def _connected(self, line: _Line, channel: FrameChannel, handler: Callable[[Frame], None]) -> None:
         line.channel = channel
-        self._known[channel] = take
+        self._note_handlers[channel] = handler
         waiting, line.waiting = line.waiting, []
         for frame in waiting:
             self._send(line, frame)
@@ -194,19 +196,19 @@ class CastChannels:
     def _on_host(self, rank: int, line: _Line, result: FrameChannel | TransportError) -> None:
         if isinstance(result, TransportError):
             _log.warning("casts go around host %d: %s", rank, result)
-            del self._hosts[rank]
+            del self._host_lines[rank]
             self._router.on_host_lost(rank, str(result))
             return
-        self._pulse.watch(result)
+        self._heartbeat.watch(result)
         self._connected(line, result, partial(self._router.on_notes_of_host, rank))
 
     def _on_proc(self, incarnation: int, line: _Line, result: FrameChannel | TransportError) -> None:
         if isinstance(result, TransportError):
-            self._engine.call_later(_WORD_S, partial(self._give_up_proc, incarnation, line, str(result)))
+            self._engine.call_later(_DEATH_REPORT_S, partial(self._give_up_proc, incarnation, line, str(result)))
             return
         self._connected(line, result, partial(self._router.on_notes_of_proc, incarnation))
 
     def _give_up_proc(self, incarnation: int, line: _Line, cause: str) -> None:
-        if self._lines.get(incarnation) is line:
-            self._lines[incarnation] = _Line(line.addresses)
+        if self._proc_lines.get(incarnation) is line:
+            self._proc_lines[incarnation] = _Line(line.addresses)
             self._router.on_proc_silent(incarnation, cause)

@@ -43,10 +43,10 @@ of a whole host go as one; small against the time of a person, also four times o
 MAX_NOTES_BYTES = 1 << 20
 """Answers that have come to this much do not wait for more: it takes a network a tenth of `HOLD_S` to carry them."""
 
-_KEEP = 4096
+_MAX_REMEMBERED = 4096
 """Meshes with dead procs that are remembered. Of earlier ones a caller is told that no answer came."""
 
-_PLAIN = frozenset({NoteKind.RESULT, NoteKind.ELSEWHERE, NoteKind.PARTIAL, NoteKind.VOID})
+_DEFERRABLE = frozenset({NoteKind.RESULT, NoteKind.ELSEWHERE, NoteKind.PARTIAL, NoteKind.VOID})
 """Answers that may wait; all other news is somebody's failure, or the end."""
 
 
@@ -67,7 +67,7 @@ class Carrier(Protocol[U_contra]):
         """Send to a proc of this host."""
         ...
 
-    def up(self, upstream: U_contra, frame: Frame) -> None:
+    def to_upstream(self, upstream: U_contra, frame: Frame) -> None:
         """Send to one who sent casts to here."""
         ...
 
@@ -104,18 +104,18 @@ class Router(Generic[U]):
         self._fanout = fanout
         self._carrier = carrier
         self._max_frame_bytes = max_frame_bytes
-        self._ways = TreeRoutes(num_hosts, usable)
+        self._routes = TreeRoutes(num_hosts, usable)
         self._last: dict[str, dict[int, int]] = {}  # run -> sender -> number of its last cast that was passed on
-        self._entries: dict[tuple[int, int], OpenCastState[U]] = {}
+        self._open_casts: dict[tuple[int, int], OpenCastState[U]] = {}
         self._procs: dict[tuple[str, int], dict[int, int]] = {}  # run and mesh -> rank -> incarnation
-        self._ended: Recent[tuple[str, int], dict[int, str]] = Recent(_KEEP)  # the same -> rank -> cause
+        self._ended: Recent[tuple[str, int], dict[int, str]] = Recent(_MAX_REMEMBERED)  # the same -> rank -> cause
         self._targets: dict[bytes, Target] = {}
         self._outgoing: dict[U, list[Note]] = {}
 
     @property
-    def num_under_way(self) -> int:
+    def num_in_flight(self) -> int:
         """How many casts are not answered and handled by all."""
-        return len(self._entries)
+        return len(self._open_casts)
 
     # ---- procs of this host ----
 
@@ -125,9 +125,9 @@ class Router(Generic[U]):
 
     def on_proc_ended(self, run: str, mesh: int, rank: int, cause: str) -> None:
         """A proc is gone: what it was to answer is answered for it."""
-        living = self._procs.get((run, mesh), {})
-        incarnation = living.pop(rank, None)
-        if not living:
+        live = self._procs.get((run, mesh), {})
+        incarnation = live.pop(rank, None)
+        if not live:
             self._procs.pop((run, mesh), None)
         self._ended.setdefault((run, mesh), {})[rank] = cause
         if incarnation is not None:
@@ -146,7 +146,7 @@ class Router(Generic[U]):
             self._ended.forget(place)
 
     def _give_up_proc(self, incarnation: int, tag: NoteKind, cause: str) -> None:
-        for key, entry in list(self._entries.items()):
+        for key, entry in list(self._open_casts.items()):
             if entry.reduction is not None:
                 self._pass_up(entry, entry.reduction.on_proc_gone(incarnation, tag, key, cause))
             if incarnation in entry.places:
@@ -186,7 +186,7 @@ class Router(Generic[U]):
             entry.notes.append(_lost(key, cast.hosts, "another message of its sender came before it"))
         else:
             last[cast.origin] = cast.number
-            self._entries[key] = entry
+            self._open_casts[key] = entry
             if contains(cast.hosts, self._rank):
                 self._deliver(key, entry, cast, target)
             self._pass_on(key, entry, cast)
@@ -216,7 +216,7 @@ class Router(Generic[U]):
             some = narrow(cast.hosts, piece, cast.root, self._num_hosts)
             if not some:
                 continue
-            through = self._ways.through(cast.root, piece)
+            through = self._routes.through(cast.root, piece)
             if through is None:
                 self._add(entry, _lost(key, some, "no agent there can be reached"))
                 continue
@@ -234,7 +234,7 @@ class Router(Generic[U]):
         """
         for note in parse_notes(frame):
             key = note.origin, note.number
-            entry = self._entries.get(key)
+            entry = self._open_casts.get(key)
             if entry is None:
                 continue
             if note.tag is NoteKind.DONE:
@@ -254,7 +254,7 @@ class Router(Generic[U]):
         """
         for note in parse_notes(frame):
             key = note.origin, note.number
-            entry = self._entries.get(key)
+            entry = self._open_casts.get(key)
             branch = None if entry is None else entry.branches.get(rank)
             if entry is None or branch is None:
                 continue
@@ -268,12 +268,12 @@ class Router(Generic[U]):
 
     def on_host_lost(self, rank: int, cause: str) -> None:
         """An agent cannot be reached any more: others take its place in the tree."""
-        self._ways.lose(rank)
+        self._routes.lose(rank)
         self.on_host_cut(rank, cause)
 
     def on_host_cut(self, rank: int, cause: str) -> None:
         """The channel to an agent broke: what was under way there is answered for."""
-        for key, entry in list(self._entries.items()):
+        for key, entry in list(self._open_casts.items()):
             branch = entry.branches.pop(rank, None)
             if branch is None:
                 continue
@@ -284,8 +284,8 @@ class Router(Generic[U]):
     def on_upstream_lost(self, upstream: U) -> None:
         """Nobody is left to answer to."""
         self._outgoing.pop(upstream, None)
-        for key in [key for key, entry in self._entries.items() if entry.upstream == upstream]:
-            del self._entries[key]
+        for key in [key for key, entry in self._open_casts.items() if entry.upstream == upstream]:
+            del self._open_casts[key]
 
     def _add(self, entry: OpenCastState[U], note: Note) -> None:
         self._pass_up(entry, [note] if entry.reduction is None else entry.reduction.add(note))
@@ -294,13 +294,13 @@ class Router(Generic[U]):
         for note in notes:
             entry.notes.append(note)
             entry.waiting_bytes += size_of(note)
-            if note.tag not in _PLAIN or entry.waiting_bytes > MAX_NOTES_BYTES:
+            if note.tag not in _DEFERRABLE or entry.waiting_bytes > MAX_NOTES_BYTES:
                 self._send(entry)
             elif not entry.holding:
                 entry.holding = True
-                self._carrier.later(HOLD_S, partial(self._hold_no_longer, entry))
+                self._carrier.later(HOLD_S, partial(self._end_hold, entry))
 
-    def _hold_no_longer(self, entry: OpenCastState[U]) -> None:
+    def _end_hold(self, entry: OpenCastState[U]) -> None:
         entry.holding = False
         self._send(entry)
 
@@ -315,8 +315,8 @@ class Router(Generic[U]):
             entry.done = True
             entry.notes.append(Note(NoteKind.DONE, *key))
             self._send(entry)
-        if entry.last and entry.done and self._entries.get(key) is entry:
-            del self._entries[key]
+        if entry.last and entry.done and self._open_casts.get(key) is entry:
+            del self._open_casts[key]
 
     def _reduces(self, entry: OpenCastState[U]) -> bool:
         """Have the answers combined, which are all there; whether that is under way."""
@@ -342,7 +342,7 @@ class Router(Generic[U]):
         outgoing, self._outgoing = self._outgoing, {}
         for upstream, notes in outgoing.items():
             for some in _portions(notes):
-                self._carrier.up(upstream, pack_notes(some))
+                self._carrier.to_upstream(upstream, pack_notes(some))
 
 
 def size_of(note: Note) -> int:

@@ -39,19 +39,19 @@ class Reaper:
 
         The child must lead its process group.
         """
-        handle = os.pidfd_open(pid)
-        self._watched[pid] = (handle, ended)
-        self._engine.watch(handle, lambda _mask: self._bury(pid))
+        pidfd = os.pidfd_open(pid)
+        self._watched[pid] = (pidfd, ended)
+        self._engine.watch(pidfd, lambda _mask: self._reap(pid))
 
     def close(self) -> None:
         """Stop watching."""
         self._timer.cancel()
-        for handle, _ in self._watched.values():
-            self._engine.unwatch(handle)
-            os.close(handle)
+        for pidfd, _ in self._watched.values():
+            self._engine.unwatch(pidfd)
+            os.close(pidfd)
         self._watched.clear()
 
-    def _bury(self, pid: int) -> None:
+    def _reap(self, pid: int) -> None:
         # Not reaped yet, so that the number cannot belong to anybody else while the group is killed.
         found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if found is None:
@@ -59,9 +59,9 @@ class Reaper:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
         os.waitid(os.P_PID, pid, os.WEXITED)
-        handle, ended = self._watched.pop(pid)
-        self._engine.unwatch(handle)
-        os.close(handle)
+        pidfd, ended = self._watched.pop(pid)
+        self._engine.unwatch(pidfd)
+        os.close(pidfd)
         if found.si_code == os.CLD_EXITED:
             ended(Exit(found.si_status, None))
         else:
@@ -77,6 +77,6 @@ class Reaper:
         with contextlib.suppress(ChildProcessError):
             while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
                 if found.si_pid in self._watched:
-                    self._bury(found.si_pid)
+                    self._reap(found.si_pid)
                 else:
                     os.waitid(os.P_PID, found.si_pid, os.WEXITED)

@@ -44,20 +44,20 @@ class StoppedProcs:
         standstill = Standstill(self._lease, self._heartbeat_s, self._engine.clock())
         self._watched[pid] = _Watched(standstill, Liveness.ALIVE, changed)
         if self._timer is None:
-            self._timer = self._engine.call_later(self._heartbeat_s, self._look)
+            self._timer = self._engine.call_later(self._heartbeat_s, self._check)
 
     def forget(self, pid: int) -> None:
         """Look no more; unknown processes are ignored."""
         self._watched.pop(pid, None)
 
-    def _look(self) -> None:
-        self._timer = self._engine.call_later(self._heartbeat_s, self._look) if self._watched else None
+    def _check(self) -> None:
+        self._timer = self._engine.call_later(self._heartbeat_s, self._check) if self._watched else None
         now_s = self._engine.clock()
         for pid, watched in list(self._watched.items()):
-            life, stood_s = watched.standstill.see(_state(pid), now_s)
+            life, stopped_s = watched.standstill.see(_state(pid), now_s)
             if life is not watched.life:
                 watched.life = life
-                watched.changed(life, stood_s)
+                watched.changed(life, stopped_s)
 
 
 def _state(pid: int) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.wire.start import COOKIE, HOST_COOKIE, RUN_COOKIE
 
-__all__ = ["cookies", "find", "has_entries", "strangers", "strike", "strike_runs", "sweep"]
+__all__ = ["cookies", "find", "has_entries", "kill_matching", "kill_runs", "orphans", "sweep"]
 
 
 _PROC = Path("/proc")
@@ -35,8 +35,8 @@ def cookies(allocation: str, host: int | None = None, run: str | None = None) ->
 
 def has_entries(environ: bytes, entries: Collection[bytes]) -> bool:
     """Tell whether ``/proc/PID/environ`` holds all of *entries*."""
-    held = set(environ.split(b"\0"))
-    return all(entry in held for entry in entries)
+    present = set(environ.split(b"\0"))
+    return all(entry in present for entry in entries)
 
 
 def find(entries: Collection[bytes]) -> list[int]:
@@ -44,12 +44,12 @@ def find(entries: Collection[bytes]) -> list[int]:
     return [pid for pid in _others() if has_entries(_environ(pid), entries)]
 
 
-def strike(entries: Collection[bytes]) -> int:
+def kill_matching(entries: Collection[bytes]) -> int:
     """Send SIGKILL to all that `find` finds; return how many those were."""
     return sum(_kill(pid, entries) for pid in _others())
 
 
-def strike_runs(allocation: str, host: int, runs: Iterable[str]) -> Counter[str]:
+def kill_runs(allocation: str, host: int, runs: Iterable[str]) -> Counter[str]:
     """Do as `strike` for each of *runs*, in one look at all processes; return how many were found of each."""
     common = cookies(allocation, host)
     wanted = {f"{RUN_COOKIE}={run}".encode(): run for run in runs}
@@ -60,7 +60,7 @@ def strike_runs(allocation: str, host: int, runs: Iterable[str]) -> Counter[str]
     return found
 
 
-def strangers(known: Collection[int]) -> list[int]:
+def orphans(known: Collection[int]) -> list[int]:
     """Return the living children of this process that are not *known*: orphans that the kernel gave us."""
     own = os.getpid()
     return [pid for pid in _others() if pid not in known and _stat(pid)[:1] != [b"Z"] and _parent(pid) == own]
@@ -72,7 +72,7 @@ def sweep(entries: Collection[bytes], timeout_s: float) -> int:
     It waits, so it is not for callbacks of the engine.
     """
     deadline = Deadline(timeout_s)
-    while strike(entries):
+    while kill_matching(entries):
         if deadline.passed():
             return len(find(entries))
         time.sleep(0.005)
@@ -80,7 +80,7 @@ def sweep(entries: Collection[bytes], timeout_s: float) -> int:
 
 
 def _others() -> Iterator[int]:
-    spared = set(_lineage())
+    spared = set(_ancestors())
     own_uid = os.geteuid()
     for name in os.listdir(_PROC):
         if name.isdecimal() and int(name) not in spared:
@@ -89,7 +89,7 @@ def _others() -> Iterator[int]:
                     yield int(name)
 
 
-def _lineage() -> Iterator[int]:
+def _ancestors() -> Iterator[int]:
     pid = os.getpid()
     while pid:
         yield pid
@@ -99,17 +99,17 @@ def _lineage() -> Iterator[int]:
 def _kill(pid: int, entries: Collection[bytes]) -> bool:
     try:
         # The descriptor first: what is read and killed after it is one and the same process.
-        handle = os.pidfd_open(pid)
+        pidfd = os.pidfd_open(pid)
     except OSError:
         return False
     try:
         if not has_entries(_environ(pid), entries):
             return False
-        signal.pidfd_send_signal(handle, signal.SIGKILL)
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     except OSError:
         return False
     finally:
-        os.close(handle)
+        os.close(pidfd)
     return True
 
 

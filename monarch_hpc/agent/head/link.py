@@ -12,12 +12,12 @@ from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.wire.frames import Frame, Kind
 from monarch_hpc.wire.messages import Message, encode
 
-__all__ = ["CROWDED_BYTES", "ChannelLink", "Link", "LocalLink"]
+__all__ = ["BACKLOG_BYTES", "ChannelLink", "Link", "LocalLink"]
 
-CROWDED_BYTES = 4 << 20
+BACKLOG_BYTES = 4 << 20
 """More than this on the way to somebody, and output is left out for him: half a second of a slow login node."""
 
-_FULL_BYTES = 32 << 20
+_MAX_BACKLOG_BYTES = 32 << 20
 """More than this, and whoever it waits for is given up. Output has been left out for long, so these are answers to
 questions without end, which would fill the agent's memory; a hundred thousand procs tell less of themselves."""
 
@@ -26,7 +26,7 @@ class Link(Protocol):
     """Sends messages; never blocks, never fails: whoever owns the link is told of its end."""
 
     @property
-    def crowded(self) -> bool:
+    def backlogged(self) -> bool:
         """Whether too much waits already."""
         ...
 
@@ -56,9 +56,9 @@ class ChannelLink:
         self.channel = channel
 
     @property
-    def crowded(self) -> bool:
+    def backlogged(self) -> bool:
         """Whether too much waits already."""
-        return self.channel.queued_bytes > CROWDED_BYTES
+        return self.channel.queued_bytes > BACKLOG_BYTES
 
     @property
     def fabric(self) -> str:
@@ -72,7 +72,7 @@ class ChannelLink:
 
     def send(self, message: Message) -> None:
         """Send *message*."""
-        if self.channel.queued_bytes > _FULL_BYTES and self.channel.peer.role is not Role.AGENT:
+        if self.channel.queued_bytes > _MAX_BACKLOG_BYTES and self.channel.peer.role is not Role.AGENT:
             self.channel.close("it asked for more than it reads")
             return
         # A channel that is over reports that itself, with the reason.
@@ -87,7 +87,7 @@ class ChannelLink:
 class LocalLink:
     """A link within this process."""
 
-    crowded = False
+    backlogged = False
     fabric = "local"
     why = "the head is in this agent"
 

@@ -43,7 +43,7 @@ def problem_of_links(links: Iterable[Mapping[str, object]]) -> str:
 
 def problem_of(order: SpawnProcs) -> str:
     """Say why no agent can carry out *order*; empty if they can."""
-    return _problem_of_ranks(order) or _problem_of_words(order)
+    return _problem_of_ranks(order) or _problem_of_settings(order)
 
 
 def _problem_of_ranks(order: SpawnProcs) -> str:
@@ -60,7 +60,7 @@ def _problem_of_ranks(order: SpawnProcs) -> str:
     return ""
 
 
-def _problem_of_words(order: SpawnProcs) -> str:
+def _problem_of_settings(order: SpawnProcs) -> str:
     if not 0 < order.deadline_s <= _MAX_DEADLINE_S:
         return f"procs cannot be ready within {order.deadline_s:g} s"
     if not 0 <= order.umask <= 0o777:

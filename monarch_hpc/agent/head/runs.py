@@ -68,12 +68,12 @@ class Run:
     links: dict[Link, list[dict[str, object]]] = field(default_factory=dict)
     recordings: dict[Link, Recording] = field(default_factory=dict)
     witnesses: dict[Link, Witness] = field(default_factory=dict)
-    spoken_for: set[Link] = field(default_factory=set)
-    _allowance: TokenBucket = field(init=False)
+    reported_by_owner: set[Link] = field(default_factory=set)
+    _bucket: TokenBucket = field(init=False)
 
     def __post_init__(self) -> None:
         self.opened = _shorten(self.opened)
-        self._allowance = TokenBucket(_OUTPUT_BYTES, self.opened_s)
+        self._bucket = TokenBucket(_OUTPUT_BYTES, self.opened_s)
 
     def note(self, link: Link, news: RunLinks | Recording) -> None:
         """Take note of what a member says of itself, or the owner of another member."""
@@ -82,7 +82,7 @@ class Run:
             return
         for other, known in self.recordings.items():
             if other is not link and known == news:
-                self.spoken_for.add(other)
+                self.reported_by_owner.add(other)
                 return
         self.recordings[link] = news
         if (witness := self.open_witness(news)) is not None:
@@ -94,7 +94,7 @@ class Run:
         """Somebody owns the run from now on, and may be on the machine of a member that nobody here can look at."""
         self.owner = owner
         self.opened = _shorten(opened)
-        self.spoken_for.clear()
+        self.reported_by_owner.clear()
         for link, recording in self.recordings.items():
             if link is not owner and link not in self.witnesses:
                 owner.send(recording)
@@ -104,7 +104,7 @@ class Run:
         self.members.remove(link)
         self.links.pop(link, None)
         self.recordings.pop(link, None)
-        self.spoken_for.discard(link)
+        self.reported_by_owner.discard(link)
         if (witness := self.witnesses.pop(link, None)) is not None:
             witness.close()
 
@@ -113,24 +113,24 @@ class Run:
         for witness in self.witnesses.values():
             witness.close()
 
-    def unseen(self) -> list[Link]:
+    def unobserved(self) -> list[Link]:
         """Members that only they themselves can tell what they do."""
-        return [link for link in self.members if link not in self.witnesses and link not in self.spoken_for]
+        return [link for link in self.members if link not in self.witnesses and link not in self.reported_by_owner]
 
-    def seen(self) -> list[ProcCalls]:
+    def observed(self) -> list[ProcCalls]:
         """What those members do whose memory can be read here."""
-        return [told for witness in self.witnesses.values() for told in witness.report()]
+        return [calls for witness in self.witnesses.values() for calls in witness.report()]
 
-    def pass_on(self, output: Output, now_s: float, *, crowded: bool) -> Output | None:
+    def pass_on(self, output: Output, now_s: float, *, backlogged: bool) -> Output | None:
         """Return what goes to the program, with the number of lines left out before it; None if it is left out too."""
         key = output.mesh, output.rank, output.host, output.stream
         cost = cost_bytes(len(output.lines), sum(map(len, output.lines)))
-        if crowded or (cost > _FEW_BYTES and not self._allowance.take(cost, now_s)):
+        if backlogged or (cost > _FEW_BYTES and not self._bucket.take(cost, now_s)):
             self.dropped[key] = self.dropped.get(key, 0) + output.dropped + len(output.lines)
             return None
         return replace(output, dropped=output.dropped + self.dropped.pop(key, 0))
 
-    def left_out(self, ended: SpawnFailed | ProcEnded) -> list[Output]:
+    def take_dropped(self, ended: SpawnFailed | ProcEnded) -> list[Output]:
         """Return what the program has not heard yet of lines left out of a proc that is over."""
         where = ended.mesh, ended.rank, ended.host
         return [
@@ -145,29 +145,29 @@ def _shorten(opened: OpenRun) -> OpenRun:
     return replace(opened, title=title[:_TITLE_CHARS], controller_host=host[:_TITLE_CHARS])
 
 
-def report(seats: HostRoster, runs: Mapping[str, Run], now_s: float) -> StatusReport:
+def report(roster: HostRoster, runs: Mapping[str, Run], now_s: float) -> StatusReport:
     """What `monarch-hpc status` shows."""
     hosts: list[dict[str, object]] = [
         {
-            "rank": seat.entry.rank,
-            "name": seat.entry.name,
-            "state": "lost" if seat.link is None else seat.life.value,
-            "problem": seat.problem or seat.cause,
-            "cpus": len(seat.entry.cpus),
-            "gpus": seat.entry.gpus,
-            "memory_bytes": seat.entry.memory_bytes,
-            "addresses": seat.entry.addresses,
-            "fabric": "" if seat.link is None else seat.link.fabric,
-            "why": "" if seat.link is None else seat.link.why,
-            "pid": seat.entry.pid,
+            "rank": slot.entry.rank,
+            "name": slot.entry.name,
+            "state": "lost" if slot.link is None else slot.life.value,
+            "problem": slot.problem or slot.cause,
+            "cpus": len(slot.entry.cpus),
+            "gpus": slot.entry.gpus,
+            "memory_bytes": slot.entry.memory_bytes,
+            "addresses": slot.entry.addresses,
+            "fabric": "" if slot.link is None else slot.link.fabric,
+            "why": "" if slot.link is None else slot.link.why,
+            "pid": slot.entry.pid,
             "procs": sum(
-                host == seat.entry.rank
+                host == slot.entry.rank
                 for run in runs.values()
                 for mesh in run.meshes.values()
                 for host in mesh.alive.values()
             ),
         }
-        for seat in seats.all()
+        for slot in roster.all()
     ]
     documents: list[dict[str, object]] = [
         {
@@ -178,7 +178,7 @@ def report(seats: HostRoster, runs: Mapping[str, Run], now_s: float) -> StatusRe
             "age_s": round(now_s - run.opened_s, 1),
             "procs": sum(len(mesh.alive) for mesh in run.meshes.values()),
             "suspect": [
-                {"mesh": number, "rank": rank, "host": seats.name(mesh.alive[rank])}
+                {"mesh": number, "rank": rank, "host": roster.name(mesh.alive[rank])}
                 for number, mesh in run.meshes.items()
                 for rank in sorted(mesh.suspect)
             ],

@@ -17,13 +17,13 @@ __all__ = ["Surveys"]
 MAX_WAIT_S = 30.0
 """Who asks waits no longer than this for who does not answer, whatever he says."""
 
-_MAX_AT_ONCE = 64
+_MAX_IN_FLIGHT = 64
 """Questions under way: each asks all hosts and holds their answers. More than people who look at one allocation."""
 
 
 @dataclass(slots=True, eq=False)
 class _Survey:
-    asker: Link
+    requester: Link
     procs: list[ProcCalls]
     waiting: dict[Link, str]
     missing: list[str]
@@ -42,7 +42,12 @@ class Surveys:
         self._tickets = itertools.count(1)
 
     def begin(
-        self, asker: Link, question: Calls, asked: Mapping[Link, str], known: Iterable[ProcCalls], missing: list[str]
+        self,
+        requester: Link,
+        question: Calls,
+        asked: Mapping[Link, str],
+        known: Iterable[ProcCalls],
+        missing: list[str],
     ) -> None:
         """Ask all of *asked*, whose names in words are given; refuse a question too many.
 
@@ -50,17 +55,17 @@ class Surveys:
             known: what need not be asked; read only where the question is answered.
             missing: who cannot even be asked.
         """
-        if len(self._surveys) >= _MAX_AT_ONCE:
-            asker.send(
-                refuse(question, f"{_MAX_AT_ONCE} such questions are under way; ask again when they are answered")
+        if len(self._surveys) >= _MAX_IN_FLIGHT:
+            requester.send(
+                refuse(question, f"{_MAX_IN_FLIGHT} such questions are under way; ask again when they are answered")
             )
             return
         ticket = next(self._tickets)
-        survey = self._surveys[ticket] = _Survey(asker, list(known), dict(asked), missing)
+        survey = self._surveys[ticket] = _Survey(requester, list(known), dict(asked), missing)
         self._later(min(max(question.timeout_s, 0.0), MAX_WAIT_S), partial(self._finish, ticket))
         for link in asked:
             link.send(Calls(ticket, question.timeout_s))
-        self._look(ticket, survey)
+        self._finish_if_complete(ticket, survey)
 
     def take(self, link: Link, report: CallsReport) -> None:
         """One of them has answered."""
@@ -69,29 +74,29 @@ class Surveys:
             del survey.waiting[link]
             survey.procs.extend(report.procs)
             survey.missing.extend(report.missing)
-            self._look(report.ticket, survey)
+            self._finish_if_complete(report.ticket, survey)
 
     def refuse(self, link: Link, refused: Refused) -> None:
         """One of them cannot answer."""
         survey = self._surveys.get(refused.number) if refused.request == Calls.__name__ else None
         if survey is not None and link in survey.waiting:
             survey.missing.append(survey.waiting.pop(link))
-            self._look(refused.number, survey)
+            self._finish_if_complete(refused.number, survey)
 
     def lose(self, link: Link) -> None:
         """Whoever is behind *link* will not answer."""
         for ticket, survey in list(self._surveys.items()):
-            if survey.asker is link:
+            if survey.requester is link:
                 del self._surveys[ticket]
             elif link in survey.waiting:
                 survey.missing.append(survey.waiting.pop(link))
-                self._look(ticket, survey)
+                self._finish_if_complete(ticket, survey)
 
-    def _look(self, ticket: int, survey: _Survey) -> None:
+    def _finish_if_complete(self, ticket: int, survey: _Survey) -> None:
         if not survey.waiting:
             self._finish(ticket)
 
     def _finish(self, ticket: int) -> None:
         survey = self._surveys.pop(ticket, None)
         if survey is not None:
-            survey.asker.send(CallsReport(0, survey.procs, [*survey.missing, *survey.waiting.values()]))
+            survey.requester.send(CallsReport(0, survey.procs, [*survey.missing, *survey.waiting.values()]))

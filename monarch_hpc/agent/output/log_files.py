@@ -53,7 +53,7 @@ class LogFiles:
         self._closing = False
         self._warned = False
         self._made: Recent[Path, bool] = Recent(_KEEP)
-        self._gone_bytes: Recent[Path, int] = Recent(_KEEP)
+        self._lost_bytes: Recent[Path, int] = Recent(_KEEP)
         self._thread = threading.Thread(target=self._work, name="monarch-logs", daemon=True)
         self._thread.start()
 
@@ -85,11 +85,11 @@ class LogFiles:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._pending or self._closing)
-                taken, self._pending = self._pending, {}
-                if not taken:
+                batch, self._pending = self._pending, {}
+                if not batch:
                     return
             num_bytes = 0
-            for path, parts in taken.items():
+            for path, parts in batch.items():
                 data = b"".join(parts)
                 num_bytes += len(data)
                 try:
@@ -124,16 +124,16 @@ class LogFiles:
             data = data[cut:]
             if not data:
                 return
-            self._turn(path)
+            self._rotate(path)
 
-    def _turn(self, path: Path) -> None:
+    def _rotate(self, path: Path) -> None:
         """Put the file at *path* aside, and begin another one there."""
         old = path.with_name(path.name + OLD)
-        gone_bytes = (self._gone_bytes.get(path) or 0) + (old.stat().st_size if old.exists() else 0)
-        self._gone_bytes[path] = gone_bytes
+        lost_bytes = (self._lost_bytes.get(path) or 0) + (old.stat().st_size if old.exists() else 0)
+        self._lost_bytes[path] = lost_bytes
         os.replace(path, old)
-        gone = f", and {gone_bytes} bytes before that are gone" if gone_bytes else ""
-        head = f"[monarch-hpc: what came before is in {old.name}{gone} (config key 'logs.max_file_bytes')]\n"
+        lost = f", and {lost_bytes} bytes before that are gone" if lost_bytes else ""
+        head = f"[monarch-hpc: what came before is in {old.name}{lost} (config key 'logs.max_file_bytes')]\n"
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with open(descriptor, "wb") as file:
             file.write(head.encode())

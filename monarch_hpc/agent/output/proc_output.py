@@ -90,13 +90,13 @@ class Outlet:
     """
 
     def __init__(
-        self, files: LogFiles, config: LogsConfig, send: Callable[[Output], None], crowded: Callable[[], bool]
+        self, files: LogFiles, config: LogsConfig, send: Callable[[Output], None], backlogged: Callable[[], bool]
     ) -> None:
         self.files = files
         self.config = config
-        self.rations = FairShare(config.host_rate_bytes, _READ_BYTES)
+        self.fair_share = FairShare(config.host_rate_bytes, _READ_BYTES)
         self.send = send
-        self.crowded = crowded
+        self.backlogged = backlogged
 
 
 class ProcOutput:
@@ -114,7 +114,7 @@ class ProcOutput:
         self._path = path
         self._outlet = outlet
         self._streaming = outlet.config.stream_to_client
-        self._allowance = TokenBucket(outlet.config.proc_rate_bytes, engine.clock())
+        self._bucket = TokenBucket(outlet.config.proc_rate_bytes, engine.clock())
         self._unmarkers = {stream: Unmarker(records=stream == "err") for stream in pipes}
         self._splitters = {stream: LineSplitter() for stream in pipes}
         self._batches: dict[str, list[str]] = {stream: [] for stream in pipes}
@@ -123,7 +123,7 @@ class ProcOutput:
         self._tails: dict[str, deque[str]] = {stream: deque(maxlen=NUM_LAST_LINES) for stream in pipes}
         self._timer: Timer | None = None
         self._notice: Timer | None = None
-        self._ration: Timer | None = None
+        self._resume_timer: Timer | None = None
         self._last: deque[tuple[str, str]] = deque(maxlen=NUM_LAST_LINES)
         self._paused = False
         for fd in pipes.values():
@@ -146,7 +146,7 @@ class ProcOutput:
 
     def resume(self) -> None:
         """Read again after the files were full."""
-        if self._paused and self._ration is None and not self._outlet.files.full:
+        if self._paused and self._resume_timer is None and not self._outlet.files.full:
             self._paused = False
             self._watch()
 
@@ -161,9 +161,9 @@ class ProcOutput:
                         break
                     self._take(stream, data)
             self._close(stream)
-        self._flush(tell=True)
-        if self._ration is not None:
-            self._ration.cancel()
+        self._flush(report_dropped=True)
+        if self._resume_timer is not None:
+            self._resume_timer.cancel()
 
     def _watch(self) -> None:
         for stream, fd in self._pipes.items():
@@ -188,13 +188,13 @@ class ProcOutput:
             self._close(stream)
             return
         self._take(stream, data)
-        wait_s = self._outlet.rations.take(self, len(data), self._engine.clock())
+        wait_s = self._outlet.fair_share.take(self, len(data), self._engine.clock())
         if wait_s:
             self._pause()
-            self._ration = self._engine.call_later(wait_s, self._fed)
+            self._resume_timer = self._engine.call_later(wait_s, self._resume_reading)
 
-    def _fed(self) -> None:
-        self._ration = None
+    def _resume_reading(self) -> None:
+        self._resume_timer = None
         self.resume()
 
     def _close(self, stream: str) -> None:
@@ -212,14 +212,14 @@ class ProcOutput:
             self._outlet.files.append(self._path, text)
         splitter = self._splitters[stream]
         cost = cost_bytes(data.count(b"\n"), len(data))
-        if self._streaming and self._allowance.take(cost, self._engine.clock()):
+        if self._streaming and self._bucket.take(cost, self._engine.clock()):
             self._batch_bytes += len(data)
             self._add(stream, splitter.feed(data))
         else:
             self._skip(stream, *splitter.skip(data))
 
     def _add(self, stream: str, lines: list[str]) -> None:
-        lines = self._noted(stream, lines)
+        lines = self._keep_last(stream, lines)
         if not lines or not self._streaming:
             return
         self._batches[stream].extend(lines)
@@ -230,13 +230,13 @@ class ProcOutput:
 
     def _skip(self, stream: str, num_lines: int, last: list[str]) -> None:
         """Leave lines out, but for the last few, which stay ready to be told with their number."""
-        last = self._noted(stream, last)
+        last = self._keep_last(stream, last)
         if not num_lines or not self._streaming:
             return
         self._flush()
         self._drop(stream, num_lines, last)
 
-    def _noted(self, stream: str, lines: list[str]) -> list[str]:
+    def _keep_last(self, stream: str, lines: list[str]) -> list[str]:
         """Keep the last of *lines*; return them with each record in a line of its own."""
         if stream == "err" and any(MARK in line for line in lines):
             lines = [part for line in lines for part in split_marked(line)]
@@ -247,23 +247,23 @@ class ProcOutput:
         self._num_dropped[stream] += max(num_lines, len(last))
         self._tails[stream].extend(last)
         if self._notice is None:
-            self._notice = self._engine.call_later(_NOTICE_S, partial(self._flush, tell=True))
+            self._notice = self._engine.call_later(_NOTICE_S, partial(self._flush, report_dropped=True))
 
-    def _flush(self, *, tell: bool = False) -> None:
+    def _flush(self, *, report_dropped: bool = False) -> None:
         """Send what waits; with *tell* also how much was left out."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if tell and self._notice is not None:
+        if report_dropped and self._notice is not None:
             self._notice.cancel()
             self._notice = None
         self._batch_bytes = 0
         tag = self._tag
         for stream, lines in self._batches.items():
-            if lines and self._outlet.crowded():
+            if lines and self._outlet.backlogged():
                 self._drop(stream, len(lines), lines)
                 lines.clear()
-            if lines or (tell and self._num_dropped[stream]):
+            if lines or (report_dropped and self._num_dropped[stream]):
                 tail = self._tails[stream]
                 num_dropped, self._num_dropped[stream] = self._num_dropped[stream] - len(tail), 0
                 whole = [*tail, *lines]

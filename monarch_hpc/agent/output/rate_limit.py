@@ -30,7 +30,7 @@ class FairShare:
         self._window = -1
         self._share_bytes = self._quota_bytes
         self._taken: dict[Hashable, int] = {}
-        self._hungry: set[Hashable] = set()
+        self._exhausted: set[Hashable] = set()
 
     def take(self, reader: Hashable, num_bytes: int, now_s: float) -> float:
         """Note that *reader* has read so much; return for how many seconds it must not read again, 0 for none."""
@@ -39,16 +39,16 @@ class FairShare:
         window = int(now_s / _WINDOW_S)
         if window != self._window:
             # Windows may lie between in which nobody read.
-            hungry = self._hungry if window == self._window + 1 else set()
+            exhausted = self._exhausted if window == self._window + 1 else set()
             # What the last read took beyond the share counts for this window.
-            self._taken = {who: self._taken[who] - self._share_bytes for who in hungry}
+            self._taken = {each: self._taken[each] - self._share_bytes for each in exhausted}
             self._window = window
-            self._hungry = set()
-            self._share_bytes = max(self._least_bytes, self._quota_bytes // max(len(hungry), 1))
+            self._exhausted = set()
+            self._share_bytes = max(self._least_bytes, self._quota_bytes // max(len(exhausted), 1))
         taken = self._taken[reader] = self._taken.get(reader, 0) + num_bytes
         if taken < self._share_bytes:
             return 0.0
-        self._hungry.add(reader)
+        self._exhausted.add(reader)
         return (window + 1) * _WINDOW_S - now_s
 
 
@@ -64,7 +64,7 @@ class TokenBucket:
     def __init__(self, rate_bytes: int, now_s: float) -> None:
         self._rate_bytes = rate_bytes
         self._left_bytes = 4.0 * rate_bytes
-        self._at_s = now_s
+        self._updated_s = now_s
         self._used_up = False
 
     def take(self, num_bytes: int, now_s: float) -> bool:
@@ -72,8 +72,8 @@ class TokenBucket:
         rate = self._rate_bytes
         if not rate:
             return True
-        self._left_bytes = min(self._left_bytes + (now_s - self._at_s) * rate, 4.0 * rate)
-        self._at_s = now_s
+        self._left_bytes = min(self._left_bytes + (now_s - self._updated_s) * rate, 4.0 * rate)
+        self._updated_s = now_s
         if self._left_bytes >= rate:
             self._used_up = False
         # What is more than ever comes together passes when as much has come together as can.

@@ -13,9 +13,9 @@ from monarch_hpc.transport.engine.engine import Engine
 
 __all__ = ["Refusals"]
 
-_LOOK_S = 2.0
+_POLL_S = 2.0
 """Between two looks at what procs have counted: one read of eight bytes for each."""
-_SAY_AGAIN_S = 60.0
+_LOG_INTERVAL_S = 60.0
 """A scan of ports is one line in the log, with a count in the next one."""
 _MAX_NAMED = 4
 
@@ -34,15 +34,15 @@ class Refusals:
         self._procs = procs
         self._seen: dict[Proc, int] = {}
         self._new: Counter[str] = Counter()  # not said yet, by proc
-        self._said_s = engine.clock() - _SAY_AGAIN_S
-        engine.call_later(_LOOK_S, self._look)
+        self._logged_s = engine.clock() - _LOG_INTERVAL_S
+        engine.call_later(_POLL_S, self._poll)
 
     def ended(self, proc: Proc) -> None:
         """Take what a proc has counted last."""
         self._read(proc)
         self._seen.pop(proc, None)
 
-    def say(self) -> None:
+    def log_new(self) -> None:
         """Write what is new to the log."""
         if self._new:
             named = ", ".join(f"{num} at {name}" for name, num in self._new.most_common(_MAX_NAMED))
@@ -51,14 +51,14 @@ class Refusals:
                 "%d connections without the allocation's key were refused: %s%s", self._new.total(), named, more
             )
             self._new.clear()
-            self._said_s = self._engine.clock()
+            self._logged_s = self._engine.clock()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         for proc in self._procs:
             self._read(proc)
-        if self._engine.clock() - self._said_s >= _SAY_AGAIN_S:
-            self.say()
-        self._engine.call_later(_LOOK_S, self._look)
+        if self._engine.clock() - self._logged_s >= _LOG_INTERVAL_S:
+            self.log_new()
+        self._engine.call_later(_POLL_S, self._poll)
 
     def _read(self, proc: Proc) -> None:
         data = os.pread(proc.record_fd, REFUSED.size, REFUSED_AT) if proc.record_fd >= 0 else b""

@@ -31,7 +31,7 @@ from monarch_hpc.wire.start import ProcOrder, render_order
 
 __all__ = ["MpiSteps", "StepSettings"]
 
-_MAX_WORDS_BYTES = 64 << 10
+_MAX_OUTPUT_BYTES = 64 << 10
 _NUM_LAST_LINES = 20
 
 
@@ -68,7 +68,7 @@ class MpiSteps:
         self._engine = engine
         self._reaper = reaper
         self._settings = settings
-        self._musters: dict[tuple[str, int], _TaskGathering] = {}
+        self._gatherings: dict[tuple[str, int], _TaskGathering] = {}
         self._tasks: dict[int, _Task] = {}
 
     @property
@@ -89,15 +89,15 @@ class MpiSteps:
             raise ValueError(
                 "mpi=True needs a folder in /dev/shm of the host, and it has none; the agent's log says why"
             )
-        muster = _TaskGathering(self._engine, self._settings, order, request, fds, done, self._tasks)
+        gathering = _TaskGathering(self._engine, self._settings, order, request, fds, done, self._tasks)
         key = order.run, order.mesh
-        self._musters[key] = muster
-        muster.closed = lambda: self._musters.pop(key, None)
+        self._gatherings[key] = gathering
+        gathering.closed = lambda: self._gatherings.pop(key, None)
         if order.hosts[0] == self._settings.host_rank:
             try:
-                muster.start(self._reaper)
+                gathering.start(self._reaper)
             except OSError:
-                muster.close()
+                gathering.close()
                 raise
 
     def watch(self, pid: int, ended: Callable[[Exit], None]) -> None:
@@ -105,18 +105,18 @@ class MpiSteps:
         task = self._tasks[pid]
         task.ended = ended
         if task.over:
-            self._engine.call_soon(task.bury)
+            self._engine.call_soon(task.report_exit)
 
     def abandon(self, run: str, mesh: int) -> None:
         """Wait no longer for the tasks of a mesh that is given up."""
-        muster = self._musters.get((run, mesh))
-        if muster is not None:
-            muster.fail("it was given up", [])
+        gathering = self._gatherings.get((run, mesh))
+        if gathering is not None:
+            gathering.fail("it was given up", [])
 
     def close(self) -> None:
         """Let go of all tasks, which kill their procs."""
-        for muster in list(self._musters.values()):
-            muster.fail("the allocation is being released", [])
+        for gathering in list(self._gatherings.values()):
+            gathering.fail("the allocation is being released", [])
         for task in list(self._tasks.values()):
             task.close()
 
@@ -142,9 +142,9 @@ class _TaskGathering:
         self._request = request
         self._done: Callable[[Spawned], None] | None = done
         self._pids: dict[int, int] = {}
-        self._visitors: set[_Task] = set()
+        self._connected: set[_Task] = set()
         self._step: subprocess.Popen[bytes] | None = None
-        self._words = -1
+        self._output_fd = -1
         self._path = socket_path(settings.sockets, order.run, order.mesh)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -156,7 +156,7 @@ class _TaskGathering:
         self._listener.setblocking(False)
         self._fds = [os.dup(fd) for fd in fds]
         engine.watch(self._listener.fileno(), self._accept)
-        self._timer = engine.call_later(order.deadline_s, lambda: self.fail(self._late(), self._last_lines()))
+        self._timer = engine.call_later(order.deadline_s, lambda: self.fail(self._late_problem(), self._last_lines()))
 
     def start(self, reaper: Reaper) -> None:
         """Start the step, for all hosts of the mesh."""
@@ -181,20 +181,20 @@ class _TaskGathering:
             },
             command,
         )
-        words = os.memfd_create("step")
+        output_fd = os.memfd_create("step")
         try:
             self._step = launch(
                 argv,
                 scrubbed(settings.environment),
                 stdin=subprocess.DEVNULL,
-                stdout=words,
-                stderr=words,
+                stdout=output_fd,
+                stderr=output_fd,
                 new_session=True,
             )
         except OSError as error:
-            os.close(words)
+            os.close(output_fd)
             raise OSError(error.errno, f"srun: {error.strerror}") from error
-        self._words = words
+        self._output_fd = output_fd
         reaper.watch(self._step.pid, self._step_ended)
 
     def _step_ended(self, how: Exit) -> None:
@@ -202,16 +202,16 @@ class _TaskGathering:
         self._step.returncode = how.code if how.code is not None else -(how.signal or 0)
         cause = f"srun, which was to start it, ended: {how} (config key 'procs.mpi' names the plugin)"
         self.fail(cause, self._last_lines())
-        os.close(self._words)
-        self._words = -1
+        os.close(self._output_fd)
+        self._output_fd = -1
 
-    def _late(self) -> str:
+    def _late_problem(self) -> str:
         return f"its task did not come within {self._order.deadline_s:g} s (config key 'procs.start_s')"
 
     def _last_lines(self) -> list[str]:
-        if self._words < 0:
+        if self._output_fd < 0:
             return []
-        text = os.pread(self._words, _MAX_WORDS_BYTES, 0).decode(errors="replace")
+        text = os.pread(self._output_fd, _MAX_OUTPUT_BYTES, 0).decode(errors="replace")
         return text.splitlines()[-_NUM_LAST_LINES:]
 
     def _accept(self, _mask: int) -> None:
@@ -220,12 +220,12 @@ class _TaskGathering:
             if peer_uid(sock) != os.getuid():
                 sock.close()
             else:
-                self._visitors.add(_Task(self, sock))
+                self._connected.add(_Task(self, sock))
 
-    def answer(self, sock: socket.socket, local_rank: int, theirs: list[str]) -> str:
+    def answer(self, sock: socket.socket, local_rank: int, task_versions: list[str]) -> str:
         """Tell a task what to do; return why not, empty if it was told."""
-        if theirs != versions():
-            found, wanted = " with ".join(theirs), " with ".join(versions())
+        if task_versions != versions():
+            found, wanted = " with ".join(task_versions), " with ".join(versions())
             return f"{self._order.python or sys.executable} is {found}; the program and its hosts are {wanted}"
         ranks = [start.local_rank for start in self._request.starts]
         if self._done is None or local_rank not in ranks:
@@ -242,7 +242,7 @@ class _TaskGathering:
         sock.setblocking(False)
         return ""
 
-    def forked(self, local_rank: int, pid: int) -> None:
+    def on_forked(self, local_rank: int, pid: int) -> None:
         """A task has forked its proc."""
         self._pids[local_rank] = pid
         if len(self._pids) == len(self._request.starts) and self._done is not None:
@@ -250,16 +250,16 @@ class _TaskGathering:
             self.close()
             done([self._pids[start.local_rank] for start in self._request.starts])
 
-    def left(self, task: _Task) -> None:
+    def on_task_gone(self, task: _Task) -> None:
         """A task is gone."""
-        self._visitors.discard(task)
+        self._connected.discard(task)
 
     def fail(self, cause: str, last_lines: list[str]) -> None:
         """Give up what was not forked yet."""
         done, self._done = self._done, None
         if done is None:
             return
-        for task in list(self._visitors):
+        for task in list(self._connected):
             task.close()
         for pid in self._pids.values():
             self.tasks.pop(pid, None)
@@ -287,35 +287,35 @@ class _TaskGathering:
 class _Task:
     """The agent's end of one task."""
 
-    def __init__(self, muster: _TaskGathering, sock: socket.socket) -> None:
+    def __init__(self, gathering: _TaskGathering, sock: socket.socket) -> None:
         self.ended: Callable[[Exit], None] | None = None
-        self._muster = muster
+        self._gathering = gathering
         self._sock = sock
         self._incoming = b""
         self._local_rank = -1
         self._pid = 0
         self._exit: Exit | None = None
         sock.setblocking(False)
-        muster.engine.watch(sock.fileno(), self._on_ready)
+        gathering.engine.watch(sock.fileno(), self._on_ready)
 
     def close(self) -> None:
         """Let go of it; a proc that it still has is killed by it."""
         if self.over:
             return
-        self._muster.engine.unwatch(self._sock.fileno())
+        self._gathering.engine.unwatch(self._sock.fileno())
         self._sock.close()
-        self._muster.left(self)
+        self._gathering.on_task_gone(self)
         if self.ended is not None:
-            self.bury()
+            self.report_exit()
 
     @property
     def over(self) -> bool:
         """Whether it is gone."""
         return self._sock.fileno() < 0
 
-    def bury(self) -> None:
+    def report_exit(self) -> None:
         """Tell how its proc ended; who is to be told may come later than the end."""
-        self._muster.tasks.pop(self._pid, None)
+        self._gathering.tasks.pop(self._pid, None)
         assert self.ended is not None
         self.ended(self._exit or Exit(None, int(signal.SIGKILL)))
 
@@ -332,24 +332,26 @@ class _Task:
             if len(self._incoming) < end:
                 break
             message, self._incoming = self._incoming[LENGTH.size : end], self._incoming[end:]
-            self._take(json.loads(message))
+            self._handle(json.loads(message))
         if not data or self._exit is not None:
             self.close()
 
-    def _take(self, message: dict[str, object]) -> None:
+    def _handle(self, message: dict[str, object]) -> None:
         match message:
-            case {"local_rank": int(local_rank), "versions": list(theirs)}:
+            case {"local_rank": int(local_rank), "versions": list(task_versions)}:
                 self._local_rank = local_rank
                 try:
-                    problem = self._muster.answer(self._sock, local_rank, [str(version) for version in theirs])
+                    problem = self._gathering.answer(
+                        self._sock, local_rank, [str(version) for version in task_versions]
+                    )
                 except OSError as error:
                     problem = f"its task is gone: {error.strerror}"
                 if problem:
-                    self._muster.fail(problem, [])
+                    self._gathering.fail(problem, [])
             case {"pid": int(pid)}:
                 self._pid = pid
-                self._muster.tasks[pid] = self
-                self._muster.forked(self._local_rank, pid)
+                self._gathering.tasks[pid] = self
+                self._gathering.on_forked(self._local_rank, pid)
             case {"exited": int(code)}:
                 self._exit = Exit(code, None)
             case {"killed": int(number)}:

@@ -27,7 +27,7 @@ from monarch_hpc.wire.start import parse_order
 
 __all__ = ["main", "peer_uid", "socket_path"]
 
-_PATIENCE_S = 60.0
+_CONNECT_S = 60.0
 """How long the agent may take to listen: it is told of the mesh when the step's first host is."""
 
 _POLL_S = 0.01
@@ -76,7 +76,7 @@ def main() -> int:
 
 
 def _connect(allocation: str, host_rank: int, run_id: str, mesh: int) -> socket.socket:
-    end_s = time.monotonic() + _PATIENCE_S
+    end_s = time.monotonic() + _CONNECT_S
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     while True:
         path = socket_path(find_segments(allocation, host_rank), run_id, mesh)
@@ -95,9 +95,9 @@ def _connect(allocation: str, host_rank: int, run_id: str, mesh: int) -> socket.
 
 def _watch(sock: socket.socket, pid: int) -> int:
     """Wait for the end of the proc and tell it, or of the agent and kill the proc."""
-    handle = os.pidfd_open(pid)
+    pidfd = os.pidfd_open(pid)
     poll = select.poll()
-    poll.register(handle, select.POLLIN)
+    poll.register(pidfd, select.POLLIN)
     poll.register(sock, select.POLLIN)
     if any(fd == sock.fileno() for fd, _ in poll.poll()):
         _kill(pid)

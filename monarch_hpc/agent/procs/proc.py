@@ -42,6 +42,6 @@ class Proc:
     pid: int = 0
     hello: bytes = b""
     stopping: bool = False
-    asked: bool = False
+    stop_requested: bool = False
     cause: str = ""
     killer: Timer | None = None

@@ -32,7 +32,7 @@ class HostRecords:
 
     def __init__(self, keep_dead: int) -> None:
         self._recorder = Recorder()
-        self._graves: deque[_EndedProc] = deque()
+        self._ended_procs: deque[_EndedProc] = deque()
         self._keep_dead = keep_dead
 
     def starts(self, proc: Proc) -> None:
@@ -49,24 +49,24 @@ class HostRecords:
         self._change(proc, RecordKind.PROC_ENDED, name=self._recorder.names.text(cause))
         if proc.record_fd < 0:
             return
-        if proc.asked or not self._keep_dead:
+        if proc.stop_requested or not self._keep_dead:
             _close(proc)
             return
-        self._graves.append(_EndedProc(proc, cause))
-        if len(self._graves) > self._keep_dead:
-            _close(self._graves.popleft().proc)
+        self._ended_procs.append(_EndedProc(proc, cause))
+        if len(self._ended_procs) > self._keep_dead:
+            _close(self._ended_procs.popleft().proc)
 
     def report(self, procs: Iterable[Proc]) -> list[ProcCalls]:
         """What *procs* do, and what those did that have died."""
         live = sorted(procs, key=lambda proc: (proc.start.run, proc.start.mesh, proc.start.rank))
         return [_look(proc, _state(proc), "") for proc in live] + [
-            _look(grave.proc, "ended", grave.cause) for grave in self._graves
+            _look(ended.proc, "ended", ended.cause) for ended in self._ended_procs
         ]
 
     def close(self) -> None:
         """Forget the dead."""
-        while self._graves:
-            _close(self._graves.popleft().proc)
+        while self._ended_procs:
+            _close(self._ended_procs.popleft().proc)
 
     def _change(self, proc: Proc, kind: RecordKind, *, name: int = 0, peer: int = 0) -> None:
         self._recorder.change(kind, name=name, peer=peer, msg=proc.start.mesh, value=proc.start.rank)

@@ -38,7 +38,7 @@ __all__ = ["main", "resolve", "run"]
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
-_ADOPTION_S = 10.0
+_REPARENT_S = 10.0
 _SWEEP_S = 5.0
 _NUM_LAST_LINES = 20
 
@@ -89,12 +89,12 @@ def _serve(
     read, write = os.pipe()
     try:
         try:
-            between = os.fork()
+            intermediate = os.fork()
         except OSError as error:
             return {"error": f"fork: {error.strerror}"}
-        if not between:
+        if not intermediate:
             _fork_all(sock, order, fds, (read, write), agent_pid, entry)
-        os.waitpid(between, 0)
+        os.waitpid(intermediate, 0)
         os.set_blocking(read, False)
         try:
             answer: dict[str, object] = json.loads(os.read(read, 1 << 16))
@@ -152,7 +152,7 @@ def run(
         os.dup2(err, 2)
         os.close(out)
         os.close(err)
-        _settle(order, start, agent_pid)
+        _set_up(order, start, agent_pid)
         code = entry(dataclasses.replace(start, hello_fd=hello, record_fd=record))
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
@@ -173,13 +173,13 @@ def run(
         os._exit(max(code, 0) & 0xFF)
 
 
-def _settle(order: ProcOrder, start: ProcStart, agent_pid: int) -> None:
+def _set_up(order: ProcOrder, start: ProcStart, agent_pid: int) -> None:
     os.setsid()
     # What a shell starts in the background ignores these, and all that it starts would: Ctrl-C would end no command
     # of a shell on this host.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
-    end_s = time.monotonic() + _ADOPTION_S
+    end_s = time.monotonic() + _REPARENT_S
     while os.getppid() != agent_pid:
         if time.monotonic() > end_s:
             raise SystemExit(f"process {agent_pid}, the agent, is not the parent of this proc: it has ended")
@@ -190,7 +190,7 @@ def _settle(order: ProcOrder, start: ProcStart, agent_pid: int) -> None:
     if os.getppid() != agent_pid:
         os._exit(1)  # it died before the kernel knew of our wish
     binding.apply(start.cpus, start.memory_nodes)
-    _stamp(start.run)
+    _write_run_cookie(start.run)
     environment = proc_environment(os.environ, order, start)
     os.environ.clear()
     os.environ.update(environment)
@@ -209,7 +209,7 @@ def _settle(order: ProcOrder, start: ProcStart, agent_pid: int) -> None:
         importlib.import_module("numpy.random").seed()
 
 
-def _stamp(run: str) -> None:
+def _write_run_cookie(run: str) -> None:
     """Write the run's cookie into the environment that the kernel shows of this process.
 
     ``/proc/PID/environ`` shows the memory of the last exec, which was the zygote's; what a proc

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from monarch_hpc.core.spawn import launch
 from monarch_hpc.wire.start import COOKIE, HOST_COOKIE, NO_RUN, RUN_COOKIE
 
-__all__ = ["StartingZygote", "ZygoteSettings", "bear"]
+__all__ = ["StartingZygote", "ZygoteSettings", "launch_zygote"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,10 @@ class StartingZygote:
 
     process: subprocess.Popen[bytes]
     sock: socket.socket
-    words: int
+    stderr_fd: int
 
 
-def bear(settings: ZygoteSettings, python: str = "") -> StartingZygote:
+def launch_zygote(settings: ZygoteSettings, python: str = "") -> StartingZygote:
     """Start a zygote; it ends with its socket.
 
     Args:
@@ -53,7 +53,7 @@ def bear(settings: ZygoteSettings, python: str = "") -> StartingZygote:
         OSError: it cannot be started.
     """
     # What another interpreter cannot do it says there before it can speak to us.
-    words = os.memfd_create("zygote") if python else -1
+    stderr_fd = os.memfd_create("zygote") if python else -1
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     environment = {
         **settings.environment,
@@ -70,14 +70,14 @@ def bear(settings: ZygoteSettings, python: str = "") -> StartingZygote:
                 environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=words if python else None,
+                stderr=stderr_fd if python else None,
                 pass_fds=[theirs.fileno()],
                 new_session=True,
             )
         except OSError as error:
             ours.close()
-            if words >= 0:
-                os.close(words)
+            if stderr_fd >= 0:
+                os.close(stderr_fd)
             raise OSError(error.errno, f"{python or sys.executable}: {error.strerror}") from error
     ours.setblocking(False)
-    return StartingZygote(process, ours, words)
+    return StartingZygote(process, ours, stderr_fd)

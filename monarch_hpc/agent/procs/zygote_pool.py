@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from monarch_hpc.agent.children.reaper import Reaper
-from monarch_hpc.agent.procs.zygote_launch import StartingZygote, ZygoteSettings, bear
+from monarch_hpc.agent.procs.zygote_launch import StartingZygote, ZygoteSettings, launch_zygote
 from monarch_hpc.agent.procs.zygote_order import FDS_PER_PROC, MAX_FDS, render, versions
 from monarch_hpc.core.exit import Exit
 from monarch_hpc.core.logger import Logger
@@ -32,7 +32,7 @@ MAX_PROCS_PER_ORDER = MAX_FDS // FDS_PER_PROC
 _log = Logger(__name__)
 
 _MAX_ZYGOTES = 4
-_MAX_WORDS_BYTES = 64 << 10
+_MAX_STDERR_BYTES = 64 << 10
 _NUM_LAST_LINES = 20
 _LENGTH = struct.Struct("<I")
 
@@ -87,10 +87,10 @@ class ZygotePool:
         self._settings = settings
         self._zygotes: dict[_Kind, _Zygote] = {}  # least recently used first
 
-    def warm(self, newborn: StartingZygote, preload: Sequence[str]) -> None:
+    def warm(self, starting: StartingZygote, preload: Sequence[str]) -> None:
         """Have a zygote with these modules ready: this one, which runs our own interpreter."""
         kind = "", tuple(preload)
-        self._zygotes[kind] = _Zygote(self._engine, self._reaper, self._settings, newborn, *kind)
+        self._zygotes[kind] = _Zygote(self._engine, self._reaper, self._settings, starting, *kind)
 
     def spawn(
         self,
@@ -127,8 +127,8 @@ class ZygotePool:
     def _get(self, kind: _Kind) -> _Zygote:
         zygote = self._zygotes.pop(kind, None)
         if zygote is None or zygote.gone:
-            newborn = bear(self._settings, python=kind[0])
-            zygote = _Zygote(self._engine, self._reaper, self._settings, newborn, *kind)
+            starting = launch_zygote(self._settings, python=kind[0])
+            zygote = _Zygote(self._engine, self._reaper, self._settings, starting, *kind)
         self._zygotes[kind] = zygote
         if len(self._zygotes) > _MAX_ZYGOTES:
             idle = next((key for key, one in self._zygotes.items() if not one.busy and one is not zygote), None)
@@ -148,13 +148,13 @@ class _Zygote:
         engine: Engine,
         reaper: Reaper,
         settings: ZygoteSettings,
-        newborn: StartingZygote,
+        starting: StartingZygote,
         python: str,
         preload: tuple[str, ...],
     ) -> None:
         self._engine = engine
         self._python = python
-        self._process, self._sock, self._words = newborn.process, newborn.sock, newborn.words
+        self._process, self._sock, self._stderr_fd = starting.process, starting.sock, starting.stderr_fd
         self._waiting: dict[str, deque[_Request]] = {}  # by run; the run whose turn it is comes first
         self._in_flight: deque[_Done] = deque()
         self._outgoing: deque[tuple[bytes, list[int]]] = deque()
@@ -241,9 +241,9 @@ class _Zygote:
             if len(self._incoming) < end:
                 return
             answer, self._incoming = self._incoming[_LENGTH.size : end], self._incoming[end:]
-            self._take(json.loads(answer))
+            self._handle(json.loads(answer))
 
-    def _take(self, answer: dict[str, object]) -> None:
+    def _handle(self, answer: dict[str, object]) -> None:
         match answer:
             case {"failed": list(lines)}:
                 self._problem = ForkProblem("a module to preload cannot be imported", [str(line) for line in lines])
@@ -265,8 +265,8 @@ class _Zygote:
             for fd in fds:
                 os.close(fd)
         self._outgoing.clear()
-        problem = self._problem or self._unsaid(how)
-        self._forget_words()
+        problem = self._problem or self._exit_problem(how)
+        self._close_stderr()
         requests = [request for queue in self._waiting.values() for request in queue]
         for request in requests:
             request.close()
@@ -278,14 +278,14 @@ class _Zygote:
         for done in waiting:
             done(problem)
 
-    def _forget_words(self) -> None:
-        if self._words >= 0:
-            os.close(self._words)
+    def _close_stderr(self) -> None:
+        if self._stderr_fd >= 0:
+            os.close(self._stderr_fd)
 
-    def _unsaid(self, how: Exit) -> ForkProblem:
+    def _exit_problem(self, how: Exit) -> ForkProblem:
         """It ended without a word to us."""
         if not self._python:
             return ForkProblem(f"the zygote, which procs are forked from, ended: {how}", [])
-        lines = os.pread(self._words, _MAX_WORDS_BYTES, 0).decode(errors="replace").splitlines()
+        lines = os.pread(self._stderr_fd, _MAX_STDERR_BYTES, 0).decode(errors="replace").splitlines()
         cause = f"{self._python} ended: {how}; it needs monarch-hpc {__version__} and the modules to preload"
         return ForkProblem(cause, lines[-_NUM_LAST_LINES:])

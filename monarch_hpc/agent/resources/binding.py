@@ -116,11 +116,11 @@ def shares(cpus: Sequence[int], owned_gpus: Sequence[Sequence[str]], topology: T
         sorted(cpu for unit in units[i * len(units) // num : (i + 1) * len(units) // num] for cpu in unit)
         for i in range(num)
     ]
-    wishes = [topology.gpu_nodes.get(gpus[0]) if gpus else None for gpus in owned_gpus]
-    if None in wishes:
+    preferred = [topology.gpu_nodes.get(gpus[0]) if gpus else None for gpus in owned_gpus]
+    if None in preferred:
         return blocks
     dealt: list[list[int]] = [[] for _ in range(num)]
-    for block, proc in zip(blocks, sorted(range(num), key=lambda proc: (wishes[proc], proc)), strict=True):
+    for block, proc in zip(blocks, sorted(range(num), key=lambda proc: (preferred[proc], proc)), strict=True):
         dealt[proc] = block
     return dealt
 
@@ -145,7 +145,7 @@ def check_bindings(bindings: Sequence[Mapping[str, str]], per_host: int, granted
             _numbers(where, key, binding[key], ())
         for key in _CPU_KEYS:
             for host, cpus in granted.items() if key in binding else ():
-                _among(where, key, _numbers(where, key, binding[key], cpus), cpus, f"CPUs granted on {host}")
+                _check_known(where, key, _numbers(where, key, binding[key], cpus), cpus, f"CPUs granted on {host}")
 
 
 def given_bindings(bindings: Sequence[Mapping[str, str]], cpus: Sequence[int], topology: Topology) -> list[Binding]:
@@ -162,11 +162,11 @@ def given_bindings(bindings: Sequence[Mapping[str, str]], cpus: Sequence[int], t
         for key in _CPU_KEYS:
             if key in binding:
                 chosen = _numbers(where, key, binding[key], cpus)
-                _among(where, key, chosen, cpus, "CPUs granted here")
+                _check_known(where, key, chosen, cpus, "CPUs granted here")
                 wanted = set(chosen) if wanted is None else wanted & set(chosen)
         if "cpunodebind" in binding:
             chosen = _numbers(where, "cpunodebind", binding["cpunodebind"], nodes)
-            _among(where, "cpunodebind", chosen, nodes, "NUMA nodes here")
+            _check_known(where, "cpunodebind", chosen, nodes, "NUMA nodes here")
             near = {cpu for node in chosen for cpu in nodes[node]} & set(cpus)
             wanted = near if wanted is None else wanted & near
         if wanted is not None and not wanted:
@@ -174,7 +174,7 @@ def given_bindings(bindings: Sequence[Mapping[str, str]], cpus: Sequence[int], t
         memory_nodes: list[int] = []
         if "membind" in binding:
             memory_nodes = _numbers(where, "membind", binding["membind"], nodes)
-            _among(where, "membind", memory_nodes, nodes, "NUMA nodes here")
+            _check_known(where, "membind", memory_nodes, nodes, "NUMA nodes here")
         found.append(Binding(sorted(wanted or ()), memory_nodes))
     return found
 
@@ -188,7 +188,7 @@ def _numbers(where: str, key: str, text: str, everything: Iterable[int]) -> list
         raise ValueError(f"{where}[{key!r}]: {error}, or 'all'") from error
 
 
-def _among(where: str, key: str, chosen: Sequence[int], known: Iterable[int], what: str) -> None:
+def _check_known(where: str, key: str, chosen: Sequence[int], known: Iterable[int], what: str) -> None:
     missing = sorted(set(chosen) - set(known))
     if missing:
         raise ValueError(f"{where}[{key!r}] asks for {render_numbers(missing)}; {what}: {render_numbers(known)}")

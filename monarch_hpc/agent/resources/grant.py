@@ -39,9 +39,9 @@ def granted_memory(environment: Mapping[str, str], limit_bytes: int | None, tota
     sizes = [total_bytes]
     if limit_bytes is not None:
         sizes.append(limit_bytes)
-    told_mib = environment.get("SLURM_MEM_PER_NODE", "")
-    if told_mib.isdecimal() and int(told_mib):  # 0 asks for all of it
-        sizes.append(int(told_mib) << 20)
+    slurm_mib = environment.get("SLURM_MEM_PER_NODE", "")
+    if slurm_mib.isdecimal() and int(slurm_mib):  # 0 asks for all of it
+        sizes.append(int(slurm_mib) << 20)
     return min(sizes)
 
 

@@ -76,62 +76,62 @@ def parse_worker_address(text: str) -> WorkerAddress:
     """
     match = _FORM.fullmatch(text)
     if match is None:
-        raise _wrong(text, "write tcp://host:port or ipc://path")
+        raise _invalid(text, "write tcp://host:port or ipc://path")
     identity = match["identity"] or ""
     if identity:
         try:
             ProcId.from_string(identity)
         except ValueError as error:
-            raise _wrong(text, f"before the @ stands no identity: {error}") from error
-    dial = _place(text, match["dial"])
-    bind = _place(text, match["bind"]) if match["bind"] else dial
+            raise _invalid(text, f"before the @ stands no identity: {error}") from error
+    dial = _parse_endpoint(text, match["dial"])
+    bind = _parse_endpoint(text, match["bind"]) if match["bind"] else dial
     if bool(dial.path) != bool(bind.path):
-        raise _wrong(text, "a worker is dialled and listens in one way, tcp:// or ipc://")
+        raise _invalid(text, "a worker is dialled and listens in one way, tcp:// or ipc://")
     return WorkerAddress(text, identity, dial, bind)
 
 
-def listening_addresses(place: WorkerEndpoint) -> list[str]:
+def listening_addresses(endpoint: WorkerEndpoint) -> list[str]:
     """The IP addresses to listen on; loopback for a worker that is met through a file.
 
     Raises:
         ConfigError: the name has none.
     """
-    if place.path:
+    if endpoint.path:
         return ["127.0.0.1"]
-    return ["0.0.0.0"] if place.host in _EVERY else _look_up(place)
+    return ["0.0.0.0"] if endpoint.host in _EVERY else _look_up(endpoint)
 
 
-def dialling_addresses(place: WorkerEndpoint) -> list[str]:
+def dialling_addresses(endpoint: WorkerEndpoint) -> list[str]:
     """``tcp://address:port`` for each IP address of the name.
 
     Raises:
         ConfigError: the name has none, or stands for every address.
     """
-    if place.host in _EVERY:
-        raise _wrong(str(place), "this is where to listen; name the host that is to be dialled")
-    return [render_address((host, place.port)) for host in _look_up(place)]
+    if endpoint.host in _EVERY:
+        raise _invalid(str(endpoint), "this is where to listen; name the host that is to be dialled")
+    return [render_address((host, endpoint.port)) for host in _look_up(endpoint)]
 
 
-def _look_up(place: WorkerEndpoint) -> list[str]:
+def _look_up(endpoint: WorkerEndpoint) -> list[str]:
     try:
-        return resolve_host(place.host.strip("[]"))
+        return resolve_host(endpoint.host.strip("[]"))
     except OSError as error:
-        raise _wrong(str(place), f"no address of {place.host!r} is known here: {error.strerror}") from error
+        raise _invalid(str(endpoint), f"no address of {endpoint.host!r} is known here: {error.strerror}") from error
 
 
-def _place(text: str, url: str) -> WorkerEndpoint:
+def _parse_endpoint(text: str, url: str) -> WorkerEndpoint:
     scheme, _, rest = url.partition("://")
     if scheme == "ipc":
         if not rest or "\0" in rest:
-            raise _wrong(text, "ipc:// needs a path, or a name for one in your state directory")
+            raise _invalid(text, "ipc:// needs a path, or a name for one in your state directory")
         return WorkerEndpoint(path=rest)
     if scheme == "tcp":
         match = _TCP.fullmatch(rest)
         if match is None or int(match["port"]) > 65535:
-            raise _wrong(text, "write tcp://host:port, a port below 65536")
+            raise _invalid(text, "write tcp://host:port, a port below 65536")
         return WorkerEndpoint(match["host"], int(match["port"]))
-    raise _wrong(text, f"no transport {scheme}:// here: {_WHY.get(scheme, 'there are tcp:// and ipc://')}")
+    raise _invalid(text, f"no transport {scheme}:// here: {_WHY.get(scheme, 'there are tcp:// and ipc://')}")
 
 
-def _wrong(text: str, problem: str) -> ConfigError:
+def _invalid(text: str, problem: str) -> ConfigError:
     return ConfigError("", "", f"worker address {text!r}", problem)

@@ -13,7 +13,7 @@ from pathlib import Path
 from monarch_hpc.core.scratch import make_scratch
 from monarch_hpc.core.spawn import launch
 
-__all__ = ["open_attended"]
+__all__ = ["open_private_folder"]
 
 _SCRIPT = 'read -r _; rm -rf -- "$1"'
 """Its standard input ends with this process, and with those that this process forked."""
@@ -23,7 +23,7 @@ _END_S = 5.0
 
 
 @contextlib.contextmanager
-def open_attended() -> Iterator[Path]:
+def open_private_folder() -> Iterator[Path]:
     """Make a folder that only we can enter, in the temporary directory; it ends with the context.
 
     Raises:
@@ -32,7 +32,7 @@ def open_attended() -> Iterator[Path]:
     own = os.getpid()
     folder, held = make_scratch(Path(tempfile.gettempdir()))
     try:
-        attendant = launch(
+        cleaner = launch(
             ["/bin/sh", "-c", _SCRIPT, "monarch-hpc-attendant", str(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -46,9 +46,9 @@ def open_attended() -> Iterator[Path]:
                 shutil.rmtree(folder, ignore_errors=True)
                 with contextlib.suppress(subprocess.TimeoutExpired, BrokenPipeError):
                     # A line, too: somebody who was forked may hold the other end open.
-                    attendant.communicate(b"\n", _END_S)
-                attendant.kill()
-                attendant.wait()
+                    cleaner.communicate(b"\n", _END_S)
+                cleaner.kill()
+                cleaner.wait()
     finally:
         if os.getpid() == own:
             shutil.rmtree(folder, ignore_errors=True)

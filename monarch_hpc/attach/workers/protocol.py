@@ -19,18 +19,18 @@ from typing import Any
 from monarch_hpc.core.errors import FrameError
 from monarch_hpc.wire.frames import Frame, Kind
 
-__all__ = ["WORKERS", "read_word", "word"]
+__all__ = ["WORKERS", "parse_message", "render_message"]
 
 WORKERS = b"waiting workers!".hex()
 """In the place of an allocation, in greetings between programs and workers."""
 
 
-def word(kind: str, **fields: object) -> Frame:
+def render_message(kind: str, **fields: object) -> Frame:
     """One message."""
     return Frame(Kind.CONTROL, body=json.dumps({"kind": kind, **fields}).encode())
 
 
-def read_word(frame: Frame) -> tuple[str, dict[str, Any]]:
+def parse_message(frame: Frame) -> tuple[str, dict[str, Any]]:
     """Kind and fields of a message.
 
     Raises:

@@ -38,7 +38,7 @@ class Party:
     """One end of a link, on the far side of the head."""
 
     def __init__(self) -> None:
-        self.crowded = False
+        self.backlogged = False
         self.fabric, self.why = "tcp", "agents use sockets"
         self.got: list[Message] = []
         self.closed = ""
@@ -280,10 +280,10 @@ def test_output_for_a_crowded_controller_is_counted(world: World) -> None:
     client = world.open("1")
     world.head.on_client(client, spawn("1", 1, [0]))
     client.take()
-    client.crowded = True
+    client.backlogged = True
     world.head.on_agent(world.agents[0], Output("1", 1, 0, 0, "out", ["a", "b"], 3))
     world.head.on_agent(world.agents[0], ProcReady("1", 1, 0, 0, 5, "7", []))
-    client.crowded = False
+    client.backlogged = False
     world.head.on_agent(world.agents[0], Output("1", 1, 0, 0, "err", ["e"], 0))
     world.head.on_agent(world.agents[0], Output("1", 1, 0, 0, "out", ["c"], 1))
     assert client.take() == [
