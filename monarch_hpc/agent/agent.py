@@ -1,4 +1,4 @@
-"""What one host does for its allocation: start procs, watch them, end them and what they left."""
+"""One host's work for its allocation: start procs, watch them, end them and whatever they leave behind."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ _log = Logger(__name__)
 
 
 class Agent:
-    """Carries out what the head passes on for this host. All methods are for the driver of the engine.
+    """Carries out the head's orders on this host. All methods must be called on the engine's driver.
 
     Args:
-        outlet: where the procs' output goes.
-        send: passes a message to the head.
+        outlet: receives the procs' output.
+        send: sends a message to the head.
     """
 
     def __init__(
@@ -82,10 +82,10 @@ class Agent:
         self._leaving: Callable[[int], None] | None = None
 
     def handle(self, message: Message) -> None:
-        """Carry out one message of the head; what fails is answered at once."""
+        """Carry out one message from the head; a failure is answered at once."""
         try:
             self._handle(message)
-        except Exception as error:  # noqa: BLE001 a callback's edge: somebody waits for an answer
+        except Exception as error:  # noqa: BLE001 a callback's edge: the requester waits for an answer
             _log.exception("%s could not be carried out", type(message).__name__)
             self._fail(message, f"its agent failed: {type(error).__name__}: {error}; its log has more")
 
@@ -97,7 +97,7 @@ class Agent:
                 for proc in self._procs_of_mesh(message.run, message.mesh):
                     left.discard(proc.start.rank)
                     proc.cause = problem
-                    self.report_ended(proc, problem, [])  # one that has been forked is killed when that is known
+                    self.report_ended(proc, problem, [])  # if already forked, `on_forked` kills it
                     self.kill(proc)
                 for rank in sorted(left):
                     self._send(SpawnFailed(message.run, message.mesh, rank, self._settings.rank, problem, []))
@@ -134,10 +134,10 @@ class Agent:
                         proc.output.stream(message.stream)
                 self._send(LogsSet(message.run, message.mesh, self._settings.rank, message.number))
             case _:
-                _log.warning("the head sent %s, which no agent handles", type(message).__name__)
+                _log.warning("the head sent %s, which agents do not handle", type(message).__name__)
 
     def leave(self, grace_s: float, done: Callable[[int], None]) -> None:
-        """End all procs, zygotes and what they started; call *done* with the number of processes left."""
+        """End all procs and zygotes and everything they started; call *done* with the number of processes left."""
         if self._leaving is not None:
             return
         self._leaving = done
@@ -147,7 +147,7 @@ class Agent:
         self._clear_host(deadline)
 
     def resume_output(self) -> None:
-        """The log files take more again."""
+        """Resume reading the procs' output after the log writer has caught up."""
         for proc in self.procs:
             proc.output.resume()
 
@@ -175,19 +175,19 @@ class Agent:
         if order.run in self._closing_runs:
             return "the run is over"
         if not 0 < order.mesh < 1 << 63 or min(order.first_rank, default=0) < 0:
-            return f"the order makes no sense: ranks {order.first_rank} of mesh {order.mesh}"
+            return f"invalid order: ranks {order.first_rank} of mesh {order.mesh}"
         if self._procs_of_mesh(order.run, order.mesh):
             return f"mesh {order.mesh} exists already in this run"
         return ""
 
     def on_forked(self, proc: Proc) -> None:
-        """Watch the process of a proc; kill it if it was given up while the zygote was busy."""
+        """Watch the process of a new proc; kill it if the proc was given up while the zygote was busy."""
         try:
             watcher = self._steps if proc.in_step else self._reaper
             watcher.watch(proc.pid, partial(self._ended, proc))
             if proc in self.procs:
                 self._stopped_procs.watch(proc.pid, partial(self._on_liveness, proc))
-        except Exception as error:  # noqa: BLE001 no descriptor is left, or worse: nobody else would end it
+        except Exception as error:  # noqa: BLE001 e.g. out of descriptors: unwatched, the process would leak
             with contextlib.suppress(ProcessLookupError):
                 os.kill(proc.pid, signal.SIGKILL)
             self.report_ended(proc, f"cannot be watched: {error}", [])
@@ -220,10 +220,10 @@ class Agent:
         proc.killer = self._engine.call_later(grace_s, partial(self.kill, proc))
 
     def kill(self, proc: Proc) -> None:
-        """End a proc and its process group at once."""
+        """Send SIGKILL to a proc and its process group."""
         if (
             proc.pid in self._reaper.watched or proc.pid in self._steps.watched
-        ):  # not reaped, so the number is still its own
+        ):  # not reaped yet, so the pid cannot have been reused
             for send in (os.kill, os.killpg):
                 with contextlib.suppress(ProcessLookupError):
                     send(proc.pid, signal.SIGKILL)
@@ -234,7 +234,7 @@ class Agent:
         self.report_ended(proc, proc.cause or str(how), [])
 
     def report_ended(self, proc: Proc, cause: str, last_lines: list[str]) -> None:
-        """Report a proc that has ended, or never came to life."""
+        """Report a proc that has ended, or that failed to start."""
         if proc not in self.procs:
             return
         self.procs.discard(proc)
@@ -255,7 +255,7 @@ class Agent:
         self._settle()
 
     def _settle(self) -> None:
-        """Report the meshes and runs of which nothing is left."""
+        """Report the meshes and runs whose last proc has ended."""
         for run, mesh in list(self._stopping_meshes):
             if not self._procs_of_mesh(run, mesh):
                 self._stopping_meshes.discard((run, mesh))
@@ -267,7 +267,7 @@ class Agent:
                 self._clear_runs_in(0.0)
 
     def _clear_runs_in(self, delay_s: float) -> None:
-        # Of thousands that end at once each would else look at all processes, and no heartbeat would leave meanwhile.
+        # Coalesced: when thousands of runs end at once, a scan of all processes for each would delay the heartbeats.
         if not self._clearing:
             self._clearing = True
             self._engine.call_later(delay_s, self._clear_runs)
@@ -283,12 +283,12 @@ class Agent:
                 self._clear_runs_in(_SWEEP_RETRY_S)
                 continue
             if num_left:
-                _log.warning("%d processes of run %s do not die", num_left, run)
+                _log.warning("%d processes of run %s survive SIGKILL", num_left, run)
             del self._closing_runs[run]
             self._send(RunClosed(run))
 
     def _kill_orphans(self) -> int:
-        # Orphans that emptied their environment tell no run, so they can only go when no run is left.
+        # An orphan that emptied its environment belongs to no known run, so it is killed only when no run has procs.
         if self.procs:
             return 0
         found = orphans(self._reaper.watched)

@@ -1,4 +1,4 @@
-"""The agent's process: channels in, messages to the agent and, on the first host, to the head."""
+"""The agent's process: receives channels, and routes messages to the agent and, on the first host, to the head."""
 
 from __future__ import annotations
 
@@ -57,18 +57,18 @@ __all__ = ["Service"]
 _DIAL_RETRY_S = 0.1
 _POLL_S = 0.05
 _FLUSH_S = 2.0
-"""How long a last message may take to leave before the process ends."""
+"""How long a final message may take to be sent before the process ends."""
 
 _log = Logger(__name__)
 
 
 class Service:
-    """One agent, with the head in it on the first host; ends by calling *finished* with an exit code.
+    """One agent, including the head on the first host; calls *finished* with an exit code when it ends.
 
     Args:
-        newborn: its first zygote.
+        first_zygote: started before this module was loaded.
 
-    All methods but the constructor are for the driver of the engine.
+    All methods except the constructor must be called on the engine's driver.
     """
 
     def __init__(
@@ -161,10 +161,10 @@ class Service:
         self._code = 0
 
     def start(self) -> None:
-        """Report to the head, or be it.
+        """Report to the head, or become the head.
 
         Raises:
-            AllocationError: there is a head already.
+            AllocationError: the allocation already has a head.
         """
         self._zygotes.warm(self._first_zygote, self._config.procs.preload)
         problem = self._check_shared()
@@ -216,7 +216,7 @@ class Service:
         names = self._args.host_names
         return names[rank] if rank < len(names) else f"host {rank}"
 
-    # ---- the way to the head ----
+    # ---- the link to the head ----
 
     def _find_head(self, problem: str) -> None:
         if self._leaving:
@@ -261,7 +261,7 @@ class Service:
             case _:
                 try:
                     self._agent.handle(message)
-                except Exception as error:  # noqa: BLE001 who asked must hear of it at once
+                except Exception as error:  # noqa: BLE001 the requester must get an answer
                     self._fail_on(self._head_link, message, error)
 
     def _refused(self, problem: str) -> None:
@@ -271,34 +271,34 @@ class Service:
     # ---- channels ----
 
     def on_channel(self, channel: FrameChannel) -> None:
-        """Greet who dials the head; others are dialled by those who have casts for them."""
+        """Accept a channel: anyone's on the head; elsewhere only those of agents and procs, which carry casts."""
         if self._head is None:
             if not self._casts.on_channel(channel):
                 channel.close("this agent is not the head")
             return
         self._links[channel] = ChannelLink(channel)
-        # A program that computes without releasing the interpreter's lock is silent and alive: it is not judged
-        # until it owns a run from another host, where `monarch-hpc run` beats for it.
+        # A program that holds the interpreter's lock is silent but alive. So a client is not judged by its heartbeats
+        # until it owns a run from another host, where `monarch-hpc run` sends them on its behalf.
         self._heartbeat.watch(channel, judged=channel.peer.role is Role.AGENT)
 
     def on_frame(self, channel: FrameChannel, frame: Frame) -> None:
-        """Take a control message, or what belongs to a cast; other frames are not for agents."""
+        """Handle a control message or a frame of a cast; frames of other kinds close the channel."""
         if channel.error is not None:
-            return  # it had not heard yet that we closed
+            return  # sent before the peer noticed that this side closed
         if self._casts.on_frame(channel, frame):
             return
         link = self._links.get(channel)
         if link is None or frame.kind is not Kind.CONTROL:
-            channel.close(f"an agent takes no {frame.kind.name} frames")
+            channel.close(f"an agent does not accept {frame.kind.name} frames")
             return
         try:
             message = decode(frame.body)
-        except FrameError as error:  # its sender has proved the key, and may go on
+        except FrameError as error:  # the sender has proved the key, so the channel stays open
             link.send(refuse(frame.body, str(error)))
             return
         try:
             self._on_message(channel, link, message)
-        except Exception as error:  # noqa: BLE001 other requests must not suffer
+        except Exception as error:  # noqa: BLE001 other requests must not be affected
             self._fail_on(link, message, error)
 
     def _fail_on(self, link: Link, message: Message, error: Exception) -> None:
@@ -320,7 +320,7 @@ class Service:
             head.on_agent(link, message)
 
     def on_lost(self, channel: FrameChannel, error: TransportError) -> None:
-        """A channel is over."""
+        """Handle the end of a channel."""
         link = self._links.pop(channel, None)
         self._heartbeat.forget(channel)
         if self._casts.on_lost(channel, error) or link is None:
@@ -332,7 +332,7 @@ class Service:
             elif self._sent_goodbye:
                 self._end()
             return
-        # What it was has been given up, here and elsewhere. Should it only have been cut off, it comes too late.
+        # The peer was declared lost here and in its run. If only its network was cut, it must not return: fence it.
         fenced = [] if channel.peer.role is Role.TOOL else [channel.peer.incarnation]
         if channel.peer.role is Role.AGENT:
             rank = self._head.on_agent_lost(link, str(error))
@@ -350,27 +350,27 @@ class Service:
     # ---- the end ----
 
     def end(self) -> None:
-        """Leave because somebody outside asked for it: a signal, or the end of who started us."""
+        """End in response to a signal, or to the end of the process that started this agent."""
         if self._head is not None:
             self._head.shut_down(self._config.procs.stop_s, None)
         else:
             self.leave(self._config.procs.stop_s)
 
     def leave(self, grace_s: float) -> None:
-        """End this host's procs and what they left, tell the head, and end."""
+        """End this host's procs and what they left behind, report to the head, and end."""
         if not self._leaving:
             self._leaving = True
             self._agent.leave(grace_s, self._on_left)
 
     def _on_left(self, num_left: int) -> None:
         if num_left:
-            _log.warning("%d processes of this allocation do not die", num_left)
+            _log.warning("%d processes of this allocation survive SIGKILL", num_left)
         self._head_link.send(ShutDownDone({self._args.name: num_left}))
         self._sent_goodbye = True
         if self._head is None:
             if self._head_link not in self._links.values():
                 self._end()
-            # The head closes the channel when it has heard us.
+            # Normally the head closes the channel first, when it has received the report.
             self._engine.call_later(_FLUSH_S, self._end)
 
     def _on_all_left(self) -> None:

@@ -1,4 +1,4 @@
-"""The embedded allocation: agents as processes of this machine, for as long as one program runs."""
+"""The embedded allocation: agents as child processes on this machine, for the lifetime of one program."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["find_local", "open_local"]
 
 _POLL_S = 0.005
 _END_S = 15.0
-"""Longest wait for agents to end; their own deadlines are shorter."""
+"""How long agents may take to end; their own deadlines are shorter."""
 _SWEEP_S = 5.0
 _NUM_LAST_LINES = 20
 
@@ -40,19 +40,19 @@ _NUM_LAST_LINES = 20
 def open_local(
     num_hosts: int, config: Config, directory: Path | None = None, *, entry: str = DEFAULT_ENTRY
 ) -> Iterator[Path]:
-    """Make an allocation of *num_hosts* hosts that all are this machine; yields its directory.
+    """Make an allocation of *num_hosts* hosts that all are this machine; yield its directory.
 
     The agents are processes of this machine that listen on loopback only, named ``local0``, ``local1``, ...
-    They end, and everything they started, when the context does, or with this process, however it ends.
+    They and everything they started end with the context, or with this process, however it ends.
 
     Args:
-        directory: where to keep its files, made if missing; by default a fresh one in ``$XDG_RUNTIME_DIR`` or
+        directory: the allocation's directory, created if missing; by default a fresh one in ``$XDG_RUNTIME_DIR`` or
             the temporary directory. It is removed at the end.
         entry: ``module:function`` that procs run.
 
     Raises:
         AgentsMissing: an agent did not report before the deadline (config key `slurm.bootstrap_s`).
-        AllocationError: an agent ended instead.
+        AllocationError: an agent ended before it was ready.
     """
     allocation, own = new_allocation_id(), os.getpid()
     where, held = _make_directory(directory)
@@ -71,16 +71,16 @@ def open_local(
             agents.wait_ready(config.slurm.bootstrap_s)
             yield where
     finally:
-        if os.getpid() == own:  # what was forked meanwhile may leave the context, too
+        if os.getpid() == own:  # a forked child may leave the context, too
             sweep(cookies(allocation), _SWEEP_S)
-            for rank in range(num_hosts):  # of agents that did not end by themselves
+            for rank in range(num_hosts):  # left by agents that were killed
                 remove_segments(allocation, rank)
             shutil.rmtree(where, ignore_errors=True)
             os.close(held)
 
 
 def find_local() -> dict[str, Path]:
-    """The directories of the embedded allocations of this user that are ready, by their names."""
+    """Return the directories of this user's embedded allocations that are ready, by name."""
     parents = {Path(parent) for parent in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir()) if parent}
     found: dict[str, Path] = {}
     for parent in parents:
@@ -92,7 +92,7 @@ def find_local() -> dict[str, Path]:
 
 
 def _make_directory(directory: Path | None) -> tuple[Path, int]:
-    """The directory, and the descriptor that holds it, see `scratch`."""
+    """Return the directory, and the descriptor that holds it, see `core.scratch`."""
     if directory is not None:
         return private_dir(directory), hold_scratch(directory)
     runtime = os.environ.get("XDG_RUNTIME_DIR")
@@ -105,7 +105,7 @@ def _prepare(directory: Path, key: bytes, config: Config) -> None:
 
 
 class _Agents:
-    """The processes that carry an allocation's agents; ended with the context."""
+    """The agents' processes; ended with the context."""
 
     def __init__(self, directory: Path, held: int) -> None:
         self._directory = directory
@@ -114,12 +114,12 @@ class _Agents:
         watch_forks(self)
 
     def forked(self, parent: int) -> None:
-        """The agents are the *parent*'s; they end with it, however long this process holds copies of its pipes."""
+        """In a forked child: close its copies of the agents' pipes, so that the agents end with the *parent* alone."""
         for process in self._processes.values():
             if process.stdin is not None:
                 with contextlib.suppress(OSError):
                     process.stdin.close()
-            process.returncode = 0  # nobody to wait for
+            process.returncode = 0  # the parent's child, which cannot be waited for here
         self._processes.clear()
 
     def __enter__(self) -> _Agents:
@@ -128,7 +128,7 @@ class _Agents:
     def __exit__(self, *_: object) -> None:
         deadline = Deadline(_END_S)
         for process in self._processes.values():
-            # The end of its standard input asks an agent to end.
+            # An agent ends when its standard input ends.
             assert process.stdin is not None
             with contextlib.suppress(OSError):
                 process.stdin.close()
@@ -140,7 +140,7 @@ class _Agents:
                 process.wait()
 
     def start(self, name: str, argv: Sequence[str], key: bytes) -> None:
-        """Start one process; what it writes to stderr goes to ``NAME.err``."""
+        """Start one process, with stdout and stderr in ``NAME.err``."""
         descriptor = open_output(self._err(name))
         try:
             process = launch(
@@ -160,7 +160,7 @@ class _Agents:
             process.stdin.flush()
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Wait until all agents have reported to the head."""
+        """Wait until all agents have joined the head."""
         name = self._directory.name
         deadline = Deadline(timeout_s)
         while (ready := allocation_files.read_ready(self._directory)) is None:

@@ -1,6 +1,6 @@
-"""The channels of an agent that casts travel on: to other agents, to its procs, and from whoever sends casts to it.
+"""An agent's channels for casts: to other agents, to its procs, and from senders of casts.
 
-They are apart from the channels of control messages, which so wait behind no user's data.
+They are separate from the channels of control messages, so that control messages never queue behind user data.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from monarch_hpc.wire.messages import HostEntry, Message, ProcEnded, ProcReady, 
 __all__ = ["CastChannels"]
 
 _DEATH_REPORT_S = 3.0
-"""How long a proc whose channel broke may take to be reported dead; that takes milliseconds where it is."""
+"""How long the death report of a proc whose channel broke may take; on the proc's own host it takes milliseconds."""
 
 _log = Logger(__name__)
 
 
 @dataclass(slots=True)
 class _Line:
-    """A channel that this agent dials, and what waits for it meanwhile."""
+    """An outgoing channel, and the frames queued until it is connected."""
 
     addresses: Sequence[str]
     channel: FrameChannel | None = None
@@ -41,11 +41,11 @@ class _Line:
 
 
 class CastChannels:
-    """Connects an agent's `Router` with the world. All methods are for the driver of the engine.
+    """Connects an agent's `Router` to channels. All methods must be called on the engine's driver.
 
     Args:
-        pulse: beats on the channels between agents.
-        rank: of this host.
+        pulse: sends heartbeats on the channels between agents.
+        rank: rank of this host.
     """
 
     def __init__(
@@ -58,23 +58,21 @@ class CastChannels:
         self._procs: dict[tuple[str, int, int], int] = {}
         self._host_lines: dict[int, _Line] = {}
         self._proc_lines: dict[int, _Line] = {}  # to procs, by incarnation
-        self._note_handlers: dict[
-            FrameChannel, Callable[[Frame], None]
-        ] = {}  # who is behind a channel that was dialled
+        self._note_handlers: dict[FrameChannel, Callable[[Frame], None]] = {}  # of channels that were dialled
         self._upstreams: set[FrameChannel] = set()
         usable = self._addresses.__contains__
         self._router: Router[FrameChannel] = Router(
             rank, num_hosts, limits.cast_fanout, usable, self, limits.max_frame_bytes
         )
 
-    # ---- news ----
+    # ---- state of hosts and procs ----
 
     def on_roster(self, hosts: Sequence[HostEntry]) -> None:
-        """These agents can be dialled."""
+        """Learn the addresses of other agents."""
         self._addresses.update({host.rank: host.addresses for host in hosts})
 
     def note(self, message: Message) -> None:
-        """Take note of what this agent says of its procs; other messages are ignored."""
+        """Update from this agent's reports about its procs; other messages are ignored."""
         match message:
             case ProcReady():
                 incarnation = int(message.incarnation)
@@ -91,13 +89,13 @@ class CastChannels:
     # ---- channels ----
 
     def on_channel(self, channel: FrameChannel) -> bool:
-        """Take a channel that another agent or a proc has opened, for its casts; False for those of others."""
+        """Accept a channel that another agent or a proc has opened for casts; return False for other peers."""
         if channel.peer.role is Role.AGENT:
             self._heartbeat.watch(channel)
         return channel.peer.role in (Role.AGENT, Role.PROC)
 
     def on_frame(self, channel: FrameChannel, frame: Frame) -> bool:
-        """Take a frame if it belongs to a cast."""
+        """Handle a frame if it belongs to a cast; return whether it does."""
         if frame.kind is not Kind.CAST and frame.kind is not Kind.NOTES:
             return False
         try:
@@ -110,21 +108,21 @@ class CastChannels:
         return True
 
     def _on_cast(self, channel: FrameChannel, frame: Frame) -> None:
-        # Agents vouch for the sender; at the first one it is whoever opened the channel.
+        # Agents vouch for the sender of a cast that they forward; at the first agent, the sender is the channel's peer.
         enters = channel.peer.role is not Role.AGENT
         if enters and parse_cast(frame).origin != channel.peer.incarnation:
-            raise FrameError("a cast in somebody else's name")
+            raise FrameError("a cast with another process's origin")
         self._upstreams.add(channel)
         self._router.on_cast(channel, frame, enters=enters)
 
     def _on_notes(self, channel: FrameChannel, frame: Frame) -> None:
         handler = self._note_handlers.get(channel)
         if handler is None:
-            raise FrameError("nobody here waits for notes of casts")
+            raise FrameError("notes on a channel that no cast was sent on")
         handler(frame)
 
     def on_lost(self, channel: FrameChannel, error: TransportError) -> bool:
-        """A channel is over; False if no cast has gone through it."""
+        """Handle the end of a channel; return False if no cast went through it."""
         ours = channel in self._upstreams or channel in self._note_handlers
         if channel in self._upstreams:
             self._upstreams.discard(channel)
@@ -140,10 +138,10 @@ class CastChannels:
                     self._engine.call_later(_DEATH_REPORT_S, partial(self._give_up_proc, incarnation, line, str(error)))
         return ours
 
-    # ---- what the router sends ----
+    # ---- the router's carrier ----
 
     def to_host(self, rank: int, frame: Frame) -> None:
-        """Send to the agent of a host; the first time, dial it."""
+        """Send *frame* to the agent of a host, which is dialled on first use."""
         line = self._host_lines.get(rank)
         if line is None:
             line = self._host_lines[rank] = _Line(self._addresses[rank])
@@ -151,10 +149,10 @@ class CastChannels:
         self._send(line, frame)
 
     def to_proc(self, incarnation: int, frame: Frame) -> None:
-        """Send to a proc of this host; the first time, dial it."""
+        """Send *frame* to a proc of this host, which is dialled on first use."""
         line = self._proc_lines.get(incarnation)
         if line is None:
-            return  # it is gone, and the router is told at any moment
+            return  # the proc has ended; the report to the router follows
         if line.channel is None and not line.waiting:
             self._engine.call_soon(
                 lambda: self._node.dial(line.addresses, incarnation, partial(self._on_proc, incarnation, line))
@@ -162,16 +160,16 @@ class CastChannels:
         self._send(line, frame)
 
     def to_upstream(self, upstream: FrameChannel, frame: Frame) -> None:
-        """Send to one who sent casts to here."""
+        """Send *frame* back to a sender of casts."""
         with contextlib.suppress(TransportError):  # its end is reported
             upstream.send(frame)
 
     def later(self, delay_s: float, callback: Callable[[], None]) -> object:
-        """Call back in so many seconds."""
+        """Run *callback* after *delay_s* seconds."""
         return self._engine.call_later(delay_s, callback)
 
     def at_end_of_turn(self, callback: Callable[[], None]) -> None:
-        """Call back once all that has come by now was handled."""
+        """Run *callback* once the engine has handled all events of this turn."""
         self._engine.at_end_of_turn(callback)
 
     @staticmethod
@@ -190,12 +188,12 @@ class CastChannels:
             self._send(line, frame)
 
     def _dial_host(self, rank: int, line: _Line) -> None:
-        # Whoever it is: the channel of control messages stays another one.
+        # Incarnation 0, any: a dial by incarnation would return the channel of control messages.
         self._engine.call_soon(lambda: self._node.dial(line.addresses, 0, partial(self._on_host, rank, line)))
 
     def _on_host(self, rank: int, line: _Line, result: FrameChannel | TransportError) -> None:
         if isinstance(result, TransportError):
-            _log.warning("casts go around host %d: %s", rank, result)
+            _log.warning("casts bypass host %d: %s", rank, result)
             del self._host_lines[rank]
             self._router.on_host_lost(rank, str(result))
             return

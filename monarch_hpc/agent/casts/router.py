@@ -1,9 +1,9 @@
-"""What an agent does with casts: it passes them on to other agents and to its procs, and combines what comes back.
+"""Routes casts: forwards them to other agents and to this host's procs, and combines the notes that come back.
 
-A machine without I/O: frames come in, and go out through a `Carrier`. A cast is never opened, and never sent twice.
-Of one sender an agent passes on casts in the order of their numbers only: one that was overtaken, because a host on
-its way was lost, is dropped and answered for. Every cast that came in is answered in full, whatever happens to the
-procs and hosts behind, unless the one who sent it is lost.
+A state machine without I/O: frames come in, and go out through a `Carrier`. A cast is never opened or sent twice.
+The casts of one sender are forwarded in the order of their numbers only: a cast that was overtaken, because a host
+on its route was lost, is dropped, and answered with an error. Every cast received is answered in full, whatever
+happens to the procs and hosts behind this one, unless its sender is lost.
 """
 
 from __future__ import annotations
@@ -37,55 +37,55 @@ from monarch_hpc.wire.frames import MAX_BUFFERS, Frame
 __all__ = ["HOLD_S", "MAX_NOTES_BYTES", "Carrier", "Router"]
 
 HOLD_S = 0.002
-"""How long an answer waits for others that go the same way. Beyond what an idle actor takes to answer, so that those
-of a whole host go as one; small against the time of a person, also four times over, on the way through four hosts."""
+"""How long an answer is held for others of the same route. Longer than an idle actor takes to answer, so that the
+answers of a whole host share a frame; imperceptible to people even four times over, on a route through four hosts."""
 
 MAX_NOTES_BYTES = 1 << 20
-"""Answers that have come to this much do not wait for more: it takes a network a tenth of `HOLD_S` to carry them."""
+"""Answers of this total size are not held any longer: a network needs a tenth of `HOLD_S` to carry them."""
 
 _MAX_REMEMBERED = 4096
-"""Meshes with dead procs that are remembered. Of earlier ones a caller is told that no answer came."""
+"""Number of meshes whose dead procs are remembered. For older ones, a caller gets the error that no answer came."""
 
 _DEFERRABLE = frozenset({NoteKind.RESULT, NoteKind.ELSEWHERE, NoteKind.PARTIAL, NoteKind.VOID})
-"""Answers that may wait; all other news is somebody's failure, or the end."""
+"""Notes that may be held; all others report a failure, or the end."""
 
 
 U = TypeVar("U")
-"""One who sends casts to here."""
+"""A sender of casts, as the carrier identifies it."""
 
 U_contra = TypeVar("U_contra", contravariant=True)
 
 
 class Carrier(Protocol[U_contra]):
-    """Carries frames for a router. Nothing here blocks or fails: what is lost is told to the router later."""
+    """Sends frames for a router. Its methods never block or fail: losses are reported to the router later."""
 
     def to_host(self, rank: int, frame: Frame) -> None:
-        """Send to the agent of a host."""
+        """Send *frame* to the agent of a host."""
         ...
 
     def to_proc(self, incarnation: int, frame: Frame) -> None:
-        """Send to a proc of this host."""
+        """Send *frame* to a proc of this host."""
         ...
 
     def to_upstream(self, upstream: U_contra, frame: Frame) -> None:
-        """Send to one who sent casts to here."""
+        """Send *frame* back to a sender of casts."""
         ...
 
     def later(self, delay_s: float, callback: Callable[[], None]) -> object:
-        """Call back in so many seconds."""
+        """Run *callback* after *delay_s* seconds."""
         ...
 
     def at_end_of_turn(self, callback: Callable[[], None]) -> None:
-        """Call back once all that has come by now was handled."""
+        """Run *callback* once the engine has handled all events of this turn."""
         ...
 
 
 class Router(Generic[U]):
-    """One agent's part in all casts. All methods are for the driver of the engine.
+    """One agent's part in all casts. All methods must be called on the engine's driver.
 
     Args:
-        rank: of this host.
-        fanout: to how many hosts each passes a cast on, config key `transport.cast_fanout`.
+        rank: rank of this host.
+        fanout: number of hosts that each host forwards a cast to, config key `transport.cast_fanout`.
         usable: tells whether the agent of a host can be reached, as far as is known.
         max_frame_bytes: config key `transport.max_frame_bytes`.
     """
@@ -105,26 +105,26 @@ class Router(Generic[U]):
         self._carrier = carrier
         self._max_frame_bytes = max_frame_bytes
         self._routes = TreeRoutes(num_hosts, usable)
-        self._last: dict[str, dict[int, int]] = {}  # run -> sender -> number of its last cast that was passed on
+        self._last: dict[str, dict[int, int]] = {}  # run -> sender -> number of the last cast forwarded
         self._open_casts: dict[tuple[int, int], OpenCastState[U]] = {}
         self._procs: dict[tuple[str, int], dict[int, int]] = {}  # run and mesh -> rank -> incarnation
-        self._ended: Recent[tuple[str, int], dict[int, str]] = Recent(_MAX_REMEMBERED)  # the same -> rank -> cause
+        self._ended: Recent[tuple[str, int], dict[int, str]] = Recent(_MAX_REMEMBERED)  # run and mesh -> rank -> cause
         self._targets: dict[bytes, Target] = {}
         self._outgoing: dict[U, list[Note]] = {}
 
     @property
     def num_in_flight(self) -> int:
-        """How many casts are not answered and handled by all."""
+        """Number of casts that have not been answered and handled by all."""
         return len(self._open_casts)
 
     # ---- procs of this host ----
 
     def on_proc(self, run: str, mesh: int, rank: int, incarnation: int) -> None:
-        """A proc is ready."""
+        """Add a proc that is ready."""
         self._procs.setdefault((run, mesh), {})[rank] = incarnation
 
     def on_proc_ended(self, run: str, mesh: int, rank: int, cause: str) -> None:
-        """A proc is gone: what it was to answer is answered for it."""
+        """Handle the end of a proc: its missing answers become errors."""
         live = self._procs.get((run, mesh), {})
         incarnation = live.pop(rank, None)
         if not live:
@@ -134,11 +134,11 @@ class Router(Generic[U]):
             self._give_up_proc(incarnation, NoteKind.DIED, cause)
 
     def on_proc_silent(self, incarnation: int, cause: str) -> None:
-        """The way to a proc is cut, though it may live."""
+        """Handle the loss of the channel to a proc that may be alive."""
         self._give_up_proc(incarnation, NoteKind.UNKNOWN, cause)
 
     def on_run_closed(self, run: str) -> None:
-        """Nothing of a run is left."""
+        """Forget a run, whose procs have ended."""
         self._last.pop(run, None)
         for place in [place for place in self._procs if place[0] == run]:
             del self._procs[place]
@@ -159,20 +159,20 @@ class Router(Generic[U]):
     # ---- down ----
 
     def on_cast(self, upstream: U, frame: Frame, *, enters: bool = False) -> None:
-        """Pass a cast on.
+        """Forward a cast.
 
         Args:
-            enters: it comes from its sender, and this host is the root of its tree.
+            enters: whether it comes directly from its sender, so that this host is the root of its tree.
 
         Raises:
-            FrameError: it is none.
+            FrameError: it is not a valid cast.
         """
         cast = parse_cast(frame)
         if enters:
             cast = dataclasses.replace(cast, root=self._rank, low=0, high=self._num_hosts)
         target = self._targets.get(cast.target)
         if target is None:
-            if len(self._targets) >= 1024:  # slices of meshes; what is thrown away is read again
+            if len(self._targets) >= 1024:  # slices of meshes; an evicted entry is parsed again
                 self._targets.clear()
             target = self._targets[cast.target] = parse_target(cast.target)
         if cast.root >= self._num_hosts or cast.high > self._num_hosts:
@@ -227,10 +227,10 @@ class Router(Generic[U]):
     # ---- up ----
 
     def on_notes_of_proc(self, incarnation: int, frame: Frame) -> None:
-        """A proc has answered, or handled what it had.
+        """Handle a proc's answers, and its reports of handled casts.
 
         Raises:
-            FrameError: these are no notes.
+            FrameError: the frame holds no notes.
         """
         for note in parse_notes(frame):
             key = note.origin, note.number
@@ -247,10 +247,10 @@ class Router(Generic[U]):
             self._settle(key, entry)
 
     def on_notes_of_host(self, rank: int, frame: Frame) -> None:
-        """An agent has passed on the notes of those behind it.
+        """Handle notes that another agent has forwarded.
 
         Raises:
-            FrameError: these are no notes.
+            FrameError: the frame holds no notes.
         """
         for note in parse_notes(frame):
             key = note.origin, note.number
@@ -267,12 +267,12 @@ class Router(Generic[U]):
             self._settle(key, entry)
 
     def on_host_lost(self, rank: int, cause: str) -> None:
-        """An agent cannot be reached any more: others take its place in the tree."""
+        """Handle the loss of an agent: other hosts take its place in the tree."""
         self._routes.lose(rank)
         self.on_host_cut(rank, cause)
 
     def on_host_cut(self, rank: int, cause: str) -> None:
-        """The channel to an agent broke: what was under way there is answered for."""
+        """Handle a broken channel to an agent: the casts in flight there fail."""
         for key, entry in list(self._open_casts.items()):
             branch = entry.branches.pop(rank, None)
             if branch is None:
@@ -282,7 +282,7 @@ class Router(Generic[U]):
             self._settle(key, entry)
 
     def on_upstream_lost(self, upstream: U) -> None:
-        """Nobody is left to answer to."""
+        """Handle the loss of a sender: its casts need no answers."""
         self._outgoing.pop(upstream, None)
         for key in [key for key, entry in self._open_casts.items() if entry.upstream == upstream]:
             del self._open_casts[key]
@@ -305,7 +305,7 @@ class Router(Generic[U]):
         self._send(entry)
 
     def _settle(self, key: tuple[int, int], entry: OpenCastState[U]) -> None:
-        """Say so when all have answered, and when all have handled it; then the cast is over here."""
+        """Report upstream once all have answered, and once all have handled the cast; then forget the cast."""
         if not entry.last and entry.all_answered and not self._reduces(entry):
             entry.last = True
             if entry.answered:
@@ -319,7 +319,7 @@ class Router(Generic[U]):
             del self._open_casts[key]
 
     def _reduces(self, entry: OpenCastState[U]) -> bool:
-        """Have the answers combined, which are all there; whether that is under way."""
+        """Start the next reduction step, once all answers are there; return whether one is in progress."""
         reduction = entry.reduction
         if reduction is None or reduction.working:
             return reduction is not None
@@ -331,7 +331,7 @@ class Router(Generic[U]):
         return True
 
     def _send(self, entry: OpenCastState[U]) -> None:
-        """Let what waits go with all else that goes the same way this turn."""
+        """Send the held notes, in one frame with other notes to the same peer in this turn."""
         notes, entry.notes, entry.waiting_bytes = entry.notes, [], 0
         if notes:
             if not self._outgoing:
@@ -346,12 +346,12 @@ class Router(Generic[U]):
 
 
 def size_of(note: Note) -> int:
-    """About how many bytes *note* takes."""
+    """The approximate size of *note* in bytes."""
     return 32 + len(note.body) + sum(memoryview(buffer).nbytes for buffer in note.buffers)
 
 
 def _portions(notes: Iterable[Note]) -> Iterable[list[Note]]:
-    """Cut *notes* into frames that do not block the way for long."""
+    """Split *notes* into frames small enough not to block the channel for long."""
     some: list[Note] = []
     num_bytes = num_buffers = 0
     for note in notes:

@@ -1,4 +1,4 @@
-"""See the death of our children at once, with its cause, and bury the orphans that the kernel hands us."""
+"""Detects the exit of children at once, with its cause, and reaps orphans that the kernel reparents to the agent."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ class Reaper:
     """Watches the children of this process.
 
     Args:
-        num_oom_kills: reads the control group's counter of processes killed for memory.
+        num_oom_kills: reads the control group's counter of OOM kills.
     """
 
     def __init__(self, engine: Engine, num_oom_kills: Callable[[], int]) -> None:
         self._engine = engine
         self._num_oom_kills = num_oom_kills
         self._seen_oom_kills = num_oom_kills()
-        self._watched: dict[int, tuple[int, Callable[[Exit], None]]] = {}  # pid -> its descriptor, whom to tell
+        self._watched: dict[int, tuple[int, Callable[[Exit], None]]] = {}  # pid -> pidfd, callback
         self._timer = engine.call_later(_COLLECT_S, self._collect)
 
     @property
     def watched(self) -> Collection[int]:
-        """The process ids that are watched."""
+        """The pids of the watched children."""
         return self._watched.keys()
 
     def watch(self, pid: int, ended: Callable[[Exit], None]) -> None:
-        """Call *ended* once, on the driver, when our child *pid* has ended; its process group is killed before.
+        """Call *ended* once, on the driver, after child *pid* has exited and its process group has been killed.
 
         The child must lead its process group.
         """
@@ -52,7 +52,7 @@ class Reaper:
         self._watched.clear()
 
     def _reap(self, pid: int) -> None:
-        # Not reaped yet, so that the number cannot belong to anybody else while the group is killed.
+        # WNOWAIT: the pid cannot be reused while the group is killed.
         found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if found is None:
             return

@@ -1,6 +1,6 @@
-"""What the agent of the first host does for all: it keeps the roster, the runs, and who gets which message.
+"""The head: keeps the roster and the runs, and routes control messages between programs and agents.
 
-It understands messages only as far as it must to pass them on. No I/O here: links and timers come in.
+It interprets messages only as far as routing requires. It does no I/O: links and timers are passed in.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ from monarch_hpc.wire.refusal import refuse
 __all__ = ["Head"]
 
 _CLOSE_S = 10.0
-"""Beyond the procs' own grace, how long agents may take to say that a run's procs are gone."""
+"""Beyond the procs' own grace, how long agents may take to report that a run's procs are gone."""
 
 _ORPHAN_S = 2.0
-"""How long a run without any process waits for its owner, which may attach after a short program has ended."""
+"""How long a run without members waits for its owner, which may attach after a short program has ended."""
 
 _MeshReport = ProcReady | ProcLife | SpawnFailed | ProcEnded | ProcsStopped | Output | LogsSet | Refused
-"""What agents say of a mesh, for who made it."""
+"""Agents' messages about a mesh, for the program or actor that made it."""
 
 _log = Logger(__name__)
 
@@ -64,13 +64,13 @@ class Head:
     """The roster and the runs of one allocation.
 
     Args:
-        num_hosts: how many agents are to come.
-        clock: seconds that never go back.
-        later: runs a callback in so many seconds.
-        stop_s: between SIGTERM and SIGKILL of procs whose controller is gone.
-        changed: told, with all hosts, whenever a host joined or the wait for them is over.
-        ended: called once everything was shut down and those who asked were told.
-        open_witness: see `witness`.
+        num_hosts: number of agents expected.
+        clock: monotonic time in seconds.
+        later: runs a callback after a delay in seconds.
+        stop_s: seconds between SIGTERM and SIGKILL of procs whose controller is gone.
+        changed: called with the usable hosts and the missing ones, once all have joined or the deadline has passed.
+        ended: called once shutdown is complete and has been reported.
+        open_witness: see `telemetry.observer`.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Head:
         self._numbers = itertools.count(1)
         self._surveys = Surveys(later)
         self._past_deadline = False
-        self._shutting_down: set[int] | None = None  # hosts that have not said what is left
+        self._shutting_down: set[int] | None = None  # hosts that have not reported what is left
         self._over = False
         self._left: dict[str, int] = {}
         self._requesters: list[Link] = []
@@ -102,7 +102,7 @@ class Head:
     # ---- agents ----
 
     def on_join(self, link: Link, join: Join) -> None:
-        """Seat an agent; a second one on the same host is refused, so that one host has one agent."""
+        """Add an agent to the roster; a second one on the same host is refused."""
         problem = self._roster.join(link, join)
         if problem:
             link.send(Refused("", problem))
@@ -113,18 +113,18 @@ class Head:
         self._announce()
 
     def on_bootstrap_deadline(self) -> None:
-        """Stop waiting for agents; those that come later are seated all the same."""
+        """Stop waiting for agents; later ones are still added."""
         self._past_deadline = True
         self._announce()
 
     def on_life(self, link: Link, life: Liveness) -> None:
-        """Take note of how an agent's heart beats."""
+        """Record the liveness of an agent."""
         slot = self._roster.of(link)
         if slot is not None:
             slot.life = life
 
     def on_agent(self, link: Link, message: Message) -> None:
-        """Pass on what an agent says."""
+        """Handle or forward an agent's message."""
         slot = self._roster.of(link)
         if slot is None:
             return
@@ -144,10 +144,10 @@ class Head:
                 self._surveys.refuse(link, message)
                 self._to_controller(message)
             case _:
-                _log.warning("%s sent %s, which no head handles", slot.entry.name, type(message).__name__)
+                _log.warning("%s sent %s, which the head does not handle", slot.entry.name, type(message).__name__)
 
     def on_agent_lost(self, link: Link, cause: str) -> int | None:
-        """An agent, its host or the way to it is gone; return the host's rank if it had a seat."""
+        """Handle the loss of an agent, its host or its link; return the host's rank if the agent was on the roster."""
         slot = self._roster.of(link)
         if slot is None:
             return None
@@ -170,7 +170,7 @@ class Head:
     # ---- controllers and tools ----
 
     def on_client(self, link: Link, message: Message) -> None:
-        """Do or pass on what a controller or a tool asks."""
+        """Handle or forward a request of a controller or a tool."""
         match message:
             case OpenRun():
                 self._open(link, message)
@@ -206,7 +206,7 @@ class Head:
                 link.send(refuse(message, f"the head does not handle {type(message).__name__}"))
 
     def on_client_lost(self, link: Link, cause: str) -> None:
-        """A controller or tool is gone: its procs go, and with the owner the run."""
+        """Handle the loss of a controller or tool: stop its procs; if it owned a run, close the run."""
         if link in self._requesters:
             self._requesters.remove(link)
         self._surveys.lose(link)
@@ -225,7 +225,7 @@ class Head:
                 self._later(_ORPHAN_S, partial(self._close_orphan, name, run))
 
     def shut_down(self, grace_s: float, requester: Link | None) -> None:
-        """End all procs; tell *asker* how many processes are left on each host, -1 where nobody said."""
+        """End all procs; report to *requester* the number of processes left by host, -1 where it is unknown."""
         if requester is not None:
             self._requesters.append(requester)
         if self._shutting_down is not None:
@@ -236,7 +236,7 @@ class Head:
         self._shut_down_on(-1)
 
     def owns(self, link: Link) -> bool:
-        """Tell whether *link* is of the owner of a run."""
+        """Tell whether *link* belongs to the owner of a run."""
         return any(run.owner is link for run in self._runs.values())
 
     def _survey(self, requester: Link, question: Calls) -> None:
@@ -265,7 +265,7 @@ class Head:
             run = self._runs[message.run] = Run(message, self._clock(), number, self._open_witness)
         if message.owner:
             if run.owner is not None and run.owner is not link:
-                # It may be cut off from us, and would else go on to rule when it is back. Whoever came later wins.
+                # It may only be cut off, and would otherwise resume control when it reconnects. The later owner wins.
                 run.epoch = number
                 for member in run.members:
                     member.close(f"another controller has taken over run {message.run}")
@@ -387,7 +387,7 @@ class Head:
 
     def _on_shutdown_deadline(self) -> None:
         for rank in list(self._shutting_down or ()):
-            self._left.setdefault(self._roster.name(rank), -1)  # it did not say
+            self._left.setdefault(self._roster.name(rank), -1)  # no report
             self._shut_down_on(rank)
 
     # ---- the roster ----

@@ -1,4 +1,4 @@
-"""Who is there: the seats of the agents, one for each host of the allocation."""
+"""The roster of agents, one for each host of the allocation."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["HostRoster", "HostSlot"]
 
 @dataclass(slots=True, eq=False)
 class HostSlot:
-    """One host whose agent has reported.
+    """A host whose agent has joined.
 
     Attributes:
-        problem: what is wrong with the host, empty if nothing.
-        link: the way to its agent; None once that is lost, for *cause*.
+        problem: why the host cannot be used; empty if it can.
+        link: the link to its agent; None once that is lost, see *cause*.
     """
 
     entry: HostEntry
@@ -29,14 +29,14 @@ class HostSlot:
 
 
 class HostRoster:
-    """The seats of *num_hosts* agents."""
+    """The agents of *num_hosts* hosts."""
 
     def __init__(self, num_hosts: int) -> None:
         self._num_hosts = num_hosts
         self._slots: dict[int, HostSlot] = {}
 
     def join(self, link: Link, join: Join) -> str:
-        """Seat an agent; return why not, empty if it is seated. One host has one agent."""
+        """Add an agent, one for each host; return why it is refused, empty if it is not."""
         rank = join.host.rank
         slot = self._slots.get(rank)
         if slot is not None and slot.link is not None:
@@ -47,15 +47,15 @@ class HostRoster:
         return ""
 
     def of(self, link: Link) -> HostSlot | None:
-        """The seat of the agent behind *link*."""
+        """The slot of the agent behind *link*."""
         return next((slot for slot in self._slots.values() if slot.link is link), None)
 
     def all(self) -> list[HostSlot]:
-        """All seats ever taken, by rank."""
+        """The slots of all agents that ever joined, by rank."""
         return [slot for _, slot in sorted(self._slots.items())]
 
     def linked(self) -> set[int]:
-        """Ranks of the hosts whose agent can be spoken to."""
+        """Ranks of the hosts whose agent is connected."""
         return {rank for rank, slot in self._slots.items() if slot.link is not None}
 
     def usable(self, rank: int) -> bool:
@@ -68,7 +68,7 @@ class HostRoster:
         return [slot.entry for slot in self.all() if self.usable(slot.entry.rank)]
 
     def missing(self) -> dict[int, str]:
-        """Ranks that no working agent has reported for, and why."""
+        """Ranks without a working agent, with the reason."""
         return {
             rank: self.absence(rank)
             for rank in range(self._num_hosts)
@@ -76,18 +76,18 @@ class HostRoster:
         }
 
     def absence(self, rank: int) -> str:
-        """Say why a host cannot be used."""
+        """Return why a host cannot be used."""
         slot = self._slots.get(rank)
         if slot is None:
             return "its agent did not report"
         return slot.problem or f"the host is lost: {slot.cause}"
 
     def name(self, rank: int) -> str:
-        """The name of a host that has reported."""
+        """The name of a host whose agent has joined."""
         return self._slots[rank].entry.name
 
     def send(self, ranks: Iterable[int], message: Message) -> None:
-        """Send *message* to those of *ranks* that can be spoken to."""
+        """Send *message* to the connected agents among *ranks*."""
         for rank in ranks:
             slot = self._slots.get(rank)
             if slot is not None and slot.link is not None:

@@ -1,4 +1,4 @@
-"""The connections that procs refuse, told in the agent's log: in a proc's own they would reach the user's terminal."""
+"""Logs the connections that procs refuse in the agent's log: logged by a proc, they would reach the user's terminal."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from monarch_hpc.transport.engine.engine import Engine
 __all__ = ["Refusals"]
 
 _POLL_S = 2.0
-"""Between two looks at what procs have counted: one read of eight bytes for each."""
+"""Interval between two polls of the procs' counters: one read of eight bytes for each proc."""
 _LOG_INTERVAL_S = 60.0
-"""A scan of ports is one line in the log, with a count in the next one."""
+"""Minimum interval between log lines: a port scan gives one line, and a count in the next one."""
 _MAX_NAMED = 4
 
 _log = Logger(__name__)
 
 
 class Refusals:
-    """Watches what the procs of a host count. All methods are for the driver of the engine.
+    """Polls the refusal counters of a host's procs. All methods must be called on the engine's driver.
 
     Args:
-        procs: those that run; changes as they come and go.
+        procs: the running procs; a live view.
     """
 
     def __init__(self, engine: Engine, procs: Collection[Proc]) -> None:
         self._engine = engine
         self._procs = procs
         self._seen: dict[Proc, int] = {}
-        self._new: Counter[str] = Counter()  # not said yet, by proc
+        self._new: Counter[str] = Counter()  # not logged yet, by proc
         self._logged_s = engine.clock() - _LOG_INTERVAL_S
         engine.call_later(_POLL_S, self._poll)
 
     def ended(self, proc: Proc) -> None:
-        """Take what a proc has counted last."""
+        """Read the final count of a proc that has ended."""
         self._read(proc)
         self._seen.pop(proc, None)
 
     def log_new(self) -> None:
-        """Write what is new to the log."""
+        """Log the refusals since the last log line, if any."""
         if self._new:
             named = ", ".join(f"{num} at {name}" for name, num in self._new.most_common(_MAX_NAMED))
             more = f" and {len(self._new) - _MAX_NAMED} more procs" if len(self._new) > _MAX_NAMED else ""

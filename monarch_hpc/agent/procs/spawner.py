@@ -1,4 +1,4 @@
-"""How procs come to life: pipes, zygote, the word that they are ready, and the end of the patience with them."""
+"""Starts procs: creates their pipes, has the zygote fork them, waits for their hello, and kills late ones."""
 
 from __future__ import annotations
 
@@ -32,30 +32,30 @@ _log = Logger(__name__)
 
 
 class Parent(Protocol):
-    """Who keeps the procs from their order to their end."""
+    """The owner of the procs from their order to their end: the agent."""
 
     procs: set[Proc]
     records: HostRecords
 
     def on_forked(self, proc: Proc) -> None:
-        """Its process is there: watch it, or kill it if it was given up meanwhile."""
+        """Watch the process of a new proc; kill it if the proc was given up meanwhile."""
         ...
 
     def report_ended(self, proc: Proc, cause: str, last_lines: list[str]) -> None:
-        """It did not come to life."""
+        """Report a proc that has ended, or that failed to start."""
         ...
 
     def kill(self, proc: Proc) -> None:
-        """End its process at once."""
+        """Kill the process of a proc."""
         ...
 
 
 class ProcSpawner:
-    """Starts the procs of a host. All methods are for the driver of the engine.
+    """Starts the procs of a host. All methods must be called on the engine's driver.
 
     Args:
-        outlet: where the procs' output goes.
-        send: passes a message to the head.
+        outlet: receives the procs' output.
+        send: sends a message to the head.
     """
 
     def __init__(
@@ -78,12 +78,12 @@ class ProcSpawner:
         self._topology = functools.cache(read_topology)  # hundreds of files on a large machine
 
     def start(self, order: SpawnProcs, ranks: list[tuple[int, int]]) -> None:
-        """Start procs of *order*: for each of *places* the one of that mesh rank and local rank.
+        """Start procs of *order*, given as pairs of rank in the mesh and rank on the host.
 
-        Whatever fails once they are prepared ends them, and so is told at once.
+        A failure after the preparation ends the procs, and is reported for each.
 
         Raises:
-            ValueError: a binding cannot be had here; nothing was started.
+            ValueError: a binding is not possible here; nothing was started.
         """
         bindings, num_threads = self._bindings(order)
         starts = [
@@ -92,11 +92,11 @@ class ProcSpawner:
         procs: list[Proc] = []
         proc_fds: list[int] = []
         try:
-            # Before anything is asked for: what is forked then has somebody who keeps it.
+            # All are registered before the fork is requested, so that every forked process has an owner.
             for start in starts:
                 self._prepare(order, start, procs, proc_fds)
             self._order_forks(order, starts, proc_fds, procs)
-        except Exception as error:  # noqa: BLE001 a callback's edge: who waits for these procs is told
+        except Exception as error:  # noqa: BLE001 a callback's edge: the requester must get an answer
             cause = _cause_of(error)
             for proc in procs:
                 self._parent.report_ended(proc, cause, [])
@@ -107,10 +107,10 @@ class ProcSpawner:
                 os.close(fd)
 
     def _prepare(self, order: SpawnProcs, start: ProcStart, procs: list[Proc], proc_fds: list[int]) -> None:
-        """Make what a proc is to be kept by, and add it to *procs*; and to *theirs* the descriptors that it is to get.
+        """Create and register a `Proc`; append it to *procs*, and the descriptors that it inherits to *proc_fds*.
 
         Raises:
-            OSError: no descriptor or no memory is left; nothing was made.
+            OSError: out of descriptors or memory; nothing was created.
         """
         own_fds: list[int] = []
         num_proc_fds = len(proc_fds)
@@ -139,7 +139,7 @@ class ProcSpawner:
         self._parent.records.starts(proc)
 
     def _order_forks(self, order: SpawnProcs, starts: list[ProcStart], fds: list[int], procs: list[Proc]) -> None:
-        """Ask the zygote, or the tasks of a step, to fork."""
+        """Request the forks from the zygote, or from the tasks of a step."""
         request = ProcOrder(
             starts=starts,
             environment=order.environment,
@@ -154,13 +154,13 @@ class ProcSpawner:
         if order.mpi:
             self._steps.spawn(order, request, fds, forked)
         else:
-            kept = self._parent.procs
+            live = self._parent.procs
             self._zygotes.spawn(
-                order.python, order.preload, request, fds, forked, lambda: any(proc in kept for proc in procs)
+                order.python, order.preload, request, fds, forked, lambda: any(proc in live for proc in procs)
             )
 
     def _bindings(self, order: SpawnProcs) -> tuple[list[Binding], int]:
-        """For each proc of this host where it is bound to, and how many threads OpenMP is to start in each."""
+        """The binding of each proc of this host, and the number of OpenMP threads in each (0: not set)."""
         cpus = self._settings.grant.cpus
         match order.bind:
             case "given":
@@ -181,7 +181,7 @@ class ProcSpawner:
         self, order: SpawnProcs, rank: int, local_rank: int, binding: Binding, num_threads: int
     ) -> ProcStart:
         settings = self._settings
-        # A spinning thread without a core of its own only takes time from the one it waits for.
+        # A spinning thread without a core of its own only takes time from the thread it waits for.
         has_spare_core = len(self._parent.procs) + order.per_host < len(settings.grant.cpus)
         return ProcStart(
             allocation=settings.allocation,
@@ -227,7 +227,7 @@ class ProcSpawner:
                 self._report_if_ready(proc)
 
     def read_hello(self, proc: Proc, _mask: int = 0) -> None:
-        """Take what the proc has said of itself, if it has."""
+        """Read a proc's hello, if it has arrived."""
         try:
             data = os.read(proc.hello_fd, _MAX_HELLO_BYTES)
         except BlockingIOError:
@@ -239,13 +239,13 @@ class ProcSpawner:
         self._report_if_ready(proc)
 
     def _report_if_ready(self, proc: Proc) -> None:
-        """Report a proc as ready when both it and the zygote have spoken, whoever was first."""
+        """Report a proc as ready once its hello and its pid are known, in either order."""
         if not proc.pid or proc.stopping or proc.state is ProcState.READY:
             return
         try:
             hello = decode(proc.hello)
         except FrameError:
-            return  # not all of it, or nonsense: its end or the deadline tells
+            return  # incomplete or invalid: the proc's end or the deadline follows
         if isinstance(hello, ProcHello):
             proc.state = ProcState.READY
             if proc.deadline is not None:
@@ -258,7 +258,7 @@ class ProcSpawner:
             )
 
     def close_hello(self, proc: Proc) -> None:
-        """Listen to its hello no more."""
+        """Close the hello pipe of a proc."""
         if proc.hello_fd >= 0:
             self._engine.unwatch(proc.hello_fd)
             os.close(proc.hello_fd)
@@ -271,11 +271,11 @@ class ProcSpawner:
             proc.stopping = True
             self._parent.kill(proc)
         else:
-            self._parent.report_ended(proc, f"the zygote still imports what is to be preloaded {late}", [])
+            self._parent.report_ended(proc, f"the zygote was still importing the preload modules {late}", [])
 
 
 def _cause_of(error: Exception) -> str:
-    """Why procs were not started, in words; what nobody has thought of is written to the agent's log, too."""
+    """Return why procs were not started; an unexpected error is also logged."""
     match error:
         case OSError():
             return error.strerror or str(error)

@@ -1,4 +1,4 @@
-"""A zygote to which nobody has spoken: an agent starts its first one before it loads all that it is itself made of."""
+"""Launches zygotes; the agent launches its first one before it imports its own modules."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["StartingZygote", "ZygoteSettings", "launch_zygote"]
 
 @dataclass(frozen=True, slots=True)
 class ZygoteSettings:
-    """What all zygotes of an agent have in common.
+    """Settings common to all zygotes of an agent.
 
     Args:
         entry: ``module:function`` that procs run, called with a `ProcStart`.
-        environment: the agent's.
+        environment: the agent's environment.
     """
 
     allocation: str
@@ -32,10 +32,10 @@ class ZygoteSettings:
 
 @dataclass(frozen=True, slots=True)
 class StartingZygote:
-    """The process, and our end of its socket.
+    """A launched zygote that has not been sent its settings: its process, and the agent's end of its socket.
 
     Attributes:
-        words: descriptor of memory for what another interpreter writes; -1 for our own.
+        stderr_fd: memory file that captures stderr of another interpreter; -1 for the agent's own.
     """
 
     process: subprocess.Popen[bytes]
@@ -44,15 +44,15 @@ class StartingZygote:
 
 
 def launch_zygote(settings: ZygoteSettings, python: str = "") -> StartingZygote:
-    """Start a zygote; it ends with its socket.
+    """Start a zygote; it ends when its socket is closed.
 
     Args:
-        python: the interpreter; empty for our own, which begins to load what procs run.
+        python: the interpreter; empty for the agent's own, which starts to load *settings.entry* at once.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the process cannot be started.
     """
-    # What another interpreter cannot do it says there before it can speak to us.
+    # An interpreter that cannot import this package can report it only on stderr.
     stderr_fd = os.memfd_create("zygote") if python else -1
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     environment = {
@@ -61,7 +61,7 @@ def launch_zygote(settings: ZygoteSettings, python: str = "") -> StartingZygote:
         HOST_COOKIE: str(settings.host_rank),
         RUN_COOKIE: NO_RUN,
     }
-    # -P: a file of the user's in the working directory must not pass for a module of ours.
+    # -P: a user's file in the working directory must not shadow a module.
     argv = [python or sys.executable, "-P", "-m", "monarch_hpc.agent.procs.zygote", str(theirs.fileno())]
     with theirs:
         try:

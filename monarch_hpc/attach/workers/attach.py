@@ -1,4 +1,4 @@
-"""An allocation of workers that were started by hand, for as long as one program runs."""
+"""An allocation of manually started workers, for the lifetime of one program."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ from monarch_hpc.wire.frames import Frame
 __all__ = ["AttachedWorkers", "open_workers"]
 
 _RETRY_S = 0.2
-"""Before a worker that is not there yet, or still has another program, is asked again."""
+"""Delay before a retry with a worker that is not there yet, or is busy."""
 _END_S = 15.0
-"""Beyond the procs' grace, how long workers may take to say that their agents have ended."""
+"""Beyond the procs' grace, how long workers may take to report that their agents have ended."""
 
 
 _log = Logger(__name__)
@@ -51,25 +51,25 @@ _log = Logger(__name__)
 
 @dataclass(slots=True)
 class _WorkerState:
-    """One of the workers, and how far it has come."""
+    """The state of one worker of the allocation."""
 
     address: WorkerAddress
     rank: int
     addresses: list[str] = field(default_factory=list)
     channel: FrameChannel | None = None
     problem: str = "no answer"
-    refusal: AuthenticationError | None = None  # the last that answered in its place does not hold the key
+    refusal: AuthenticationError | None = None  # from the last process at its address, without the key
     engaged: bool = False
-    over: bool = False  # it said that it has ended, or is gone
+    over: bool = False  # its agent has ended, or the worker is lost
 
 
 @dataclass(frozen=True, slots=True)
 class AttachedWorkers:
-    """An allocation of workers.
+    """An allocation of manually started workers.
 
     Attributes:
-        directory: of the allocation, as programs attach to it.
-        dismiss: ends the workers themselves when the allocation ends.
+        directory: the allocation's directory, for `attach`.
+        dismiss: makes the workers exit, too, when the allocation ends.
     """
 
     directory: Path
@@ -77,7 +77,7 @@ class AttachedWorkers:
 
 
 class _Attaching:
-    """Engages workers; the listener of their channels. State changes on the driver alone."""
+    """Attaches workers to an allocation; the listener of their channels. State is changed on the driver only."""
 
     def __init__(self, workers: Sequence[WorkerAddress], key: bytes, config: Config, timeout_s: float) -> None:
         self._workers = [_WorkerState(address, rank) for rank, address in enumerate(workers)]
@@ -97,7 +97,7 @@ class _Attaching:
     # ---- from the program's thread ----
 
     def engage(self, directory: Path) -> None:
-        """Make the allocation, and leave in *directory* what it takes to attach to it."""
+        """Make the allocation, and write to *directory* the files needed to attach to it."""
         for worker in self._workers:
             if not worker.address.dial.path:
                 worker.addresses = dialling_addresses(worker.address.dial)
@@ -133,11 +133,11 @@ class _Attaching:
 
     @property
     def is_own(self) -> bool:
-        """Whether this process has made it, and is no child of that one."""
+        """Whether this process made the allocation, and is not a forked child."""
         return not self._engine.forked_from
 
     def leave(self) -> None:
-        """Give the workers back, and wait until their agents are gone."""
+        """Release the workers, and wait until their agents have ended."""
 
         def begin() -> None:
             self._leaving = True
@@ -184,10 +184,10 @@ class _Attaching:
         if isinstance(result, PeerLost):
             self._retry_later(worker, result.reason)
         elif isinstance(result, AuthenticationError):
-            # Anybody may listen there before the worker does, and must not be able to end the program.
+            # Any process may listen there before the worker does, and must not be able to fail the program.
             self._retry_later(worker, str(result), result)
         elif isinstance(result, TransportError):
-            self._fail(_with_note(result, worker))  # it holds the key, and will say the same again
+            self._fail(_with_note(result, worker))  # the peer holds the key, so a retry would fail, too
         else:
             worker.channel, worker.refusal = result, None
             self._ask(worker)
@@ -221,10 +221,10 @@ class _Attaching:
             self._engine.wake_waiters()
 
     def on_channel(self, channel: FrameChannel) -> None:
-        """Nobody dials a program."""
+        """Do nothing: programs do not listen."""
 
     def on_frame(self, channel: FrameChannel, frame: Frame) -> None:
-        """A worker answers."""
+        """Handle a worker's message."""
         worker = next((worker for worker in self._workers if worker.channel is channel), None)
         if worker is None:
             return
@@ -258,10 +258,10 @@ class _Attaching:
                 worker.over = True
                 self._engine.wake_waiters()
             case _:
-                raise FrameError(f"unexpected word {kind!r}")
+                raise FrameError(f"unexpected message {kind!r}")
 
     def _when_engaged(self, worker: _WorkerState, frame: Frame) -> None:
-        """Tell a worker once it has been found; it may be the last to start."""
+        """Send *frame* to a worker once it is attached; it may be the last to start."""
         if self._leaving or self._deadline.passed():
             return
         if worker.engaged:
@@ -270,7 +270,7 @@ class _Attaching:
             self._engine.call_later(_RETRY_S, functools.partial(self._when_engaged, worker, frame))
 
     def on_lost(self, channel: FrameChannel, error: TransportError) -> None:
-        """A worker is gone; if it was one of the allocation, its head says what that means."""
+        """Handle a lost worker: the attachment fails, unless it is complete; then the head reports the loss."""
         for worker in self._workers:
             if worker.channel is channel:
                 worker.over = True
@@ -282,20 +282,19 @@ class _Attaching:
 def open_workers(
     workers: Sequence[str], secret: Secret, config: Config, timeout_s: float | None = None
 ) -> Iterator[AttachedWorkers]:
-    """Make an allocation of waiting workers, in their order.
+    """Make an allocation of waiting workers, in the order given.
 
-    It ends with the context, and so do the agents on the workers, which then wait for the next program.
-
+    The allocation and the agents on the workers end with the context; the workers then wait for the next program.
     Args:
-        workers: addresses, see `worker_address`.
-        secret: see `secret`.
-        timeout_s: how long to wait for all of them; None for config key `agent.attach_s`.
+        workers: addresses, see `attach.workers.address`.
+        secret: see `read_secret`.
+        timeout_s: how long to wait for all workers; None for config key `agent.attach_s`.
 
     Raises:
         ConfigError: an address or the key cannot be used.
-        AllocationError: a worker is not there in time, is taken, or cannot start its agent.
-        AuthenticationError: who listens in a worker's place still holds another key when the time is over.
-        VersionMismatch: it runs another Python or package.
+        AllocationError: a worker is not there in time, is busy, or cannot start its agent.
+        AuthenticationError: at the timeout, the process at a worker's address does not hold the key.
+        VersionMismatch: a worker runs another version of Python or monarch-hpc.
     """
     if not workers:
         raise AllocationError("workers", "attach to at least one worker")
@@ -316,7 +315,7 @@ def open_workers(
             attaching.engage(directory)
             yield AttachedWorkers(directory, dismiss)
         finally:
-            if attaching.is_own:  # what was forked meanwhile may leave the context, too
+            if attaching.is_own:  # a forked child may leave the context, too
                 attaching.leave()
 
 

@@ -1,7 +1,7 @@
-"""A worker that was started by hand: waits for programs, and is a host of theirs, one after the other.
+"""A manually started worker: it serves programs one after the other, as one of their hosts.
 
-It is small and runs no code of programs itself. For each it starts an agent of ours, in an allocation that the program
-makes and whose key comes through the sealed channel; agent and procs end with the program.
+The worker is small and runs no code of programs itself. For each program it starts an agent, in an allocation that
+the program makes and whose key arrives over the sealed channel; the agent and its procs end with the program.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from monarch_hpc.wire.frames import Frame
 __all__ = ["Worker", "rendezvous_folder"]
 
 _START_POLL_S = 0.02
-"""Between two looks at an agent that starts: as often as a person could notice."""
+"""Interval between two polls of a starting agent: too short for a person to notice."""
 _RUN_POLL_S = 0.5
-"""Between two looks at one that runs: its end is told to the program by the head, too."""
+"""Interval between two polls of a running agent, whose end the head reports to the program, too."""
 _SWEEP_S = 5.0
 _NUM_LAST_LINES = 20
 
@@ -52,20 +52,20 @@ _log = Logger(__name__)
 
 
 def rendezvous_folder(config: Config) -> Path:
-    """Where workers with ``ipc://name`` say where they listen."""
+    """Return the folder in which workers with ``ipc://name`` publish their listening addresses."""
     return private_dir(config.paths.state / "workers")
 
 
 class Worker:
-    """Waits for programs at one address.
+    """Serves programs at one address.
 
     Args:
-        address: see `worker_address`.
-        secret: see `secret`.
+        address: see `attach.workers.address`.
+        secret: see `read_secret`.
 
     Raises:
         ConfigError: the address or the key cannot be used.
-        PeerLost: the address is taken.
+        PeerLost: the address is in use.
     """
 
     def __init__(self, address: str, secret: Secret, config: Config) -> None:
@@ -80,7 +80,7 @@ class Worker:
         self._node = Node(self._engine, identity, key, self, config.transport)
         self._file: Path | None = None
         self.addresses = self._listen(self._address)
-        """Where it listens, ``tcp://address:port``."""
+        """Listening addresses, each ``tcp://address:port``."""
 
     def _listen(self, address: WorkerAddress) -> list[str]:
         endpoint = address.bind
@@ -91,33 +91,33 @@ class Worker:
         for host in listening_addresses(endpoint):
             try:
                 found += self._node.listen([host], endpoint.port)
-            except PeerLost as error:  # a name may have an IPv6 address on a machine without IPv6
+            except PeerLost as error:  # e.g. an IPv6 address of the name, on a machine without IPv6
                 refused = error
         if not found:
             assert refused is not None
             raise PeerLost(address.text, f"a worker cannot listen there: {refused.reason}") from refused
         return found
 
-    # ---- the engine's side: only to pass on ----
+    # ---- on the engine's driver: events are only queued ----
 
     def on_channel(self, channel: FrameChannel) -> None:
-        """Somebody has proved the key."""
+        """Do nothing: a peer has proved the key, and its first message follows."""
 
     def on_frame(self, channel: FrameChannel, frame: Frame) -> None:
-        """Somebody says something."""
+        """Queue a message."""
         self._events.put((channel, frame))
 
     def on_lost(self, channel: FrameChannel, error: TransportError) -> None:
-        """Somebody is gone."""
+        """Queue the end of a channel."""
         self._events.put((channel, None))
 
-    # ---- the worker's own thread ----
+    # ---- on the worker's own thread ----
 
     def serve(self, *, announce: Callable[[str], None] = lambda _text: None) -> None:
         """Serve programs, one at a time, until one of them dismisses the worker.
 
         Args:
-            announce: told once where it listens, in words.
+            announce: called once with a text that names the listening addresses.
         """
         self._engine.start()
         try:
@@ -141,13 +141,13 @@ class Worker:
             return
         if frame is None:
             if running is not None and running.channel is channel:
-                _log.warning("the program on %s is gone: its work ends", channel.peer.host)
+                _log.warning("lost the program on %s: ending its agent and procs", channel.peer.host)
                 self._end_running()
             return
         try:
             self._handle(channel, *parse_message(frame))
         except (FrameError, KeyError, TypeError, ValueError) as error:
-            channel.close(f"no word between program and worker: {error}")
+            channel.close(f"not a message of the worker protocol: {error}")
 
     def _handle(self, channel: FrameChannel, kind: str, fields: Mapping[str, Any]) -> None:
         running = self._running
@@ -163,16 +163,16 @@ class Worker:
             self._over = bool(fields.get("for_good"))
             _send(channel, render_message("left"))
         else:
-            raise FrameError(f"{kind!r} is not for now")
+            raise FrameError(f"{kind!r} is not expected in this state")
 
     def _end_running(self) -> None:
         if self._running is not None:
-            self._running.end()  # once more where SIGTERM came in the middle of it
+            self._running.end()  # repeated if SIGTERM interrupted it
             self._running = None
 
 
 class _RunningAgent:
-    """The agent that this worker runs for one program."""
+    """The agent that a worker runs for one program."""
 
     def __init__(self, channel: FrameChannel, fields: Mapping[str, Any], config: Config) -> None:
         self.channel = channel
@@ -203,12 +203,12 @@ class _RunningAgent:
         finally:
             os.close(err)
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended; `look` says why
+        with contextlib.suppress(BrokenPipeError):  # it has ended; `poll` reports why
             self._process.stdin.write(bytes.fromhex(fields["key"]))
             self._process.stdin.flush()
 
     def poll(self) -> float:
-        """Tell the program what has happened to the agent; return when to look again, in seconds."""
+        """Report changes of the agent's state to the program; return the seconds until the next poll."""
         if (
             self._rank == 0
             and not self._sent_head
@@ -230,7 +230,7 @@ class _RunningAgent:
         return _RUN_POLL_S if settled else _START_POLL_S
 
     def end(self) -> None:
-        """End the agent with all that it started."""
+        """End the agent and everything that it started."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
@@ -252,12 +252,12 @@ class _RunningAgent:
 
 
 def _send(channel: FrameChannel, frame: Frame) -> None:
-    with contextlib.suppress(TransportError):  # it is gone, as `on_lost` says
+    with contextlib.suppress(TransportError):  # the channel is closed; `on_lost` follows
         channel.send(frame)
 
 
 def _environment() -> dict[str, str]:
-    """What the agent gets: all of ours, and where nobody granted GPUs, those of the machine."""
+    """The agent's environment: the worker's own, plus the machine's GPUs if none were granted."""
     environment = dict(os.environ)
     if parse_gpus(environment) is None and (gpus := parse_device_gpus(os.listdir("/dev"))):
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
