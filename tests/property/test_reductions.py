@@ -99,7 +99,7 @@ def test_what_does_not_fit_into_a_frame_is_combined_piece_by_piece() -> None:
 def test_a_proc_that_combines_something_else_is_refused() -> None:
     reduction = _reduction({500: 4}, 4, 5)
     reduction.next()
-    with pytest.raises(FrameError, match="nobody asked"):
+    with pytest.raises(FrameError, match="which were not ordered"):
         reduction.on_combined(500, pack_span(NoteKind.PARTIAL, _KEY, (4, 7)))
 
 

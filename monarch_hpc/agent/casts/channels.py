@@ -32,7 +32,7 @@ _log = Logger(__name__)
 
 
 @dataclass(slots=True)
-class _Line:
+class _Outgoing:
     """An outgoing channel, and the frames queued until it is connected."""
 
     addresses: Sequence[str]
@@ -44,7 +44,7 @@ class CastChannels:
     """Connects an agent's `Router` to channels. All methods must be called on the engine's driver.
 
     Args:
-        pulse: sends heartbeats on the channels between agents.
+        heartbeat: sends heartbeats on the channels between agents.
         rank: rank of this host.
     """
 
@@ -56,8 +56,8 @@ class CastChannels:
         self._heartbeat = heartbeat
         self._addresses: dict[int, Sequence[str]] = {}
         self._procs: dict[tuple[str, int, int], int] = {}
-        self._host_lines: dict[int, _Line] = {}
-        self._proc_lines: dict[int, _Line] = {}  # to procs, by incarnation
+        self._to_hosts: dict[int, _Outgoing] = {}
+        self._to_procs: dict[int, _Outgoing] = {}  # to procs, by incarnation
         self._note_handlers: dict[FrameChannel, Callable[[Frame], None]] = {}  # of channels that were dialled
         self._upstreams: set[FrameChannel] = set()
         usable = self._addresses.__contains__
@@ -77,10 +77,10 @@ class CastChannels:
             case ProcReady():
                 incarnation = int(message.incarnation)
                 self._procs[message.run, message.mesh, message.rank] = incarnation
-                self._proc_lines[incarnation] = _Line(message.addresses)
+                self._to_procs[incarnation] = _Outgoing(message.addresses)
                 self._router.on_proc(message.run, message.mesh, message.rank, incarnation)
             case ProcEnded():
-                self._proc_lines.pop(self._procs.pop((message.run, message.mesh, message.rank), 0), None)
+                self._to_procs.pop(self._procs.pop((message.run, message.mesh, message.rank), 0), None)
                 cause = "it was stopped" if message.expected else message.cause
                 self._router.on_proc_ended(message.run, message.mesh, message.rank, cause)
             case RunClosed():
@@ -128,36 +128,38 @@ class CastChannels:
             self._upstreams.discard(channel)
             self._router.on_upstream_lost(channel)
         if self._note_handlers.pop(channel, None) is not None:
-            for rank, line in list(self._host_lines.items()):
-                if line.channel is channel:
-                    line.channel = None
+            for rank, outgoing in list(self._to_hosts.items()):
+                if outgoing.channel is channel:
+                    outgoing.channel = None
                     self._router.on_host_cut(rank, str(error))
-                    self._dial_host(rank, line)
-            for incarnation, line in list(self._proc_lines.items()):
-                if line.channel is channel:
-                    self._engine.call_later(_DEATH_REPORT_S, partial(self._give_up_proc, incarnation, line, str(error)))
+                    self._dial_host(rank, outgoing)
+            for incarnation, outgoing in list(self._to_procs.items()):
+                if outgoing.channel is channel:
+                    self._engine.call_later(
+                        _DEATH_REPORT_S, partial(self._give_up_proc, incarnation, outgoing, str(error))
+                    )
         return ours
 
     # ---- the router's carrier ----
 
     def to_host(self, rank: int, frame: Frame) -> None:
         """Send *frame* to the agent of a host, which is dialled on first use."""
-        line = self._host_lines.get(rank)
-        if line is None:
-            line = self._host_lines[rank] = _Line(self._addresses[rank])
-            self._dial_host(rank, line)
-        self._send(line, frame)
+        outgoing = self._to_hosts.get(rank)
+        if outgoing is None:
+            outgoing = self._to_hosts[rank] = _Outgoing(self._addresses[rank])
+            self._dial_host(rank, outgoing)
+        self._send(outgoing, frame)
 
     def to_proc(self, incarnation: int, frame: Frame) -> None:
         """Send *frame* to a proc of this host, which is dialled on first use."""
-        line = self._proc_lines.get(incarnation)
-        if line is None:
+        outgoing = self._to_procs.get(incarnation)
+        if outgoing is None:
             return  # the proc has ended; the report to the router follows
-        if line.channel is None and not line.waiting:
+        if outgoing.channel is None and not outgoing.waiting:
             self._engine.call_soon(
-                lambda: self._node.dial(line.addresses, incarnation, partial(self._on_proc, incarnation, line))
+                lambda: self._node.dial(outgoing.addresses, incarnation, partial(self._on_proc, incarnation, outgoing))
             )
-        self._send(line, frame)
+        self._send(outgoing, frame)
 
     def to_upstream(self, upstream: FrameChannel, frame: Frame) -> None:
         """Send *frame* back to a sender of casts."""
@@ -173,40 +175,40 @@ class CastChannels:
         self._engine.at_end_of_turn(callback)
 
     @staticmethod
-    def _send(line: _Line, frame: Frame) -> None:
-        if line.channel is None:
-            line.waiting.append(frame)
+    def _send(outgoing: _Outgoing, frame: Frame) -> None:
+        if outgoing.channel is None:
+            outgoing.waiting.append(frame)
             return
         with contextlib.suppress(TransportError):  # its end is reported
-            line.channel.send(frame)
+            outgoing.channel.send(frame)
 
-    def _connected(self, line: _Line, channel: FrameChannel, handler: Callable[[Frame], None]) -> None:
-        line.channel = channel
+    def _connected(self, outgoing: _Outgoing, channel: FrameChannel, handler: Callable[[Frame], None]) -> None:
+        outgoing.channel = channel
         self._note_handlers[channel] = handler
-        waiting, line.waiting = line.waiting, []
+        waiting, outgoing.waiting = outgoing.waiting, []
         for frame in waiting:
-            self._send(line, frame)
+            self._send(outgoing, frame)
 
-    def _dial_host(self, rank: int, line: _Line) -> None:
+    def _dial_host(self, rank: int, outgoing: _Outgoing) -> None:
         # Incarnation 0, any: a dial by incarnation would return the channel of control messages.
-        self._engine.call_soon(lambda: self._node.dial(line.addresses, 0, partial(self._on_host, rank, line)))
+        self._engine.call_soon(lambda: self._node.dial(outgoing.addresses, 0, partial(self._on_host, rank, outgoing)))
 
-    def _on_host(self, rank: int, line: _Line, result: FrameChannel | TransportError) -> None:
+    def _on_host(self, rank: int, outgoing: _Outgoing, result: FrameChannel | TransportError) -> None:
         if isinstance(result, TransportError):
             _log.warning("casts bypass host %d: %s", rank, result)
-            del self._host_lines[rank]
+            del self._to_hosts[rank]
             self._router.on_host_lost(rank, str(result))
             return
         self._heartbeat.watch(result)
-        self._connected(line, result, partial(self._router.on_notes_of_host, rank))
+        self._connected(outgoing, result, partial(self._router.on_notes_of_host, rank))
 
-    def _on_proc(self, incarnation: int, line: _Line, result: FrameChannel | TransportError) -> None:
+    def _on_proc(self, incarnation: int, outgoing: _Outgoing, result: FrameChannel | TransportError) -> None:
         if isinstance(result, TransportError):
-            self._engine.call_later(_DEATH_REPORT_S, partial(self._give_up_proc, incarnation, line, str(result)))
+            self._engine.call_later(_DEATH_REPORT_S, partial(self._give_up_proc, incarnation, outgoing, str(result)))
             return
-        self._connected(line, result, partial(self._router.on_notes_of_proc, incarnation))
+        self._connected(outgoing, result, partial(self._router.on_notes_of_proc, incarnation))
 
-    def _give_up_proc(self, incarnation: int, line: _Line, cause: str) -> None:
-        if self._proc_lines.get(incarnation) is line:
-            self._proc_lines[incarnation] = _Line(line.addresses)
+    def _give_up_proc(self, incarnation: int, outgoing: _Outgoing, cause: str) -> None:
+        if self._to_procs.get(incarnation) is outgoing:
+            self._to_procs[incarnation] = _Outgoing(outgoing.addresses)
             self._router.on_proc_silent(incarnation, cause)

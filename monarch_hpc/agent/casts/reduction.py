@@ -32,7 +32,7 @@ class _State(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _PendingOrder:
     """An order to a proc, to combine *parts*."""
 
     proc: int
@@ -54,18 +54,18 @@ class Reduction:
         """The procs that can combine: places in the target by incarnation, of this host's procs."""
         self._parts: list[Note] = []
         self._state = _State.HOLDS
-        self._asked: _Asked | None = None
+        self._pending: _PendingOrder | None = None
 
     @property
     def working(self) -> bool:
         """Whether a proc is combining answers."""
-        return self._asked is not None
+        return self._pending is not None
 
     def add(self, note: Note) -> list[Note]:
         """Add a note of the cast.
 
         Raises:
-            FrameError: it concerns no places.
+            FrameError: the note names no places.
         """
         span = span_of(note)
         match note.tag:
@@ -95,7 +95,7 @@ class Reduction:
         for parts in self._batches():
             if len(parts) > 1:
                 proc = min(self.procs, key=self.procs.__getitem__)
-                self._asked = _Asked(proc, parts)
+                self._pending = _PendingOrder(proc, parts)
                 return proc, pack_order(Order(parts[0].origin, parts[0].number, self._functions, parts))
         return None
 
@@ -105,28 +105,28 @@ class Reduction:
         Raises:
             FrameError: it covers other places than the order.
         """
-        asked = self._asked
-        if asked is None or asked.proc != proc:
+        pending = self._pending
+        if pending is None or pending.proc != proc:
             return []
         if note.tag is not NoteKind.PARTIAL:
             return self._fail(replace(note, place=self.procs[proc]))
-        if span_of(note) != (asked.parts[0].place, span_of(asked.parts[-1])[1]):
+        if span_of(note) != (pending.parts[0].place, span_of(pending.parts[-1])[1]):
             raise FrameError(f"answers of the places {span_of(note)}, which were not ordered")
-        gone = {id(part) for part in asked.parts}
+        gone = {id(part) for part in pending.parts}
         self._parts = [note, *[part for part in self._parts if id(part) not in gone]]
-        self._asked = None
+        self._pending = None
         return []
 
     def on_proc_gone(self, proc: int, tag: NoteKind, key: tuple[int, int], cause: str) -> list[Note]:
         """Handle the loss of a proc; if it was combining, the call fails."""
         place = self.procs.pop(proc, None)
-        if place is None or self._asked is None or self._asked.proc != proc:
+        if place is None or self._pending is None or self._pending.proc != proc:
             return []
         return self._fail(Note(tag, *key, place, cause.encode()))
 
     def release(self) -> list[Note]:
         """Return all held answers unchanged; later ones are passed on unchanged, too."""
-        parts, self._parts, self._asked = self._parts, [], None
+        parts, self._parts, self._pending = self._parts, [], None
         if self._state is _State.HOLDS:
             self._state = _State.PASSES
         return parts

@@ -146,15 +146,15 @@ class Router(Generic[U]):
             self._ended.forget(place)
 
     def _give_up_proc(self, incarnation: int, tag: NoteKind, cause: str) -> None:
-        for key, entry in list(self._open_casts.items()):
-            if entry.reduction is not None:
-                self._pass_up(entry, entry.reduction.on_proc_gone(incarnation, tag, key, cause))
-            if incarnation in entry.places:
-                if incarnation in entry.unanswered:
-                    self._add(entry, Note(tag, *key, entry.places[incarnation], cause.encode()))
-                entry.unanswered.discard(incarnation)
-                entry.unhandled.discard(incarnation)
-                self._settle(key, entry)
+        for key, state in list(self._open_casts.items()):
+            if state.reduction is not None:
+                self._pass_up(state, state.reduction.on_proc_gone(incarnation, tag, key, cause))
+            if incarnation in state.places:
+                if incarnation in state.unanswered:
+                    self._add(state, Note(tag, *key, state.places[incarnation], cause.encode()))
+                state.unanswered.discard(incarnation)
+                state.unhandled.discard(incarnation)
+                self._settle(key, state)
 
     # ---- down ----
 
@@ -178,39 +178,39 @@ class Router(Generic[U]):
         if cast.root >= self._num_hosts or cast.high > self._num_hosts:
             raise FrameError(f"a cast to host {max(cast.root, cast.high)} of {self._num_hosts}")
         key = cast.origin, cast.number
-        entry = OpenCastState(upstream, cast.answered)
+        state = OpenCastState(upstream, cast.answered)
         if cast.functions and cast.answered:
-            entry.reduction = Reduction(cast.functions, self._max_frame_bytes)
+            state.reduction = Reduction(cast.functions, self._max_frame_bytes)
         last = self._last.setdefault(target.run, {})
         if cast.number <= last.get(cast.origin, 0):
-            entry.notes.append(_lost(key, cast.hosts, "another message of its sender came before it"))
+            state.notes.append(_lost(key, cast.hosts, "another message of its sender came before it"))
         else:
             last[cast.origin] = cast.number
-            self._open_casts[key] = entry
+            self._open_casts[key] = state
             if contains(cast.hosts, self._rank):
-                self._deliver(key, entry, cast, target)
-            self._pass_on(key, entry, cast)
-        self._settle(key, entry)
+                self._deliver(key, state, cast, target)
+            self._pass_on(key, state, cast)
+        self._settle(key, state)
 
-    def _deliver(self, key: tuple[int, int], entry: OpenCastState[U], cast: Cast, target: Target) -> None:
+    def _deliver(self, key: tuple[int, int], state: OpenCastState[U], cast: Cast, target: Target) -> None:
         place = target.run, target.mesh
         local = pack_cast(dataclasses.replace(cast, hosts=()))
         for rank, incarnation in self._procs.get(place, {}).items():
             at = target.place_of(rank)
             if at is not None:
-                entry.places[incarnation] = at
+                state.places[incarnation] = at
                 self._carrier.to_proc(incarnation, local)
         if cast.answered:
-            entry.unanswered.update(entry.places)
+            state.unanswered.update(state.places)
             for rank, cause in (self._ended.get(place) or {}).items():
                 at = target.place_of(rank)
                 if at is not None:
-                    self._add(entry, Note(NoteKind.DIED, *key, at, cause.encode()))
-        entry.unhandled.update(entry.places)
-        if entry.reduction is not None:
-            entry.reduction.procs.update(entry.places)
+                    self._add(state, Note(NoteKind.DIED, *key, at, cause.encode()))
+        state.unhandled.update(state.places)
+        if state.reduction is not None:
+            state.reduction.procs.update(state.places)
 
-    def _pass_on(self, key: tuple[int, int], entry: OpenCastState[U], cast: Cast) -> None:
+    def _pass_on(self, key: tuple[int, int], state: OpenCastState[U], cast: Cast) -> None:
         own = position_of(self._rank, cast.root, self._num_hosts)
         for piece in branches((cast.low, cast.high), own, self._fanout):
             some = narrow(cast.hosts, piece, cast.root, self._num_hosts)
@@ -218,9 +218,9 @@ class Router(Generic[U]):
                 continue
             through = self._routes.through(cast.root, piece)
             if through is None:
-                self._add(entry, _lost(key, some, "no agent there can be reached"))
+                self._add(state, _lost(key, some, "no agent there can be reached"))
                 continue
-            entry.branches[through] = Branch(some, answered=not cast.answered)
+            state.branches[through] = Branch(some, answered=not cast.answered)
             passed = dataclasses.replace(cast, low=piece[0], high=piece[1], hosts=some)
             self._carrier.to_host(through, pack_cast(passed))
 
@@ -234,17 +234,17 @@ class Router(Generic[U]):
         """
         for note in parse_notes(frame):
             key = note.origin, note.number
-            entry = self._open_casts.get(key)
-            if entry is None:
+            state = self._open_casts.get(key)
+            if state is None:
                 continue
             if note.tag is NoteKind.DONE:
-                entry.unhandled.discard(incarnation)
-            elif incarnation in entry.unanswered:
-                entry.unanswered.discard(incarnation)
-                self._add(entry, dataclasses.replace(note, place=entry.places[incarnation]))
-            elif entry.reduction is not None:
-                self._pass_up(entry, entry.reduction.on_combined(incarnation, note))
-            self._settle(key, entry)
+                state.unhandled.discard(incarnation)
+            elif incarnation in state.unanswered:
+                state.unanswered.discard(incarnation)
+                self._add(state, dataclasses.replace(note, place=state.places[incarnation]))
+            elif state.reduction is not None:
+                self._pass_up(state, state.reduction.on_combined(incarnation, note))
+            self._settle(key, state)
 
     def on_notes_of_host(self, rank: int, frame: Frame) -> None:
         """Handle notes that another agent has forwarded.
@@ -254,17 +254,17 @@ class Router(Generic[U]):
         """
         for note in parse_notes(frame):
             key = note.origin, note.number
-            entry = self._open_casts.get(key)
-            branch = None if entry is None else entry.branches.get(rank)
-            if entry is None or branch is None:
+            state = self._open_casts.get(key)
+            branch = None if state is None else state.branches.get(rank)
+            if state is None or branch is None:
                 continue
             if note.tag is NoteKind.LAST:
                 branch.answered = True
             elif note.tag is NoteKind.DONE:
                 branch.done = True
             else:
-                self._add(entry, note)
-            self._settle(key, entry)
+                self._add(state, note)
+            self._settle(key, state)
 
     def on_host_lost(self, rank: int, cause: str) -> None:
         """Handle the loss of an agent: other hosts take its place in the tree."""
@@ -273,70 +273,70 @@ class Router(Generic[U]):
 
     def on_host_cut(self, rank: int, cause: str) -> None:
         """Handle a broken channel to an agent: the casts in flight there fail."""
-        for key, entry in list(self._open_casts.items()):
-            branch = entry.branches.pop(rank, None)
+        for key, state in list(self._open_casts.items()):
+            branch = state.branches.pop(rank, None)
             if branch is None:
                 continue
             if not (branch.answered and branch.done):
-                self._add(entry, _lost(key, branch.hosts, cause))
-            self._settle(key, entry)
+                self._add(state, _lost(key, branch.hosts, cause))
+            self._settle(key, state)
 
     def on_upstream_lost(self, upstream: U) -> None:
         """Handle the loss of a sender: its casts need no answers."""
         self._outgoing.pop(upstream, None)
-        for key in [key for key, entry in self._open_casts.items() if entry.upstream == upstream]:
+        for key in [key for key, state in self._open_casts.items() if state.upstream == upstream]:
             del self._open_casts[key]
 
-    def _add(self, entry: OpenCastState[U], note: Note) -> None:
-        self._pass_up(entry, [note] if entry.reduction is None else entry.reduction.add(note))
+    def _add(self, state: OpenCastState[U], note: Note) -> None:
+        self._pass_up(state, [note] if state.reduction is None else state.reduction.add(note))
 
-    def _pass_up(self, entry: OpenCastState[U], notes: Iterable[Note]) -> None:
+    def _pass_up(self, state: OpenCastState[U], notes: Iterable[Note]) -> None:
         for note in notes:
-            entry.notes.append(note)
-            entry.waiting_bytes += size_of(note)
-            if note.tag not in _DEFERRABLE or entry.waiting_bytes > MAX_NOTES_BYTES:
-                self._send(entry)
-            elif not entry.holding:
-                entry.holding = True
-                self._carrier.later(HOLD_S, partial(self._end_hold, entry))
+            state.notes.append(note)
+            state.waiting_bytes += size_of(note)
+            if note.tag not in _DEFERRABLE or state.waiting_bytes > MAX_NOTES_BYTES:
+                self._send(state)
+            elif not state.holding:
+                state.holding = True
+                self._carrier.later(HOLD_S, partial(self._end_hold, state))
 
-    def _end_hold(self, entry: OpenCastState[U]) -> None:
-        entry.holding = False
-        self._send(entry)
+    def _end_hold(self, state: OpenCastState[U]) -> None:
+        state.holding = False
+        self._send(state)
 
-    def _settle(self, key: tuple[int, int], entry: OpenCastState[U]) -> None:
+    def _settle(self, key: tuple[int, int], state: OpenCastState[U]) -> None:
         """Report upstream once all have answered, and once all have handled the cast; then forget the cast."""
-        if not entry.last and entry.all_answered and not self._reduces(entry):
-            entry.last = True
-            if entry.answered:
-                entry.notes.append(Note(NoteKind.LAST, *key))
-            self._send(entry)
-        if not entry.done and entry.all_done:
-            entry.done = True
-            entry.notes.append(Note(NoteKind.DONE, *key))
-            self._send(entry)
-        if entry.last and entry.done and self._open_casts.get(key) is entry:
+        if not state.last and state.all_answered and not self._reduces(state):
+            state.last = True
+            if state.answered:
+                state.notes.append(Note(NoteKind.LAST, *key))
+            self._send(state)
+        if not state.done and state.all_done:
+            state.done = True
+            state.notes.append(Note(NoteKind.DONE, *key))
+            self._send(state)
+        if state.last and state.done and self._open_casts.get(key) is state:
             del self._open_casts[key]
 
-    def _reduces(self, entry: OpenCastState[U]) -> bool:
+    def _reduces(self, state: OpenCastState[U]) -> bool:
         """Start the next reduction step, once all answers are there; return whether one is in progress."""
-        reduction = entry.reduction
+        reduction = state.reduction
         if reduction is None or reduction.working:
             return reduction is not None
         order = reduction.next()
         if order is None:
-            entry.notes += reduction.release()
+            state.notes += reduction.release()
             return False
         self._carrier.to_proc(*order)
         return True
 
-    def _send(self, entry: OpenCastState[U]) -> None:
+    def _send(self, state: OpenCastState[U]) -> None:
         """Send the held notes, in one frame with other notes to the same peer in this turn."""
-        notes, entry.notes, entry.waiting_bytes = entry.notes, [], 0
+        notes, state.notes, state.waiting_bytes = state.notes, [], 0
         if notes:
             if not self._outgoing:
                 self._carrier.at_end_of_turn(self._flush)
-            self._outgoing.setdefault(entry.upstream, []).extend(notes)
+            self._outgoing.setdefault(state.upstream, []).extend(notes)
 
     def _flush(self) -> None:
         outgoing, self._outgoing = self._outgoing, {}

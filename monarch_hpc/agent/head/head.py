@@ -242,9 +242,8 @@ class Head:
     def _survey(self, requester: Link, question: Calls) -> None:
         slots = self._roster.all()
         asked = {slot.link: f"host {slot.entry.name}" for slot in slots if slot.link is not None}
-        asked.update(
-            {link: f"the program of run {name}" for name, run in self._runs.items() for link in run.unobserved()}
-        )
+        for name, run in self._runs.items():
+            asked.update(dict.fromkeys(run.unobserved(), f"the program of run {name}"))
         known = (calls for run in self._runs.values() for calls in run.observed())
         missing = [f"host {slot.entry.name}" for slot in slots if slot.link is None]
         self._surveys.begin(requester, question, asked, known, missing)

@@ -13,7 +13,7 @@ from monarch_hpc.wire.messages import MAX_PROCS_PER_HOST, SpawnProcs
 __all__ = ["problem_of", "problem_of_links", "problem_of_run"]
 
 _MAX_BITS = 63
-"""Of mesh numbers and ranks: frames and records carry them in fields of 64 bits."""
+"""Maximum size of mesh numbers and ranks: frames and records carry them in fields of 64 bits."""
 
 _MAX_DEADLINE_S = 1e9
 

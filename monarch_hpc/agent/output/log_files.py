@@ -15,7 +15,7 @@ from monarch_hpc.core.recent import Recent
 __all__ = ["OLD", "LogFiles"]
 
 OLD = ".old"
-"""Suffix of the rotated file, which holds the output before that in the file without it."""
+"""Suffix of the rotated file, which holds the output that precedes the current file."""
 
 _PENDING_BYTES = 8 << 20
 """Limit on data queued for the file system, for all procs of a host."""

@@ -59,8 +59,8 @@ class HostRecords:
     def report(self, procs: Iterable[Proc]) -> list[ProcCalls]:
         """The calls of *procs*, and of the dead procs whose records are kept."""
         live = sorted(procs, key=lambda proc: (proc.start.run, proc.start.mesh, proc.start.rank))
-        return [_look(proc, _state(proc), "") for proc in live] + [
-            _look(ended.proc, "ended", ended.cause) for ended in self._ended_procs
+        return [_proc_calls(proc, _state(proc), "") for proc in live] + [
+            _proc_calls(ended.proc, "ended", ended.cause) for ended in self._ended_procs
         ]
 
     def close(self) -> None:
@@ -72,7 +72,7 @@ class HostRecords:
         self._recorder.change(kind, name=name, peer=peer, msg=proc.start.mesh, value=proc.start.rank)
 
 
-def _look(proc: Proc, state: str, cause: str) -> ProcCalls:
+def _proc_calls(proc: Proc, state: str, cause: str) -> ProcCalls:
     start = proc.start
     scene = read_scene(memory_of(proc.record_fd))
     return tell(

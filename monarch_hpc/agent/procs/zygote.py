@@ -203,9 +203,9 @@ def _set_up(order: ProcOrder, start: ProcStart, agent_pid: int) -> None:
     # New objects: the zygote's remember that they were opened on a file, and seek.
     sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
     sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
-    faulthandler.enable(all_threads=False)  # the thread that did it: few lines are kept of the dead
+    faulthandler.enable(all_threads=False)  # only the faulting thread: few of a dead proc's lines are kept
     if "numpy" in sys.modules:
-        # A fork copies the state of its generator: all procs would draw the same numbers.
+        # A fork copies the state of numpy's generator: all procs would draw the same numbers.
         importlib.import_module("numpy.random").seed()
 
 

@@ -155,7 +155,7 @@ class _Zygote:
         self._engine = engine
         self._python = python
         self._process, self._sock, self._stderr_fd = starting.process, starting.sock, starting.stderr_fd
-        self._waiting: dict[str, deque[_Request]] = {}  # by run; the run whose turn it is comes first
+        self._waiting: dict[str, deque[_Request]] = {}  # by run, the next one first
         self._in_flight: deque[_Done] = deque()
         self._outgoing: deque[tuple[bytes, list[int]]] = deque()
         self._incoming = b""

@@ -101,6 +101,7 @@ def shares(cpus: Sequence[int], owned_gpus: Sequence[Sequence[str]], topology: T
     Procs share no core if there are enough cores. A share's CPUs are neighbours in the order of NUMA nodes; if all
     procs have a GPU, the shares are assigned in the order of the GPUs' nodes. With one proc, or fewer CPUs than procs,
     all shares are empty, which leaves the procs unbound.
+
     Args:
         owned_gpus: for each proc, the GPUs that it sees, its own first.
     """

@@ -285,6 +285,7 @@ def open_workers(
     """Make an allocation of waiting workers, in the order given.
 
     The allocation and the agents on the workers end with the context; the workers then wait for the next program.
+
     Args:
         workers: addresses, see `attach.workers.address`.
         secret: see `read_secret`.
