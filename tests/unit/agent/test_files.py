@@ -1,4 +1,4 @@
-"""What procs print is kept, in order, and fills no disk."""
+"""Log files keep procs' output, in order, and are bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Zygotes that nobody has spoken to."""
+"""Launched zygotes that have not been sent any message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One who pours gets what the others leave, and what goes to the program has a limit."""
+"""Rate limits: a flooding reader gets only what the others leave, and output to the program is limited."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ KIB = 1 << 10
 
 
 def read_for(fair_share: FairShare, readers: list[str], seconds: float) -> dict[str, int]:
-    """Let greedy *readers* take turns, each as soon as it may; return how much each has read."""
+    """Let greedy *readers* read, each as soon as it may; return how much each has read."""
     read = dict.fromkeys(readers, 0)
     wakes_s = dict.fromkeys(readers, 0.0)
     now_s = 0.0
@@ -52,10 +52,10 @@ def test_who_used_it_up_waits_for_the_next_window_at_most() -> None:
 def test_an_allowance_lets_a_burst_pass_and_then_so_much_a_second() -> None:
     bucket = TokenBucket(1000, 0.0)
     assert [bucket.take(1000, 0.0) for _ in range(5)] == [True] * 4 + [False]
-    # Used up, it waits until a second's worth is there.
+    # Once exhausted, it waits until a second's worth has accumulated.
     assert not bucket.take(10, 0.5)
     assert bucket.take(900, 1.0) and not bucket.take(200, 1.0) and not bucket.take(1, 1.0)
-    # More than ever comes together passes when nothing else has for a while.
+    # A piece larger than the bucket passes after a long enough pause.
     assert not bucket.take(5000, 3.0) and bucket.take(5000, 1000.0) and not bucket.take(1, 1000.5)
     assert bucket.take(500, 1002.0)
     unlimited = TokenBucket(0, 0.0)

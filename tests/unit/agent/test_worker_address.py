@@ -1,4 +1,4 @@
-"""The addresses of workers, as Monarch programs write them."""
+"""Addresses of workers in Monarch's notation."""
 
 from __future__ import annotations
 
