@@ -1,6 +1,6 @@
 #!/bin/bash
-# Starts one proc of an MPI mesh, as a task of the mesh's own step; its agent tells it the rest.
-# Usage: task.sh PYTHON ALLOCATION RUN MESH RANK..., the ranks of the step's hosts in their order.
+# Starts one proc of an MPI mesh, as a task of the mesh's own step; the proc's order comes from the agent.
+# Usage: task.sh PYTHON ALLOCATION RUN MESH RANK..., with the ranks of the step's hosts in order.
 export MONARCH_HPC_COOKIE=$2 MONARCH_HPC_RUN_COOKIE=$3
 python=$1 mesh=("${@:2:3}")
 shift $((4 + SLURM_NODEID))

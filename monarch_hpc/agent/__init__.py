@@ -1,1 +1,1 @@
-"""Our process on each host: it starts, watches and ends procs, and carries control messages to them."""
+"""The agent, one process on each host: it starts, watches and ends procs, and carries control messages to them."""

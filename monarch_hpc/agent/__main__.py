@@ -1,4 +1,4 @@
-"""`python -m monarch_hpc.agent`: one agent, started by the batch script's step with the key on its standard input."""
+"""`python -m monarch_hpc.agent`: runs one agent; the batch script's step starts it with the key on standard input."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from monarch_hpc.agent.procs.zygote_launch import ZygoteSettings, bear
+from monarch_hpc.agent.procs.zygote_launch import ZygoteSettings, launch_zygote
 from monarch_hpc.allocation.files import KEY_BYTES
 from monarch_hpc.core.attempts import attempt_folder, attempt_identity
 from monarch_hpc.core.dumps import forbid_core_dumps
@@ -33,7 +33,7 @@ __all__ = ["main"]
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NAME = 15
 _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1}
-_FINISHED = signal.SIGUSR1  # from our own engine to our main thread
+_FINISHED = signal.SIGUSR1  # sent by the engine's thread to the main thread
 
 
 def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
@@ -42,13 +42,13 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     name = f"local{options.rank}" if options.local else host_name(environment)
     logging.basicConfig(level=logging.INFO, format=f"agent {name}: %(message)s", stream=sys.stderr)
     os.umask(0o077)
-    # Taken from a queue by the main thread: a handler could run in the middle of the engine. SIGINT and SIGHUP
-    # are for the terminal that an agent was started from, and change nothing.
+    # The main thread takes signals by sigwait: a handler could run in the middle of the engine. SIGINT and SIGHUP
+    # are meant for the terminal that an agent was started from, and are ignored.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    # Whatever procs leave behind becomes our child, and can be found and ended.
+    # Orphans of procs become children of this process, which can then find and end them.
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    libc.prctl(_PR_SET_NAME, b"monarch-agent", 0, 0, 0)  # without a space, see zygote.py
+    libc.prctl(_PR_SET_NAME, b"monarch-agent", 0, 0, 0)  # no space in it, see zygote.py
     raise_file_limit()
     forbid_core_dumps()
     try:
@@ -57,17 +57,17 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
         logging.error("%s", error)
         code = error.exit_code if isinstance(error, MonarchError) else 1
     if options.held >= 0:
-        # Whoever made the directory may have been killed; if not, it still holds it.
+        # The process that made the directory may have been killed; if it is alive, it still holds the directory.
         os.close(options.held)
         remove_unheld(options.directory)
     return code
 
 
 def _serve(options: argparse.Namespace, name: str, key: bytes, environment: Mapping[str, str]) -> int:
-    # First and while this process loads the rest of itself: whoever waits for the first proc waits for the zygote.
+    # The zygote loads while this process imports its own modules: the first proc has to wait for the zygote.
     allocation = attempt_identity(options.allocation, options.attempt)
     settings = ZygoteSettings(allocation, options.rank, options.entry, environment)
-    newborn = bear(settings)
+    first_zygote = launch_zygote(settings)
     from monarch_hpc.agent.agent_args import AgentArgs
     from monarch_hpc.agent.resources.grant import read_grant
     from monarch_hpc.agent.service import Service
@@ -77,7 +77,7 @@ def _serve(options: argparse.Namespace, name: str, key: bytes, environment: Mapp
     grant = read_grant(
         environment, config.fabric.interfaces.compute, (options.rank, options.num_hosts) if options.local else None
     )
-    post = AgentArgs(
+    args = AgentArgs(
         directory=options.directory,
         folder=attempt_folder(options.directory, options.attempt),
         allocation=allocation,
@@ -96,8 +96,8 @@ def _serve(options: argparse.Namespace, name: str, key: bytes, environment: Mapp
         signal.pthread_kill(threading.main_thread().ident or 0, _FINISHED)
 
     engine = Engine()
-    service = Service(engine, post, grant, config, settings, newborn, finished)
-    # Still the only thread, so that what is wrong from the start is raised here.
+    service = Service(engine, args, grant, config, settings, first_zygote, finished)
+    # No other thread runs yet, so errors at startup are raised here.
     service.start()
     if options.lifeline:
         os.set_blocking(0, False)
@@ -132,7 +132,7 @@ def _read_key() -> bytes:
 def _host_names(options: argparse.Namespace, environment: Mapping[str, str]) -> list[str]:
     if options.local:
         return [f"local{rank}" for rank in range(options.num_hosts)]
-    # The step's list is in the order of its tasks; the job's may have more hosts.
+    # The step's list is in task order; the job's list may have more hosts.
     with contextlib.suppress(ConfigError):
         return expand(environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", ""))
     return []
@@ -142,13 +142,13 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m monarch_hpc.agent", description=__doc__)
     parser.add_argument("--directory", type=Path, required=True, help="the allocation's directory")
     parser.add_argument("--allocation", required=True, help="the allocation's uuid, 32 hexadecimal digits")
-    parser.add_argument("--attempt", type=int, default=0, help="of the job, from 1; 0 where there is no job")
-    parser.add_argument("--rank", type=int, required=True, help="place of this host, from 0")
+    parser.add_argument("--attempt", type=int, default=0, help="the job's attempt, from 1; 0 if there is no job")
+    parser.add_argument("--rank", type=int, required=True, help="rank of this host, from 0")
     parser.add_argument("--num-hosts", type=int, required=True)
     parser.add_argument("--local", action="store_true", help="all hosts are this machine: listen on loopback only")
-    parser.add_argument("--lifeline", action="store_true", help="end when standard input ends")
+    parser.add_argument("--lifeline", action="store_true", help="end at the end of standard input")
     parser.add_argument("--held", type=int, default=-1, help="descriptor that holds the directory: see core.scratch")
-    parser.add_argument("--entry", default=DEFAULT_ENTRY, help="what procs run")
+    parser.add_argument("--entry", default=DEFAULT_ENTRY, help="module:function that procs run")
     return parser.parse_args(arguments)
 
 

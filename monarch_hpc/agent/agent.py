@@ -1,4 +1,4 @@
-"""What one host does for its allocation: start procs, watch them, end them and what they left."""
+"""One host's work for its allocation: start procs, watch them, end them and whatever they leave behind."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import partial
 
 from monarch_hpc.agent.children.reaper import Reaper
 from monarch_hpc.agent.children.stop_watch import StoppedProcs
-from monarch_hpc.agent.children.sweep import cookies, find, strangers, strike, strike_runs
+from monarch_hpc.agent.children.sweep import cookies, find, kill_matching, kill_runs, orphans
 from monarch_hpc.agent.output.proc_output import Outlet
 from monarch_hpc.agent.output.refusals import Refusals
 from monarch_hpc.agent.proc_settings import ProcSettings
@@ -42,23 +42,23 @@ from monarch_hpc.wire.messages import (
 __all__ = ["Agent"]
 
 _SWEEP_S = 5.0
-_SWEEP_AGAIN_S = 0.01
+_SWEEP_RETRY_S = 0.01
 
 _log = Logger(__name__)
 
 
 class Agent:
-    """Carries out what the head passes on for this host. All methods are for the driver of the engine.
+    """Carries out the head's orders on this host. All methods must be called on the engine's driver.
 
     Args:
-        outlet: where the procs' output goes.
-        send: passes a message to the head.
+        outlet: receives the procs' output.
+        send: sends a message to the head.
     """
 
     def __init__(
         self,
         engine: Engine,
-        place: ProcSettings,
+        settings: ProcSettings,
         zygotes: ZygotePool,
         steps: MpiSteps,
         reaper: Reaper,
@@ -66,51 +66,51 @@ class Agent:
         send: Callable[[Message], None],
     ) -> None:
         self._engine = engine
-        self._place = place
+        self._settings = settings
         self._zygotes = zygotes
         self._steps = steps
         self._reaper = reaper
         self._send = send
-        self._vigil = StoppedProcs(engine, place.heartbeat_s, place.lease)
+        self._stopped_procs = StoppedProcs(engine, settings.heartbeat_s, settings.lease)
         self.procs: set[Proc] = set()
-        self.ledger = HostRecords(place.keep_dead)
+        self.records = HostRecords(settings.keep_dead)
         self._refusals = Refusals(engine, self.procs)
-        self._births = ProcSpawner(engine, place, zygotes, steps, outlet, send, self)
+        self._spawner = ProcSpawner(engine, settings, zygotes, steps, outlet, send, self)
         self._stopping_meshes: set[tuple[str, int]] = set()
         self._closing_runs: dict[str, Deadline | None] = {}  # None: procs are still ending
         self._clearing = False
         self._leaving: Callable[[int], None] | None = None
 
     def handle(self, message: Message) -> None:
-        """Carry out one message of the head; what fails is answered at once."""
+        """Carry out one message from the head; a failure is answered at once."""
         try:
             self._handle(message)
-        except Exception as error:  # noqa: BLE001 a callback's edge: somebody waits for an answer
+        except Exception as error:  # noqa: BLE001 a callback's edge: the requester waits for an answer
             _log.exception("%s could not be carried out", type(message).__name__)
             self._fail(message, f"its agent failed: {type(error).__name__}: {error}; its log has more")
 
     def _fail(self, message: Message, problem: str) -> None:
         match message:
             case SpawnProcs():
-                first = message.first_rank[message.hosts.index(self._place.rank)]
+                first = message.first_rank[message.hosts.index(self._settings.rank)]
                 left = set(range(first, first + message.per_host))
-                for proc in self._of_mesh(message.run, message.mesh):
+                for proc in self._procs_of_mesh(message.run, message.mesh):
                     left.discard(proc.start.rank)
                     proc.cause = problem
-                    self.gone(proc, problem, [])  # one that has been forked is killed when that is known
+                    self.report_ended(proc, problem, [])  # if already forked, `on_forked` kills it
                     self.kill(proc)
                 for rank in sorted(left):
-                    self._send(SpawnFailed(message.run, message.mesh, rank, self._place.rank, problem, []))
+                    self._send(SpawnFailed(message.run, message.mesh, rank, self._settings.rank, problem, []))
             case StopProcs():
-                for proc in self._of_mesh(message.run, message.mesh):
+                for proc in self._procs_of_mesh(message.run, message.mesh):
                     self.kill(proc)
             case CloseRun():
                 for proc in [proc for proc in self.procs if proc.start.run == message.run]:
                     self.kill(proc)
             case Calls():
-                self._send(CallsReport(message.ticket, [], [f"host {self._place.name}: {problem}"]))
+                self._send(CallsReport(message.ticket, [], [f"host {self._settings.name}: {problem}"]))
             case SetLogs():
-                self._send(LogsSet(message.run, message.mesh, self._place.rank, message.number))
+                self._send(LogsSet(message.run, message.mesh, self._settings.rank, message.number))
 
     def _handle(self, message: Message) -> None:
         match message:
@@ -118,26 +118,26 @@ class Agent:
                 self._spawn(message)
             case StopProcs():
                 self._stopping_meshes.add((message.run, message.mesh))
-                for proc in self._of_mesh(message.run, message.mesh):
+                for proc in self._procs_of_mesh(message.run, message.mesh):
                     self._stop(proc, message.grace_s)
                 self._settle()
             case Calls():
-                self._send(CallsReport(message.ticket, self.ledger.report(self.procs), []))
+                self._send(CallsReport(message.ticket, self.records.report(self.procs), []))
             case CloseRun():
                 self._closing_runs.setdefault(message.run, None)
                 for proc in [proc for proc in self.procs if proc.start.run == message.run]:
-                    self._stop(proc, self._place.stop_s)
+                    self._stop(proc, self._settings.stop_s)
                 self._settle()
             case SetLogs():
-                for proc in self._of_mesh(message.run, message.mesh):
+                for proc in self._procs_of_mesh(message.run, message.mesh):
                     if not message.ranks or proc.start.rank in message.ranks:
                         proc.output.stream(message.stream)
-                self._send(LogsSet(message.run, message.mesh, self._place.rank, message.number))
+                self._send(LogsSet(message.run, message.mesh, self._settings.rank, message.number))
             case _:
-                _log.warning("the head sent %s, which no agent handles", type(message).__name__)
+                _log.warning("the head sent %s, which agents do not handle", type(message).__name__)
 
     def leave(self, grace_s: float, done: Callable[[int], None]) -> None:
-        """End all procs, zygotes and what they started; call *done* with the number of processes left."""
+        """End all procs and zygotes and everything they started; call *done* with the number of processes left."""
         if self._leaving is not None:
             return
         self._leaving = done
@@ -147,72 +147,72 @@ class Agent:
         self._clear_host(deadline)
 
     def resume_output(self) -> None:
-        """The log files take more again."""
+        """Resume reading the procs' output after the log writer has caught up."""
         for proc in self.procs:
             proc.output.resume()
 
     # ---- starting ----
 
     def _spawn(self, order: SpawnProcs) -> None:
-        first = order.first_rank[order.hosts.index(self._place.rank)]
-        places = [(first + local_rank, local_rank) for local_rank in range(order.per_host)]
-        problem = self._why_not(order)
-        while places and not problem:
-            most = len(places) if order.mpi else MAX_PROCS_PER_ORDER
-            some, rest = places[:most], places[most:]
+        first = order.first_rank[order.hosts.index(self._settings.rank)]
+        ranks = [(first + local_rank, local_rank) for local_rank in range(order.per_host)]
+        problem = self._refusal(order)
+        while ranks and not problem:
+            most = len(ranks) if order.mpi else MAX_PROCS_PER_ORDER
+            batch, rest = ranks[:most], ranks[most:]
             try:
-                self._births.start(order, some)
+                self._spawner.start(order, batch)
             except ValueError as error:
                 problem = str(error)
                 break
-            places = rest
-        for rank, _ in places:
-            self._send(SpawnFailed(order.run, order.mesh, rank, self._place.rank, problem, []))
+            ranks = rest
+        for rank, _ in ranks:
+            self._send(SpawnFailed(order.run, order.mesh, rank, self._settings.rank, problem, []))
 
-    def _why_not(self, order: SpawnProcs) -> str:
+    def _refusal(self, order: SpawnProcs) -> str:
         if self._leaving is not None:
             return "the allocation is being released"
         if order.run in self._closing_runs:
             return "the run is over"
         if not 0 < order.mesh < 1 << 63 or min(order.first_rank, default=0) < 0:
-            return f"the order makes no sense: ranks {order.first_rank} of mesh {order.mesh}"
-        if self._of_mesh(order.run, order.mesh):
+            return f"invalid order: ranks {order.first_rank} of mesh {order.mesh}"
+        if self._procs_of_mesh(order.run, order.mesh):
             return f"mesh {order.mesh} exists already in this run"
         return ""
 
-    def born(self, proc: Proc) -> None:
-        """Watch the process of a proc; kill it if it was given up while the zygote was busy."""
+    def on_forked(self, proc: Proc) -> None:
+        """Watch the process of a new proc; kill it if the proc was given up while the zygote was busy."""
         try:
-            keeper = self._steps if proc.in_step else self._reaper
-            keeper.watch(proc.pid, partial(self._ended, proc))
+            watcher = self._steps if proc.in_step else self._reaper
+            watcher.watch(proc.pid, partial(self._ended, proc))
             if proc in self.procs:
-                self._vigil.watch(proc.pid, partial(self._on_life, proc))
-        except Exception as error:  # noqa: BLE001 no descriptor is left, or worse: nobody else would end it
+                self._stopped_procs.watch(proc.pid, partial(self._on_liveness, proc))
+        except Exception as error:  # noqa: BLE001 e.g. out of descriptors: unwatched, the process would leak
             with contextlib.suppress(ProcessLookupError):
                 os.kill(proc.pid, signal.SIGKILL)
-            self.gone(proc, f"cannot be watched: {error}", [])
+            self.report_ended(proc, f"cannot be watched: {error}", [])
         if proc not in self.procs:
             self.kill(proc)
 
-    def _on_life(self, proc: Proc, life: Liveness, stopped_s: float) -> None:
+    def _on_liveness(self, proc: Proc, life: Liveness, stopped_s: float) -> None:
         start = proc.start
         if life is Liveness.DEAD:
             proc.cause = f"stopped (SIGSTOP) for {stopped_s:.0f} s"
             proc.stopping = True
             self.kill(proc)
-        elif proc.state is ProcState.READY and not proc.asked:
+        elif proc.state is ProcState.READY and not proc.stop_requested:
             where = start.run, start.mesh, start.rank, start.host_rank
-            self._send(ProcLife(*where, life.value, round(stopped_s, 1), self._place.lease.dead_s))
+            self._send(ProcLife(*where, life.value, round(stopped_s, 1), self._settings.lease.dead_s))
 
     # ---- ending ----
 
     def _stop(self, proc: Proc, grace_s: float) -> None:
-        proc.asked = True
+        proc.stop_requested = True
         if proc.stopping:
             return
         proc.stopping = True
         if not proc.pid:
-            self.gone(proc, "stopped before it was forked", [])
+            self.report_ended(proc, "stopped before it was forked", [])
             self._steps.abandon(proc.start.run, proc.start.mesh)
             return
         with contextlib.suppress(ProcessLookupError):
@@ -220,46 +220,46 @@ class Agent:
         proc.killer = self._engine.call_later(grace_s, partial(self.kill, proc))
 
     def kill(self, proc: Proc) -> None:
-        """End a proc and its process group at once."""
+        """Send SIGKILL to a proc and its process group."""
         if (
             proc.pid in self._reaper.watched or proc.pid in self._steps.watched
-        ):  # not reaped, so the number is still its own
+        ):  # not reaped yet, so the pid cannot have been reused
             for send in (os.kill, os.killpg):
                 with contextlib.suppress(ProcessLookupError):
                     send(proc.pid, signal.SIGKILL)
 
     def _ended(self, proc: Proc, how: Exit) -> None:
         if proc.hello_fd >= 0:
-            self._births.read_hello(proc)
-        self.gone(proc, proc.cause or str(how), [])
+            self._spawner.read_hello(proc)
+        self.report_ended(proc, proc.cause or str(how), [])
 
-    def gone(self, proc: Proc, cause: str, last_lines: list[str]) -> None:
-        """Report a proc that has ended, or never came to life."""
+    def report_ended(self, proc: Proc, cause: str, last_lines: list[str]) -> None:
+        """Report a proc that has ended, or that failed to start."""
         if proc not in self.procs:
             return
         self.procs.discard(proc)
-        self._vigil.forget(proc.pid)
+        self._stopped_procs.forget(proc.pid)
         for timer in (proc.deadline, proc.killer):
             if timer is not None:
                 timer.cancel()
-        self._births.close_hello(proc)
+        self._spawner.close_hello(proc)
         proc.output.finish()
         self._refusals.ended(proc)
-        self.ledger.ended(proc, cause)
+        self.records.ended(proc, cause)
         start = proc.start
-        words = last_lines or proc.output.last_lines
+        lines = last_lines or proc.output.last_lines
         if proc.state is ProcState.STARTING:
-            self._send(SpawnFailed(start.run, start.mesh, start.rank, start.host_rank, cause, words))
+            self._send(SpawnFailed(start.run, start.mesh, start.rank, start.host_rank, cause, lines))
         else:
-            self._send(ProcEnded(start.run, start.mesh, start.rank, start.host_rank, proc.asked, cause, words))
+            self._send(ProcEnded(start.run, start.mesh, start.rank, start.host_rank, proc.stop_requested, cause, lines))
         self._settle()
 
     def _settle(self) -> None:
-        """Report the meshes and runs of which nothing is left."""
+        """Report the meshes and runs whose last proc has ended."""
         for run, mesh in list(self._stopping_meshes):
-            if not self._of_mesh(run, mesh):
+            if not self._procs_of_mesh(run, mesh):
                 self._stopping_meshes.discard((run, mesh))
-                self._send(ProcsStopped(run, mesh, self._place.rank))
+                self._send(ProcsStopped(run, mesh, self._settings.rank))
         alive = {proc.start.run for proc in self.procs}
         for run, deadline in self._closing_runs.items():
             if deadline is None and run not in alive:
@@ -267,7 +267,7 @@ class Agent:
                 self._clear_runs_in(0.0)
 
     def _clear_runs_in(self, delay_s: float) -> None:
-        # Of thousands that end at once each would else look at all processes, and no heartbeat would leave meanwhile.
+        # Coalesced: when thousands of runs end at once, a scan of all processes for each would delay the heartbeats.
         if not self._clearing:
             self._clearing = True
             self._engine.call_later(delay_s, self._clear_runs)
@@ -275,23 +275,23 @@ class Agent:
     def _clear_runs(self) -> None:
         self._clearing = False
         ending = {run: deadline for run, deadline in self._closing_runs.items() if deadline is not None}
-        num_found = strike_runs(self._place.allocation, self._place.rank, ending)
-        num_strangers = self._strike_strangers()
+        num_found = kill_runs(self._settings.allocation, self._settings.rank, ending)
+        num_orphans = self._kill_orphans()
         for run, deadline in ending.items():
-            num_left = num_found[run] + num_strangers
+            num_left = num_found[run] + num_orphans
             if num_left and not deadline.passed():
-                self._clear_runs_in(_SWEEP_AGAIN_S)
+                self._clear_runs_in(_SWEEP_RETRY_S)
                 continue
             if num_left:
-                _log.warning("%d processes of run %s do not die", num_left, run)
+                _log.warning("%d processes of run %s survive SIGKILL", num_left, run)
             del self._closing_runs[run]
             self._send(RunClosed(run))
 
-    def _strike_strangers(self) -> int:
-        # Orphans that emptied their environment tell no run, so they can only go when no run is left.
+    def _kill_orphans(self) -> int:
+        # An orphan that emptied its environment belongs to no known run, so it is killed only when no run has procs.
         if self.procs:
             return 0
-        found = strangers(self._reaper.watched)
+        found = orphans(self._reaper.watched)
         for pid in found:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -300,19 +300,19 @@ class Agent:
     def _clear_host(self, deadline: Deadline) -> None:
         assert self._leaving is not None
         if self.procs and not deadline.passed():
-            self._engine.call_later(_SWEEP_AGAIN_S, lambda: self._clear_host(deadline))
+            self._engine.call_later(_SWEEP_RETRY_S, lambda: self._clear_host(deadline))
             return
         self._zygotes.close()
         self._steps.close()
-        self.ledger.close()
-        entries = cookies(self._place.allocation, self._place.rank)
-        num_found = strike(entries) + self._strike_strangers()
+        self.records.close()
+        entries = cookies(self._settings.allocation, self._settings.rank)
+        num_found = kill_matching(entries) + self._kill_orphans()
         if num_found and not deadline.passed():
-            self._engine.call_later(_SWEEP_AGAIN_S, lambda: self._clear_host(deadline))
+            self._engine.call_later(_SWEEP_RETRY_S, lambda: self._clear_host(deadline))
             return
-        self._refusals.say()
-        remove_segments(self._place.allocation, self._place.rank)
+        self._refusals.log_new()
+        remove_segments(self._settings.allocation, self._settings.rank)
         self._leaving(len(find(entries)))
 
-    def _of_mesh(self, run: str, mesh: int) -> list[Proc]:
+    def _procs_of_mesh(self, run: str, mesh: int) -> list[Proc]:
         return [proc for proc in self.procs if (proc.start.run, proc.start.mesh) == (run, mesh)]

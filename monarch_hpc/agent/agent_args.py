@@ -1,4 +1,4 @@
-"""An agent's place in its allocation, as its command line and its host say it."""
+"""The arguments of an agent, from its command line and its host."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ __all__ = ["AgentArgs"]
 
 @dataclass(frozen=True, slots=True)
 class AgentArgs:
-    """Where an agent sits: what its command line and its host say.
+    """The allocation, rank and environment of one agent.
 
     Args:
-        folder: where agents and head find each other: the directory, or that of this attempt of the job.
-        host_names: names of all hosts by rank, where Slurm tells them.
-        environment: what procs inherit.
+        folder: where agents and head exchange files: *directory*, or its subfolder for this attempt of the job.
+        host_names: names of all hosts by rank; empty if Slurm does not provide them.
+        environment: variables that procs inherit.
     """
 
     directory: Path

@@ -1,4 +1,4 @@
-"""Where the procs listen that an agent has heard of: the head of all, the others of their own."""
+"""Listening addresses of procs: all procs on the head's agent, local ones elsewhere."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ __all__ = ["ProcAddresses"]
 
 
 class ProcAddresses:
-    """An agent's address book of procs; see `transport.connect.listen.Forwards`."""
+    """Listening addresses by incarnation; see `transport.connect.listen.Forwards`."""
 
     def __init__(self) -> None:
         self._known: dict[int, ProcReady] = {}
 
     def note(self, message: Message) -> None:
-        """Take note of what an agent says of its procs; other messages are ignored."""
+        """Update from an agent's report about a proc; other messages are ignored."""
         match message:
             case ProcReady():
                 self._known[int(message.incarnation)] = message
@@ -34,6 +34,6 @@ class ProcAddresses:
         return lost
 
     def addresses(self, incarnation: int) -> Sequence[str] | None:
-        """Where a proc listens; None if there is none of that incarnation."""
+        """The listening addresses of a proc; None for an unknown incarnation."""
         ready = self._known.get(incarnation)
         return None if ready is None else ready.addresses

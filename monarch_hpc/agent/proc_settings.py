@@ -1,4 +1,4 @@
-"""What an agent knows of its place in the allocation, and hands on to its procs."""
+"""Settings of an agent that it also passes to its procs."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ __all__ = ["ProcSettings"]
 
 @dataclass(frozen=True, slots=True)
 class ProcSettings:
-    """Where an agent is and what it hands on to its procs.
+    """The identity of an agent's host, and the settings of its procs.
 
     Args:
-        listen_hosts: IP addresses that procs listen on.
-        stop_s: between SIGTERM and SIGKILL of a proc whose run ends.
-        heartbeat_s: between two looks at the procs' state.
+        listen_hosts: IP addresses for procs to listen on.
+        stop_s: seconds between SIGTERM and SIGKILL of a proc whose run ends.
+        heartbeat_s: seconds between two checks of the procs' state.
         lease: how long a proc may be stopped by a signal.
-        keep_dead: of how many procs that died the records are kept.
-        addresses: where the agent listens.
+        keep_dead: number of dead procs whose records are kept.
+        addresses: listening addresses of the agent.
         segments: folder for shared memory; may be empty.
-        forwarders: addresses of the head's agent; filled in when they are known.
-        slurm: what Slurm calls the agent.
+        forwarders: addresses of the head's agent; filled in when known.
+        slurm: Slurm's identifiers of the agent.
     """
 
     allocation: str

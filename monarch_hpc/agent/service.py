@@ -1,4 +1,4 @@
-"""The agent's process: channels in, messages to the agent and, on the first host, to the head."""
+"""The agent's process: receives channels, and routes messages to the agent and, on the first host, to the head."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from monarch_hpc.agent.procs.zygote_pool import ZygotePool
 from monarch_hpc.agent.resources import cgroup
 from monarch_hpc.agent.resources.grant import Grant
 from monarch_hpc.agent.resources.shm_folder import make_segments
-from monarch_hpc.allocation import files as bootstrap
+from monarch_hpc.allocation import files as allocation_files
 from monarch_hpc.config import Config
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.errors import ConfigError, FrameError, TransportError
@@ -54,46 +54,46 @@ from monarch_hpc.wire.refusal import refuse
 
 __all__ = ["Service"]
 
-_DIAL_AGAIN_S = 0.1
+_DIAL_RETRY_S = 0.1
 _POLL_S = 0.05
-_FAREWELL_S = 2.0
-"""How long a last message may take to leave before the process ends."""
+_FLUSH_S = 2.0
+"""How long a final message may take to be sent before the process ends."""
 
 _log = Logger(__name__)
 
 
 class Service:
-    """One agent, with the head in it on the first host; ends by calling *finished* with an exit code.
+    """One agent, including the head on the first host; calls *finished* with an exit code when it ends.
 
     Args:
-        newborn: its first zygote.
+        first_zygote: started before this module was loaded.
 
-    All methods but the constructor are for the driver of the engine.
+    All methods except the constructor must be called on the engine's driver.
     """
 
     def __init__(
         self,
         engine: Engine,
-        post: AgentArgs,
+        args: AgentArgs,
         grant: Grant,
         config: Config,
-        settings: ZygoteSettings,
-        newborn: StartingZygote,
+        zygote_settings: ZygoteSettings,
+        first_zygote: StartingZygote,
         finished: Callable[[int], None],
     ) -> None:
         self._engine = engine
-        self._post = post
+        self._args = args
         self._config = config
         self._finished = finished
         limits = config.transport
-        identity = Identity(post.allocation, Role.AGENT, post.name, new_incarnation())
-        self._whereabouts = ProcAddresses()
-        self._node = Node(engine, identity, post.key, self, limits, forwards=self._whereabouts.addresses)
+        identity = Identity(args.allocation, Role.AGENT, args.name, new_incarnation())
+        self._proc_addresses = ProcAddresses()
+        self._node = Node(engine, identity, args.key, self, limits, forwards=self._proc_addresses.addresses)
         self._deadline = Deadline(config.slurm.bootstrap_s, engine.clock)
         listen_hosts = list(grant.interfaces.values())
-        self._entry = HostEntry(
-            rank=post.rank,
-            name=post.name,
+        self._host_entry = HostEntry(
+            rank=args.rank,
+            name=args.name,
             addresses=self._node.listen(listen_hosts),
             pid=os.getpid(),
             python=platform.python_version(),
@@ -104,149 +104,149 @@ class Service:
             interfaces=grant.interfaces,
         )
         self._reaper = Reaper(engine, cgroup.num_oom_kills)
-        self._zygotes = ZygotePool(engine, self._reaper, settings)
-        self._newborn = newborn
-        segments, self._segments_held = make_segments(post.allocation, post.rank)
-        steps = StepSettings(
-            allocation=post.allocation,
-            host_rank=post.rank,
+        self._zygotes = ZygotePool(engine, self._reaper, zygote_settings)
+        self._first_zygote = first_zygote
+        segments, self._segments_held = make_segments(args.allocation, args.rank)
+        step_settings = StepSettings(
+            allocation=args.allocation,
+            host_rank=args.rank,
             num_gpus=len(grant.gpus),
             num_cpus=len(grant.cpus),
-            entry=settings.entry,
-            directory=post.directory,
+            entry=zygote_settings.entry,
+            directory=args.directory,
             sockets=segments,
-            job_id=post.job_id if (post.directory / "task.sh").exists() else None,
-            host_names=post.host_names,
+            job_id=args.job_id if (args.directory / "task.sh").exists() else None,
+            host_names=args.host_names,
             flags=config.slurm.step_flags,
-            environment=post.environment,
+            environment=args.environment,
         )
         self._files = LogFiles(
-            post.directory / "runs",
+            args.directory / "runs",
             config.logs.max_file_bytes,
             lambda: engine.call_soon(self._agent.resume_output),
         )
-        outlet = Outlet(self._files, config.logs, self._send_up, lambda: self._up.crowded)
+        outlet = Outlet(self._files, config.logs, self._send_up, lambda: self._head_link.backlogged)
         lease = Lease(config.liveness.suspect_s, config.liveness.dead_s)
         self._forwarders: list[str] = []
-        place = ProcSettings(
-            allocation=post.allocation,
-            rank=post.rank,
-            name=post.name,
-            key=post.key,
+        proc_settings = ProcSettings(
+            allocation=args.allocation,
+            rank=args.rank,
+            name=args.name,
+            key=args.key,
             grant=grant,
             listen_hosts=listen_hosts,
             stop_s=config.procs.stop_s,
             heartbeat_s=config.liveness.heartbeat_s,
             lease=lease,
-            addresses=self._entry.addresses,
+            addresses=self._host_entry.addresses,
             segments=segments,
             forwarders=self._forwarders,
             keep_dead=config.telemetry.keep_dead,
             limits=limits,
             fabric=config.fabric,
             ucx=config.ucx,
-            slurm=SlurmIds.of(post.environment),
+            slurm=SlurmIds.of(args.environment),
             logs=config.logs,
         )
-        tasks = MpiSteps(engine, self._reaper, steps)
-        self._agent = Agent(engine, place, self._zygotes, tasks, self._reaper, outlet, self._send_up)
-        self._pulse = Heartbeat(engine, config.liveness.heartbeat_s, lease, self._on_life)
-        self._casts = CastChannels(engine, self._node, self._pulse, post.rank, post.num_hosts, limits)
+        mpi_steps = MpiSteps(engine, self._reaper, step_settings)
+        self._agent = Agent(engine, proc_settings, self._zygotes, mpi_steps, self._reaper, outlet, self._send_up)
+        self._heartbeat = Heartbeat(engine, config.liveness.heartbeat_s, lease, self._on_liveness)
+        self._casts = CastChannels(engine, self._node, self._heartbeat, args.rank, args.num_hosts, limits)
         self._links: dict[FrameChannel, ChannelLink] = {}
-        self._up: Link = LocalLink(lambda _message: None, lambda _reason: None)  # until the head is known
+        self._head_link: Link = LocalLink(lambda _message: None, lambda _reason: None)  # until the head is known
         self._head: Head | None = None
         self._retention: Retention | None = None
-        self._said_bye = False
+        self._sent_goodbye = False
         self._leaving = False
         self._code = 0
 
     def start(self) -> None:
-        """Report to the head, or be it.
+        """Report to the head, or become the head.
 
         Raises:
-            AllocationError: there is a head already.
+            AllocationError: the allocation already has a head.
         """
-        self._zygotes.warm(self._newborn, self._config.procs.preload)
-        problem = self._prove_shared()
-        if self._post.rank == 0:
+        self._zygotes.warm(self._first_zygote, self._config.procs.preload)
+        problem = self._check_shared()
+        if self._args.rank == 0:
             self._start_head(problem)
         else:
             self._find_head(problem)
 
-    def _prove_shared(self) -> str:
-        directory = self._post.folder
+    def _check_shared(self) -> str:
+        directory = self._args.folder
         try:
-            bootstrap.write_host(directory, self._entry, secrets.token_hex(8))
+            allocation_files.write_host(directory, self._host_entry, secrets.token_hex(8))
         except (OSError, ConfigError) as error:
             return f"cannot use the shared directory {directory} (config key 'paths.shared'): {error}"
         return ""
 
     def _start_head(self, problem: str) -> None:
-        self._retention = Retention(self._post.directory, self._config.logs.keep_runs)
-        bootstrap.claim(self._post.folder, f"process {os.getpid()} on {self._post.name}")
+        self._retention = Retention(self._args.directory, self._config.logs.keep_runs)
+        allocation_files.claim(self._args.folder, f"process {os.getpid()} on {self._args.name}")
         head = self._head = Head(
-            self._post.num_hosts,
+            self._args.num_hosts,
             self._engine.clock,
             self._engine.call_later,
             self._config.agent.grace_s,
             self._write_ready,
-            self._everybody_left,
+            self._on_all_left,
             open_witness,
         )
-        down = LocalLink(lambda message: self._engine.call_soon(partial(self._on_order, message)), self._refused)
-        self._up = LocalLink(
-            lambda message: self._engine.call_soon(partial(head.on_agent, down, message)), lambda _reason: None
+        agent_link = LocalLink(lambda message: self._engine.call_soon(partial(self._on_order, message)), self._refused)
+        self._head_link = LocalLink(
+            lambda message: self._engine.call_soon(partial(head.on_agent, agent_link, message)), lambda _reason: None
         )
         self._engine.call_later(self._deadline.left_s(), head.on_bootstrap_deadline)
-        self._forwarders[:] = self._entry.addresses
-        bootstrap.write_head(self._post.folder, self._entry.addresses)
-        head.on_join(down, Join(self._entry, problem))
+        self._forwarders[:] = self._host_entry.addresses
+        allocation_files.write_head(self._args.folder, self._host_entry.addresses)
+        head.on_join(agent_link, Join(self._host_entry, problem))
 
     def _write_ready(self, hosts: list[HostEntry], missing: dict[int, str]) -> None:
         names = [self._host_name(rank) for rank in missing]
         for rank, why in missing.items():
             _log.warning("%s is missing: %s", self._host_name(rank), why)
-        document = bootstrap.render_ready(self._post.allocation, self._post.job_id, hosts, names)
+        document = allocation_files.render_ready(self._args.allocation, self._args.job_id, hosts, names)
         try:
-            bootstrap.write_ready(self._post.folder, document)
+            allocation_files.write_ready(self._args.folder, document)
         except OSError as error:
-            _log.error("cannot write ready.json in %s: %s", self._post.folder, error)
+            _log.error("cannot write ready.json in %s: %s", self._args.folder, error)
 
     def _host_name(self, rank: int) -> str:
-        names = self._post.host_names
+        names = self._args.host_names
         return names[rank] if rank < len(names) else f"host {rank}"
 
-    # ---- the way to the head ----
+    # ---- the link to the head ----
 
     def _find_head(self, problem: str) -> None:
         if self._leaving:
             return
-        addresses = bootstrap.read_head(self._post.folder)
+        addresses = allocation_files.read_head(self._args.folder)
         if addresses is not None:
             self._forwarders[:] = addresses
             self._node.dial(addresses, 0, partial(self._dialled, problem))
         elif self._deadline.passed():
-            self._fail(f"no head after {self._deadline.timeout_s:.0f} s: {self._post.folder}/head.json is missing")
+            self._fail(f"no head after {self._deadline.timeout_s:.0f} s: {self._args.folder}/head.json is missing")
         else:
             self._engine.call_later(_POLL_S, partial(self._find_head, problem))
 
     def _dialled(self, problem: str, result: FrameChannel | TransportError) -> None:
         if not isinstance(result, TransportError):
             link = self._links[result] = ChannelLink(result)
-            self._up = link
-            self._pulse.watch(result)
-            link.send(Join(self._entry, problem))
+            self._head_link = link
+            self._heartbeat.watch(result)
+            link.send(Join(self._host_entry, problem))
         elif result.retryable and not self._deadline.passed():
-            self._engine.call_later(_DIAL_AGAIN_S, partial(self._find_head, problem))
+            self._engine.call_later(_DIAL_RETRY_S, partial(self._find_head, problem))
         else:
             self._fail(f"cannot reach the head: {result}")
 
     def _send_up(self, message: Message) -> None:
-        self._whereabouts.note(message)
+        self._proc_addresses.note(message)
         self._casts.note(message)
         if self._retention is not None and isinstance(message, RunClosed):
             self._retention.ended(message.run)
-        self._up.send(message)
+        self._head_link.send(message)
 
     def _on_order(self, message: Message) -> None:
         match message:
@@ -261,8 +261,8 @@ class Service:
             case _:
                 try:
                     self._agent.handle(message)
-                except Exception as error:  # noqa: BLE001 who asked must hear of it at once
-                    self._fail_on(self._up, message, error)
+                except Exception as error:  # noqa: BLE001 the requester must get an answer
+                    self._fail_on(self._head_link, message, error)
 
     def _refused(self, problem: str) -> None:
         if not self._leaving:
@@ -271,39 +271,39 @@ class Service:
     # ---- channels ----
 
     def on_channel(self, channel: FrameChannel) -> None:
-        """Greet who dials the head; others are dialled by those who have casts for them."""
+        """Accept a channel: anyone's on the head; elsewhere only those of agents and procs, which carry casts."""
         if self._head is None:
             if not self._casts.on_channel(channel):
                 channel.close("this agent is not the head")
             return
         self._links[channel] = ChannelLink(channel)
-        # A program that computes without releasing the interpreter's lock is silent and alive: it is not judged
-        # until it owns a run from another host, where `monarch-hpc run` beats for it.
-        self._pulse.watch(channel, judged=channel.peer.role is Role.AGENT)
+        # A program that holds the interpreter's lock is silent but alive. So a client is not judged by its heartbeats
+        # until it owns a run from another host, where `monarch-hpc run` sends them on its behalf.
+        self._heartbeat.watch(channel, judged=channel.peer.role is Role.AGENT)
 
     def on_frame(self, channel: FrameChannel, frame: Frame) -> None:
-        """Take a control message, or what belongs to a cast; other frames are not for agents."""
+        """Handle a control message or a frame of a cast; frames of other kinds close the channel."""
         if channel.error is not None:
-            return  # it had not heard yet that we closed
+            return  # sent before the peer noticed that this side closed
         if self._casts.on_frame(channel, frame):
             return
         link = self._links.get(channel)
         if link is None or frame.kind is not Kind.CONTROL:
-            channel.close(f"an agent takes no {frame.kind.name} frames")
+            channel.close(f"an agent does not accept {frame.kind.name} frames")
             return
         try:
             message = decode(frame.body)
-        except FrameError as error:  # its sender has proved the key, and may go on
+        except FrameError as error:  # the sender has proved the key, so the channel stays open
             link.send(refuse(frame.body, str(error)))
             return
         try:
             self._on_message(channel, link, message)
-        except Exception as error:  # noqa: BLE001 other requests must not suffer
+        except Exception as error:  # noqa: BLE001 other requests must not be affected
             self._fail_on(link, message, error)
 
     def _fail_on(self, link: Link, message: Message, error: Exception) -> None:
         _log.error("cannot carry out %s", type(message).__name__, exc_info=error)
-        link.send(refuse(message, f"{self._post.name} failed on it: {type(error).__name__}: {error!s:.500}"))
+        link.send(refuse(message, f"{self._args.name} failed on it: {type(error).__name__}: {error!s:.500}"))
 
     def _on_message(self, channel: FrameChannel, link: ChannelLink, message: Message) -> None:
         head = self._head
@@ -312,37 +312,37 @@ class Service:
         elif channel.peer.role is not Role.AGENT:
             head.on_client(link, message)
             if head.owns(link) and not channel.peer.address.startswith("tcp://127."):
-                self._pulse.watch(channel)
+                self._heartbeat.watch(channel)
         elif isinstance(message, Join):
             head.on_join(link, message)
         else:
-            self._whereabouts.note(message)
+            self._proc_addresses.note(message)
             head.on_agent(link, message)
 
     def on_lost(self, channel: FrameChannel, error: TransportError) -> None:
-        """A channel is over."""
+        """Handle the end of a channel."""
         link = self._links.pop(channel, None)
-        self._pulse.forget(channel)
+        self._heartbeat.forget(channel)
         if self._casts.on_lost(channel, error) or link is None:
             return
         if self._head is None:
             if not self._leaving:
                 _log.warning("lost the head: %s", error)
                 self.leave(self._config.agent.grace_s)
-            elif self._said_bye:
+            elif self._sent_goodbye:
                 self._end()
             return
-        # What it was has been given up, here and elsewhere. Should it only have been cut off, it comes too late.
-        barred = [] if channel.peer.role is Role.TOOL else [channel.peer.incarnation]
+        # The peer was declared lost here and in its run. If only its network was cut, it must not return: fence it.
+        fenced = [] if channel.peer.role is Role.TOOL else [channel.peer.incarnation]
         if channel.peer.role is Role.AGENT:
             rank = self._head.on_agent_lost(link, str(error))
-            barred += [] if rank is None else self._whereabouts.lose_host(rank)
+            fenced += [] if rank is None else self._proc_addresses.lose_host(rank)
         else:
             self._head.on_client_lost(link, str(error))
-        for incarnation in barred:
+        for incarnation in fenced:
             self._node.bar(incarnation, str(error))
 
-    def _on_life(self, channel: FrameChannel, life: Liveness) -> None:
+    def _on_liveness(self, channel: FrameChannel, life: Liveness) -> None:
         link = self._links.get(channel)
         if self._head is not None and link is not None and channel.peer.role is Role.AGENT:
             self._head.on_life(link, life)
@@ -350,37 +350,37 @@ class Service:
     # ---- the end ----
 
     def end(self) -> None:
-        """Leave because somebody outside asked for it: a signal, or the end of who started us."""
+        """End in response to a signal, or to the end of the process that started this agent."""
         if self._head is not None:
             self._head.shut_down(self._config.procs.stop_s, None)
         else:
             self.leave(self._config.procs.stop_s)
 
     def leave(self, grace_s: float) -> None:
-        """End this host's procs and what they left, tell the head, and end."""
+        """End this host's procs and what they left behind, report to the head, and end."""
         if not self._leaving:
             self._leaving = True
-            self._agent.leave(grace_s, self._left)
+            self._agent.leave(grace_s, self._on_left)
 
-    def _left(self, num_left: int) -> None:
+    def _on_left(self, num_left: int) -> None:
         if num_left:
-            _log.warning("%d processes of this allocation do not die", num_left)
-        self._up.send(ShutDownDone({self._post.name: num_left}))
-        self._said_bye = True
+            _log.warning("%d processes of this allocation survive SIGKILL", num_left)
+        self._head_link.send(ShutDownDone({self._args.name: num_left}))
+        self._sent_goodbye = True
         if self._head is None:
-            if self._up not in self._links.values():
+            if self._head_link not in self._links.values():
                 self._end()
-            # The head closes the channel when it has heard us.
-            self._engine.call_later(_FAREWELL_S, self._end)
+            # Normally the head closes the channel first, when it has received the report.
+            self._engine.call_later(_FLUSH_S, self._end)
 
-    def _everybody_left(self) -> None:
+    def _on_all_left(self) -> None:
         self._node.close("the allocation is over")
-        self._engine.call_later(_FAREWELL_S, self._end)
-        self._end_when_told()
+        self._engine.call_later(_FLUSH_S, self._end)
+        self._end_when_closed()
 
-    def _end_when_told(self) -> None:
+    def _end_when_closed(self) -> None:
         if self._node.channels:
-            self._engine.call_later(_POLL_S, self._end_when_told)
+            self._engine.call_later(_POLL_S, self._end_when_closed)
         else:
             self._end()
 
@@ -392,7 +392,7 @@ class Service:
 
     def _end(self) -> None:
         finished, self._finished = self._finished, lambda _code: None
-        self._files.close(_FAREWELL_S)
+        self._files.close(_FLUSH_S)
         if self._retention is not None:
-            self._retention.close(_FAREWELL_S)
+            self._retention.close(_FLUSH_S)
         finished(self._code)

@@ -1,1 +1,1 @@
-"""The allocation's directory: its files, their schemas, who may write them."""
+"""The allocation's directory: its files, their schemas, and their writers."""

@@ -1,4 +1,4 @@
-"""The files through which agents, head and the login side find each other, in the allocation's directory."""
+"""Files in the allocation's directory through which agents, head and login side find each other."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _SCHEMA = 1
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """What the head wrote when it stopped waiting for agents.
+    """The contents of ``ready.json``, which the head writes when it stops waiting for agents.
 
     Attributes:
-        addresses: of the head.
-        hosts: names of the hosts whose agent is there, by rank.
-        missing: names of the others.
+        addresses: addresses of the head.
+        hosts: names of the hosts whose agent has joined, by rank.
+        missing: names of the other hosts.
     """
 
     allocation: str
@@ -61,8 +61,8 @@ def read_key(directory: Path) -> bytes:
     """Read the allocation's key.
 
     Raises:
-        AllocationError: it is gone: the allocation was released, or has ended.
-        ConfigError: others may have read it, or it has the wrong size.
+        AllocationError: there is no key: the allocation was released, or has ended.
+        ConfigError: the file is open to others, or has the wrong size.
     """
     path = directory / "key"
     try:
@@ -77,10 +77,10 @@ def read_key(directory: Path) -> bytes:
 
 
 def claim(directory: Path, text: str) -> None:
-    """Become the one head of the allocation.
+    """Become the allocation's head, of which there is only one.
 
     Raises:
-        AllocationError: there is one.
+        AllocationError: it already has a head.
     """
     path = directory / "head.claim"
     try:
@@ -93,19 +93,19 @@ def claim(directory: Path, text: str) -> None:
 
 
 def write_host(directory: Path, entry: HostEntry, nonce: str) -> None:
-    """Prove that this host writes the shared directory: what was written must be there when read again.
+    """Check that this host can write the shared directory, by reading back what it wrote.
 
     Raises:
-        OSError, ConfigError: it does not.
+        OSError, ConfigError: it cannot, or reads other contents.
     """
     path = private_dir(directory / "hosts") / f"{entry.rank}.json"
     write_json(path, {"schema": _SCHEMA, "rank": entry.rank, "name": entry.name, "pid": entry.pid, "nonce": nonce})
     if _object(read_json(path), path).get("nonce") != nonce:
-        raise ConfigError("paths.shared", str(directory), str(path), "reads back something else than was written")
+        raise ConfigError("paths.shared", str(directory), str(path), "reads back other contents than were written")
 
 
 def write_head(directory: Path, addresses: list[str]) -> None:
-    """Tell the other agents where the head listens."""
+    """Publish the head's addresses for the other agents."""
     write_json(directory / "head.json", {"schema": _SCHEMA, "addresses": addresses})
 
 
@@ -113,7 +113,7 @@ def read_head(directory: Path) -> list[str] | None:
     """Return the head's addresses; None while it has not written them."""
     path = directory / "head.json"
     try:
-        # Opening the directory makes NFS ask its server; without it a file that was missing stays so for a minute.
+        # Listing the directory makes NFS revalidate it; otherwise a missing file may stay cached for a minute.
         if path.name not in os.listdir(directory):
             return None
         return _texts(_object(read_json(path), path).get("addresses"), path)
@@ -147,15 +147,15 @@ def render_ready(allocation: str, job_id: int | None, hosts: list[HostEntry], mi
 
 
 def write_ready(directory: Path, document: Mapping[str, object]) -> None:
-    """Tell the login side that the agents are there, or which are not."""
+    """Publish for the login side that the agents are ready, or which ones are missing."""
     write_json(directory / "ready.json", document)
 
 
 def read_ready(directory: Path) -> Ready | None:
-    """Return what the head wrote, in the newest attempt where there are several; None while it has not.
+    """Read ``ready.json`` of the newest attempt; None if the head has not written it yet.
 
     Raises:
-        ConfigError: it is not what a head writes.
+        ConfigError: the file is malformed.
     """
     folder = newest_attempt(directory)[1]
     path = folder / "ready.json"
@@ -184,11 +184,11 @@ def read_ready(directory: Path) -> Ready | None:
 
 
 def check_allocation(directory: Path) -> Ready:
-    """Read what the head wrote and make sure that this process can speak to it; nothing is dialled.
+    """Read ``ready.json`` and check that this process can attach; nothing is dialled.
 
     Raises:
-        AllocationError: it has ended, or its agents are not ready.
-        VersionMismatch: the two sides would not understand each other.
+        AllocationError: the allocation has ended, or its agents are not ready.
+        VersionMismatch: the two sides run incompatible versions.
     """
     ready = read_ready(directory)
     if (newest_attempt(directory)[1] / "ended.json").exists():

@@ -1,4 +1,4 @@
-"""The configuration that an allocation was made with, as its agents and programs find it."""
+"""The effective configuration of an allocation, stored for its agents and programs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _SCHEMA = 1
 
 
 def write_config(directory: Path, config: Config) -> None:
-    """Leave the effective configuration for the agents, which may see neither the user's files nor his environment."""
+    """Write the effective configuration for agents, which may see neither the user's files nor the environment."""
     write_json(directory / "config.json", {"schema": _SCHEMA, "config": as_document(config)})
 
 
 def read_config(directory: Path) -> Config:
-    """Read what `write_config` left; the shipped defaults where nothing was.
+    """Read the configuration that `write_config` wrote; the shipped defaults if there is none.
 
     Raises:
         ConfigError: a key is missing or of the wrong type.
@@ -29,7 +29,7 @@ def read_config(directory: Path) -> Config:
     try:
         document = read_json(path)
     except FileNotFoundError:
-        # Only here: it brings YAML, which agents do without.
+        # A late import: it loads YAML, which agents do not need.
         from monarch_hpc.config.load import load_config
 
         return load_config({"HOME": "/"}, Path("/"), "", None, {}).config

@@ -1,1 +1,1 @@
-"""The client side: how a program or a command comes to an allocation."""
+"""The client side: attaches programs and commands to an allocation."""

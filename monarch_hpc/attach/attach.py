@@ -1,4 +1,4 @@
-"""Reach the head of an allocation from a controller or a command."""
+"""Connects controllers and commands to the head of an allocation."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from monarch_hpc.wire.messages import Message, Refused, ShutDown, ShutDownDone, 
 __all__ = ["Attachment", "HeadStatus", "attach", "query_calls", "query_status", "shut_down"]
 
 _DIAL_S = 4.0
-"""Beyond what the head waits for others, how long the way to it may take: the relay needs a second and an srun."""
+"""Beyond the head's own timeout, how long connecting to it may take: the relay needs a second and an srun."""
 
 _ANSWER_S = 12.0
-"""Beyond the procs' grace, how long a head may take to end an allocation; its agents have a deadline before that."""
+"""Beyond the procs' grace, how long a head may take to shut an allocation down; its agents have earlier deadlines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A process's place in an allocation, and its channel to the head."""
+    """A process's node in an allocation, and its channel to the head."""
 
     ready: Ready
     node: Node
@@ -47,7 +47,7 @@ class Attachment:
         """Send a control message to the head.
 
         Raises:
-            TransportError: the channel is over.
+            TransportError: the channel is closed.
         """
         self.channel.send(Frame(Kind.CONTROL, body=encode(message)))
 
@@ -55,25 +55,25 @@ class Attachment:
 def attach(
     directory: Path, role: Role, listener: Listener, engine: Engine, timeout_s: float | None = None
 ) -> Attachment:
-    """Dial the head of the allocation in *directory*.
+    """Connect to the head of the allocation in *directory*.
 
     Args:
-        listener: told of frames and of the end of channels; the attachment's node is its own from here on.
-        engine: started.
-        timeout_s: longest wait for the head; None for as long as every way to it may take.
+        listener: receives frames and the ends of channels, and must close the attachment's node.
+        engine: a started engine.
+        timeout_s: longest wait for the head; None for as long as all routes to it may take.
 
     Raises:
         AllocationError: the allocation has ended, or its agents are not ready.
-        VersionMismatch: the two sides would not understand each other.
+        VersionMismatch: the two sides run incompatible versions.
         PeerLost: the head does not answer.
-        AuthenticationError: somebody else does.
+        AuthenticationError: another process answers at the head's address.
     """
     ready = check_allocation(directory)
     key = read_key(directory)
     config = read_config(directory)
     relay = None
     if ready.job_id is not None and "relay" in config.fabric.order:
-        from monarch_hpc.attach.slurm_relay import SlurmRelay  # it loads what speaks to Slurm
+        from monarch_hpc.attach.slurm_relay import SlurmRelay  # late: it imports the Slurm modules
 
         ended = newest_attempt(directory)[1] / "ended.json"
         relay = SlurmRelay(engine, ready.job_id, ready.hosts[0], config.agent.python, ended)
@@ -90,10 +90,10 @@ def attach(
 
 
 def _open_ucx(engine: Engine, config: Config, ready: Ready) -> UcxFabric:
-    # Workers that were started by hand are no Slurm job, and may be other machines.
+    # Manually started workers are not a Slurm job, and may be other machines.
     local = ready.job_id is None and all("//127." in address for address in ready.addresses)
-    here = [rank for rank, name in ready.hosts.items() if local or name == platform.node()]
-    login = not here
+    own_ranks = [rank for rank, name in ready.hosts.items() if local or name == platform.node()]
+    login = not own_ranks
     wanted = config.fabric.interfaces.login if login else config.fabric.interfaces.compute
     return UcxFabric(
         engine,
@@ -104,7 +104,7 @@ def _open_ucx(engine: Engine, config: Config, ready: Ready) -> UcxFabric:
             choose_interfaces(read_interfaces(), wanted, local=local, side="login" if login else "compute")
         ),
         max_frame_bytes=config.transport.max_frame_bytes,
-        segments="" if login else find_segments(ready.allocation, here[0]),
+        segments="" if login else find_segments(ready.allocation, own_ranks[0]),
     )
 
 
@@ -112,7 +112,7 @@ _log = Logger(__name__)
 
 
 class HeadStatus(TypedDict):
-    """What a head says of its allocation, and over which link it was asked and why: `transport.api.Channel.fabric`."""
+    """A head's status report, with the fabric of the link to it and the reason: `transport.api.Channel.fabric`."""
 
     hosts: list[dict[str, object]]
     runs: list[dict[str, object]]
@@ -121,7 +121,7 @@ class HeadStatus(TypedDict):
 
 
 def query_status(directory: Path, timeout_s: float) -> HeadStatus | None:
-    """Ask the head what runs; None when it cannot be reached in time."""
+    """Request the head's status report; None if the head cannot be reached in time."""
     answer, link, why = _ask(directory, Status(), StatusReport, timeout_s)
     if not isinstance(answer, StatusReport):
         return None
@@ -129,30 +129,30 @@ def query_status(directory: Path, timeout_s: float) -> HeadStatus | None:
 
 
 def query_calls(directory: Path, timeout_s: float) -> CallsReport | None:
-    """Ask what every process of the allocation does; None when the head cannot be reached in time.
+    """Request the calls of every process of the allocation; None if the head cannot be reached in time.
 
     Args:
-        timeout_s: how long the head waits for hosts and programs; those that are late are named in the answer.
+        timeout_s: how long the head waits for hosts and programs; the report names the late ones.
     """
     answer, _, _ = _ask(directory, Calls(0, timeout_s), CallsReport, timeout_s + _DIAL_S)
     return answer if isinstance(answer, CallsReport) else None
 
 
 def shut_down(directory: Path, timeout_s: float) -> dict[str, int] | None:
-    """End all procs and agents of an allocation.
+    """Shut down all procs and agents of an allocation.
 
     Args:
-        timeout_s: how long procs have between SIGTERM and SIGKILL.
+        timeout_s: time between SIGTERM and SIGKILL of procs.
 
     Returns:
-        How many processes are left on each host, -1 where nobody said; None when the head cannot be reached.
+        The number of processes left on each host, -1 where it is unknown; None if the head cannot be reached.
     """
     answer, _, _ = _ask(directory, ShutDown(timeout_s), ShutDownDone, timeout_s + _ANSWER_S)
     return dict(answer.left) if isinstance(answer, ShutDownDone) else None
 
 
 class _Asker:
-    """Waits for one answer."""
+    """A listener that waits for one answer."""
 
     def __init__(self, engine: Engine, wanted: type[Message]) -> None:
         self._wanted = wanted
@@ -160,10 +160,10 @@ class _Asker:
         self.over = Flag(engine)
 
     def on_channel(self, channel: FrameChannel) -> None:
-        """Nobody dials a tool."""
+        """Do nothing: tools do not listen."""
 
     def on_frame(self, channel: FrameChannel, frame: Frame) -> None:
-        """Keep the answer."""
+        """Store the answer."""
         message = decode(frame.body)
         if isinstance(message, self._wanted):
             self.answer = message
@@ -173,14 +173,14 @@ class _Asker:
             self.over.set()
 
     def on_lost(self, channel: FrameChannel, error: TransportError) -> None:
-        """No answer will come."""
+        """Stop waiting: no answer will come."""
         self.over.set()
 
 
 def _ask(
     directory: Path, question: Message, wanted: type[Message], timeout_s: float
 ) -> tuple[Message | None, str, str]:
-    """Return the answer, the fabric that it came over, and why that one."""
+    """Return the answer, the fabric of the link, and the reason for that fabric."""
     link = why = ""
     engine = Engine()
     engine.start()

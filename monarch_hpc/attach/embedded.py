@@ -1,4 +1,4 @@
-"""The embedded allocation: agents as processes of this machine, for as long as one program runs."""
+"""The embedded allocation: agents as child processes on this machine, for the lifetime of one program."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from monarch_hpc.agent.children.sweep import cookies, sweep
 from monarch_hpc.agent.resources.shm_folder import remove_segments
-from monarch_hpc.allocation import files as bootstrap
+from monarch_hpc.allocation import files as allocation_files
 from monarch_hpc.allocation.settings import write_config
 from monarch_hpc.config import Config
 from monarch_hpc.core.clock import Deadline
@@ -31,7 +31,7 @@ __all__ = ["find_local", "open_local"]
 
 _POLL_S = 0.005
 _END_S = 15.0
-"""Longest wait for agents to end; their own deadlines are shorter."""
+"""How long agents may take to end; their own deadlines are shorter."""
 _SWEEP_S = 5.0
 _NUM_LAST_LINES = 20
 
@@ -40,24 +40,24 @@ _NUM_LAST_LINES = 20
 def open_local(
     num_hosts: int, config: Config, directory: Path | None = None, *, entry: str = DEFAULT_ENTRY
 ) -> Iterator[Path]:
-    """Make an allocation of *num_hosts* hosts that all are this machine; yields its directory.
+    """Make an allocation of *num_hosts* hosts that all are this machine; yield its directory.
 
     The agents are processes of this machine that listen on loopback only, named ``local0``, ``local1``, ...
-    They end, and everything they started, when the context does, or with this process, however it ends.
+    They and everything they started end with the context, or with this process, however it ends.
 
     Args:
-        directory: where to keep its files, made if missing; by default a fresh one in ``$XDG_RUNTIME_DIR`` or
+        directory: the allocation's directory, created if missing; by default a fresh one in ``$XDG_RUNTIME_DIR`` or
             the temporary directory. It is removed at the end.
         entry: ``module:function`` that procs run.
 
     Raises:
         AgentsMissing: an agent did not report before the deadline (config key `slurm.bootstrap_s`).
-        AllocationError: an agent ended instead.
+        AllocationError: an agent ended before it was ready.
     """
     allocation, own = new_allocation_id(), os.getpid()
     where, held = _make_directory(directory)
     try:
-        key = os.urandom(bootstrap.KEY_BYTES)
+        key = os.urandom(allocation_files.KEY_BYTES)
         _prepare(where, key, config)
         with _Agents(where, held) as agents:
             for rank in range(num_hosts):
@@ -71,28 +71,28 @@ def open_local(
             agents.wait_ready(config.slurm.bootstrap_s)
             yield where
     finally:
-        if os.getpid() == own:  # what was forked meanwhile may leave the context, too
+        if os.getpid() == own:  # a forked child may leave the context, too
             sweep(cookies(allocation), _SWEEP_S)
-            for rank in range(num_hosts):  # of agents that did not end by themselves
+            for rank in range(num_hosts):  # left by agents that were killed
                 remove_segments(allocation, rank)
             shutil.rmtree(where, ignore_errors=True)
             os.close(held)
 
 
 def find_local() -> dict[str, Path]:
-    """The directories of the embedded allocations of this user that are ready, by their names."""
-    places = {Path(place) for place in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir()) if place}
+    """Return the directories of this user's embedded allocations that are ready, by name."""
+    parents = {Path(parent) for parent in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir()) if parent}
     found: dict[str, Path] = {}
-    for place in places:
-        for directory in sorted(place.glob(f"{PREFIX}*")):
+    for parent in parents:
+        for directory in sorted(parent.glob(f"{PREFIX}*")):
             with contextlib.suppress(OSError, ConfigError):
-                if directory.stat().st_uid == os.getuid() and bootstrap.read_ready(directory) is not None:
+                if directory.stat().st_uid == os.getuid() and allocation_files.read_ready(directory) is not None:
                     found[directory.name] = directory
     return found
 
 
 def _make_directory(directory: Path | None) -> tuple[Path, int]:
-    """The directory, and the descriptor that holds it, see `scratch`."""
+    """Return the directory, and the descriptor that holds it, see `core.scratch`."""
     if directory is not None:
         return private_dir(directory), hold_scratch(directory)
     runtime = os.environ.get("XDG_RUNTIME_DIR")
@@ -105,7 +105,7 @@ def _prepare(directory: Path, key: bytes, config: Config) -> None:
 
 
 class _Agents:
-    """The processes that carry an allocation's agents; ended with the context."""
+    """The agents' processes; ended with the context."""
 
     def __init__(self, directory: Path, held: int) -> None:
         self._directory = directory
@@ -114,12 +114,12 @@ class _Agents:
         watch_forks(self)
 
     def forked(self, parent: int) -> None:
-        """The agents are the *parent*'s; they end with it, however long this process holds copies of its pipes."""
+        """In a forked child: close its copies of the agents' pipes, so that the agents end with the *parent* alone."""
         for process in self._processes.values():
             if process.stdin is not None:
                 with contextlib.suppress(OSError):
                     process.stdin.close()
-            process.returncode = 0  # nobody to wait for
+            process.returncode = 0  # the parent's child, which cannot be waited for here
         self._processes.clear()
 
     def __enter__(self) -> _Agents:
@@ -128,7 +128,7 @@ class _Agents:
     def __exit__(self, *_: object) -> None:
         deadline = Deadline(_END_S)
         for process in self._processes.values():
-            # The end of its standard input asks an agent to end.
+            # An agent ends when its standard input ends.
             assert process.stdin is not None
             with contextlib.suppress(OSError):
                 process.stdin.close()
@@ -140,7 +140,7 @@ class _Agents:
                 process.wait()
 
     def start(self, name: str, argv: Sequence[str], key: bytes) -> None:
-        """Start one process; what it writes to stderr goes to ``NAME.err``."""
+        """Start one process, with stdout and stderr in ``NAME.err``."""
         descriptor = open_output(self._err(name))
         try:
             process = launch(
@@ -160,26 +160,26 @@ class _Agents:
             process.stdin.flush()
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Wait until all agents have reported to the head."""
+        """Wait until all agents have joined the head."""
         name = self._directory.name
         deadline = Deadline(timeout_s)
-        while (ready := bootstrap.read_ready(self._directory)) is None:
-            for who, process in self._processes.items():
+        while (ready := allocation_files.read_ready(self._directory)) is None:
+            for agent, process in self._processes.items():
                 code = process.poll()
                 if code is not None:
                     how = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
-                    words = "".join(f"\n    {line}" for line in self._last_words(who))
-                    raise AllocationError(name, f"the agent {who} ended ({how}):{words or ' it wrote nothing'}")
+                    lines = "".join(f"\n    {line}" for line in self._last_lines(agent))
+                    raise AllocationError(name, f"the agent {agent} ended ({how}):{lines or ' it wrote nothing'}")
             if deadline.passed():
-                raise AgentsMissing(name, timeout_s, {who: self._last_words(who) for who in self._processes})
+                raise AgentsMissing(name, timeout_s, {agent: self._last_lines(agent) for agent in self._processes})
             time.sleep(_POLL_S)
         if ready.missing:
-            raise AgentsMissing(name, timeout_s, {who: self._last_words(who) for who in ready.missing})
+            raise AgentsMissing(name, timeout_s, {agent: self._last_lines(agent) for agent in ready.missing})
 
     def _err(self, name: str) -> Path:
         return self._directory / f"{name}.err"
 
-    def _last_words(self, name: str) -> list[str]:
+    def _last_lines(self, name: str) -> list[str]:
         path = self._err(name if name in self._processes else next(iter(self._processes)))
         with contextlib.suppress(OSError):
             return path.read_text(errors="replace").splitlines()[-_NUM_LAST_LINES:]

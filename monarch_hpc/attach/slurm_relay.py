@@ -1,6 +1,6 @@
-"""The relay's two processes: `srun` on the login side, and `python -m monarch_hpc.attach.slurm_relay` on a host.
+"""The relay's two ends: `srun` on the login side, and `python -m monarch_hpc.attach.slurm_relay` on a host.
 
-Some sites let no TCP connection pass between login nodes and compute nodes. Slurm's own step I/O still does.
+Some sites allow no TCP connections between login and compute nodes; the I/O of a Slurm step still passes.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from monarch_hpc.transport.engine.flag import Flag
 __all__ = ["SlurmRelay", "main"]
 
 _END_S = 2.0
-"""How long srun may take to end after its input did, before it is killed; the step ends either way."""
+"""How long srun may take to end after its input, before it is killed; the step ends either way."""
 
 
 class SlurmRelay:
-    """A way to the hosts of a job through one step of it; see `transport.connect.dial.Opener`.
+    """A route to the hosts of a job through one of its steps; see `transport.connect.dial.Opener`.
 
-    The step is started by the first use, and holds no CPU, memory or GPU of the job.
+    The step is started on first use, and holds no CPU, memory or GPU of the job.
 
     Args:
-        job_id: Slurm's number.
-        host: where the step runs; any host of the job reaches all others.
-        python: the interpreter there.
-        ended_file: says by being there that the job has ended, and that srun need not be asked.
+        job_id: the Slurm job.
+        host: host that the step runs on; any host of the job reaches all others.
+        python: the interpreter on that host.
+        ended_file: exists once the job has ended; srun is then not started.
     """
 
     def __init__(self, engine: Engine, job_id: int, host: str, python: str, ended_file: Path) -> None:
@@ -47,7 +47,7 @@ class SlurmRelay:
         self._relay: Relay | None = None
 
     def open(self, address: str, failed: Callable[[str], None]) -> socket.socket:
-        """Return a socket that is joined to *address*, as seen from the step's host; on the driver.
+        """Return a socket connected to *address* as seen from the step's host; call on the driver.
 
         Raises:
             PeerLost: srun cannot be started.
@@ -58,7 +58,7 @@ class SlurmRelay:
         return self._relay.open(address, failed)
 
     def close(self) -> None:
-        """End the step; not on the driver, since it waits for srun."""
+        """End the step; must not be called on the driver, since it waits for srun."""
         process, relay = self._process, self._relay
         if process is None or relay is None:
             return
@@ -89,7 +89,7 @@ class SlurmRelay:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                new_session=True,  # the terminal's Ctrl-C is for the user's program
+                new_session=True,  # the terminal's Ctrl-C must reach only the user's program
             )
         except OSError as error:
             raise PeerLost("the relay", f"cannot start {self._argv[0]}: {error.strerror}") from error
@@ -98,29 +98,29 @@ class SlurmRelay:
         assert process.stderr is not None
         os.set_blocking(process.stderr.fileno(), False)
         self._process = process
-        # The relay closes its descriptors itself; these objects would close them a second time.
+        # The relay closes its descriptors itself; the Popen objects would close them a second time.
         read_fd, write_fd = os.dup(process.stdout.fileno()), os.dup(process.stdin.fileno())
         process.stdout.close()
         process.stdin.close()
         self._relay = Relay(self._engine, read_fd, write_fd, far=False, over=self._over, last_words=self._last_words)
 
     def _last_words(self) -> str:
-        """What srun had to say when its output ended."""
+        """The last line that srun wrote to stderr."""
         assert self._process is not None
         assert self._process.stderr is not None
         with contextlib.suppress(OSError):
-            said = os.read(self._process.stderr.fileno(), 4096).decode(errors="replace").strip()
-            return said.rpartition("\n")[2]
+            text = os.read(self._process.stderr.fileno(), 4096).decode(errors="replace").strip()
+            return text.rpartition("\n")[2]
         return ""
 
     def _over(self, _reason: str) -> None:
-        # The next dial starts another one: a step may end before its job does.
+        # The next dial starts another step: a step may end before its job does.
         self._relay = None
 
 
 def main() -> int:
-    """Be the far end on this process's standard input and output until they end."""
-    # Only records may reach the output: whatever prints goes to stderr.
+    """Serve the relay's far end on standard input and output until they end."""
+    # Only records may be written to standard output: prints are redirected to stderr.
     read_fd, write_fd = os.dup(0), os.dup(1)
     os.dup2(2, 1)
     for number in (signal.SIGINT, signal.SIGHUP):

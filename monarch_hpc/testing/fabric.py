@@ -97,7 +97,7 @@ class _Host:
     def to_proc(self, incarnation: int, frame: Frame) -> None:
         self._fabric.send(("proc", self._rank, incarnation - _PROC), frame)
 
-    def up(self, upstream: int, frame: Frame) -> None:
+    def to_upstream(self, upstream: int, frame: Frame) -> None:
         self._fabric.send(("up", self._rank, upstream), frame)
 
     def later(self, delay_s: float, callback: Callable[[], None]) -> object:

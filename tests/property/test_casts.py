@@ -260,7 +260,7 @@ def test_whoever_dies_every_rank_is_answered_once_and_in_order(
             assert each.rank in regions[number].base_ranks()
     for rank, router in enumerate(fabric.routers):
         if rank not in fabric.dead:
-            assert router.num_under_way == 0
+            assert router.num_in_flight == 0
 
 
 @pytest.mark.parametrize("num_hosts", [1, 16, 17, 273, 1000])

@@ -99,7 +99,7 @@ def test_what_does_not_fit_into_a_frame_is_combined_piece_by_piece() -> None:
 def test_a_proc_that_combines_something_else_is_refused() -> None:
     reduction = _reduction({500: 4}, 4, 5)
     reduction.next()
-    with pytest.raises(FrameError, match="nobody asked"):
+    with pytest.raises(FrameError, match="which were not ordered"):
         reduction.on_combined(500, pack_span(NoteKind.PARTIAL, _KEY, (4, 7)))
 
 
@@ -180,7 +180,7 @@ def test_whoever_dies_the_result_is_that_of_a_fold_or_the_call_fails(
             assert not set(answers.values()) <= {NoteKind.RESULT, NoteKind.PARTIAL, NoteKind.VOID}
             assert dead or fabric.dead or any(proc.fails for proc in fabric.procs)
     for rank, router in enumerate(fabric.routers):
-        assert rank in fabric.dead or router.num_under_way == 0
+        assert rank in fabric.dead or router.num_in_flight == 0
 
 
 def test_places_of_different_hosts_in_turns_keep_their_order() -> None:

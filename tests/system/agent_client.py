@@ -1,4 +1,4 @@
-"""A controller for tests: speaks to the head by messages alone, and starts procs that run what a test gives them."""
+"""A controller for tests: exchanges messages with the head, and starts procs that run code of the test."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def standin_path(folder: Path) -> str:
 
 
 def eventually(look: Callable[[], object], what: str, timeout_s: float = _WAIT_S) -> None:
-    """Wait until *look* gives something true; fail with what it gave last."""
+    """Wait until *look* returns a true value; fail with its last value."""
     end_s = time.monotonic() + timeout_s
     while not (last := look()):
         assert time.monotonic() < end_s, f"{what}: not within {timeout_s:g} s; last: {last!r}"
@@ -72,7 +72,7 @@ def alive(pid: int) -> bool:
 
 
 def cookie_holders(directory: Path) -> list[int]:
-    """Return the processes, of whatever kind, whose environment names the allocation in *directory*, or its agents."""
+    """Return the processes that name the allocation in *directory* in their environment or command line."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and int(entry.name) != os.getpid():
@@ -86,7 +86,7 @@ def cookie_holders(directory: Path) -> list[int]:
 
 
 class Client:
-    """One controller of one run; keeps every message that it gets."""
+    """One controller of one run; keeps every message that it receives."""
 
     def __init__(self, directory: Path, run: str, *, owner: bool = True) -> None:
         self.run = run
@@ -106,23 +106,23 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Leave."""
+        """Close the connection."""
         self.attachment.node.close("the test is over")
         self._engine.close()
 
     def on_channel(self, channel: FrameChannel) -> None:
-        """Nobody dials this client."""
+        """Do nothing: this client does not listen."""
 
     def on_frame(self, channel: FrameChannel, frame: Frame) -> None:
-        """Keep the message."""
+        """Store the message."""
         self.messages.append(decode(frame.body))
 
     def on_lost(self, channel: FrameChannel, error: TransportError) -> None:
-        """Keep the reason."""
+        """Store the reason."""
         self.lost = error
 
     def send(self, message: Message) -> None:
-        """Send to the head."""
+        """Send *message* to the head."""
         self.attachment.send(message)
 
     def spawn(
@@ -136,7 +136,7 @@ class Client:
         environment: dict[str, str] | None = None,
         mesh: int | None = None,
     ) -> int:
-        """Order procs and return their mesh's number; *mesh* instead of the next of this client."""
+        """Order procs; return the number of their mesh: *mesh*, or this client's next one."""
         self._num_meshes += 1
         mesh = mesh_number(self.opened.member, self._num_meshes) if mesh is None else mesh
         self.send(
@@ -159,11 +159,11 @@ class Client:
         return mesh
 
     def spawn_ready(self, hosts: list[int], per_host: int = 1, code: str = "import time; time.sleep(600)") -> list[int]:
-        """Order procs, wait until they are ready, and return their process ids by rank."""
+        """Order procs, wait until they are ready, and return their pids by rank."""
         return self.pids(self.spawn(hosts, per_host, code), per_host * len(hosts))
 
     def pids(self, mesh: int, num: int) -> list[int]:
-        """Wait until the *num* procs of a mesh are ready, and return their process ids by rank."""
+        """Wait until the *num* procs of a mesh are ready, and return their pids by rank."""
         ready = self.wait_all(ProcReady, num, lambda message: message.mesh == mesh)
         return [message.pid for message in sorted(ready, key=lambda message: message.rank)]
 
@@ -185,7 +185,7 @@ class Client:
         return found()
 
     def lines(self, mesh: int, rank: int, stream: str = "out") -> list[str]:
-        """Return what a proc wrote so far."""
+        """Return the lines that a proc has written so far."""
         return [
             line
             for message in list(self.messages)

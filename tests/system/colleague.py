@@ -14,19 +14,19 @@ import pytest
 __all__ = ["GID", "UID", "act", "needs_root", "shared"]
 
 UID, GID = 48001, 48000
-"""Numbers that nobody has."""
+"""Ids that no user or group has."""
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a second user")
 
 
 def act(script: str, folder: Path) -> None:
-    """Let the colleague do something there."""
+    """Run *script* in *folder* as the other user."""
     subprocess.run(["/bin/sh", "-euc", script], cwd=folder, user=UID, group=GID, extra_groups=[], check=True)
 
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
-    """A folder of ours that the group may write, where the colleague can get to it."""
+    """A folder of this user that the group may write, at a path that the other user can reach."""
     folder = Path(tempfile.mkdtemp(prefix="shared-", dir="/tmp"))
     os.chown(folder, -1, GID)
     folder.chmod(0o2775)

@@ -1,4 +1,4 @@
-"""Real agents as processes: procs start, speak and stop, runs open and close, and nothing is left."""
+"""Real agents as processes: they start and stop procs, open and close runs, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_proc_is_a_session_of_its_own_with_the_environment_that_was_asked_for(
     with Client(directory, "aaaaaaaa") as client:
         mesh = client.spawn([1], 1, code, environment={"MINE": "a b"})
         client.wait(ProcEnded)
-        # Descriptors: 0, 1, 2, and the one that lists them.
+        # Descriptors: 0, 1, 2, and the one of the listing.
         assert client.lines(mesh, 0) == [f"a b aaaaaaaa 1 {os.getcwd()} 4", "[]", "True"]
         assert client.lines(mesh, 0, "err") == []
 
@@ -121,7 +121,7 @@ def test_a_preload_that_cannot_be_imported_says_why(directory: Path, tmp_path: P
         failures = client.wait_all(SpawnFailed, 2)
         assert {f.cause for f in failures} == {"a module to preload cannot be imported"}
         assert failures[0].last_lines[-1] == "ModuleNotFoundError: No module named 'module_that_is_not_there'"
-        # The next order is not harmed.
+        # The next order is not affected.
         client.spawn_ready([0])
 
 
@@ -196,7 +196,7 @@ def test_two_runs_at_once(directory: Path) -> None:
 
 
 def test_a_run_takes_along_what_its_procs_left(directory: Path, tmp_path: Path) -> None:
-    # One keeps the environment, one empties it, one is forked without exec: all in sessions of their own.
+    # Of the children one keeps the environment, one clears it, one is forked without exec: all in their own sessions.
     code = (
         "import os, subprocess, sys, time\n"
         "for command in (['sleep', '601'], ['env', '-i', 'sleep', '602']):\n"
@@ -290,7 +290,7 @@ def test_a_second_agent_of_a_host_is_refused(directory: Path, config: Config) ->
     )
     key = (directory / "key").read_bytes()
     argv = [word for word in argv if word != "--lifeline"]
-    del argv[(at := argv.index("--held")) : at + 2]  # a descriptor that this one does not get
+    del argv[(at := argv.index("--held")) : at + 2]  # a descriptor that this process does not inherit
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as second:
         _, err = second.communicate(key, timeout=20)
     assert second.returncode == 1

@@ -1,4 +1,4 @@
-"""What is left when something is killed, stopped or never comes: nothing, and a sentence."""
+"""Agents, heads and zygotes that are killed, stopped or missing: nothing is left but an error that names the cause."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.system.agent_client import Client, alive, cookie_holders, eventually
 
 @pytest.fixture
 def config() -> Config:
-    """Short graces, and heartbeats that notice within a second."""
+    """Short grace periods, and heartbeats that detect a loss within a second."""
     loaded = load().config
     return replace(
         loaded,
@@ -39,7 +39,7 @@ def config() -> Config:
 
 
 def agent_of(directory: Path, rank: int) -> int:
-    """Return the process id of an agent."""
+    """Return the pid of an agent."""
     status = query_status(directory, 5.0)
     assert status is not None
     return int(str(status["hosts"][rank]["pid"]))
@@ -69,7 +69,7 @@ def test_a_killed_agent_takes_its_procs_along(directory: Path) -> None:
         eventually(lambda: not alive(lost), "the end of the grandchild on the lost host")
         assert alive(kept)
         assert states(directory) == ["alive", "lost"]
-        # The rest goes on, and says what is missing.
+        # The rest of the allocation goes on, and reports the missing host.
         client.spawn_ready([0])
         client.spawn([1])
         assert client.wait(SpawnFailed).cause.startswith("the host is lost: ")
@@ -97,7 +97,7 @@ def test_a_stopped_host_is_suspect_and_then_lost(directory: Path) -> None:
             assert states(directory) == ["alive", "lost"]
         finally:
             os.kill(frozen, signal.SIGCONT)
-        # It learns that it was given up, ends its procs and goes.
+        # The agent finds itself declared lost, ends its procs, and ends.
         eventually(lambda: not alive(pids[0]) and not alive(frozen), "the end of the host that came back")
 
 
@@ -150,7 +150,7 @@ def test_a_proc_that_the_kernel_kills_for_memory_says_so(directory: Path) -> Non
         pytest.skip(f"no memory control group (v1) of our own to be had here: {error}")
     try:
         with Client(directory, "aaaaaaaa") as client:
-            # The agent, which counts, and its procs are in the group; their memory from now on counts.
+            # The group holds the agent, which reads the counter, and its procs; their memory from here on counts.
             for pid in [agent_of(directory, 0), *cookie_holders(directory)]:
                 if Path(f"/proc/{pid}").exists():
                     (group / "cgroup.procs").write_text(str(pid))
@@ -185,7 +185,7 @@ def test_a_killed_opener_leaves_nothing(tmp_path: Path, config: Config) -> None:
 
 @contextmanager
 def agent(where: Path, rank: int, num_hosts: int, key: bytes) -> Iterator[subprocess.Popen[bytes]]:
-    """Start one agent by its command line, and end it."""
+    """Start one agent by its command line; end it with the context."""
     words = ["--directory", str(where), "--allocation", "ab" * 16, "--rank", str(rank), "--num-hosts", str(num_hosts)]
     process = subprocess.Popen(
         [sys.executable, "-m", "monarch_hpc.agent", *words, "--local"],
@@ -206,7 +206,7 @@ def agent(where: Path, rank: int, num_hosts: int, key: bytes) -> Iterator[subpro
 
 @pytest.fixture
 def where(tmp_path: Path, config: Config) -> Path:
-    """An allocation's directory before its agents come, which have a second."""
+    """An allocation's directory before its agents start; their deadline is one second."""
     directory = private_dir(tmp_path / "allocation")
     write_config(directory, replace(config, slurm=replace(config.slurm, bootstrap_s=1.0)))
     write_private(directory / "key", b"k" * 32)
@@ -221,7 +221,7 @@ def test_a_host_that_does_not_come_is_named(where: Path) -> None:
         ready = read_ready(where)
         assert ready is not None
         assert (ready.missing, ready.hosts) == (["local1"], {0: "local0", 2: "local2"})
-        # Late is better than never.
+        # A late host still joins.
         cleanup.enter_context(agent(where, 1, 3, b"k" * 32))
         eventually(lambda: read_ready(where).missing == [], "the late host")  # type: ignore[union-attr]
 

@@ -210,7 +210,7 @@ def test_a_node_that_a_host_has_not_is_a_spawn_error(hosts: HostMesh) -> None:
 
 
 def test_mpi_needs_slurm(hosts: HostMesh) -> None:
-    with pytest.raises(SpawnError, match="no proc on local0: mpi=True needs a job of Slurm"):
+    with pytest.raises(SpawnError, match="no proc on local0: mpi=True needs a Slurm job"):
         hosts.slice(hosts=0).spawn_procs(mpi=True)
 
 

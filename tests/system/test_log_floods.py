@@ -81,7 +81,7 @@ def test_a_flood_from_one_rank_disturbs_nobody(hosts: HostMesh, line: str, gpu: 
             assert neighbour.echo.call_one(number).get(PATIENCE_S) == number
             neighbour.say.call_one(f"line {number}").get(PATIENCE_S)
             with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
-                return b"bytes before that are gone" in file.readline()
+                return b"bytes before that were discarded" in file.readline()
             return False
 
         wait_until("a flood of three files", flooded, 2 * PATIENCE_S)

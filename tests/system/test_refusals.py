@@ -1,4 +1,4 @@
-"""Messages that the head and the agents cannot use: each is answered, and the program that sent them goes on."""
+"""Messages that the head and the agents cannot process: each is answered, and its sender can go on."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def config() -> Config:
 
 
 def order(run: str, mesh: int) -> dict[str, Any]:
-    """An order of one proc on the first host, as it travels."""
+    """The document of an order for one proc on the first host."""
     good = SpawnProcs(run, mesh, [0], [0], 1, 1, {}, [], [], "/", 0o022, "own-first", 20.0)
     fields: dict[str, Any] = json.loads(encode(good))
     return fields
@@ -56,7 +56,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 def answer_to(client: Client, mesh: int) -> Refused:
-    """Return the answer to the order of a mesh."""
+    """Return the refusal of a mesh's order."""
     return client.wait(Refused, lambda message: message.mesh == mesh)
 
 
@@ -77,7 +77,7 @@ def test_each_is_answered_by_its_number_and_nothing_else_ends(directory: Path) -
             client.attachment.channel.send(Frame(Kind.CONTROL, body=body))
             wait_until("an answer", partial(has_more, client.messages, before))
             assert isinstance(client.messages[-1], Refused)
-        # What only the agent can know is wrong.
+        # An error that only the agent can detect.
         unbound = {**order("feed", 200), "bind": "given", "bindings": [{"cpus": "77777"}]}
         client.attachment.channel.send(Frame(Kind.CONTROL, body=json.dumps(unbound).encode()))
         client.wait(SpawnFailed, lambda message: message.mesh == 200)
@@ -91,7 +91,7 @@ def test_each_is_answered_by_its_number_and_nothing_else_ends(directory: Path) -
 
 
 def test_a_request_that_breaks_an_agent_fails_at_once(directory: Path) -> None:
-    """It may open no more files: the error comes while it carries the order out, whatever was checked before."""
+    """The agent is out of descriptors, so the order fails while it is carried out, after all checks."""
     with Client(directory, "feed") as client:
         (pid,) = client.spawn_ready([0])
         agent = client.wait(RunOpened).hosts[0].pid
@@ -107,7 +107,7 @@ def test_a_request_that_breaks_an_agent_fails_at_once(directory: Path) -> None:
 
 
 def test_who_opens_thousands_of_runs_and_leaves_disturbs_nobody(directory: Path) -> None:
-    """Each looked at all processes of each host when it ended: for longer than a host may be silent."""
+    """The end of each run scanned all processes of each host: in total longer than a host may be silent."""
     with Client(directory, "bystander") as bystander:
         pids = bystander.spawn_ready([0, 1])
         with Client(directory, "many") as client:

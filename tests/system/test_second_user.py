@@ -1,4 +1,4 @@
-"""A program beside another user of the same primary group, who gets nothing of it (NEG-02 to NEG-09, 12, 19).
+"""Attacks on a program by another user of the same primary group (NEG-02 to NEG-09, 12, 19).
 
 `pytest -rP tests/system/test_second_user.py` shows the figures.
 """
@@ -49,9 +49,9 @@ class Victim:
     """A program on two embedded hosts with two procs each, under umask 0.
 
     Attributes:
-        folder: which all users may write, as `/tmp`; all its files are below.
-        directory: of the allocation.
-        output: what the program and its procs wrote to stderr.
+        folder: a folder that all users may write, like `/tmp`; contains all files of the program.
+        directory: the allocation's directory.
+        output: stderr of the program and its procs.
     """
 
     process: subprocess.Popen[str]
@@ -73,7 +73,7 @@ class Victim:
         assert self.process.stdout.readline() == f"['{word}']\n"
 
     def pids(self) -> list[int]:
-        """The program's process and all below it."""
+        """Pids of the program and all its descendants."""
         found = [self.process.pid]
         for pid in found:
             for task in Path(f"/proc/{pid}/task").iterdir():
@@ -81,7 +81,7 @@ class Victim:
         return found
 
     def addresses(self) -> list[str]:
-        """Where they listen; any user may read this."""
+        """Listening addresses of these processes, which any user may read."""
         inodes = set()
         for pid in self.pids():
             for entry in Path(f"/proc/{pid}/fd").iterdir():
@@ -140,12 +140,12 @@ def victim() -> Iterator[Victim]:
 @pytest.mark.slow
 def test_a_colleague_opens_reads_and_stops_nothing(victim: Victim) -> None:
     addresses = victim.addresses()
-    assert len(addresses) >= 6  # two agents and four procs; nothing of UCX listens
+    assert len(addresses) >= 6  # two agents and four procs; UCX does not listen
     sessions = []
     for address in addresses:
         with ByHand(address, role=Role.TOOL, allocation=victim.allocation, key=victim.key) as session:
             session.prove()
-            with contextlib.suppress(OSError):  # an agent that is not the head hangs up
+            with contextlib.suppress(OSError):  # agents other than the head close the connection
                 session.send(b"".join(session.record(plain(Frame(Kind.PING, number))) for number in range(3)))
             sessions.append(session.sent)
     unsent = [
@@ -173,7 +173,7 @@ def test_a_colleague_opens_reads_and_stops_nothing(victim: Victim) -> None:
     assert loot.tried > 50 and sum(loot.sessions.values()) > 1000
     victim.call("meanwhile")
     with ByHand(addresses[0], role=Role.TOOL, allocation=victim.allocation, key=victim.key) as session:
-        session.prove()  # who holds the key gets in
+        session.prove()  # a holder of the key is accepted
     logs = wait_until("a line in the agents' logs", lambda: _refusals(victim), PATIENCE_S)
     assert "at rank" in logs
     assert "refused" not in victim.output.read_text(), "strangers write to the user's terminal"
@@ -191,7 +191,7 @@ def test_the_key_is_in_its_file_and_nowhere_else(victim: Victim) -> None:
     def holds(path: Path) -> bool:
         try:
             data = path.read_bytes()
-        except (FileNotFoundError, ProcessLookupError):  # of another program that has ended meanwhile
+        except (FileNotFoundError, ProcessLookupError):  # a process of another program that has just ended
             return False
         return any(form in data for form in forms)
 
@@ -216,7 +216,7 @@ def test_no_socket_has_a_name_that_others_may_take(victim: Victim) -> None:
 
 
 def test_ucx_over_tcp_is_refused_on_a_network_that_is_not_trusted(victim: Victim) -> None:
-    """NEG-19: whoever can connect to UCX's tcp can write the memory of the process."""
+    """NEG-19: a process that can connect to UCX's tcp can write this process's memory."""
     done = subprocess.run(
         [sys.executable, "-m", "monarch_hpc.cli", "run", "--local", "1", "--", "true"],
         env={**os.environ, "UCX_TLS": "tcp,self", "TMPDIR": str(victim.folder)},

@@ -1,4 +1,4 @@
-"""What a colleague of the same primary group can do in folders that the group may write."""
+"""Attacks by another user of the same primary group, in folders that the group may write."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = needs_root
 
 @pytest.fixture
 def precious(tmp_path: Path) -> Path:
-    """A file of ours that must stay as it is."""
+    """A file of this user that must not change."""
     path = tmp_path / "precious"
     path.write_text("precious")
     return path
@@ -105,7 +105,7 @@ def test_a_temporary_folder_that_a_colleague_could_exchange_is_refused(shared: P
             make_scratch(place)
         assert caught.value.source.startswith(str(shared))
     assert not list(shared.rglob(f"{PREFIX}*"))
-    # With the sticky bit nobody else can rename what is in it; a link of our own is no danger either.
+    # With the sticky bit only the owner can rename entries; a link of this user is safe, too.
     shared.chmod(0o3777)
     (tmp_path / "link").symlink_to(ours)
     folder, held = make_scratch(tmp_path / "link", "kind-")

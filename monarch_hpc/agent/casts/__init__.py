@@ -1,1 +1,1 @@
-"""Casts through the agents' tree: routes, channels to procs, reduction of answers on the way back."""
+"""Casts through the agents' tree: routes, channels to procs, and reduction of answers on the way back."""

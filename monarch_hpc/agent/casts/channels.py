@@ -1,6 +1,6 @@
-"""The channels of an agent that casts travel on: to other agents, to its procs, and from whoever sends casts to it.
+"""An agent's channels for casts: to other agents, to its procs, and from senders of casts.
 
-They are apart from the channels of control messages, which so wait behind no user's data.
+They are separate from the channels of control messages, so that control messages never queue behind user data.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from monarch_hpc.wire.messages import HostEntry, Message, ProcEnded, ProcReady, 
 
 __all__ = ["CastChannels"]
 
-_WORD_S = 3.0
-"""How long a proc whose channel broke may take to be reported dead; that takes milliseconds where it is."""
+_DEATH_REPORT_S = 3.0
+"""How long the death report of a proc whose channel broke may take; on the proc's own host it takes milliseconds."""
 
 _log = Logger(__name__)
 
 
 @dataclass(slots=True)
-class _Line:
-    """A channel that this agent dials, and what waits for it meanwhile."""
+class _Outgoing:
+    """An outgoing channel, and the frames queued until it is connected."""
 
     addresses: Sequence[str]
     channel: FrameChannel | None = None
@@ -41,46 +41,46 @@ class _Line:
 
 
 class CastChannels:
-    """Connects an agent's `Router` with the world. All methods are for the driver of the engine.
+    """Connects an agent's `Router` to channels. All methods must be called on the engine's driver.
 
     Args:
-        pulse: beats on the channels between agents.
-        rank: of this host.
+        heartbeat: sends heartbeats on the channels between agents.
+        rank: rank of this host.
     """
 
     def __init__(
-        self, engine: Engine, node: Node, pulse: Heartbeat, rank: int, num_hosts: int, limits: TransportConfig
+        self, engine: Engine, node: Node, heartbeat: Heartbeat, rank: int, num_hosts: int, limits: TransportConfig
     ) -> None:
         self._engine = engine
         self._node = node
-        self._pulse = pulse
+        self._heartbeat = heartbeat
         self._addresses: dict[int, Sequence[str]] = {}
         self._procs: dict[tuple[str, int, int], int] = {}
-        self._hosts: dict[int, _Line] = {}
-        self._lines: dict[int, _Line] = {}  # to procs, by incarnation
-        self._known: dict[FrameChannel, Callable[[Frame], None]] = {}  # who is behind a channel that was dialled
+        self._to_hosts: dict[int, _Outgoing] = {}
+        self._to_procs: dict[int, _Outgoing] = {}  # to procs, by incarnation
+        self._note_handlers: dict[FrameChannel, Callable[[Frame], None]] = {}  # of channels that were dialled
         self._upstreams: set[FrameChannel] = set()
         usable = self._addresses.__contains__
         self._router: Router[FrameChannel] = Router(
             rank, num_hosts, limits.cast_fanout, usable, self, limits.max_frame_bytes
         )
 
-    # ---- news ----
+    # ---- state of hosts and procs ----
 
     def on_roster(self, hosts: Sequence[HostEntry]) -> None:
-        """These agents can be dialled."""
+        """Learn the addresses of other agents."""
         self._addresses.update({host.rank: host.addresses for host in hosts})
 
     def note(self, message: Message) -> None:
-        """Take note of what this agent says of its procs; other messages are ignored."""
+        """Update from this agent's reports about its procs; other messages are ignored."""
         match message:
             case ProcReady():
                 incarnation = int(message.incarnation)
                 self._procs[message.run, message.mesh, message.rank] = incarnation
-                self._lines[incarnation] = _Line(message.addresses)
+                self._to_procs[incarnation] = _Outgoing(message.addresses)
                 self._router.on_proc(message.run, message.mesh, message.rank, incarnation)
             case ProcEnded():
-                self._lines.pop(self._procs.pop((message.run, message.mesh, message.rank), 0), None)
+                self._to_procs.pop(self._procs.pop((message.run, message.mesh, message.rank), 0), None)
                 cause = "it was stopped" if message.expected else message.cause
                 self._router.on_proc_ended(message.run, message.mesh, message.rank, cause)
             case RunClosed():
@@ -89,13 +89,13 @@ class CastChannels:
     # ---- channels ----
 
     def on_channel(self, channel: FrameChannel) -> bool:
-        """Take a channel that another agent or a proc has opened, for its casts; False for those of others."""
+        """Accept a channel that another agent or a proc has opened for casts; return False for other peers."""
         if channel.peer.role is Role.AGENT:
-            self._pulse.watch(channel)
+            self._heartbeat.watch(channel)
         return channel.peer.role in (Role.AGENT, Role.PROC)
 
     def on_frame(self, channel: FrameChannel, frame: Frame) -> bool:
-        """Take a frame if it belongs to a cast."""
+        """Handle a frame if it belongs to a cast; return whether it does."""
         if frame.kind is not Kind.CAST and frame.kind is not Kind.NOTES:
             return False
         try:
@@ -108,105 +108,107 @@ class CastChannels:
         return True
 
     def _on_cast(self, channel: FrameChannel, frame: Frame) -> None:
-        # Agents vouch for the sender; at the first one it is whoever opened the channel.
+        # Agents vouch for the sender of a cast that they forward; at the first agent, the sender is the channel's peer.
         enters = channel.peer.role is not Role.AGENT
         if enters and parse_cast(frame).origin != channel.peer.incarnation:
-            raise FrameError("a cast in somebody else's name")
+            raise FrameError("a cast with another process's origin")
         self._upstreams.add(channel)
         self._router.on_cast(channel, frame, enters=enters)
 
     def _on_notes(self, channel: FrameChannel, frame: Frame) -> None:
-        take = self._known.get(channel)
-        if take is None:
-            raise FrameError("nobody here waits for notes of casts")
-        take(frame)
+        handler = self._note_handlers.get(channel)
+        if handler is None:
+            raise FrameError("notes on a channel that no cast was sent on")
+        handler(frame)
 
     def on_lost(self, channel: FrameChannel, error: TransportError) -> bool:
-        """A channel is over; False if no cast has gone through it."""
-        ours = channel in self._upstreams or channel in self._known
+        """Handle the end of a channel; return False if no cast went through it."""
+        ours = channel in self._upstreams or channel in self._note_handlers
         if channel in self._upstreams:
             self._upstreams.discard(channel)
             self._router.on_upstream_lost(channel)
-        if self._known.pop(channel, None) is not None:
-            for rank, line in list(self._hosts.items()):
-                if line.channel is channel:
-                    line.channel = None
+        if self._note_handlers.pop(channel, None) is not None:
+            for rank, outgoing in list(self._to_hosts.items()):
+                if outgoing.channel is channel:
+                    outgoing.channel = None
                     self._router.on_host_cut(rank, str(error))
-                    self._dial_host(rank, line)
-            for incarnation, line in list(self._lines.items()):
-                if line.channel is channel:
-                    self._engine.call_later(_WORD_S, partial(self._give_up_proc, incarnation, line, str(error)))
+                    self._dial_host(rank, outgoing)
+            for incarnation, outgoing in list(self._to_procs.items()):
+                if outgoing.channel is channel:
+                    self._engine.call_later(
+                        _DEATH_REPORT_S, partial(self._give_up_proc, incarnation, outgoing, str(error))
+                    )
         return ours
 
-    # ---- what the router sends ----
+    # ---- the router's carrier ----
 
     def to_host(self, rank: int, frame: Frame) -> None:
-        """Send to the agent of a host; the first time, dial it."""
-        line = self._hosts.get(rank)
-        if line is None:
-            line = self._hosts[rank] = _Line(self._addresses[rank])
-            self._dial_host(rank, line)
-        self._send(line, frame)
+        """Send *frame* to the agent of a host, which is dialled on first use."""
+        outgoing = self._to_hosts.get(rank)
+        if outgoing is None:
+            outgoing = self._to_hosts[rank] = _Outgoing(self._addresses[rank])
+            self._dial_host(rank, outgoing)
+        self._send(outgoing, frame)
 
     def to_proc(self, incarnation: int, frame: Frame) -> None:
-        """Send to a proc of this host; the first time, dial it."""
-        line = self._lines.get(incarnation)
-        if line is None:
-            return  # it is gone, and the router is told at any moment
-        if line.channel is None and not line.waiting:
+        """Send *frame* to a proc of this host, which is dialled on first use."""
+        outgoing = self._to_procs.get(incarnation)
+        if outgoing is None:
+            return  # the proc has ended; the report to the router follows
+        if outgoing.channel is None and not outgoing.waiting:
             self._engine.call_soon(
-                lambda: self._node.dial(line.addresses, incarnation, partial(self._on_proc, incarnation, line))
+                lambda: self._node.dial(outgoing.addresses, incarnation, partial(self._on_proc, incarnation, outgoing))
             )
-        self._send(line, frame)
+        self._send(outgoing, frame)
 
-    def up(self, upstream: FrameChannel, frame: Frame) -> None:
-        """Send to one who sent casts to here."""
+    def to_upstream(self, upstream: FrameChannel, frame: Frame) -> None:
+        """Send *frame* back to a sender of casts."""
         with contextlib.suppress(TransportError):  # its end is reported
             upstream.send(frame)
 
     def later(self, delay_s: float, callback: Callable[[], None]) -> object:
-        """Call back in so many seconds."""
+        """Run *callback* after *delay_s* seconds."""
         return self._engine.call_later(delay_s, callback)
 
     def at_end_of_turn(self, callback: Callable[[], None]) -> None:
-        """Call back once all that has come by now was handled."""
+        """Run *callback* once the engine has handled all events of this turn."""
         self._engine.at_end_of_turn(callback)
 
     @staticmethod
-    def _send(line: _Line, frame: Frame) -> None:
-        if line.channel is None:
-            line.waiting.append(frame)
+    def _send(outgoing: _Outgoing, frame: Frame) -> None:
+        if outgoing.channel is None:
+            outgoing.waiting.append(frame)
             return
         with contextlib.suppress(TransportError):  # its end is reported
-            line.channel.send(frame)
+            outgoing.channel.send(frame)
 
-    def _connected(self, line: _Line, channel: FrameChannel, take: Callable[[Frame], None]) -> None:
-        line.channel = channel
-        self._known[channel] = take
-        waiting, line.waiting = line.waiting, []
+    def _connected(self, outgoing: _Outgoing, channel: FrameChannel, handler: Callable[[Frame], None]) -> None:
+        outgoing.channel = channel
+        self._note_handlers[channel] = handler
+        waiting, outgoing.waiting = outgoing.waiting, []
         for frame in waiting:
-            self._send(line, frame)
+            self._send(outgoing, frame)
 
-    def _dial_host(self, rank: int, line: _Line) -> None:
-        # Whoever it is: the channel of control messages stays another one.
-        self._engine.call_soon(lambda: self._node.dial(line.addresses, 0, partial(self._on_host, rank, line)))
+    def _dial_host(self, rank: int, outgoing: _Outgoing) -> None:
+        # Incarnation 0, any: a dial by incarnation would return the channel of control messages.
+        self._engine.call_soon(lambda: self._node.dial(outgoing.addresses, 0, partial(self._on_host, rank, outgoing)))
 
-    def _on_host(self, rank: int, line: _Line, result: FrameChannel | TransportError) -> None:
+    def _on_host(self, rank: int, outgoing: _Outgoing, result: FrameChannel | TransportError) -> None:
         if isinstance(result, TransportError):
-            _log.warning("casts go around host %d: %s", rank, result)
-            del self._hosts[rank]
+            _log.warning("casts bypass host %d: %s", rank, result)
+            del self._to_hosts[rank]
             self._router.on_host_lost(rank, str(result))
             return
-        self._pulse.watch(result)
-        self._connected(line, result, partial(self._router.on_notes_of_host, rank))
+        self._heartbeat.watch(result)
+        self._connected(outgoing, result, partial(self._router.on_notes_of_host, rank))
 
-    def _on_proc(self, incarnation: int, line: _Line, result: FrameChannel | TransportError) -> None:
+    def _on_proc(self, incarnation: int, outgoing: _Outgoing, result: FrameChannel | TransportError) -> None:
         if isinstance(result, TransportError):
-            self._engine.call_later(_WORD_S, partial(self._give_up_proc, incarnation, line, str(result)))
+            self._engine.call_later(_DEATH_REPORT_S, partial(self._give_up_proc, incarnation, outgoing, str(result)))
             return
-        self._connected(line, result, partial(self._router.on_notes_of_proc, incarnation))
+        self._connected(outgoing, result, partial(self._router.on_notes_of_proc, incarnation))
 
-    def _give_up_proc(self, incarnation: int, line: _Line, cause: str) -> None:
-        if self._lines.get(incarnation) is line:
-            self._lines[incarnation] = _Line(line.addresses)
+    def _give_up_proc(self, incarnation: int, outgoing: _Outgoing, cause: str) -> None:
+        if self._to_procs.get(incarnation) is outgoing:
+            self._to_procs[incarnation] = _Outgoing(outgoing.addresses)
             self._router.on_proc_silent(incarnation, cause)

@@ -1,4 +1,4 @@
-"""One cast under way, as an agent keeps it: who behind it has answered, and what has not been sent up yet."""
+"""An agent's state of one cast in flight: missing answers, and notes not yet sent upstream."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ U = TypeVar("U")
 
 @dataclass(slots=True)
 class Branch:
-    """What one other agent sees to.
+    """The part of a cast that was forwarded to one other agent.
 
     Attributes:
-        answered: all its answers have come.
-        done: all its actors have handled the cast.
+        answered: whether all its answers have arrived.
+        done: whether all its actors have handled the cast.
     """
 
     hosts: Spans
@@ -30,20 +30,20 @@ class Branch:
 
 @dataclass(slots=True)
 class OpenCastState(Generic[U]):
-    """One cast under way.
+    """One cast in flight.
 
     Attributes:
-        upstream: whom the notes go to.
-        answered: whether there are to be answers.
-        places: of the procs of this host, by incarnation.
-        unanswered: those of them whose answer is missing.
-        unhandled: those of them whose actor has not handled the cast.
-        branches: by rank of the host.
-        reduction: combines the answers; None if they go up as they are.
-        notes: what waits to be sent.
-        waiting_bytes: how much that is.
-        holding: a timer runs that will send it.
-        last, done: that this is the last answer, and that all is handled, was said.
+        upstream: receiver of the notes.
+        answered: whether the cast is to be answered.
+        places: places of this host's procs in the target, by incarnation.
+        unanswered: incarnations of procs whose answer is missing.
+        unhandled: incarnations of procs whose actor has not handled the cast.
+        branches: forwarded parts, by rank of the host.
+        reduction: combines the answers; None if they are passed on unchanged.
+        notes: notes not sent yet.
+        waiting_bytes: their size.
+        holding: whether a timer is running that will send them.
+        last, done: whether the last answer, and the end of all handling, were reported.
     """
 
     upstream: U
@@ -66,5 +66,5 @@ class OpenCastState(Generic[U]):
 
     @property
     def all_done(self) -> bool:
-        """Whether every actor has handled it."""
+        """Whether every actor has handled the cast."""
         return not self.unhandled and all(branch.done for branch in self.branches.values())

@@ -1,8 +1,8 @@
-"""The answers to one cast that an agent holds back until they are all there, so that a proc of its host combines them.
+"""Reduction of a cast's answers: the agent holds them until all are there, then a proc of its host combines them.
 
-A machine without I/O. Only answers of places that follow each other are combined, and in their order: so whatever the
-tree, the caller gets what it would have got from a fold over all ranks. Where something fails it is told at once, and
-the answers that nobody will read any more become notes without content.
+A state machine without I/O. Only answers of consecutive places are combined, in their order: whatever the tree, the
+caller gets the result of a fold over all ranks. A failure is passed on at once, and the answers that became useless
+are replaced by notes without content.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from monarch_hpc.wire.reductions import Order, pack_order, pack_span, span_of
 __all__ = ["Reduction"]
 
 _NOTE_BYTES = 64
-"""More than a note takes beside its body and its buffers, with their lengths."""
+"""Upper bound on a note's size without its body and its buffers, with their length fields."""
 
 
 class _State(enum.Enum):
-    """What becomes of answers that come."""
+    """Treatment of arriving answers."""
 
     HOLDS = enum.auto()
-    PASSES = enum.auto()  # they go up as they are
-    FAILED = enum.auto()  # the call fails: what they say goes nowhere
+    PASSES = enum.auto()  # answers are passed on unchanged
+    FAILED = enum.auto()  # the call has failed: their content is dropped
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """A proc that combines."""
+class _PendingOrder:
+    """An order to a proc, to combine *parts*."""
 
     proc: int
     parts: list[Note]
 
 
 class Reduction:
-    """One agent's part in the reduction of one cast; each method returns the notes that are to go up at once.
+    """One agent's part in the reduction of one cast; each method's notes are to be sent upstream at once.
 
     Args:
-        functions: of the caller, for the procs.
+        functions: the caller's functions, serialized, for the procs.
         max_frame_bytes: config key `transport.max_frame_bytes`.
     """
 
@@ -51,21 +51,21 @@ class Reduction:
         self._functions = functions
         self._max_frame_bytes = max_frame_bytes
         self.procs: dict[int, int] = {}
-        """Who can combine: incarnations of the procs of the target on this host, with their places."""
+        """The procs that can combine: places in the target by incarnation, of this host's procs."""
         self._parts: list[Note] = []
         self._state = _State.HOLDS
-        self._asked: _Asked | None = None
+        self._pending: _PendingOrder | None = None
 
     @property
     def working(self) -> bool:
-        """Whether a proc combines."""
-        return self._asked is not None
+        """Whether a proc is combining answers."""
+        return self._pending is not None
 
     def add(self, note: Note) -> list[Note]:
-        """News of the cast.
+        """Add a note of the cast.
 
         Raises:
-            FrameError: it is about no places.
+            FrameError: the note names no places.
         """
         span = span_of(note)
         match note.tag:
@@ -79,51 +79,54 @@ class Reduction:
             case NoteKind.FAILURE | NoteKind.DIED | NoteKind.UNKNOWN:
                 return self._fail(note)
             case NoteKind.LOST | NoteKind.ELSEWHERE:
-                # Behind a host that is lost may be some whose answers are here, so the call need not fail.
+                # Some answers from behind a lost host may have arrived here, so the call need not fail.
                 return [*self.release(), note]
             case NoteKind.VOID | NoteKind.LAST | NoteKind.DONE:
                 return [note]
 
     def next(self) -> tuple[int, Frame] | None:
-        """Once all have answered: who is to combine what; None if there is nothing to combine any more."""
+        """Return a proc and its order to combine held answers; None if there is nothing left to combine.
+
+        Must be called once all answers are there.
+        """
         if self._state is not _State.HOLDS or not self.procs:
             return None
         self._parts.sort(key=lambda note: note.place)
         for parts in self._batches():
             if len(parts) > 1:
                 proc = min(self.procs, key=self.procs.__getitem__)
-                self._asked = _Asked(proc, parts)
+                self._pending = _PendingOrder(proc, parts)
                 return proc, pack_order(Order(parts[0].origin, parts[0].number, self._functions, parts))
         return None
 
     def on_combined(self, proc: int, note: Note) -> list[Note]:
-        """A proc has combined what it was asked to, or failed to; ignored if it was not asked.
+        """Handle the result of an order, or its failure; ignored if the proc has no order.
 
         Raises:
-            FrameError: this is about something else.
+            FrameError: it covers other places than the order.
         """
-        asked = self._asked
-        if asked is None or asked.proc != proc:
+        pending = self._pending
+        if pending is None or pending.proc != proc:
             return []
         if note.tag is not NoteKind.PARTIAL:
             return self._fail(replace(note, place=self.procs[proc]))
-        if span_of(note) != (asked.parts[0].place, span_of(asked.parts[-1])[1]):
-            raise FrameError(f"answers of the places {span_of(note)}, which nobody asked for")
-        gone = {id(part) for part in asked.parts}
+        if span_of(note) != (pending.parts[0].place, span_of(pending.parts[-1])[1]):
+            raise FrameError(f"answers of the places {span_of(note)}, which were not ordered")
+        gone = {id(part) for part in pending.parts}
         self._parts = [note, *[part for part in self._parts if id(part) not in gone]]
-        self._asked = None
+        self._pending = None
         return []
 
     def on_proc_gone(self, proc: int, tag: NoteKind, key: tuple[int, int], cause: str) -> list[Note]:
-        """A proc cannot be asked any more."""
+        """Handle the loss of a proc; if it was combining, the call fails."""
         place = self.procs.pop(proc, None)
-        if place is None or self._asked is None or self._asked.proc != proc:
+        if place is None or self._pending is None or self._pending.proc != proc:
             return []
         return self._fail(Note(tag, *key, place, cause.encode()))
 
     def release(self) -> list[Note]:
-        """Let go of all answers as they are; also of those that come from now on."""
-        parts, self._parts, self._asked = self._parts, [], None
+        """Return all held answers unchanged; later ones are passed on unchanged, too."""
+        parts, self._parts, self._pending = self._parts, [], None
         if self._state is _State.HOLDS:
             self._state = _State.PASSES
         return parts
@@ -135,7 +138,7 @@ class Reduction:
         return [note, *[pack_span(NoteKind.VOID, key, span) for span in _without(map(span_of, parts), note.place)]]
 
     def _batches(self) -> Iterator[list[Note]]:
-        """Cut the answers where places are missing, and where a frame to a proc is full."""
+        """Split the answers where places are missing, and where the frame to a proc would get too large."""
         some: list[Note] = []
         body_bytes = all_bytes = num_buffers = 0
         for note in self._parts:
@@ -160,7 +163,7 @@ class Reduction:
 
 
 def _without(spans: Iterable[tuple[int, int]], place: int) -> list[tuple[int, int]]:
-    """*spans* without *place*, those that follow each other as one."""
+    """*spans* without *place*; adjacent spans are merged."""
     cut = [
         piece
         for start, end in sorted(spans)

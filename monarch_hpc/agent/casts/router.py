@@ -1,9 +1,9 @@
-"""What an agent does with casts: it passes them on to other agents and to its procs, and combines what comes back.
+"""Routes casts: forwards them to other agents and to this host's procs, and combines the notes that come back.
 
-A machine without I/O: frames come in, and go out through a `Carrier`. A cast is never opened, and never sent twice.
-Of one sender an agent passes on casts in the order of their numbers only: one that was overtaken, because a host on
-its way was lost, is dropped and answered for. Every cast that came in is answered in full, whatever happens to the
-procs and hosts behind, unless the one who sent it is lost.
+A state machine without I/O: frames come in, and go out through a `Carrier`. A cast is never opened or sent twice.
+The casts of one sender are forwarded in the order of their numbers only: a cast that was overtaken, because a host
+on its route was lost, is dropped, and answered with an error. Every cast received is answered in full, whatever
+happens to the procs and hosts behind this one, unless its sender is lost.
 """
 
 from __future__ import annotations
@@ -37,55 +37,55 @@ from monarch_hpc.wire.frames import MAX_BUFFERS, Frame
 __all__ = ["HOLD_S", "MAX_NOTES_BYTES", "Carrier", "Router"]
 
 HOLD_S = 0.002
-"""How long an answer waits for others that go the same way. Beyond what an idle actor takes to answer, so that those
-of a whole host go as one; small against the time of a person, also four times over, on the way through four hosts."""
+"""How long an answer is held for others of the same route. Longer than an idle actor takes to answer, so that the
+answers of a whole host share a frame; imperceptible to people even four times over, on a route through four hosts."""
 
 MAX_NOTES_BYTES = 1 << 20
-"""Answers that have come to this much do not wait for more: it takes a network a tenth of `HOLD_S` to carry them."""
+"""Answers of this total size are not held any longer: a network needs a tenth of `HOLD_S` to carry them."""
 
-_KEEP = 4096
-"""Meshes with dead procs that are remembered. Of earlier ones a caller is told that no answer came."""
+_MAX_REMEMBERED = 4096
+"""Number of meshes whose dead procs are remembered. For older ones, a caller gets the error that no answer came."""
 
-_PLAIN = frozenset({NoteKind.RESULT, NoteKind.ELSEWHERE, NoteKind.PARTIAL, NoteKind.VOID})
-"""Answers that may wait; all other news is somebody's failure, or the end."""
+_DEFERRABLE = frozenset({NoteKind.RESULT, NoteKind.ELSEWHERE, NoteKind.PARTIAL, NoteKind.VOID})
+"""Notes that may be held; all others report a failure, or the end."""
 
 
 U = TypeVar("U")
-"""One who sends casts to here."""
+"""A sender of casts, as the carrier identifies it."""
 
 U_contra = TypeVar("U_contra", contravariant=True)
 
 
 class Carrier(Protocol[U_contra]):
-    """Carries frames for a router. Nothing here blocks or fails: what is lost is told to the router later."""
+    """Sends frames for a router. Its methods never block or fail: losses are reported to the router later."""
 
     def to_host(self, rank: int, frame: Frame) -> None:
-        """Send to the agent of a host."""
+        """Send *frame* to the agent of a host."""
         ...
 
     def to_proc(self, incarnation: int, frame: Frame) -> None:
-        """Send to a proc of this host."""
+        """Send *frame* to a proc of this host."""
         ...
 
-    def up(self, upstream: U_contra, frame: Frame) -> None:
-        """Send to one who sent casts to here."""
+    def to_upstream(self, upstream: U_contra, frame: Frame) -> None:
+        """Send *frame* back to a sender of casts."""
         ...
 
     def later(self, delay_s: float, callback: Callable[[], None]) -> object:
-        """Call back in so many seconds."""
+        """Run *callback* after *delay_s* seconds."""
         ...
 
     def at_end_of_turn(self, callback: Callable[[], None]) -> None:
-        """Call back once all that has come by now was handled."""
+        """Run *callback* once the engine has handled all events of this turn."""
         ...
 
 
 class Router(Generic[U]):
-    """One agent's part in all casts. All methods are for the driver of the engine.
+    """One agent's part in all casts. All methods must be called on the engine's driver.
 
     Args:
-        rank: of this host.
-        fanout: to how many hosts each passes a cast on, config key `transport.cast_fanout`.
+        rank: rank of this host.
+        fanout: number of hosts that each host forwards a cast to, config key `transport.cast_fanout`.
         usable: tells whether the agent of a host can be reached, as far as is known.
         max_frame_bytes: config key `transport.max_frame_bytes`.
     """
@@ -104,41 +104,41 @@ class Router(Generic[U]):
         self._fanout = fanout
         self._carrier = carrier
         self._max_frame_bytes = max_frame_bytes
-        self._ways = TreeRoutes(num_hosts, usable)
-        self._last: dict[str, dict[int, int]] = {}  # run -> sender -> number of its last cast that was passed on
-        self._entries: dict[tuple[int, int], OpenCastState[U]] = {}
+        self._routes = TreeRoutes(num_hosts, usable)
+        self._last: dict[str, dict[int, int]] = {}  # run -> sender -> number of the last cast forwarded
+        self._open_casts: dict[tuple[int, int], OpenCastState[U]] = {}
         self._procs: dict[tuple[str, int], dict[int, int]] = {}  # run and mesh -> rank -> incarnation
-        self._ended: Recent[tuple[str, int], dict[int, str]] = Recent(_KEEP)  # the same -> rank -> cause
+        self._ended: Recent[tuple[str, int], dict[int, str]] = Recent(_MAX_REMEMBERED)  # run and mesh -> rank -> cause
         self._targets: dict[bytes, Target] = {}
         self._outgoing: dict[U, list[Note]] = {}
 
     @property
-    def num_under_way(self) -> int:
-        """How many casts are not answered and handled by all."""
-        return len(self._entries)
+    def num_in_flight(self) -> int:
+        """Number of casts that have not been answered and handled by all."""
+        return len(self._open_casts)
 
     # ---- procs of this host ----
 
     def on_proc(self, run: str, mesh: int, rank: int, incarnation: int) -> None:
-        """A proc is ready."""
+        """Add a proc that is ready."""
         self._procs.setdefault((run, mesh), {})[rank] = incarnation
 
     def on_proc_ended(self, run: str, mesh: int, rank: int, cause: str) -> None:
-        """A proc is gone: what it was to answer is answered for it."""
-        living = self._procs.get((run, mesh), {})
-        incarnation = living.pop(rank, None)
-        if not living:
+        """Handle the end of a proc: its missing answers become errors."""
+        live = self._procs.get((run, mesh), {})
+        incarnation = live.pop(rank, None)
+        if not live:
             self._procs.pop((run, mesh), None)
         self._ended.setdefault((run, mesh), {})[rank] = cause
         if incarnation is not None:
             self._give_up_proc(incarnation, NoteKind.DIED, cause)
 
     def on_proc_silent(self, incarnation: int, cause: str) -> None:
-        """The way to a proc is cut, though it may live."""
+        """Handle the loss of the channel to a proc that may be alive."""
         self._give_up_proc(incarnation, NoteKind.UNKNOWN, cause)
 
     def on_run_closed(self, run: str) -> None:
-        """Nothing of a run is left."""
+        """Forget a run, whose procs have ended."""
         self._last.pop(run, None)
         for place in [place for place in self._procs if place[0] == run]:
             del self._procs[place]
@@ -146,212 +146,212 @@ class Router(Generic[U]):
             self._ended.forget(place)
 
     def _give_up_proc(self, incarnation: int, tag: NoteKind, cause: str) -> None:
-        for key, entry in list(self._entries.items()):
-            if entry.reduction is not None:
-                self._pass_up(entry, entry.reduction.on_proc_gone(incarnation, tag, key, cause))
-            if incarnation in entry.places:
-                if incarnation in entry.unanswered:
-                    self._add(entry, Note(tag, *key, entry.places[incarnation], cause.encode()))
-                entry.unanswered.discard(incarnation)
-                entry.unhandled.discard(incarnation)
-                self._settle(key, entry)
+        for key, state in list(self._open_casts.items()):
+            if state.reduction is not None:
+                self._pass_up(state, state.reduction.on_proc_gone(incarnation, tag, key, cause))
+            if incarnation in state.places:
+                if incarnation in state.unanswered:
+                    self._add(state, Note(tag, *key, state.places[incarnation], cause.encode()))
+                state.unanswered.discard(incarnation)
+                state.unhandled.discard(incarnation)
+                self._settle(key, state)
 
     # ---- down ----
 
     def on_cast(self, upstream: U, frame: Frame, *, enters: bool = False) -> None:
-        """Pass a cast on.
+        """Forward a cast.
 
         Args:
-            enters: it comes from its sender, and this host is the root of its tree.
+            enters: whether it comes directly from its sender, so that this host is the root of its tree.
 
         Raises:
-            FrameError: it is none.
+            FrameError: it is not a valid cast.
         """
         cast = parse_cast(frame)
         if enters:
             cast = dataclasses.replace(cast, root=self._rank, low=0, high=self._num_hosts)
         target = self._targets.get(cast.target)
         if target is None:
-            if len(self._targets) >= 1024:  # slices of meshes; what is thrown away is read again
+            if len(self._targets) >= 1024:  # slices of meshes; an evicted entry is parsed again
                 self._targets.clear()
             target = self._targets[cast.target] = parse_target(cast.target)
         if cast.root >= self._num_hosts or cast.high > self._num_hosts:
             raise FrameError(f"a cast to host {max(cast.root, cast.high)} of {self._num_hosts}")
         key = cast.origin, cast.number
-        entry = OpenCastState(upstream, cast.answered)
+        state = OpenCastState(upstream, cast.answered)
         if cast.functions and cast.answered:
-            entry.reduction = Reduction(cast.functions, self._max_frame_bytes)
+            state.reduction = Reduction(cast.functions, self._max_frame_bytes)
         last = self._last.setdefault(target.run, {})
         if cast.number <= last.get(cast.origin, 0):
-            entry.notes.append(_lost(key, cast.hosts, "another message of its sender came before it"))
+            state.notes.append(_lost(key, cast.hosts, "another message of its sender came before it"))
         else:
             last[cast.origin] = cast.number
-            self._entries[key] = entry
+            self._open_casts[key] = state
             if contains(cast.hosts, self._rank):
-                self._deliver(key, entry, cast, target)
-            self._pass_on(key, entry, cast)
-        self._settle(key, entry)
+                self._deliver(key, state, cast, target)
+            self._pass_on(key, state, cast)
+        self._settle(key, state)
 
-    def _deliver(self, key: tuple[int, int], entry: OpenCastState[U], cast: Cast, target: Target) -> None:
+    def _deliver(self, key: tuple[int, int], state: OpenCastState[U], cast: Cast, target: Target) -> None:
         place = target.run, target.mesh
         local = pack_cast(dataclasses.replace(cast, hosts=()))
         for rank, incarnation in self._procs.get(place, {}).items():
             at = target.place_of(rank)
             if at is not None:
-                entry.places[incarnation] = at
+                state.places[incarnation] = at
                 self._carrier.to_proc(incarnation, local)
         if cast.answered:
-            entry.unanswered.update(entry.places)
+            state.unanswered.update(state.places)
             for rank, cause in (self._ended.get(place) or {}).items():
                 at = target.place_of(rank)
                 if at is not None:
-                    self._add(entry, Note(NoteKind.DIED, *key, at, cause.encode()))
-        entry.unhandled.update(entry.places)
-        if entry.reduction is not None:
-            entry.reduction.procs.update(entry.places)
+                    self._add(state, Note(NoteKind.DIED, *key, at, cause.encode()))
+        state.unhandled.update(state.places)
+        if state.reduction is not None:
+            state.reduction.procs.update(state.places)
 
-    def _pass_on(self, key: tuple[int, int], entry: OpenCastState[U], cast: Cast) -> None:
+    def _pass_on(self, key: tuple[int, int], state: OpenCastState[U], cast: Cast) -> None:
         own = position_of(self._rank, cast.root, self._num_hosts)
         for piece in branches((cast.low, cast.high), own, self._fanout):
             some = narrow(cast.hosts, piece, cast.root, self._num_hosts)
             if not some:
                 continue
-            through = self._ways.through(cast.root, piece)
+            through = self._routes.through(cast.root, piece)
             if through is None:
-                self._add(entry, _lost(key, some, "no agent there can be reached"))
+                self._add(state, _lost(key, some, "no agent there can be reached"))
                 continue
-            entry.branches[through] = Branch(some, answered=not cast.answered)
+            state.branches[through] = Branch(some, answered=not cast.answered)
             passed = dataclasses.replace(cast, low=piece[0], high=piece[1], hosts=some)
             self._carrier.to_host(through, pack_cast(passed))
 
     # ---- up ----
 
     def on_notes_of_proc(self, incarnation: int, frame: Frame) -> None:
-        """A proc has answered, or handled what it had.
+        """Handle a proc's answers, and its reports of handled casts.
 
         Raises:
-            FrameError: these are no notes.
+            FrameError: the frame holds no notes.
         """
         for note in parse_notes(frame):
             key = note.origin, note.number
-            entry = self._entries.get(key)
-            if entry is None:
+            state = self._open_casts.get(key)
+            if state is None:
                 continue
             if note.tag is NoteKind.DONE:
-                entry.unhandled.discard(incarnation)
-            elif incarnation in entry.unanswered:
-                entry.unanswered.discard(incarnation)
-                self._add(entry, dataclasses.replace(note, place=entry.places[incarnation]))
-            elif entry.reduction is not None:
-                self._pass_up(entry, entry.reduction.on_combined(incarnation, note))
-            self._settle(key, entry)
+                state.unhandled.discard(incarnation)
+            elif incarnation in state.unanswered:
+                state.unanswered.discard(incarnation)
+                self._add(state, dataclasses.replace(note, place=state.places[incarnation]))
+            elif state.reduction is not None:
+                self._pass_up(state, state.reduction.on_combined(incarnation, note))
+            self._settle(key, state)
 
     def on_notes_of_host(self, rank: int, frame: Frame) -> None:
-        """An agent has passed on the notes of those behind it.
+        """Handle notes that another agent has forwarded.
 
         Raises:
-            FrameError: these are no notes.
+            FrameError: the frame holds no notes.
         """
         for note in parse_notes(frame):
             key = note.origin, note.number
-            entry = self._entries.get(key)
-            branch = None if entry is None else entry.branches.get(rank)
-            if entry is None or branch is None:
+            state = self._open_casts.get(key)
+            branch = None if state is None else state.branches.get(rank)
+            if state is None or branch is None:
                 continue
             if note.tag is NoteKind.LAST:
                 branch.answered = True
             elif note.tag is NoteKind.DONE:
                 branch.done = True
             else:
-                self._add(entry, note)
-            self._settle(key, entry)
+                self._add(state, note)
+            self._settle(key, state)
 
     def on_host_lost(self, rank: int, cause: str) -> None:
-        """An agent cannot be reached any more: others take its place in the tree."""
-        self._ways.lose(rank)
+        """Handle the loss of an agent: other hosts take its place in the tree."""
+        self._routes.lose(rank)
         self.on_host_cut(rank, cause)
 
     def on_host_cut(self, rank: int, cause: str) -> None:
-        """The channel to an agent broke: what was under way there is answered for."""
-        for key, entry in list(self._entries.items()):
-            branch = entry.branches.pop(rank, None)
+        """Handle a broken channel to an agent: the casts in flight there fail."""
+        for key, state in list(self._open_casts.items()):
+            branch = state.branches.pop(rank, None)
             if branch is None:
                 continue
             if not (branch.answered and branch.done):
-                self._add(entry, _lost(key, branch.hosts, cause))
-            self._settle(key, entry)
+                self._add(state, _lost(key, branch.hosts, cause))
+            self._settle(key, state)
 
     def on_upstream_lost(self, upstream: U) -> None:
-        """Nobody is left to answer to."""
+        """Handle the loss of a sender: its casts need no answers."""
         self._outgoing.pop(upstream, None)
-        for key in [key for key, entry in self._entries.items() if entry.upstream == upstream]:
-            del self._entries[key]
+        for key in [key for key, state in self._open_casts.items() if state.upstream == upstream]:
+            del self._open_casts[key]
 
-    def _add(self, entry: OpenCastState[U], note: Note) -> None:
-        self._pass_up(entry, [note] if entry.reduction is None else entry.reduction.add(note))
+    def _add(self, state: OpenCastState[U], note: Note) -> None:
+        self._pass_up(state, [note] if state.reduction is None else state.reduction.add(note))
 
-    def _pass_up(self, entry: OpenCastState[U], notes: Iterable[Note]) -> None:
+    def _pass_up(self, state: OpenCastState[U], notes: Iterable[Note]) -> None:
         for note in notes:
-            entry.notes.append(note)
-            entry.waiting_bytes += size_of(note)
-            if note.tag not in _PLAIN or entry.waiting_bytes > MAX_NOTES_BYTES:
-                self._send(entry)
-            elif not entry.holding:
-                entry.holding = True
-                self._carrier.later(HOLD_S, partial(self._hold_no_longer, entry))
+            state.notes.append(note)
+            state.waiting_bytes += size_of(note)
+            if note.tag not in _DEFERRABLE or state.waiting_bytes > MAX_NOTES_BYTES:
+                self._send(state)
+            elif not state.holding:
+                state.holding = True
+                self._carrier.later(HOLD_S, partial(self._end_hold, state))
 
-    def _hold_no_longer(self, entry: OpenCastState[U]) -> None:
-        entry.holding = False
-        self._send(entry)
+    def _end_hold(self, state: OpenCastState[U]) -> None:
+        state.holding = False
+        self._send(state)
 
-    def _settle(self, key: tuple[int, int], entry: OpenCastState[U]) -> None:
-        """Say so when all have answered, and when all have handled it; then the cast is over here."""
-        if not entry.last and entry.all_answered and not self._reduces(entry):
-            entry.last = True
-            if entry.answered:
-                entry.notes.append(Note(NoteKind.LAST, *key))
-            self._send(entry)
-        if not entry.done and entry.all_done:
-            entry.done = True
-            entry.notes.append(Note(NoteKind.DONE, *key))
-            self._send(entry)
-        if entry.last and entry.done and self._entries.get(key) is entry:
-            del self._entries[key]
+    def _settle(self, key: tuple[int, int], state: OpenCastState[U]) -> None:
+        """Report upstream once all have answered, and once all have handled the cast; then forget the cast."""
+        if not state.last and state.all_answered and not self._reduces(state):
+            state.last = True
+            if state.answered:
+                state.notes.append(Note(NoteKind.LAST, *key))
+            self._send(state)
+        if not state.done and state.all_done:
+            state.done = True
+            state.notes.append(Note(NoteKind.DONE, *key))
+            self._send(state)
+        if state.last and state.done and self._open_casts.get(key) is state:
+            del self._open_casts[key]
 
-    def _reduces(self, entry: OpenCastState[U]) -> bool:
-        """Have the answers combined, which are all there; whether that is under way."""
-        reduction = entry.reduction
+    def _reduces(self, state: OpenCastState[U]) -> bool:
+        """Start the next reduction step, once all answers are there; return whether one is in progress."""
+        reduction = state.reduction
         if reduction is None or reduction.working:
             return reduction is not None
         order = reduction.next()
         if order is None:
-            entry.notes += reduction.release()
+            state.notes += reduction.release()
             return False
         self._carrier.to_proc(*order)
         return True
 
-    def _send(self, entry: OpenCastState[U]) -> None:
-        """Let what waits go with all else that goes the same way this turn."""
-        notes, entry.notes, entry.waiting_bytes = entry.notes, [], 0
+    def _send(self, state: OpenCastState[U]) -> None:
+        """Send the held notes, in one frame with other notes to the same peer in this turn."""
+        notes, state.notes, state.waiting_bytes = state.notes, [], 0
         if notes:
             if not self._outgoing:
                 self._carrier.at_end_of_turn(self._flush)
-            self._outgoing.setdefault(entry.upstream, []).extend(notes)
+            self._outgoing.setdefault(state.upstream, []).extend(notes)
 
     def _flush(self) -> None:
         outgoing, self._outgoing = self._outgoing, {}
         for upstream, notes in outgoing.items():
             for some in _portions(notes):
-                self._carrier.up(upstream, pack_notes(some))
+                self._carrier.to_upstream(upstream, pack_notes(some))
 
 
 def size_of(note: Note) -> int:
-    """About how many bytes *note* takes."""
+    """The approximate size of *note* in bytes."""
     return 32 + len(note.body) + sum(memoryview(buffer).nbytes for buffer in note.buffers)
 
 
 def _portions(notes: Iterable[Note]) -> Iterable[list[Note]]:
-    """Cut *notes* into frames that do not block the way for long."""
+    """Split *notes* into frames small enough not to block the channel for long."""
     some: list[Note] = []
     num_bytes = num_buffers = 0
     for note in notes:

@@ -1,9 +1,9 @@
-"""Who passes a cast on to whom: the hosts of an allocation as a tree, whichever of them it enters at.
+"""Routes of casts: the hosts of an allocation form a tree, rooted at the host where a cast enters.
 
-Positions count the hosts from the root on, around the end of the allocation and back. Whoever sees to an interval
-of positions keeps its own, cuts the rest into as many pieces as the fan-out allows, and gives each piece to one host
-in it. The pieces depend on nothing but the interval: all casts that enter at one host take the same way to another
-one, and so keep their order, whomever they are for.
+Positions count the hosts from the root on, and wrap around at the end of the allocation. The host responsible for an
+interval of positions keeps its own, splits the rest into at most fan-out pieces, and gives each piece to one host in
+it. The pieces depend only on the interval: all casts that enter at one host take the same route to another host, and
+so keep their order, whatever their targets.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from monarch_hpc.wire.casts import Spans
 __all__ = ["Interval", "TreeRoutes", "branches", "contains", "narrow", "position_of", "rank_at"]
 
 Interval = tuple[int, int]
-"""Positions from the first up to, and not including, the second."""
+"""A half-open interval of positions."""
 
 
 def position_of(rank: int, root: int, num_hosts: int) -> int:
@@ -30,9 +30,9 @@ def rank_at(position: int, root: int, num_hosts: int) -> int:
 
 
 def branches(interval: Interval, own: int, fanout: int) -> list[Interval]:
-    """Cut *interval* without the position *own* into at most *fanout* pieces, of sizes that differ by one at most.
+    """Split *interval* without position *own* into at most *fanout* pieces, whose sizes differ by at most one.
 
-    What lies before *own*, where hosts were lost, is one piece of its own.
+    Positions before *own*, which exist where hosts were lost, form one piece.
     """
     low, high = interval
     before = [(low, own)] if low < own else []
@@ -43,9 +43,9 @@ def branches(interval: Interval, own: int, fanout: int) -> list[Interval]:
 
 
 def narrow(hosts: Spans, interval: Interval, root: int, num_hosts: int) -> Spans:
-    """Those of *hosts* whose position is in *interval*."""
+    """The *hosts* whose position is in *interval*."""
     low, high = interval
-    first, last = root + low, root + high  # in ranks, beyond the end of the allocation perhaps
+    first, last = root + low, root + high  # as ranks, which may exceed the allocation's size
     kept: list[tuple[int, int]] = []
     for begin, end in ((first - num_hosts, last - num_hosts), (first, last)):
         for start, stop in hosts:
@@ -61,10 +61,10 @@ def contains(hosts: Spans, rank: int) -> bool:
 
 
 class TreeRoutes:
-    """To which host each piece of a tree is given: the first that can be used, and the same until it is lost.
+    """Chooses a host for each piece of a tree: the first usable one, and the same until it is lost.
 
     Args:
-        usable: tells whether a host is there, as far as is known.
+        usable: tells whether a host is usable, as far as is known.
     """
 
     def __init__(self, num_hosts: int, usable: Callable[[int], bool]) -> None:
@@ -74,7 +74,7 @@ class TreeRoutes:
         self._lost: set[int] = set()
 
     def through(self, root: int, piece: Interval) -> int | None:
-        """The host that sees to *piece*; None where there is none."""
+        """The host responsible for *piece*; None if none is usable."""
         chosen = self._chosen.get((root, piece))
         if chosen is None:
             for position in range(*piece):
@@ -85,7 +85,7 @@ class TreeRoutes:
         return chosen
 
     def lose(self, rank: int) -> None:
-        """Use a host no longer, neither in the middle of a tree nor at its end; others may still reach it."""
+        """Stop using a host, as an inner node or as a leaf; other hosts may still reach it."""
         self._lost.add(rank)
         for key in [key for key, chosen in self._chosen.items() if chosen == rank]:
             del self._chosen[key]

@@ -1,1 +1,1 @@
-"""Child processes: reaping, sweeping leftovers, detection of stopped ones, their environment."""
+"""Child processes: reaping, sweeping leftovers, detecting stopped ones, and their environment."""

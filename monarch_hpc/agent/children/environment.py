@@ -1,4 +1,4 @@
-"""The environment of a proc: the agent's without its step, the user's, and ours."""
+"""The environment of a proc: the agent's without its step's variables, then the user's and this package's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from monarch_hpc.wire.start import COOKIE, HOST_COOKIE, RUN_COOKIE, ProcOrder, P
 
 __all__ = ["proc_environment"]
 
-# What tells an MPI or a Slurm client that it is a task of a step: the agent's step is not the proc's.
+# These mark a process as a task of a step for MPI and Slurm clients; the agent's step is not the proc's.
 _STEP_PREFIXES = ("PMI", "SLURM_STEP", "SLURM_PMI", "SLURM_SRUN_", "SLURM_CPU_BIND", "SLURM_MEM_BIND", "SLURM_GPU")
 
 
@@ -31,7 +31,7 @@ _STEP_VARIABLES = frozenset(
 
 
 def proc_environment(inherited: Mapping[str, str], order: ProcOrder, start: ProcStart) -> dict[str, str]:
-    """Return the environment of one proc: the agent's without its step, the user's, and ours."""
+    """Return the environment of one proc: the agent's without its step's variables, then *order*'s and *start*'s."""
     environment = {
         name: value
         for name, value in inherited.items()

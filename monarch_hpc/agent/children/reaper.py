@@ -1,4 +1,4 @@
-"""See the death of our children at once, with its cause, and bury the orphans that the kernel hands us."""
+"""Detects the exit of children at once, with its cause, and reaps orphans that the kernel reparents to the agent."""
 
 from __future__ import annotations
 
@@ -19,49 +19,49 @@ class Reaper:
     """Watches the children of this process.
 
     Args:
-        num_oom_kills: reads the control group's counter of processes killed for memory.
+        num_oom_kills: reads the control group's counter of OOM kills.
     """
 
     def __init__(self, engine: Engine, num_oom_kills: Callable[[], int]) -> None:
         self._engine = engine
         self._num_oom_kills = num_oom_kills
         self._seen_oom_kills = num_oom_kills()
-        self._watched: dict[int, tuple[int, Callable[[Exit], None]]] = {}  # pid -> its descriptor, whom to tell
+        self._watched: dict[int, tuple[int, Callable[[Exit], None]]] = {}  # pid -> pidfd, callback
         self._timer = engine.call_later(_COLLECT_S, self._collect)
 
     @property
     def watched(self) -> Collection[int]:
-        """The process ids that are watched."""
+        """The pids of the watched children."""
         return self._watched.keys()
 
     def watch(self, pid: int, ended: Callable[[Exit], None]) -> None:
-        """Call *ended* once, on the driver, when our child *pid* has ended; its process group is killed before.
+        """Call *ended* once, on the driver, after child *pid* has exited and its process group has been killed.
 
         The child must lead its process group.
         """
-        handle = os.pidfd_open(pid)
-        self._watched[pid] = (handle, ended)
-        self._engine.watch(handle, lambda _mask: self._bury(pid))
+        pidfd = os.pidfd_open(pid)
+        self._watched[pid] = (pidfd, ended)
+        self._engine.watch(pidfd, lambda _mask: self._reap(pid))
 
     def close(self) -> None:
         """Stop watching."""
         self._timer.cancel()
-        for handle, _ in self._watched.values():
-            self._engine.unwatch(handle)
-            os.close(handle)
+        for pidfd, _ in self._watched.values():
+            self._engine.unwatch(pidfd)
+            os.close(pidfd)
         self._watched.clear()
 
-    def _bury(self, pid: int) -> None:
-        # Not reaped yet, so that the number cannot belong to anybody else while the group is killed.
+    def _reap(self, pid: int) -> None:
+        # WNOWAIT: the pid cannot be reused while the group is killed.
         found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if found is None:
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
         os.waitid(os.P_PID, pid, os.WEXITED)
-        handle, ended = self._watched.pop(pid)
-        self._engine.unwatch(handle)
-        os.close(handle)
+        pidfd, ended = self._watched.pop(pid)
+        self._engine.unwatch(pidfd)
+        os.close(pidfd)
         if found.si_code == os.CLD_EXITED:
             ended(Exit(found.si_status, None))
         else:
@@ -77,6 +77,6 @@ class Reaper:
         with contextlib.suppress(ChildProcessError):
             while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
                 if found.si_pid in self._watched:
-                    self._bury(found.si_pid)
+                    self._reap(found.si_pid)
                 else:
                     os.waitid(os.P_PID, found.si_pid, os.WEXITED)

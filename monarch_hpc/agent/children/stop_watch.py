@@ -1,4 +1,4 @@
-"""Watches whether our procs are stopped: nobody tells us, and to their peers they only look busy."""
+"""Detects procs stopped by a signal: the kernel does not report it, and to their peers they only look busy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from monarch_hpc.transport.engine.timer import Timer
 __all__ = ["Changed", "StoppedProcs"]
 
 Changed = Callable[[Liveness, float], None]
-"""Told on the driver what became of a process, and how long it has been stopped, in seconds."""
+"""Called on the driver with a process's new liveness, and the seconds that it has been stopped."""
 
 
 @dataclass(slots=True)
@@ -25,10 +25,10 @@ class _Watched:
 
 
 class StoppedProcs:
-    """Looks at the watched processes' state once in a heartbeat. From callbacks of the engine only.
+    """Checks the state of the watched processes once per heartbeat. Must be used from the engine's callbacks only.
 
     Args:
-        heartbeat_s: between two looks, in seconds.
+        heartbeat_s: seconds between two checks.
         lease: how long a process may be stopped.
     """
 
@@ -40,26 +40,26 @@ class StoppedProcs:
         self._timer: Timer | None = None
 
     def watch(self, pid: int, changed: Changed) -> None:
-        """Tell *changed* whenever the life of a child changes; `forget` it when it is reaped."""
+        """Call *changed* whenever a child's liveness changes; call `forget` when the child is reaped."""
         standstill = Standstill(self._lease, self._heartbeat_s, self._engine.clock())
         self._watched[pid] = _Watched(standstill, Liveness.ALIVE, changed)
         if self._timer is None:
-            self._timer = self._engine.call_later(self._heartbeat_s, self._look)
+            self._timer = self._engine.call_later(self._heartbeat_s, self._check)
 
     def forget(self, pid: int) -> None:
-        """Look no more; unknown processes are ignored."""
+        """Stop watching a process; unknown pids are ignored."""
         self._watched.pop(pid, None)
 
-    def _look(self) -> None:
-        self._timer = self._engine.call_later(self._heartbeat_s, self._look) if self._watched else None
+    def _check(self) -> None:
+        self._timer = self._engine.call_later(self._heartbeat_s, self._check) if self._watched else None
         now_s = self._engine.clock()
         for pid, watched in list(self._watched.items()):
-            life, stood_s = watched.standstill.see(_state(pid), now_s)
+            life, stopped_s = watched.standstill.see(_state(pid), now_s)
             if life is not watched.life:
                 watched.life = life
-                watched.changed(life, stood_s)
+                watched.changed(life, stopped_s)
 
 
 def _state(pid: int) -> str:
-    """The state letter of a process that is not reaped yet."""
+    """The state letter of a process that has not been reaped."""
     return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split(maxsplit=1)[0].decode()

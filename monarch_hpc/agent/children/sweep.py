@@ -1,7 +1,7 @@
-"""Find and end processes by what their environment carries: whatever procs started must not outlive them.
+"""Finds and kills processes by their environment, so that nothing that procs started outlives them.
 
-A process group or session is not enough: daemons leave both. The environment is inherited for life
-unless somebody empties it, and who did that becomes the agent's child and is found as such.
+Killing a process group or session is not enough: daemons leave both. The environment is inherited for life unless a
+process clears it; the orphans among those are found because the kernel reparents them to the agent.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pathlib import Path
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.wire.start import COOKIE, HOST_COOKIE, RUN_COOKIE
 
-__all__ = ["cookies", "find", "has_entries", "strangers", "strike", "strike_runs", "sweep"]
+__all__ = ["cookies", "find", "has_entries", "kill_matching", "kill_runs", "orphans", "sweep"]
 
 
 _PROC = Path("/proc")
 
 
 def cookies(allocation: str, host: int | None = None, run: str | None = None) -> list[bytes]:
-    """Return the environment entries of the processes of an allocation, on one host, of one run."""
+    """Return the environment entries that mark the processes of an allocation, of one host, of one run."""
     entries = [f"{COOKIE}={allocation}"]
     if host is not None:
         entries.append(f"{HOST_COOKIE}={host}")
@@ -35,22 +35,22 @@ def cookies(allocation: str, host: int | None = None, run: str | None = None) ->
 
 def has_entries(environ: bytes, entries: Collection[bytes]) -> bool:
     """Tell whether ``/proc/PID/environ`` holds all of *entries*."""
-    held = set(environ.split(b"\0"))
-    return all(entry in held for entry in entries)
+    present = set(environ.split(b"\0"))
+    return all(entry in present for entry in entries)
 
 
 def find(entries: Collection[bytes]) -> list[int]:
-    """Return our user's processes whose environment holds all of *entries*; never this one or its ancestors."""
+    """Return this user's processes whose environment holds all of *entries*, without this process and its ancestors."""
     return [pid for pid in _others() if has_entries(_environ(pid), entries)]
 
 
-def strike(entries: Collection[bytes]) -> int:
-    """Send SIGKILL to all that `find` finds; return how many those were."""
+def kill_matching(entries: Collection[bytes]) -> int:
+    """Send SIGKILL to every process that `find` would return; return their number."""
     return sum(_kill(pid, entries) for pid in _others())
 
 
-def strike_runs(allocation: str, host: int, runs: Iterable[str]) -> Counter[str]:
-    """Do as `strike` for each of *runs*, in one look at all processes; return how many were found of each."""
+def kill_runs(allocation: str, host: int, runs: Iterable[str]) -> Counter[str]:
+    """Do the same as `kill_matching` for each of *runs* in one scan; return the number of processes by run."""
     common = cookies(allocation, host)
     wanted = {f"{RUN_COOKIE}={run}".encode(): run for run in runs}
     found: Counter[str] = Counter()
@@ -60,19 +60,19 @@ def strike_runs(allocation: str, host: int, runs: Iterable[str]) -> Counter[str]
     return found
 
 
-def strangers(known: Collection[int]) -> list[int]:
-    """Return the living children of this process that are not *known*: orphans that the kernel gave us."""
+def orphans(known: Collection[int]) -> list[int]:
+    """Return the live children of this process that are not in *known*: orphans that the kernel reparented to it."""
     own = os.getpid()
     return [pid for pid in _others() if pid not in known and _stat(pid)[:1] != [b"Z"] and _parent(pid) == own]
 
 
 def sweep(entries: Collection[bytes], timeout_s: float) -> int:
-    """Kill all that `find` finds until nothing is found; return how many are left at the deadline.
+    """Kill matching processes until none is left; return how many are left at the deadline.
 
-    It waits, so it is not for callbacks of the engine.
+    Blocks, so it must not be called from the engine's callbacks.
     """
     deadline = Deadline(timeout_s)
-    while strike(entries):
+    while kill_matching(entries):
         if deadline.passed():
             return len(find(entries))
         time.sleep(0.005)
@@ -80,16 +80,16 @@ def sweep(entries: Collection[bytes], timeout_s: float) -> int:
 
 
 def _others() -> Iterator[int]:
-    spared = set(_lineage())
+    spared = set(_ancestors())
     own_uid = os.geteuid()
     for name in os.listdir(_PROC):
         if name.isdecimal() and int(name) not in spared:
-            with contextlib.suppress(OSError):  # it has just ended
+            with contextlib.suppress(OSError):  # the process has just ended
                 if os.stat(_PROC / name).st_uid == own_uid:
                     yield int(name)
 
 
-def _lineage() -> Iterator[int]:
+def _ancestors() -> Iterator[int]:
     pid = os.getpid()
     while pid:
         yield pid
@@ -98,18 +98,18 @@ def _lineage() -> Iterator[int]:
 
 def _kill(pid: int, entries: Collection[bytes]) -> bool:
     try:
-        # The descriptor first: what is read and killed after it is one and the same process.
-        handle = os.pidfd_open(pid)
+        # pidfd first: the environment that is read and the process that is killed are then of the same process.
+        pidfd = os.pidfd_open(pid)
     except OSError:
         return False
     try:
         if not has_entries(_environ(pid), entries):
             return False
-        signal.pidfd_send_signal(handle, signal.SIGKILL)
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     except OSError:
         return False
     finally:
-        os.close(handle)
+        os.close(pidfd)
     return True
 
 
@@ -121,7 +121,7 @@ def _environ(pid: int) -> bytes:
 
 
 def _stat(pid: int) -> list[bytes]:
-    """Return the fields of ``/proc/PID/stat`` after the name, which may hold anything."""
+    """Return the fields of ``/proc/PID/stat`` after the command name, which may contain any character."""
     try:
         return (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
     except OSError:

@@ -1,1 +1,1 @@
-"""The allocation's head, on its first host: runs, the roster of agents, surveys, messages between them."""
+"""The allocation's head, on its first host: roster of agents, runs, surveys, and routing of control messages."""

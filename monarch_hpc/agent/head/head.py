@@ -1,6 +1,6 @@
-"""What the agent of the first host does for all: it keeps the roster, the runs, and who gets which message.
+"""The head: keeps the roster and the runs, and routes control messages between programs and agents.
 
-It understands messages only as far as it must to pass them on. No I/O here: links and timers come in.
+It interprets messages only as far as routing requires. It does no I/O: links and timers are passed in.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ from monarch_hpc.wire.refusal import refuse
 __all__ = ["Head"]
 
 _CLOSE_S = 10.0
-"""Beyond the procs' own grace, how long agents may take to say that a run's procs are gone."""
+"""Beyond the procs' own grace, how long agents may take to report that a run's procs are gone."""
 
 _ORPHAN_S = 2.0
-"""How long a run without any process waits for its owner, which may attach after a short program has ended."""
+"""How long a run without members waits for its owner, which may attach after a short program has ended."""
 
-_News = ProcReady | ProcLife | SpawnFailed | ProcEnded | ProcsStopped | Output | LogsSet | Refused
-"""What agents say of a mesh, for who made it."""
+_MeshReport = ProcReady | ProcLife | SpawnFailed | ProcEnded | ProcsStopped | Output | LogsSet | Refused
+"""Agents' messages about a mesh, for the program or actor that made it."""
 
 _log = Logger(__name__)
 
@@ -64,13 +64,13 @@ class Head:
     """The roster and the runs of one allocation.
 
     Args:
-        num_hosts: how many agents are to come.
-        clock: seconds that never go back.
-        later: runs a callback in so many seconds.
-        stop_s: between SIGTERM and SIGKILL of procs whose controller is gone.
-        changed: told, with all hosts, whenever a host joined or the wait for them is over.
-        ended: called once everything was shut down and those who asked were told.
-        open_witness: see `witness`.
+        num_hosts: number of agents expected.
+        clock: monotonic time in seconds.
+        later: runs a callback after a delay in seconds.
+        stop_s: seconds between SIGTERM and SIGKILL of procs whose controller is gone.
+        changed: called with the usable hosts and the missing ones, once all have joined or the deadline has passed.
+        ended: called once shutdown is complete and has been reported.
+        open_witness: see `telemetry.observer`.
     """
 
     def __init__(
@@ -89,21 +89,21 @@ class Head:
         self._changed = changed
         self._ended = ended
         self._open_witness = open_witness
-        self._seats = HostRoster(num_hosts)
+        self._roster = HostRoster(num_hosts)
         self._runs: dict[str, Run] = {}
         self._numbers = itertools.count(1)
         self._surveys = Surveys(later)
-        self._late = False
-        self._shutting: set[int] | None = None  # hosts that have not said what is left
+        self._past_deadline = False
+        self._shutting_down: set[int] | None = None  # hosts that have not reported what is left
         self._over = False
         self._left: dict[str, int] = {}
-        self._askers: list[Link] = []
+        self._requesters: list[Link] = []
 
     # ---- agents ----
 
     def on_join(self, link: Link, join: Join) -> None:
-        """Seat an agent; a second one on the same host is refused, so that one host has one agent."""
-        problem = self._seats.join(link, join)
+        """Add an agent to the roster; a second one on the same host is refused."""
+        problem = self._roster.join(link, join)
         if problem:
             link.send(Refused("", problem))
             link.close(problem)
@@ -113,49 +113,49 @@ class Head:
         self._announce()
 
     def on_bootstrap_deadline(self) -> None:
-        """Stop waiting for agents; those that come later are seated all the same."""
-        self._late = True
+        """Stop waiting for agents; later ones are still added."""
+        self._past_deadline = True
         self._announce()
 
     def on_life(self, link: Link, life: Liveness) -> None:
-        """Take note of how an agent's heart beats."""
-        seat = self._seats.of(link)
-        if seat is not None:
-            seat.life = life
+        """Record the liveness of an agent."""
+        slot = self._roster.of(link)
+        if slot is not None:
+            slot.life = life
 
     def on_agent(self, link: Link, message: Message) -> None:
-        """Pass on what an agent says."""
-        seat = self._seats.of(link)
-        if seat is None:
+        """Handle or forward an agent's message."""
+        slot = self._roster.of(link)
+        if slot is None:
             return
         match message:
             case CallsReport():
                 self._surveys.take(link, message)
             case RunClosed():
-                self._closed_on(message.run, seat.entry.rank)
+                self._closed_on(message.run, slot.entry.rank)
             case ShutDownDone():
                 self._left.update(message.left)
-                if self._shutting is None:
+                if self._shutting_down is None:
                     link.close("it was told to leave")
-                self._shut_on(seat.entry.rank)
+                self._shut_down_on(slot.entry.rank)
             case ProcReady() | ProcLife() | SpawnFailed() | ProcEnded() | ProcsStopped() | Output() | LogsSet():
                 self._to_controller(message)
             case Refused():
                 self._surveys.refuse(link, message)
                 self._to_controller(message)
             case _:
-                _log.warning("%s sent %s, which no head handles", seat.entry.name, type(message).__name__)
+                _log.warning("%s sent %s, which the head does not handle", slot.entry.name, type(message).__name__)
 
     def on_agent_lost(self, link: Link, cause: str) -> int | None:
-        """An agent, its host or the way to it is gone; return the host's rank if it had a seat."""
-        seat = self._seats.of(link)
-        if seat is None:
+        """Handle the loss of an agent, its host or its link; return the host's rank if the agent was on the roster."""
+        slot = self._roster.of(link)
+        if slot is None:
             return None
-        seat.link, seat.life, seat.cause = None, Liveness.DEAD, cause
+        slot.link, slot.life, slot.cause = None, Liveness.DEAD, cause
         self._surveys.lose(link)
-        rank = seat.entry.rank
-        if self._shutting is None:
-            _log.warning("lost %s: %s", seat.entry.name, cause)
+        rank = slot.entry.rank
+        if self._shutting_down is None:
+            _log.warning("lost %s: %s", slot.entry.name, cause)
         for name, run in list(self._runs.items()):
             for member in run.members:
                 member.send(HostLost(name, rank, cause))
@@ -164,13 +164,13 @@ class Head:
                 mesh.suspect &= mesh.alive.keys()
                 self._stopped_on(run, number, rank)
             self._closed_on(name, rank)
-        self._shut_on(rank)
+        self._shut_down_on(rank)
         return rank
 
     # ---- controllers and tools ----
 
     def on_client(self, link: Link, message: Message) -> None:
-        """Do or pass on what a controller or a tool asks."""
+        """Handle or forward a request of a controller or a tool."""
         match message:
             case OpenRun():
                 self._open(link, message)
@@ -199,16 +199,16 @@ class Head:
             case CallsReport():
                 self._surveys.take(link, message)
             case Status():
-                link.send(report(self._seats, self._runs, self._clock()))
+                link.send(report(self._roster, self._runs, self._clock()))
             case ShutDown():
                 self.shut_down(message.grace_s, link)
             case _:
                 link.send(refuse(message, f"the head does not handle {type(message).__name__}"))
 
     def on_client_lost(self, link: Link, cause: str) -> None:
-        """A controller or tool is gone: its procs go, and with the owner the run."""
-        if link in self._askers:
-            self._askers.remove(link)
+        """Handle the loss of a controller or tool: stop its procs; if it owned a run, close the run."""
+        if link in self._requesters:
+            self._requesters.remove(link)
         self._surveys.lose(link)
         for name, run in list(self._runs.items()):
             if link not in run.members:
@@ -220,38 +220,39 @@ class Head:
                 continue
             for number, mesh in list(run.meshes.items()):
                 if mesh.link is link:
-                    self._seats.send(mesh.hosts, StopProcs(name, number, sorted(mesh.hosts), self._stop_s))
+                    self._roster.send(mesh.hosts, StopProcs(name, number, sorted(mesh.hosts), self._stop_s))
             if run.owner is None and not run.members:
                 self._later(_ORPHAN_S, partial(self._close_orphan, name, run))
 
-    def shut_down(self, grace_s: float, asker: Link | None) -> None:
-        """End all procs; tell *asker* how many processes are left on each host, -1 where nobody said."""
-        if asker is not None:
-            self._askers.append(asker)
-        if self._shutting is not None:
+    def shut_down(self, grace_s: float, requester: Link | None) -> None:
+        """End all procs; report to *requester* the number of processes left by host, -1 where it is unknown."""
+        if requester is not None:
+            self._requesters.append(requester)
+        if self._shutting_down is not None:
             return
-        self._shutting = self._seats.linked()
-        self._later(grace_s + _CLOSE_S, self._shut_late)
-        self._seats.send(set(self._shutting), ShutDown(grace_s))
-        self._shut_on(-1)
+        self._shutting_down = self._roster.linked()
+        self._later(grace_s + _CLOSE_S, self._on_shutdown_deadline)
+        self._roster.send(set(self._shutting_down), ShutDown(grace_s))
+        self._shut_down_on(-1)
 
     def owns(self, link: Link) -> bool:
-        """Tell whether *link* is of the owner of a run."""
+        """Tell whether *link* belongs to the owner of a run."""
         return any(run.owner is link for run in self._runs.values())
 
-    def _survey(self, asker: Link, question: Calls) -> None:
-        seats = self._seats.all()
-        asked = {seat.link: f"host {seat.entry.name}" for seat in seats if seat.link is not None}
-        asked.update({link: f"the program of run {name}" for name, run in self._runs.items() for link in run.unseen()})
-        known = (told for run in self._runs.values() for told in run.seen())
-        missing = [f"host {seat.entry.name}" for seat in seats if seat.link is None]
-        self._surveys.begin(asker, question, asked, known, missing)
+    def _survey(self, requester: Link, question: Calls) -> None:
+        slots = self._roster.all()
+        asked = {slot.link: f"host {slot.entry.name}" for slot in slots if slot.link is not None}
+        for name, run in self._runs.items():
+            asked.update(dict.fromkeys(run.unobserved(), f"the program of run {name}"))
+        known = (calls for run in self._runs.values() for calls in run.observed())
+        missing = [f"host {slot.entry.name}" for slot in slots if slot.link is None]
+        self._surveys.begin(requester, question, asked, known, missing)
 
     # ---- runs ----
 
     def _open(self, link: Link, message: OpenRun) -> None:
         run, problem = self._runs.get(message.run), problem_of_run(message.run)
-        if self._shutting is not None:
+        if self._shutting_down is not None:
             problem = "the allocation is being released"
         elif run is not None and run.closing is not None:
             problem = f"run {message.run} is over"
@@ -263,14 +264,14 @@ class Head:
             run = self._runs[message.run] = Run(message, self._clock(), number, self._open_witness)
         if message.owner:
             if run.owner is not None and run.owner is not link:
-                # It may be cut off from us, and would else go on to rule when it is back. Whoever came later wins.
+                # It may only be cut off, and would otherwise resume control when it reconnects. The later owner wins.
                 run.epoch = number
                 for member in run.members:
                     member.close(f"another controller has taken over run {message.run}")
             run.take_over(link, message)
         if link not in run.members:
             run.members.append(link)
-        link.send(RunOpened(message.run, run.epoch, number, self._seats.hosts()))
+        link.send(RunOpened(message.run, run.epoch, number, self._roster.hosts()))
 
     def _spawn(self, link: Link, message: SpawnProcs) -> None:
         if problem := problem_of(message):
@@ -280,41 +281,41 @@ class Head:
         problem = "" if run is not None and link in run.members and run.closing is None else "the run is over"
         if run is not None and message.mesh in run.meshes:
             problem = f"mesh {message.mesh} exists already in this run"
-        present = {rank for rank in message.hosts if not problem and self._seats.usable(rank)}
+        present = {rank for rank in message.hosts if not problem and self._roster.usable(rank)}
         for rank, first in zip(message.hosts, message.first_rank, strict=True):
             if rank not in present:
-                cause = problem or self._seats.absence(rank)
+                cause = problem or self._roster.absence(rank)
                 for mesh_rank in range(first, first + message.per_host):
                     link.send(SpawnFailed(message.run, message.mesh, mesh_rank, rank, cause, []))
         if run is not None and not problem:
             run.meshes[message.mesh] = RunMesh(link, set(present))
-            self._seats.send(present, message)
+            self._roster.send(present, message)
 
     def _stop(self, link: Link, message: StopProcs) -> None:
         run = self._runs.get(message.run)
         mesh = run.meshes.get(message.mesh) if run is not None else None
-        present = {rank for rank in message.hosts if mesh is not None and self._seats.usable(rank)}
+        present = {rank for rank in message.hosts if mesh is not None and self._roster.usable(rank)}
         for rank in message.hosts:
             if rank not in present:
                 link.send(ProcsStopped(message.run, message.mesh, rank))
-        self._seats.send(present, message)
+        self._roster.send(present, message)
 
     def _close(self, name: str, exit_code: int) -> None:
         run = self._runs[name]
         if run.closing is not None:
             return
-        run.closing = self._seats.linked()
-        self._seats.send(set(run.closing), CloseRun(name, exit_code))
-        self._later(self._stop_s + _CLOSE_S, partial(self._close_late, name, run))
+        run.closing = self._roster.linked()
+        self._roster.send(set(run.closing), CloseRun(name, exit_code))
+        self._later(self._stop_s + _CLOSE_S, partial(self._on_close_deadline, name, run))
         self._closed_on(name, -1)
 
     def _close_orphan(self, name: str, run: Run) -> None:
         if self._runs.get(name) is run and not run.members:
             self._close(name, -1)
 
-    def _close_late(self, name: str, run: Run) -> None:
+    def _on_close_deadline(self, name: str, run: Run) -> None:
         if self._runs.get(name) is run:
-            left = [self._seats.name(rank) for rank in sorted(run.closing or ())]
+            left = [self._roster.name(rank) for rank in sorted(run.closing or ())]
             _log.warning("run %s: procs may be left on %s", name, ", ".join(left))
             run.closing = set()
             self._closed_on(name, -1)
@@ -333,13 +334,13 @@ class Head:
         run = self._runs.get(message.run)
         mesh = run.meshes.get(message.mesh) if run is not None else None
         ours = mesh is not None and mesh.link is link
-        present = {rank for rank in message.hosts if ours and self._seats.usable(rank)}
+        present = {rank for rank in message.hosts if ours and self._roster.usable(rank)}
         for rank in message.hosts:
             if rank not in present:
                 link.send(LogsSet(message.run, message.mesh, rank, message.number))
-        self._seats.send(present, message)
+        self._roster.send(present, message)
 
-    def _to_controller(self, message: _News) -> None:
+    def _to_controller(self, message: _MeshReport) -> None:
         run = self._runs.get(message.run)
         mesh = run.meshes.get(message.mesh) if run is not None else None
         if run is None or mesh is None:
@@ -354,12 +355,12 @@ class Head:
             case SpawnFailed() | ProcEnded():
                 mesh.alive.pop(message.rank, None)
                 mesh.suspect.discard(message.rank)
-                for output in run.left_out(message):
+                for output in run.take_dropped(message):
                     mesh.link.send(output)
             case ProcsStopped():
                 self._stopped_on(run, message.mesh, message.host)
             case Output():
-                passed = run.pass_on(message, self._clock(), crowded=mesh.link.crowded)
+                passed = run.pass_on(message, self._clock(), backlogged=mesh.link.backlogged)
                 if passed is None:
                     return
                 message = passed
@@ -373,27 +374,27 @@ class Head:
 
     # ---- the end ----
 
-    def _shut_on(self, rank: int) -> None:
-        if self._shutting is None:
+    def _shut_down_on(self, rank: int) -> None:
+        if self._shutting_down is None:
             return
-        self._shutting.discard(rank)
-        if not self._shutting and not self._over:
+        self._shutting_down.discard(rank)
+        if not self._shutting_down and not self._over:
             self._over = True
-            for asker in self._askers:
-                asker.send(ShutDownDone(self._left))
+            for requester in self._requesters:
+                requester.send(ShutDownDone(self._left))
             self._ended()
 
-    def _shut_late(self) -> None:
-        for rank in list(self._shutting or ()):
-            self._left.setdefault(self._seats.name(rank), -1)  # it did not say
-            self._shut_on(rank)
+    def _on_shutdown_deadline(self) -> None:
+        for rank in list(self._shutting_down or ()):
+            self._left.setdefault(self._roster.name(rank), -1)  # no report
+            self._shut_down_on(rank)
 
     # ---- the roster ----
 
     def _announce(self) -> None:
-        missing = self._seats.missing()
-        if missing and not self._late:
+        missing = self._roster.missing()
+        if missing and not self._past_deadline:
             return
-        hosts = self._seats.hosts()
+        hosts = self._roster.hosts()
         self._changed(hosts, missing)
-        self._seats.send([host.rank for host in hosts], Roster(hosts))
+        self._roster.send([host.rank for host in hosts], Roster(hosts))

@@ -1,4 +1,4 @@
-"""A way to send control messages to one other party: over a channel, or within the head's own process."""
+"""Links for control messages to one peer: over a channel, or within the head's own process."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.wire.frames import Frame, Kind
 from monarch_hpc.wire.messages import Message, encode
 
-__all__ = ["CROWDED_BYTES", "ChannelLink", "Link", "LocalLink"]
+__all__ = ["BACKLOG_BYTES", "ChannelLink", "Link", "LocalLink"]
 
-CROWDED_BYTES = 4 << 20
-"""More than this on the way to somebody, and output is left out for him: half a second of a slow login node."""
+BACKLOG_BYTES = 4 << 20
+"""Above this backlog, output to that peer is dropped: half a second of a slow login node."""
 
-_FULL_BYTES = 32 << 20
-"""More than this, and whoever it waits for is given up. Output has been left out for long, so these are answers to
-questions without end, which would fill the agent's memory; a hundred thousand procs tell less of themselves."""
+_MAX_BACKLOG_BYTES = 32 << 20
+"""Above this backlog the peer is disconnected. Output has been dropped long before, so these are answers to endless
+requests, which would fill the agent's memory; the reports of a hundred thousand procs take less."""
 
 
 class Link(Protocol):
-    """Sends messages; never blocks, never fails: whoever owns the link is told of its end."""
+    """Sends messages; never blocks or fails: the link's owner is notified when the link ends."""
 
     @property
-    def crowded(self) -> bool:
-        """Whether too much waits already."""
+    def backlogged(self) -> bool:
+        """Whether the backlog is above `BACKLOG_BYTES`."""
         ...
 
     @property
     def fabric(self) -> str:
-        """What carries the messages, see `transport.api.Channel.fabric`."""
+        """The fabric that carries the messages; see `transport.api.Channel.fabric`."""
         ...
 
     @property
     def why(self) -> str:
-        """Why it is that one."""
+        """The reason for that fabric."""
         ...
 
     def send(self, message: Message) -> None:
@@ -45,7 +45,7 @@ class Link(Protocol):
         ...
 
     def close(self, reason: str) -> None:
-        """Send what was sent, then *reason*, and end."""
+        """End the link after its queued messages and *reason* have been sent."""
         ...
 
 
@@ -56,26 +56,26 @@ class ChannelLink:
         self.channel = channel
 
     @property
-    def crowded(self) -> bool:
-        """Whether too much waits already."""
-        return self.channel.queued_bytes > CROWDED_BYTES
+    def backlogged(self) -> bool:
+        """Whether the backlog is above `BACKLOG_BYTES`."""
+        return self.channel.queued_bytes > BACKLOG_BYTES
 
     @property
     def fabric(self) -> str:
-        """What carries the messages."""
+        """The fabric of the channel."""
         return self.channel.fabric
 
     @property
     def why(self) -> str:
-        """Why it is that one."""
+        """The reason for that fabric."""
         return self.channel.why
 
     def send(self, message: Message) -> None:
         """Send *message*."""
-        if self.channel.queued_bytes > _FULL_BYTES and self.channel.peer.role is not Role.AGENT:
-            self.channel.close("it asked for more than it reads")
+        if self.channel.queued_bytes > _MAX_BACKLOG_BYTES and self.channel.peer.role is not Role.AGENT:
+            self.channel.close("it sends requests without reading the answers")
             return
-        # A channel that is over reports that itself, with the reason.
+        # A closed channel reports its end and the reason by itself.
         with contextlib.suppress(TransportError):
             self.channel.send(Frame(Kind.CONTROL, body=encode(message)))
 
@@ -87,7 +87,7 @@ class ChannelLink:
 class LocalLink:
     """A link within this process."""
 
-    crowded = False
+    backlogged = False
     fabric = "local"
     why = "the head is in this agent"
 
@@ -100,5 +100,5 @@ class LocalLink:
         self._deliver(message)
 
     def close(self, reason: str) -> None:
-        """Tell the other side that it is over."""
+        """Notify the other side that the link is closed."""
         self._closed(reason)

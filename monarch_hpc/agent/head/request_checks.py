@@ -1,4 +1,4 @@
-"""Checks of what a program asks of the head, before anything is done: fields of the right types may make no sense."""
+"""Validates programs' requests before the head acts on them: fields of the right type may hold impossible values."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from monarch_hpc.wire.messages import MAX_PROCS_PER_HOST, SpawnProcs
 __all__ = ["problem_of", "problem_of_links", "problem_of_run"]
 
 _MAX_BITS = 63
-"""Of a mesh's number and of ranks: frames and records carry them in fields of 64."""
+"""Maximum size of mesh numbers and ranks: frames and records carry them in fields of 64 bits."""
 
 _MAX_DEADLINE_S = 1e9
 
 _RUN = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_RUN_CHARS - 1}}}")
-"""What names a run names a folder of each host, too."""
+"""A run's name is also the name of its folder."""
 
 _LINK = {"host": int, "fabric": str, "why": str, "procs": int}
 """Fields of each of `RunLinks.links`, which `monarch-hpc status` reads."""
 
 
 def problem_of_run(run: str) -> str:
-    """Say why nothing can be called *run*; empty if something can."""
+    """Return why *run* is not a valid name of a run; empty if it is."""
     return (
         ""
         if _RUN.fullmatch(run)
@@ -34,7 +34,7 @@ def problem_of_run(run: str) -> str:
 
 
 def problem_of_links(links: Iterable[Mapping[str, object]]) -> str:
-    """Say why `RunLinks.links` cannot be shown; empty if they can."""
+    """Return why `RunLinks.links` cannot be shown; empty if they can."""
     for link in links:
         if link.keys() != _LINK.keys() or any(type(link[name]) is not kind for name, kind in _LINK.items()):
             return f"a link has the fields {', '.join(_LINK)}, not {link!r:.200}"
@@ -42,8 +42,8 @@ def problem_of_links(links: Iterable[Mapping[str, object]]) -> str:
 
 
 def problem_of(order: SpawnProcs) -> str:
-    """Say why no agent can carry out *order*; empty if they can."""
-    return _problem_of_ranks(order) or _problem_of_words(order)
+    """Return why agents cannot carry out *order*; empty if they can."""
+    return _problem_of_ranks(order) or _problem_of_settings(order)
 
 
 def _problem_of_ranks(order: SpawnProcs) -> str:
@@ -60,7 +60,7 @@ def _problem_of_ranks(order: SpawnProcs) -> str:
     return ""
 
 
-def _problem_of_words(order: SpawnProcs) -> str:
+def _problem_of_settings(order: SpawnProcs) -> str:
     if not 0 < order.deadline_s <= _MAX_DEADLINE_S:
         return f"procs cannot be ready within {order.deadline_s:g} s"
     if not 0 <= order.umask <= 0o777:

@@ -1,4 +1,4 @@
-"""Who is there: the seats of the agents, one for each host of the allocation."""
+"""The roster of agents, one for each host of the allocation."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["HostRoster", "HostSlot"]
 
 @dataclass(slots=True, eq=False)
 class HostSlot:
-    """One host whose agent has reported.
+    """A host whose agent has joined.
 
     Attributes:
-        problem: what is wrong with the host, empty if nothing.
-        link: the way to its agent; None once that is lost, for *cause*.
+        problem: why the host cannot be used; empty if it can.
+        link: the link to its agent; None once that is lost, see *cause*.
     """
 
     entry: HostEntry
@@ -29,66 +29,66 @@ class HostSlot:
 
 
 class HostRoster:
-    """The seats of *num_hosts* agents."""
+    """The agents of *num_hosts* hosts."""
 
     def __init__(self, num_hosts: int) -> None:
         self._num_hosts = num_hosts
-        self._seats: dict[int, HostSlot] = {}
+        self._slots: dict[int, HostSlot] = {}
 
     def join(self, link: Link, join: Join) -> str:
-        """Seat an agent; return why not, empty if it is seated. One host has one agent."""
+        """Add an agent, one for each host; return why it is refused, empty if it is not."""
         rank = join.host.rank
-        seat = self._seats.get(rank)
-        if seat is not None and seat.link is not None:
-            return f"host {rank} has an agent already: process {seat.entry.pid} on {seat.entry.name}"
+        slot = self._slots.get(rank)
+        if slot is not None and slot.link is not None:
+            return f"host {rank} has an agent already: process {slot.entry.pid} on {slot.entry.name}"
         if not 0 <= rank < self._num_hosts:
             return f"there is no host {rank} among {self._num_hosts}"
-        self._seats[rank] = HostSlot(join.host, join.problem, link)
+        self._slots[rank] = HostSlot(join.host, join.problem, link)
         return ""
 
     def of(self, link: Link) -> HostSlot | None:
-        """The seat of the agent behind *link*."""
-        return next((seat for seat in self._seats.values() if seat.link is link), None)
+        """The slot of the agent behind *link*."""
+        return next((slot for slot in self._slots.values() if slot.link is link), None)
 
     def all(self) -> list[HostSlot]:
-        """All seats ever taken, by rank."""
-        return [seat for _, seat in sorted(self._seats.items())]
+        """The slots of all agents that ever joined, by rank."""
+        return [slot for _, slot in sorted(self._slots.items())]
 
     def linked(self) -> set[int]:
-        """Ranks of the hosts whose agent can be spoken to."""
-        return {rank for rank, seat in self._seats.items() if seat.link is not None}
+        """Ranks of the hosts whose agent is connected."""
+        return {rank for rank, slot in self._slots.items() if slot.link is not None}
 
     def usable(self, rank: int) -> bool:
         """Tell whether procs can be started on a host."""
-        seat = self._seats.get(rank)
-        return seat is not None and seat.link is not None and not seat.problem
+        slot = self._slots.get(rank)
+        return slot is not None and slot.link is not None and not slot.problem
 
     def hosts(self) -> list[HostEntry]:
         """The usable hosts, by rank."""
-        return [seat.entry for seat in self.all() if self.usable(seat.entry.rank)]
+        return [slot.entry for slot in self.all() if self.usable(slot.entry.rank)]
 
     def missing(self) -> dict[int, str]:
-        """Ranks that no working agent has reported for, and why."""
+        """Ranks without a working agent, with the reason."""
         return {
             rank: self.absence(rank)
             for rank in range(self._num_hosts)
-            if rank not in self._seats or self._seats[rank].problem
+            if rank not in self._slots or self._slots[rank].problem
         }
 
     def absence(self, rank: int) -> str:
-        """Say why a host cannot be used."""
-        seat = self._seats.get(rank)
-        if seat is None:
+        """Return why a host cannot be used."""
+        slot = self._slots.get(rank)
+        if slot is None:
             return "its agent did not report"
-        return seat.problem or f"the host is lost: {seat.cause}"
+        return slot.problem or f"the host is lost: {slot.cause}"
 
     def name(self, rank: int) -> str:
-        """The name of a host that has reported."""
-        return self._seats[rank].entry.name
+        """The name of a host whose agent has joined."""
+        return self._slots[rank].entry.name
 
     def send(self, ranks: Iterable[int], message: Message) -> None:
-        """Send *message* to those of *ranks* that can be spoken to."""
+        """Send *message* to the connected agents among *ranks*."""
         for rank in ranks:
-            seat = self._seats.get(rank)
-            if seat is not None and seat.link is not None:
-                seat.link.send(message)
+            slot = self._slots.get(rank)
+            if slot is not None and slot.link is not None:
+                slot.link.send(message)

@@ -1,4 +1,4 @@
-"""The head's book of runs and their procs, and what it tells of them."""
+"""The head's state of each run: its members, meshes and dropped output; and the report for `status`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["OpenWitness", "Run", "RunMesh", "report"]
 OpenWitness = Callable[[Recording], Witness | None]
 
 _OUTPUT_BYTES = 4 << 20
-"""In a second, output of all procs of a run for its program, which reads it beside its own work: so much costs it a
-tenth of a core. A terminal shows less."""
+"""Bytes per second of output of all procs of a run to its program. Reading that much costs the program, which has
+other work, a tenth of a core; a terminal shows less."""
 
 _TITLE_CHARS = 1000
-"""What is kept of a program's command line, which may have two megabytes: all runs go into one answer to `status`."""
+"""Limit on a stored command line, which may be two megabytes long: a `status` report contains those of all runs."""
 
 _FEW_BYTES = 4 << 10
-"""So little at a time passes all the same: who prints little is not to suffer from those that print without end."""
+"""Messages up to this size always pass, so that a proc that prints little does not suffer from floods of others."""
 
 
 @dataclass(slots=True)
@@ -32,9 +32,9 @@ class RunMesh:
     """One mesh of procs.
 
     Attributes:
-        link: who asked for it.
+        link: the link of its requester.
         alive: rank of a proc -> its host.
-        suspect: ranks of those that a signal has stopped.
+        suspect: ranks of procs stopped by a signal.
     """
 
     link: Link
@@ -48,12 +48,12 @@ class Run:
     """One run.
 
     Attributes:
-        epoch: grows when another owner takes the run over.
-        closing: hosts that have not said that nothing is left; None while the run goes on.
-        dropped: lines left out, by mesh, rank, host and stream.
-        links: what each member said of the fabrics to its procs, see `RunLinks`.
-        recordings: what each member said of its records; *witnesses* reads those that are on this machine.
-        spoken_for: members for which the run's owner answers what they do.
+        epoch: increases when another owner takes over the run.
+        closing: hosts that have not yet reported their procs gone; None while the run is open.
+        dropped: number of dropped lines by mesh, rank, host and stream.
+        links: each member's fabrics to its procs, see `RunLinks`.
+        recordings: where each member's records are; *witnesses* read those on this machine.
+        reported_by_owner: members whose calls the run's owner reports.
     """
 
     opened: OpenRun
@@ -68,21 +68,21 @@ class Run:
     links: dict[Link, list[dict[str, object]]] = field(default_factory=dict)
     recordings: dict[Link, Recording] = field(default_factory=dict)
     witnesses: dict[Link, Witness] = field(default_factory=dict)
-    spoken_for: set[Link] = field(default_factory=set)
-    _allowance: TokenBucket = field(init=False)
+    reported_by_owner: set[Link] = field(default_factory=set)
+    _bucket: TokenBucket = field(init=False)
 
     def __post_init__(self) -> None:
         self.opened = _shorten(self.opened)
-        self._allowance = TokenBucket(_OUTPUT_BYTES, self.opened_s)
+        self._bucket = TokenBucket(_OUTPUT_BYTES, self.opened_s)
 
     def note(self, link: Link, news: RunLinks | Recording) -> None:
-        """Take note of what a member says of itself, or the owner of another member."""
+        """Store a member's report about itself; or note that its sender, the owner, reads another member's records."""
         if isinstance(news, RunLinks):
             self.links[link] = news.links
             return
         for other, known in self.recordings.items():
             if other is not link and known == news:
-                self.spoken_for.add(other)
+                self.reported_by_owner.add(other)
                 return
         self.recordings[link] = news
         if (witness := self.open_witness(news)) is not None:
@@ -91,47 +91,47 @@ class Run:
             self.owner.send(news)
 
     def take_over(self, owner: Link, opened: OpenRun) -> None:
-        """Somebody owns the run from now on, and may be on the machine of a member that nobody here can look at."""
+        """Set the owner, and ask it to read the records of members on its machine that cannot be read from here."""
         self.owner = owner
         self.opened = _shorten(opened)
-        self.spoken_for.clear()
+        self.reported_by_owner.clear()
         for link, recording in self.recordings.items():
             if link is not owner and link not in self.witnesses:
                 owner.send(recording)
 
     def forget(self, link: Link) -> None:
-        """A member is gone."""
+        """Remove a member."""
         self.members.remove(link)
         self.links.pop(link, None)
         self.recordings.pop(link, None)
-        self.spoken_for.discard(link)
+        self.reported_by_owner.discard(link)
         if (witness := self.witnesses.pop(link, None)) is not None:
             witness.close()
 
     def close(self) -> None:
-        """The run is over."""
+        """Stop reading the members' records."""
         for witness in self.witnesses.values():
             witness.close()
 
-    def unseen(self) -> list[Link]:
-        """Members that only they themselves can tell what they do."""
-        return [link for link in self.members if link not in self.witnesses and link not in self.spoken_for]
+    def unobserved(self) -> list[Link]:
+        """Members whose calls can only be learned by asking them."""
+        return [link for link in self.members if link not in self.witnesses and link not in self.reported_by_owner]
 
-    def seen(self) -> list[ProcCalls]:
-        """What those members do whose memory can be read here."""
-        return [told for witness in self.witnesses.values() for told in witness.report()]
+    def observed(self) -> list[ProcCalls]:
+        """The calls of the members whose memory can be read here."""
+        return [calls for witness in self.witnesses.values() for calls in witness.report()]
 
-    def pass_on(self, output: Output, now_s: float, *, crowded: bool) -> Output | None:
-        """Return what goes to the program, with the number of lines left out before it; None if it is left out too."""
+    def pass_on(self, output: Output, now_s: float, *, backlogged: bool) -> Output | None:
+        """Return *output* for the program, with the number of lines dropped before it; None if it is dropped, too."""
         key = output.mesh, output.rank, output.host, output.stream
         cost = cost_bytes(len(output.lines), sum(map(len, output.lines)))
-        if crowded or (cost > _FEW_BYTES and not self._allowance.take(cost, now_s)):
+        if backlogged or (cost > _FEW_BYTES and not self._bucket.take(cost, now_s)):
             self.dropped[key] = self.dropped.get(key, 0) + output.dropped + len(output.lines)
             return None
         return replace(output, dropped=output.dropped + self.dropped.pop(key, 0))
 
-    def left_out(self, ended: SpawnFailed | ProcEnded) -> list[Output]:
-        """Return what the program has not heard yet of lines left out of a proc that is over."""
+    def take_dropped(self, ended: SpawnFailed | ProcEnded) -> list[Output]:
+        """Return reports of the lines of an ended proc that were dropped and not reported yet."""
         where = ended.mesh, ended.rank, ended.host
         return [
             Output(self.opened.run, *where, stream, [], num_lines)
@@ -145,29 +145,29 @@ def _shorten(opened: OpenRun) -> OpenRun:
     return replace(opened, title=title[:_TITLE_CHARS], controller_host=host[:_TITLE_CHARS])
 
 
-def report(seats: HostRoster, runs: Mapping[str, Run], now_s: float) -> StatusReport:
-    """What `monarch-hpc status` shows."""
+def report(roster: HostRoster, runs: Mapping[str, Run], now_s: float) -> StatusReport:
+    """Return the report that `monarch-hpc status` shows."""
     hosts: list[dict[str, object]] = [
         {
-            "rank": seat.entry.rank,
-            "name": seat.entry.name,
-            "state": "lost" if seat.link is None else seat.life.value,
-            "problem": seat.problem or seat.cause,
-            "cpus": len(seat.entry.cpus),
-            "gpus": seat.entry.gpus,
-            "memory_bytes": seat.entry.memory_bytes,
-            "addresses": seat.entry.addresses,
-            "fabric": "" if seat.link is None else seat.link.fabric,
-            "why": "" if seat.link is None else seat.link.why,
-            "pid": seat.entry.pid,
+            "rank": slot.entry.rank,
+            "name": slot.entry.name,
+            "state": "lost" if slot.link is None else slot.life.value,
+            "problem": slot.problem or slot.cause,
+            "cpus": len(slot.entry.cpus),
+            "gpus": slot.entry.gpus,
+            "memory_bytes": slot.entry.memory_bytes,
+            "addresses": slot.entry.addresses,
+            "fabric": "" if slot.link is None else slot.link.fabric,
+            "why": "" if slot.link is None else slot.link.why,
+            "pid": slot.entry.pid,
             "procs": sum(
-                host == seat.entry.rank
+                host == slot.entry.rank
                 for run in runs.values()
                 for mesh in run.meshes.values()
                 for host in mesh.alive.values()
             ),
         }
-        for seat in seats.all()
+        for slot in roster.all()
     ]
     documents: list[dict[str, object]] = [
         {
@@ -178,7 +178,7 @@ def report(seats: HostRoster, runs: Mapping[str, Run], now_s: float) -> StatusRe
             "age_s": round(now_s - run.opened_s, 1),
             "procs": sum(len(mesh.alive) for mesh in run.meshes.values()),
             "suspect": [
-                {"mesh": number, "rank": rank, "host": seats.name(mesh.alive[rank])}
+                {"mesh": number, "rank": rank, "host": roster.name(mesh.alive[rank])}
                 for number, mesh in run.meshes.items()
                 for rank in sorted(mesh.suspect)
             ],

@@ -1,4 +1,4 @@
-"""The head asks all who know what runs, and answers when they have, or when the time is over."""
+"""Surveys: the head asks all agents and programs for their calls, and replies when all have answered or on timeout."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from monarch_hpc.wire.refusal import refuse
 __all__ = ["Surveys"]
 
 MAX_WAIT_S = 30.0
-"""Who asks waits no longer than this for who does not answer, whatever he says."""
+"""Upper bound on a survey's timeout; a larger request is clamped."""
 
-_MAX_AT_ONCE = 64
-"""Questions under way: each asks all hosts and holds their answers. More than people who look at one allocation."""
+_MAX_IN_FLIGHT = 64
+"""Limit on surveys in flight, each of which holds the answers of all hosts: more than the users of one allocation."""
 
 
 @dataclass(slots=True, eq=False)
 class _Survey:
-    asker: Link
+    requester: Link
     procs: list[ProcCalls]
     waiting: dict[Link, str]
     missing: list[str]
 
 
 class Surveys:
-    """Questions under way.
+    """The surveys in flight.
 
     Args:
-        later: runs a callback in so many seconds.
+        later: runs a callback after a delay in seconds.
     """
 
     def __init__(self, later: Callable[[float, Callable[[], None]], object]) -> None:
@@ -42,56 +42,62 @@ class Surveys:
         self._tickets = itertools.count(1)
 
     def begin(
-        self, asker: Link, question: Calls, asked: Mapping[Link, str], known: Iterable[ProcCalls], missing: list[str]
+        self,
+        requester: Link,
+        question: Calls,
+        asked: Mapping[Link, str],
+        known: Iterable[ProcCalls],
+        missing: list[str],
     ) -> None:
-        """Ask all of *asked*, whose names in words are given; refuse a question too many.
+        """Send *question* to all of *asked*, or refuse it if too many surveys are in flight.
 
         Args:
-            known: what need not be asked; read only where the question is answered.
-            missing: who cannot even be asked.
+            asked: links to ask, with their names in reports.
+            known: calls already known; read only if the survey is not refused.
+            missing: peers that cannot be asked, by name.
         """
-        if len(self._surveys) >= _MAX_AT_ONCE:
-            asker.send(
-                refuse(question, f"{_MAX_AT_ONCE} such questions are under way; ask again when they are answered")
+        if len(self._surveys) >= _MAX_IN_FLIGHT:
+            requester.send(
+                refuse(question, f"{_MAX_IN_FLIGHT} surveys are in flight already; retry when they have been answered")
             )
             return
         ticket = next(self._tickets)
-        survey = self._surveys[ticket] = _Survey(asker, list(known), dict(asked), missing)
+        survey = self._surveys[ticket] = _Survey(requester, list(known), dict(asked), missing)
         self._later(min(max(question.timeout_s, 0.0), MAX_WAIT_S), partial(self._finish, ticket))
         for link in asked:
             link.send(Calls(ticket, question.timeout_s))
-        self._look(ticket, survey)
+        self._finish_if_complete(ticket, survey)
 
     def take(self, link: Link, report: CallsReport) -> None:
-        """One of them has answered."""
+        """Add the report of one of the peers asked."""
         survey = self._surveys.get(report.ticket)
         if survey is not None and link in survey.waiting:
             del survey.waiting[link]
             survey.procs.extend(report.procs)
             survey.missing.extend(report.missing)
-            self._look(report.ticket, survey)
+            self._finish_if_complete(report.ticket, survey)
 
     def refuse(self, link: Link, refused: Refused) -> None:
-        """One of them cannot answer."""
+        """Record that one of the peers asked cannot answer."""
         survey = self._surveys.get(refused.number) if refused.request == Calls.__name__ else None
         if survey is not None and link in survey.waiting:
             survey.missing.append(survey.waiting.pop(link))
-            self._look(refused.number, survey)
+            self._finish_if_complete(refused.number, survey)
 
     def lose(self, link: Link) -> None:
-        """Whoever is behind *link* will not answer."""
+        """Handle a lost peer: cancel its own surveys, and wait for it no longer in others."""
         for ticket, survey in list(self._surveys.items()):
-            if survey.asker is link:
+            if survey.requester is link:
                 del self._surveys[ticket]
             elif link in survey.waiting:
                 survey.missing.append(survey.waiting.pop(link))
-                self._look(ticket, survey)
+                self._finish_if_complete(ticket, survey)
 
-    def _look(self, ticket: int, survey: _Survey) -> None:
+    def _finish_if_complete(self, ticket: int, survey: _Survey) -> None:
         if not survey.waiting:
             self._finish(ticket)
 
     def _finish(self, ticket: int) -> None:
         survey = self._surveys.pop(ticket, None)
         if survey is not None:
-            survey.asker.send(CallsReport(0, survey.procs, [*survey.missing, *survey.waiting.values()]))
+            survey.requester.send(CallsReport(0, survey.procs, [*survey.missing, *survey.waiting.values()]))

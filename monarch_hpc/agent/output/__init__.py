@@ -1,1 +1,1 @@
-"""Output of procs: pipes, rate limits, log files and their retention."""
+"""Procs' output: pipes, rate limits, log files and their retention."""

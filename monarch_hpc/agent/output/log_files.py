@@ -1,4 +1,4 @@
-"""The log files of a host's procs, written by a thread of their own: a stalled file system must not stall the agent."""
+"""The log files of a host's procs, written by their own thread: a stalled file system must not stall the agent."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from monarch_hpc.core.recent import Recent
 __all__ = ["OLD", "LogFiles"]
 
 OLD = ".old"
-"""Ends the name of the file that holds what came before the file of the same name without it."""
+"""Suffix of the rotated file, which holds the output that precedes the current file."""
 
 _PENDING_BYTES = 8 << 20
-"""What may wait for the file system, over all procs of a host."""
+"""Limit on data queued for the file system, for all procs of a host."""
 
 _PACE_S = 0.05
-"""Between two rounds of writing. Each opens its files, so that other hosts see what was written (NFS shows it when a
-file is closed), and opening costs the metadata server of a parallel file system more than writing."""
+"""Interval between two rounds of writing. Each round opens its files, so that other hosts see the output (NFS shows it
+when a file is closed), and opening costs the metadata server of a parallel file system more than writing."""
 
 _ROUND_BYTES = 1 << 20
-"""So much to write need not wait."""
+"""This much queued data is written without waiting for the next round."""
 
 _KEEP = 1024
-"""Files and folders of which something is remembered: more than write at the same time."""
+"""Number of files and folders remembered: more than are written at the same time."""
 
 _log = Logger(__name__)
 
 
 class LogFiles:
-    """Appends to log files. One that has grown to its limit is put aside, for the one that was put aside before.
+    """Appends to log files. A file that reaches its limit is rotated, and replaces the file rotated before.
 
     Args:
-        root: directory of the runs, made when needed.
-        max_bytes: of one file; 0 sets no limit.
-        drained: called from the thread when writing goes on after `full` was true.
+        root: directory of the runs, created on demand.
+        max_bytes: limit on one file; 0 for none.
+        drained: called from the writing thread when `full` turns false.
     """
 
     def __init__(self, root: Path, max_bytes: int, drained: Callable[[], None]) -> None:
@@ -53,21 +53,21 @@ class LogFiles:
         self._closing = False
         self._warned = False
         self._made: Recent[Path, bool] = Recent(_KEEP)
-        self._gone_bytes: Recent[Path, int] = Recent(_KEEP)
+        self._lost_bytes: Recent[Path, int] = Recent(_KEEP)
         self._thread = threading.Thread(target=self._work, name="monarch-logs", daemon=True)
         self._thread.start()
 
     def path(self, run: str, rank: int, host: str) -> Path:
-        """Where a proc's output goes."""
+        """The log file of a proc."""
         return self._root / run / f"r{rank:04d}.{host}.log"
 
     @property
     def full(self) -> bool:
-        """Whether writers should wait for `drained`."""
+        """Whether the backlog is full, and writers should wait for `drained`."""
         return self._full
 
     def append(self, path: Path, data: bytes) -> None:
-        """Write *data* at the end of *path*, some time soon."""
+        """Queue *data* to be appended to *path*."""
         with self._changed:
             self._pending.setdefault(path, []).append(data)
             self._pending_bytes += len(data)
@@ -75,7 +75,7 @@ class LogFiles:
             self._changed.notify()
 
     def close(self, timeout_s: float) -> None:
-        """Wait until all is written, at most *timeout_s* seconds."""
+        """Wait until all data is written, at most *timeout_s* seconds."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -85,11 +85,11 @@ class LogFiles:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._pending or self._closing)
-                taken, self._pending = self._pending, {}
-                if not taken:
+                batch, self._pending = self._pending, {}
+                if not batch:
                     return
             num_bytes = 0
-            for path, parts in taken.items():
+            for path, parts in batch.items():
                 data = b"".join(parts)
                 num_bytes += len(data)
                 try:
@@ -118,22 +118,22 @@ class LogFiles:
                 if not self._max_bytes or len(data) <= room_bytes:
                     file.write(data)
                     return
-                # The line that reaches the limit is the last of its file; where no line ends, what came at once is.
+                # The file ends after the line that crosses the limit; where no line ends, after the whole batch.
                 cut = data.find(b"\n", max(room_bytes - 1, 0)) + 1 or len(data)
                 file.write(data[:cut])
             data = data[cut:]
             if not data:
                 return
-            self._turn(path)
+            self._rotate(path)
 
-    def _turn(self, path: Path) -> None:
-        """Put the file at *path* aside, and begin another one there."""
+    def _rotate(self, path: Path) -> None:
+        """Rotate the file at *path*, and begin a new one."""
         old = path.with_name(path.name + OLD)
-        gone_bytes = (self._gone_bytes.get(path) or 0) + (old.stat().st_size if old.exists() else 0)
-        self._gone_bytes[path] = gone_bytes
+        lost_bytes = (self._lost_bytes.get(path) or 0) + (old.stat().st_size if old.exists() else 0)
+        self._lost_bytes[path] = lost_bytes
         os.replace(path, old)
-        gone = f", and {gone_bytes} bytes before that are gone" if gone_bytes else ""
-        head = f"[monarch-hpc: what came before is in {old.name}{gone} (config key 'logs.max_file_bytes')]\n"
+        lost = f"; {lost_bytes} bytes before that were discarded" if lost_bytes else ""
+        head = f"[monarch-hpc: earlier output is in {old.name}{lost} (config key 'logs.max_file_bytes')]\n"
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with open(descriptor, "wb") as file:
             file.write(head.encode())

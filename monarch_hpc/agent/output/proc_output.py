@@ -1,8 +1,8 @@
-"""What procs print: read without blocking, kept in files, and sent to the program in batches.
+"""Output of procs: read from pipes without blocking, written to log files, and sent to the program in batches.
 
-A proc that prints faster than the file system takes it, or than its share of the host's reading, is slowed down by
-its pipe, so that its file has all of it. What goes on to the program is limited, and a program that does not keep up
-slows nobody down: lines are left out for it, and counted.
+Backpressure through its pipe slows down a proc that prints faster than the file system takes it, or than its share of
+the host's read rate, so that its log file is complete. The output sent on to the program is limited, and a slow
+program slows no proc down: lines are dropped for it, and counted.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _READ_BYTES = 64 << 10
 _BATCH_S = 0.05
 _BATCH_BYTES = 64 << 10
 _NOTICE_S = 1.0
-"""How long lines may be left out before the program is told how many."""
+"""How long lines may be dropped before the program is informed of their number."""
 
 
 class LineSplitter:
-    """Turns chunks of bytes into lines: invalid UTF-8 is replaced, a line of more than 64 KiB is cut into several."""
+    """Splits bytes into lines: invalid UTF-8 is replaced, a line of more than 64 KiB is cut into several."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -54,7 +54,7 @@ class LineSplitter:
         return lines
 
     def skip(self, data: bytes) -> tuple[int, list[str]]:
-        """Return how many lines *data* completes, and the last few of them: `feed` for who needs no more, and cheap."""
+        """Return the number of lines that *data* completes, and the last few of them; cheaper than `feed`."""
         num_lines = data.count(b"\n")
         if num_lines <= NUM_LAST_LINES:
             lines = self.feed(data)
@@ -66,14 +66,14 @@ class LineSplitter:
         return num_lines, self.feed(data[at + 1 :])
 
     def flush(self) -> list[str]:
-        """Return what follows the last line feed, if anything."""
+        """Return the rest after the last line feed, if any."""
         rest, self._rest = self._rest, b""
         return [rest.decode("utf-8", "replace")] if rest else []
 
 
 @dataclass(frozen=True, slots=True)
 class OutputSource:
-    """Whose output it is."""
+    """The proc that wrote some output."""
 
     run: str
     mesh: int
@@ -82,29 +82,29 @@ class OutputSource:
 
 
 class Outlet:
-    """What the procs of a host share for their output.
+    """Shared by the procs of a host for their output.
 
     Args:
-        send: passes a batch towards the program.
-        crowded: tells whether too much already waits on that way.
+        send: sends a batch towards the program.
+        backlogged: tells whether the backlog towards the program is too large.
     """
 
     def __init__(
-        self, files: LogFiles, config: LogsConfig, send: Callable[[Output], None], crowded: Callable[[], bool]
+        self, files: LogFiles, config: LogsConfig, send: Callable[[Output], None], backlogged: Callable[[], bool]
     ) -> None:
         self.files = files
         self.config = config
-        self.rations = FairShare(config.host_rate_bytes, _READ_BYTES)
+        self.fair_share = FairShare(config.host_rate_bytes, _READ_BYTES)
         self.send = send
-        self.crowded = crowded
+        self.backlogged = backlogged
 
 
 class ProcOutput:
-    """The two pipes of one proc.
+    """Reads the two pipes of one proc.
 
     Args:
-        pipes: stream name (``out``, ``err``) -> descriptor to read, owned from here on.
-        path: its log file.
+        pipes: stream name (``out``, ``err``) -> descriptor to read, which this object owns.
+        path: log file.
     """
 
     def __init__(self, engine: Engine, tag: OutputSource, pipes: dict[str, int], path: Path, outlet: Outlet) -> None:
@@ -114,7 +114,7 @@ class ProcOutput:
         self._path = path
         self._outlet = outlet
         self._streaming = outlet.config.stream_to_client
-        self._allowance = TokenBucket(outlet.config.proc_rate_bytes, engine.clock())
+        self._bucket = TokenBucket(outlet.config.proc_rate_bytes, engine.clock())
         self._unmarkers = {stream: Unmarker(records=stream == "err") for stream in pipes}
         self._splitters = {stream: LineSplitter() for stream in pipes}
         self._batches: dict[str, list[str]] = {stream: [] for stream in pipes}
@@ -123,7 +123,7 @@ class ProcOutput:
         self._tails: dict[str, deque[str]] = {stream: deque(maxlen=NUM_LAST_LINES) for stream in pipes}
         self._timer: Timer | None = None
         self._notice: Timer | None = None
-        self._ration: Timer | None = None
+        self._resume_timer: Timer | None = None
         self._last: deque[tuple[str, str]] = deque(maxlen=NUM_LAST_LINES)
         self._paused = False
         for fd in pipes.values():
@@ -132,7 +132,7 @@ class ProcOutput:
 
     @property
     def last_lines(self) -> list[str]:
-        """The last lines that the proc wrote, both streams as they came."""
+        """The last lines that the proc wrote, of both streams, in order of arrival."""
         lines: list[str] = []
         for stream, line in self._last:
             record = parse_record(line) if stream == "err" else None
@@ -140,18 +140,18 @@ class ProcOutput:
         return lines[-NUM_LAST_LINES:]
 
     def stream(self, on: bool) -> None:
-        """Send what it prints from here on to the program, or keep it in the file alone."""
+        """Send later output to the program, too, or only to the log file."""
         self._flush()
         self._streaming = on
 
     def resume(self) -> None:
-        """Read again after the files were full."""
-        if self._paused and self._ration is None and not self._outlet.files.full:
+        """Resume reading once the log writer has caught up."""
+        if self._paused and self._resume_timer is None and not self._outlet.files.full:
             self._paused = False
             self._watch()
 
     def finish(self) -> None:
-        """The proc has ended: take what it left in the pipes, send everything, and close them."""
+        """After the proc's end: read the rest of its pipes, send everything, and close the pipes."""
         for stream, fd in list(self._pipes.items()):
             with contextlib.suppress(OSError):
                 # A pipe holds 64 KiB by default and at most 1 MiB; a child that goes on writing is cut off.
@@ -161,9 +161,9 @@ class ProcOutput:
                         break
                     self._take(stream, data)
             self._close(stream)
-        self._flush(tell=True)
-        if self._ration is not None:
-            self._ration.cancel()
+        self._flush(report_dropped=True)
+        if self._resume_timer is not None:
+            self._resume_timer.cancel()
 
     def _watch(self) -> None:
         for stream, fd in self._pipes.items():
@@ -188,13 +188,13 @@ class ProcOutput:
             self._close(stream)
             return
         self._take(stream, data)
-        wait_s = self._outlet.rations.take(self, len(data), self._engine.clock())
+        wait_s = self._outlet.fair_share.take(self, len(data), self._engine.clock())
         if wait_s:
             self._pause()
-            self._ration = self._engine.call_later(wait_s, self._fed)
+            self._resume_timer = self._engine.call_later(wait_s, self._resume_reading)
 
-    def _fed(self) -> None:
-        self._ration = None
+    def _resume_reading(self) -> None:
+        self._resume_timer = None
         self.resume()
 
     def _close(self, stream: str) -> None:
@@ -212,14 +212,14 @@ class ProcOutput:
             self._outlet.files.append(self._path, text)
         splitter = self._splitters[stream]
         cost = cost_bytes(data.count(b"\n"), len(data))
-        if self._streaming and self._allowance.take(cost, self._engine.clock()):
+        if self._streaming and self._bucket.take(cost, self._engine.clock()):
             self._batch_bytes += len(data)
             self._add(stream, splitter.feed(data))
         else:
             self._skip(stream, *splitter.skip(data))
 
     def _add(self, stream: str, lines: list[str]) -> None:
-        lines = self._noted(stream, lines)
+        lines = self._keep_last(stream, lines)
         if not lines or not self._streaming:
             return
         self._batches[stream].extend(lines)
@@ -229,15 +229,15 @@ class ProcOutput:
             self._timer = self._engine.call_later(_BATCH_S, self._flush)
 
     def _skip(self, stream: str, num_lines: int, last: list[str]) -> None:
-        """Leave lines out, but for the last few, which stay ready to be told with their number."""
-        last = self._noted(stream, last)
+        """Drop lines, except for the last few, which are sent with the number of dropped lines."""
+        last = self._keep_last(stream, last)
         if not num_lines or not self._streaming:
             return
         self._flush()
         self._drop(stream, num_lines, last)
 
-    def _noted(self, stream: str, lines: list[str]) -> list[str]:
-        """Keep the last of *lines*; return them with each record in a line of its own."""
+    def _keep_last(self, stream: str, lines: list[str]) -> list[str]:
+        """Remember the last of *lines*; return them with each log record on its own line."""
         if stream == "err" and any(MARK in line for line in lines):
             lines = [part for line in lines for part in split_marked(line)]
         self._last.extend((stream, line) for line in lines[-NUM_LAST_LINES:])
@@ -247,23 +247,23 @@ class ProcOutput:
         self._num_dropped[stream] += max(num_lines, len(last))
         self._tails[stream].extend(last)
         if self._notice is None:
-            self._notice = self._engine.call_later(_NOTICE_S, partial(self._flush, tell=True))
+            self._notice = self._engine.call_later(_NOTICE_S, partial(self._flush, report_dropped=True))
 
-    def _flush(self, *, tell: bool = False) -> None:
-        """Send what waits; with *tell* also how much was left out."""
+    def _flush(self, *, report_dropped: bool = False) -> None:
+        """Send the queued lines; with *report_dropped* also the number of dropped ones."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if tell and self._notice is not None:
+        if report_dropped and self._notice is not None:
             self._notice.cancel()
             self._notice = None
         self._batch_bytes = 0
         tag = self._tag
         for stream, lines in self._batches.items():
-            if lines and self._outlet.crowded():
+            if lines and self._outlet.backlogged():
                 self._drop(stream, len(lines), lines)
                 lines.clear()
-            if lines or (tell and self._num_dropped[stream]):
+            if lines or (report_dropped and self._num_dropped[stream]):
                 tail = self._tails[stream]
                 num_dropped, self._num_dropped[stream] = self._num_dropped[stream] - len(tail), 0
                 whole = [*tail, *lines]

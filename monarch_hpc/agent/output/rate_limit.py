@@ -1,4 +1,4 @@
-"""How fast a host reads what its procs print, and how much of it goes on to the program. Pure: time is an argument."""
+"""Rate limits: reading of procs' output on a host, and its forwarding to the program. Pure: time is an argument."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Hashable
 __all__ = ["FairShare", "TokenBucket", "cost_bytes"]
 
 _LINE_BYTES = 64
-"""What a line costs besides its text, on its way and in the program: many empty ones are a flood too."""
+"""Overhead of a line besides its text, in transit and in the program: many empty lines are a flood, too."""
 
 _WINDOW_S = 0.05
-"""Short enough that a proc which must wait is not seen to stutter, long enough for many reads."""
+"""Short enough that a throttled proc does not visibly stutter, long enough for many reads."""
 
 
 class FairShare:
-    """Shares reading among the procs of a host: one that pours gets what the others leave, and delays nobody.
+    """Shares a host's read rate among its procs: a flooding proc gets only what the others leave, and delays no other.
 
-    Time runs in windows. In each, every reader may take the same share, or *least_bytes* if that is more. Only those
-    that used theirs up in the window before are counted for the share, so that one that is alone gets all.
+    Time is divided into windows. In each, every reader may take an equal share, or *least_bytes* if that is more. Only
+    readers that exhausted their share in the previous window count for the division, so that a single one gets all.
 
     Args:
-        rate_bytes: in a second, all readers together; 0 sets no limit.
-        least_bytes: what a reader may take in any window, and what it may take at a time.
+        rate_bytes: bytes per second, for all readers together; 0 for no limit.
+        least_bytes: minimum of a reader's share; also the largest single read.
     """
 
     def __init__(self, rate_bytes: int, least_bytes: int) -> None:
@@ -30,53 +30,53 @@ class FairShare:
         self._window = -1
         self._share_bytes = self._quota_bytes
         self._taken: dict[Hashable, int] = {}
-        self._hungry: set[Hashable] = set()
+        self._exhausted: set[Hashable] = set()
 
     def take(self, reader: Hashable, num_bytes: int, now_s: float) -> float:
-        """Note that *reader* has read so much; return for how many seconds it must not read again, 0 for none."""
+        """Record that *reader* has read *num_bytes*; return for how many seconds it must pause, 0 for none."""
         if not self._quota_bytes:
             return 0.0
         window = int(now_s / _WINDOW_S)
         if window != self._window:
-            # Windows may lie between in which nobody read.
-            hungry = self._hungry if window == self._window + 1 else set()
-            # What the last read took beyond the share counts for this window.
-            self._taken = {who: self._taken[who] - self._share_bytes for who in hungry}
+            # Windows without any read may lie between.
+            exhausted = self._exhausted if window == self._window + 1 else set()
+            # A read beyond the share is charged to this window.
+            self._taken = {each: self._taken[each] - self._share_bytes for each in exhausted}
             self._window = window
-            self._hungry = set()
-            self._share_bytes = max(self._least_bytes, self._quota_bytes // max(len(hungry), 1))
+            self._exhausted = set()
+            self._share_bytes = max(self._least_bytes, self._quota_bytes // max(len(exhausted), 1))
         taken = self._taken[reader] = self._taken.get(reader, 0) + num_bytes
         if taken < self._share_bytes:
             return 0.0
-        self._hungry.add(reader)
+        self._exhausted.add(reader)
         return (window + 1) * _WINDOW_S - now_s
 
 
 class TokenBucket:
-    """How much of a proc's output goes to the program: so much a second, after a first burst of four times that.
+    """Limits output that is forwarded to the program, with an initial burst of four seconds' worth.
 
-    Once used up it stays so until a second's worth has come together: few pieces to read instead of many shreds.
+    Once exhausted it stays so until a second's worth has accumulated: the program gets few long pieces, not many short.
 
     Args:
-        rate_bytes: in a second; 0 sets no limit.
+        rate_bytes: bytes per second; 0 for no limit.
     """
 
     def __init__(self, rate_bytes: int, now_s: float) -> None:
         self._rate_bytes = rate_bytes
         self._left_bytes = 4.0 * rate_bytes
-        self._at_s = now_s
+        self._updated_s = now_s
         self._used_up = False
 
     def take(self, num_bytes: int, now_s: float) -> bool:
-        """Take so much if there is any left."""
+        """Take *num_bytes* if the bucket allows; return whether it does."""
         rate = self._rate_bytes
         if not rate:
             return True
-        self._left_bytes = min(self._left_bytes + (now_s - self._at_s) * rate, 4.0 * rate)
-        self._at_s = now_s
+        self._left_bytes = min(self._left_bytes + (now_s - self._updated_s) * rate, 4.0 * rate)
+        self._updated_s = now_s
         if self._left_bytes >= rate:
             self._used_up = False
-        # What is more than ever comes together passes when as much has come together as can.
+        # A piece larger than the bucket passes when the bucket is full.
         if self._used_up or num_bytes > self._left_bytes < 4.0 * rate:
             self._used_up = True
             return False
@@ -85,5 +85,5 @@ class TokenBucket:
 
 
 def cost_bytes(num_lines: int, num_bytes: int) -> int:
-    """Return what lines take from an allowance."""
+    """Return the cost of lines for a `TokenBucket`."""
     return num_bytes + _LINE_BYTES * num_lines

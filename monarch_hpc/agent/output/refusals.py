@@ -1,4 +1,4 @@
-"""The connections that procs refuse, told in the agent's log: in a proc's own they would reach the user's terminal."""
+"""Logs the connections that procs refuse in the agent's log: logged by a proc, they would reach the user's terminal."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from monarch_hpc.transport.engine.engine import Engine
 
 __all__ = ["Refusals"]
 
-_LOOK_S = 2.0
-"""Between two looks at what procs have counted: one read of eight bytes for each."""
-_SAY_AGAIN_S = 60.0
-"""A scan of ports is one line in the log, with a count in the next one."""
+_POLL_S = 2.0
+"""Interval between two polls of the procs' counters: one read of eight bytes for each proc."""
+_LOG_INTERVAL_S = 60.0
+"""Minimum interval between log lines: a port scan gives one line, and a count in the next one."""
 _MAX_NAMED = 4
 
 _log = Logger(__name__)
 
 
 class Refusals:
-    """Watches what the procs of a host count. All methods are for the driver of the engine.
+    """Polls the refusal counters of a host's procs. All methods must be called on the engine's driver.
 
     Args:
-        procs: those that run; changes as they come and go.
+        procs: the running procs; a live view.
     """
 
     def __init__(self, engine: Engine, procs: Collection[Proc]) -> None:
         self._engine = engine
         self._procs = procs
         self._seen: dict[Proc, int] = {}
-        self._new: Counter[str] = Counter()  # not said yet, by proc
-        self._said_s = engine.clock() - _SAY_AGAIN_S
-        engine.call_later(_LOOK_S, self._look)
+        self._new: Counter[str] = Counter()  # not logged yet, by proc
+        self._logged_s = engine.clock() - _LOG_INTERVAL_S
+        engine.call_later(_POLL_S, self._poll)
 
     def ended(self, proc: Proc) -> None:
-        """Take what a proc has counted last."""
+        """Read the final count of a proc that has ended."""
         self._read(proc)
         self._seen.pop(proc, None)
 
-    def say(self) -> None:
-        """Write what is new to the log."""
+    def log_new(self) -> None:
+        """Log the refusals since the last log line, if any."""
         if self._new:
             named = ", ".join(f"{num} at {name}" for name, num in self._new.most_common(_MAX_NAMED))
             more = f" and {len(self._new) - _MAX_NAMED} more procs" if len(self._new) > _MAX_NAMED else ""
@@ -51,14 +51,14 @@ class Refusals:
                 "%d connections without the allocation's key were refused: %s%s", self._new.total(), named, more
             )
             self._new.clear()
-            self._said_s = self._engine.clock()
+            self._logged_s = self._engine.clock()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         for proc in self._procs:
             self._read(proc)
-        if self._engine.clock() - self._said_s >= _SAY_AGAIN_S:
-            self.say()
-        self._engine.call_later(_LOOK_S, self._look)
+        if self._engine.clock() - self._logged_s >= _LOG_INTERVAL_S:
+            self.log_new()
+        self._engine.call_later(_POLL_S, self._poll)
 
     def _read(self, proc: Proc) -> None:
         data = os.pread(proc.record_fd, REFUSED.size, REFUSED_AT) if proc.record_fd >= 0 else b""

@@ -1,1 +1,1 @@
-"""Procs on this host: starting them by the zygote or as a step's tasks, and what is known of each."""
+"""Procs on this host: started from the zygote or as tasks of a step; and their state and records."""

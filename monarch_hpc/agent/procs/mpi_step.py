@@ -1,7 +1,8 @@
-"""Procs as tasks of a step of Slurm's own, so that MPI finds its world: `spawn_procs(mpi=True)`.
+"""MPI meshes: procs as tasks of a Slurm step of their own, so that MPI finds its ranks: `spawn_procs(mpi=True)`.
 
-The agent of the mesh's first host starts the step. Each task calls the agent of its host on a socket in the folder
-that only this user can enter, gets what a zygote would get, and stays as its proc's parent: see `agent.procs.mpi_task`.
+The agent of the mesh's first host starts the step. Each task connects to its host's agent on a socket in a folder
+that only this user can enter, gets the order that a zygote would get, and stays as its proc's parent: see
+`agent.procs.mpi_task`.
 """
 
 from __future__ import annotations
@@ -31,21 +32,21 @@ from monarch_hpc.wire.start import ProcOrder, render_order
 
 __all__ = ["MpiSteps", "StepSettings"]
 
-_MAX_WORDS_BYTES = 64 << 10
+_MAX_OUTPUT_BYTES = 64 << 10
 _NUM_LAST_LINES = 20
 
 
 @dataclass(frozen=True, slots=True)
 class StepSettings:
-    """What all steps of an agent have in common.
+    """Settings common to all steps of an agent.
 
     Args:
         entry: ``module:function`` that procs run.
-        sockets: the host's folder for them, see `segments`; empty where there is none.
-        job_id: of Slurm; None in an allocation that is none of Slurm's.
-        host_names: by rank, as Slurm calls them.
-        flags: of the agents' step; this one differs from it where it must.
-        environment: the agent's.
+        sockets: the host's folder for sockets, see `agent.resources.shm_folder`; empty if there is none.
+        job_id: the Slurm job; None if the allocation is not a Slurm job.
+        host_names: Slurm's node names by rank.
+        flags: the options of the agents' step; an MPI step overrides some.
+        environment: the agent's environment.
     """
 
     allocation: str
@@ -62,67 +63,69 @@ class StepSettings:
 
 
 class MpiSteps:
-    """The procs of this host that are tasks. All methods are for the driver of the engine."""
+    """The procs of this host that are tasks of steps. All methods must be called on the engine's driver."""
 
     def __init__(self, engine: Engine, reaper: Reaper, settings: StepSettings) -> None:
         self._engine = engine
         self._reaper = reaper
         self._settings = settings
-        self._musters: dict[tuple[str, int], _TaskGathering] = {}
+        self._gatherings: dict[tuple[str, int], _TaskGathering] = {}
         self._tasks: dict[int, _Task] = {}
 
     @property
     def watched(self) -> Collection[int]:
-        """The process ids of procs that have not ended, each of which is nobody else's."""
+        """The pids of procs that have not been reaped, so that the pids cannot have been reused."""
         return self._tasks.keys()
 
     def spawn(self, order: SpawnProcs, request: ProcOrder, fds: Sequence[int], done: Callable[[Spawned], None]) -> None:
-        """Start the procs of *request*; otherwise as `Zygotes.spawn`.
+        """Start the procs of *request*; otherwise like `ZygotePool.spawn`.
 
         Raises:
-            ValueError: there is no Slurm to make a step, or no folder for the socket.
-            OSError: no socket or no process can be made.
+            ValueError: the allocation is not a Slurm job, or there is no folder for the socket.
+            OSError: the socket or srun cannot be created.
         """
         if self._settings.job_id is None:
-            raise ValueError("mpi=True needs a job of Slurm, whose srun starts the procs; this allocation is none")
+            raise ValueError(
+                "mpi=True needs a Slurm job, whose srun starts the procs; this allocation is not a Slurm job"
+            )
         if not self._settings.sockets:
             raise ValueError(
-                "mpi=True needs a folder in /dev/shm of the host, and it has none; the agent's log says why"
+                "mpi=True needs the agent's folder in /dev/shm, which could not be made; the agent's log says why"
             )
-        muster = _TaskGathering(self._engine, self._settings, order, request, fds, done, self._tasks)
+        gathering = _TaskGathering(self._engine, self._settings, order, request, fds, done, self._tasks)
         key = order.run, order.mesh
-        self._musters[key] = muster
-        muster.closed = lambda: self._musters.pop(key, None)
+        self._gatherings[key] = gathering
+        gathering.closed = lambda: self._gatherings.pop(key, None)
         if order.hosts[0] == self._settings.host_rank:
             try:
-                muster.start(self._reaper)
+                gathering.start(self._reaper)
             except OSError:
-                muster.close()
+                gathering.close()
                 raise
 
     def watch(self, pid: int, ended: Callable[[Exit], None]) -> None:
-        """Call *ended* once, on the driver, when the proc has ended."""
+        """Call *ended* once, on the driver, after the proc has exited."""
         task = self._tasks[pid]
         task.ended = ended
         if task.over:
-            self._engine.call_soon(task.bury)
+            self._engine.call_soon(task.report_exit)
 
     def abandon(self, run: str, mesh: int) -> None:
-        """Wait no longer for the tasks of a mesh that is given up."""
-        muster = self._musters.get((run, mesh))
-        if muster is not None:
-            muster.fail("it was given up", [])
+        """Stop waiting for the tasks of a mesh that was given up."""
+        gathering = self._gatherings.get((run, mesh))
+        if gathering is not None:
+            gathering.fail("it was given up", [])
 
     def close(self) -> None:
-        """Let go of all tasks, which kill their procs."""
-        for muster in list(self._musters.values()):
-            muster.fail("the allocation is being released", [])
+        """Disconnect from all tasks, which then kill their procs."""
+        for gathering in list(self._gatherings.values()):
+            gathering.fail("the allocation is being released", [])
         for task in list(self._tasks.values()):
             task.close()
 
 
 class _TaskGathering:
-    """Waits for the tasks of one mesh on this host."""
+    """Waits for the tasks of one mesh on this host to connect and fork their procs."""
 
     def __init__(
         self,
@@ -142,9 +145,9 @@ class _TaskGathering:
         self._request = request
         self._done: Callable[[Spawned], None] | None = done
         self._pids: dict[int, int] = {}
-        self._visitors: set[_Task] = set()
+        self._connected: set[_Task] = set()
         self._step: subprocess.Popen[bytes] | None = None
-        self._words = -1
+        self._output_fd = -1
         self._path = socket_path(settings.sockets, order.run, order.mesh)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -156,11 +159,11 @@ class _TaskGathering:
         self._listener.setblocking(False)
         self._fds = [os.dup(fd) for fd in fds]
         engine.watch(self._listener.fileno(), self._accept)
-        self._timer = engine.call_later(order.deadline_s, lambda: self.fail(self._late(), self._last_lines()))
+        self._timer = engine.call_later(order.deadline_s, lambda: self.fail(self._late_problem(), self._last_lines()))
 
     def start(self, reaper: Reaper) -> None:
         """Start the step, for all hosts of the mesh."""
-        # Here: few meshes need a step, and what speaks to Slurm is a sixth of what an agent would load.
+        # A late import: few meshes need a step, and the Slurm modules would add a sixth to what an agent loads.
         from monarch_hpc.slurm.argv import mpi_step_argv, scrubbed
 
         settings, order = self._settings, self._order
@@ -181,20 +184,20 @@ class _TaskGathering:
             },
             command,
         )
-        words = os.memfd_create("step")
+        output_fd = os.memfd_create("step")
         try:
             self._step = launch(
                 argv,
                 scrubbed(settings.environment),
                 stdin=subprocess.DEVNULL,
-                stdout=words,
-                stderr=words,
+                stdout=output_fd,
+                stderr=output_fd,
                 new_session=True,
             )
         except OSError as error:
-            os.close(words)
+            os.close(output_fd)
             raise OSError(error.errno, f"srun: {error.strerror}") from error
-        self._words = words
+        self._output_fd = output_fd
         reaper.watch(self._step.pid, self._step_ended)
 
     def _step_ended(self, how: Exit) -> None:
@@ -202,16 +205,16 @@ class _TaskGathering:
         self._step.returncode = how.code if how.code is not None else -(how.signal or 0)
         cause = f"srun, which was to start it, ended: {how} (config key 'procs.mpi' names the plugin)"
         self.fail(cause, self._last_lines())
-        os.close(self._words)
-        self._words = -1
+        os.close(self._output_fd)
+        self._output_fd = -1
 
-    def _late(self) -> str:
+    def _late_problem(self) -> str:
         return f"its task did not come within {self._order.deadline_s:g} s (config key 'procs.start_s')"
 
     def _last_lines(self) -> list[str]:
-        if self._words < 0:
+        if self._output_fd < 0:
             return []
-        text = os.pread(self._words, _MAX_WORDS_BYTES, 0).decode(errors="replace")
+        text = os.pread(self._output_fd, _MAX_OUTPUT_BYTES, 0).decode(errors="replace")
         return text.splitlines()[-_NUM_LAST_LINES:]
 
     def _accept(self, _mask: int) -> None:
@@ -220,12 +223,12 @@ class _TaskGathering:
             if peer_uid(sock) != os.getuid():
                 sock.close()
             else:
-                self._visitors.add(_Task(self, sock))
+                self._connected.add(_Task(self, sock))
 
-    def answer(self, sock: socket.socket, local_rank: int, theirs: list[str]) -> str:
-        """Tell a task what to do; return why not, empty if it was told."""
-        if theirs != versions():
-            found, wanted = " with ".join(theirs), " with ".join(versions())
+    def answer(self, sock: socket.socket, local_rank: int, task_versions: list[str]) -> str:
+        """Send a task its order; return why it is refused, empty if it is not."""
+        if task_versions != versions():
+            found, wanted = " with ".join(task_versions), " with ".join(versions())
             return f"{self._order.python or sys.executable} is {found}; the program and its hosts are {wanted}"
         ranks = [start.local_rank for start in self._request.starts]
         if self._done is None or local_rank not in ranks:
@@ -236,47 +239,47 @@ class _TaskGathering:
             {"order": render_order(request), "entry": self._settings.entry, "preload": self._order.preload}
         )
         fds = array.array("i", self._fds[index * FDS_PER_PROC : (index + 1) * FDS_PER_PROC])
-        sock.setblocking(True)  # it waits for nothing else, and takes all
+        sock.setblocking(True)  # the task reads nothing else, so this cannot block for long
         socket.send_fds(sock, [message[:1]], list(fds))
         sock.sendall(message[1:])
         sock.setblocking(False)
         return ""
 
-    def forked(self, local_rank: int, pid: int) -> None:
-        """A task has forked its proc."""
+    def on_forked(self, local_rank: int, pid: int) -> None:
+        """Record that a task has forked its proc."""
         self._pids[local_rank] = pid
         if len(self._pids) == len(self._request.starts) and self._done is not None:
             done, self._done = self._done, None
             self.close()
             done([self._pids[start.local_rank] for start in self._request.starts])
 
-    def left(self, task: _Task) -> None:
-        """A task is gone."""
-        self._visitors.discard(task)
+    def on_task_gone(self, task: _Task) -> None:
+        """Forget a task that has disconnected."""
+        self._connected.discard(task)
 
     def fail(self, cause: str, last_lines: list[str]) -> None:
-        """Give up what was not forked yet."""
+        """Give up the mesh unless all its procs have been forked."""
         done, self._done = self._done, None
         if done is None:
             return
-        for task in list(self._visitors):
+        for task in list(self._connected):
             task.close()
         for pid in self._pids.values():
             self.tasks.pop(pid, None)
         if self._step is not None and self._step.returncode is None:
             with contextlib.suppress(ProcessLookupError):
-                # srun takes it as a wish to end the step.
+                # On SIGTERM srun ends the step.
                 os.kill(self._step.pid, signal.SIGTERM)
         self.close()
         done(ForkProblem(cause, last_lines))
 
     def close(self) -> None:
-        """Wait for no more tasks."""
+        """Stop accepting tasks."""
         self._timer.cancel()
         if self._listener.fileno() >= 0:
             self.engine.unwatch(self._listener.fileno())
             self._listener.close()
-            with contextlib.suppress(FileNotFoundError):  # the folder may have gone before it
+            with contextlib.suppress(FileNotFoundError):  # the folder may have been removed already
                 os.unlink(self._path)
         for fd in self._fds:
             os.close(fd)
@@ -285,37 +288,37 @@ class _TaskGathering:
 
 
 class _Task:
-    """The agent's end of one task."""
+    """The agent's connection to one task."""
 
-    def __init__(self, muster: _TaskGathering, sock: socket.socket) -> None:
+    def __init__(self, gathering: _TaskGathering, sock: socket.socket) -> None:
         self.ended: Callable[[Exit], None] | None = None
-        self._muster = muster
+        self._gathering = gathering
         self._sock = sock
         self._incoming = b""
         self._local_rank = -1
         self._pid = 0
         self._exit: Exit | None = None
         sock.setblocking(False)
-        muster.engine.watch(sock.fileno(), self._on_ready)
+        gathering.engine.watch(sock.fileno(), self._on_ready)
 
     def close(self) -> None:
-        """Let go of it; a proc that it still has is killed by it."""
+        """Disconnect from the task, which then kills its proc."""
         if self.over:
             return
-        self._muster.engine.unwatch(self._sock.fileno())
+        self._gathering.engine.unwatch(self._sock.fileno())
         self._sock.close()
-        self._muster.left(self)
+        self._gathering.on_task_gone(self)
         if self.ended is not None:
-            self.bury()
+            self.report_exit()
 
     @property
     def over(self) -> bool:
-        """Whether it is gone."""
+        """Whether the connection is closed."""
         return self._sock.fileno() < 0
 
-    def bury(self) -> None:
-        """Tell how its proc ended; who is to be told may come later than the end."""
-        self._muster.tasks.pop(self._pid, None)
+    def report_exit(self) -> None:
+        """Report how the proc ended; the callback may be set only after the end."""
+        self._gathering.tasks.pop(self._pid, None)
         assert self.ended is not None
         self.ended(self._exit or Exit(None, int(signal.SIGKILL)))
 
@@ -332,24 +335,26 @@ class _Task:
             if len(self._incoming) < end:
                 break
             message, self._incoming = self._incoming[LENGTH.size : end], self._incoming[end:]
-            self._take(json.loads(message))
+            self._handle(json.loads(message))
         if not data or self._exit is not None:
             self.close()
 
-    def _take(self, message: dict[str, object]) -> None:
+    def _handle(self, message: dict[str, object]) -> None:
         match message:
-            case {"local_rank": int(local_rank), "versions": list(theirs)}:
+            case {"local_rank": int(local_rank), "versions": list(task_versions)}:
                 self._local_rank = local_rank
                 try:
-                    problem = self._muster.answer(self._sock, local_rank, [str(version) for version in theirs])
+                    problem = self._gathering.answer(
+                        self._sock, local_rank, [str(version) for version in task_versions]
+                    )
                 except OSError as error:
                     problem = f"its task is gone: {error.strerror}"
                 if problem:
-                    self._muster.fail(problem, [])
+                    self._gathering.fail(problem, [])
             case {"pid": int(pid)}:
                 self._pid = pid
-                self._muster.tasks[pid] = self
-                self._muster.forked(self._local_rank, pid)
+                self._gathering.tasks[pid] = self
+                self._gathering.on_forked(self._local_rank, pid)
             case {"exited": int(code)}:
                 self._exit = Exit(code, None)
             case {"killed": int(number)}:

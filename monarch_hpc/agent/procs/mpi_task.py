@@ -1,8 +1,8 @@
 """`python -m monarch_hpc.agent.procs.mpi_task`: one task of an MPI mesh's step, and the parent of its proc.
 
-Slurm starts and owns the tasks of a step, so that no agent is their parent. This process asks the agent of its host
-what to do, forks the proc, which inherits the step's environment, and tells the agent how the proc ended. When the
-agent is gone the proc is killed, as it would be as a child of the agent.
+Slurm starts and owns the tasks of a step, so they are not children of an agent. This process gets the proc's order
+from its host's agent, forks the proc, which inherits the step's environment, and reports the proc's exit to the agent.
+If the agent ends, this process kills the proc, as the kernel would kill a child of the agent.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from monarch_hpc.wire.start import parse_order
 
 __all__ = ["main", "peer_uid", "socket_path"]
 
-_PATIENCE_S = 60.0
-"""How long the agent may take to listen: it is told of the mesh when the step's first host is."""
+_CONNECT_S = 60.0
+"""How long the agent may take to listen: agents receive a mesh's order at different times."""
 
 _POLL_S = 0.01
 _CREDENTIALS = struct.Struct("3i")
 
 
 def peer_uid(sock: socket.socket) -> int:
-    """The user at the other end of a local socket, as the kernel says."""
+    """The uid of the peer of a Unix socket, from the kernel."""
     data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return int(_CREDENTIALS.unpack(data)[1])
 
 
 def socket_path(folder: str, run: str, mesh: int) -> str:
-    """The socket in *folder* on which an agent waits for the tasks of a mesh; at most 108 bytes, as the kernel asks."""
+    """The path of the socket on which an agent accepts the tasks of a mesh; at most 108 bytes, the kernel's limit."""
     return f"{folder}/mpi-{run}-{mesh:x}"
 
 
 def main() -> int:
-    """Run one proc; return its exit status, 128 and more for a signal."""
+    """Run one proc; return its exit status, or 128 plus the signal."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     forbid_core_dumps()
     allocation, run_id, mesh, host_rank = sys.argv[1:]
@@ -54,7 +54,7 @@ def main() -> int:
         sock.sendall(render({"local_rank": int(os.environ["SLURM_LOCALID"]), "versions": versions()}))
         request = receive(sock)
         if request is None:
-            return 1  # the mesh was given up, or this interpreter is refused
+            return 1  # the mesh was given up, or this interpreter was refused
         body, fds = request
         document = json.loads(body)
         order = parse_order(json.dumps(document["order"]))
@@ -62,7 +62,7 @@ def main() -> int:
         for module in document["preload"]:
             importlib.import_module(module)
         (start,) = order.starts
-        # The step may have been given less than the job, on which the shares were reckoned.
+        # The step may have fewer CPUs than the job, from which the shares were computed.
         start = replace(start, cpus=[cpu for cpu in start.cpus if cpu in os.sched_getaffinity(0)])
         own = os.getpid()
         pid = os.fork()
@@ -76,7 +76,7 @@ def main() -> int:
 
 
 def _connect(allocation: str, host_rank: int, run_id: str, mesh: int) -> socket.socket:
-    end_s = time.monotonic() + _PATIENCE_S
+    end_s = time.monotonic() + _CONNECT_S
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     while True:
         path = socket_path(find_segments(allocation, host_rank), run_id, mesh)
@@ -94,14 +94,14 @@ def _connect(allocation: str, host_rank: int, run_id: str, mesh: int) -> socket.
 
 
 def _watch(sock: socket.socket, pid: int) -> int:
-    """Wait for the end of the proc and tell it, or of the agent and kill the proc."""
-    handle = os.pidfd_open(pid)
+    """Wait for the proc's exit and report it; if the agent ends first, kill the proc."""
+    pidfd = os.pidfd_open(pid)
     poll = select.poll()
-    poll.register(handle, select.POLLIN)
+    poll.register(pidfd, select.POLLIN)
     poll.register(sock, select.POLLIN)
     if any(fd == sock.fileno() for fd, _ in poll.poll()):
         _kill(pid)
-    # Not reaped yet, so that the number is nobody else's while the agent may use it.
+    # WNOWAIT: the pid cannot be reused while the agent may use it.
     found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     assert found is not None
     with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -109,7 +109,7 @@ def _watch(sock: socket.socket, pid: int) -> int:
     exited = found.si_code == os.CLD_EXITED
     with contextlib.suppress(OSError):
         sock.sendall(render({"exited" if exited else "killed": found.si_status}))
-        sock.recv(1)  # until the agent has heard it
+        sock.recv(1)  # until the agent has received it
     os.waitpid(pid, 0)
     return found.si_status if exited else 128 + found.si_status
 

@@ -1,4 +1,4 @@
-"""What an agent keeps of each of its procs, from the order to the end."""
+"""An agent's state of one proc, from the order to the end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Proc", "ProcState"]
 
 
 class ProcState(enum.Enum):
-    """How far a proc has come."""
+    """The stages of a proc's start."""
 
     STARTING = enum.auto()
     READY = enum.auto()
@@ -24,12 +24,12 @@ class Proc:
     """One proc from its order to its end.
 
     Attributes:
-        record_fd: memory that it records into, see `telemetry.recorder`; -1 once that is closed.
-        hello_fd: where it says that it is ready; -1 once that is closed.
-        pid: 0 until the zygote has told it.
-        asked: its end was asked for.
-        cause: why we killed it, if not asked.
-        in_step: it is a task of a step, see `agent.procs.mpi_step`.
+        record_fd: memory that the proc records into, see `telemetry.recorder`; -1 once closed.
+        hello_fd: pipe on which the proc reports ready; -1 once closed.
+        pid: 0 until the zygote has reported it.
+        stop_requested: whether its stop was requested.
+        cause: why the agent killed it without a request.
+        in_step: whether it is a task of a step, see `agent.procs.mpi_step`.
     """
 
     start: ProcStart
@@ -42,6 +42,6 @@ class Proc:
     pid: int = 0
     hello: bytes = b""
     stopping: bool = False
-    asked: bool = False
+    stop_requested: bool = False
     cause: str = ""
     killer: Timer | None = None

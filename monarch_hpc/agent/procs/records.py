@@ -1,4 +1,4 @@
-"""What the procs of a host have recorded, also of those that died, and what the agent records of them itself."""
+"""Records of a host's procs, including dead ones, and the agent's own records of their life cycle."""
 
 from __future__ import annotations
 
@@ -24,55 +24,55 @@ class _EndedProc:
 
 
 class HostRecords:
-    """The records of a host. All methods are for the driver of the engine.
+    """The records of a host. All methods must be called on the engine's driver.
 
     Args:
-        keep_dead: how many of the procs that died unasked are kept, the latest ones.
+        keep_dead: number of procs that died without a request whose records are kept, the latest ones.
     """
 
     def __init__(self, keep_dead: int) -> None:
         self._recorder = Recorder()
-        self._graves: deque[_EndedProc] = deque()
+        self._ended_procs: deque[_EndedProc] = deque()
         self._keep_dead = keep_dead
 
     def starts(self, proc: Proc) -> None:
-        """It was ordered."""
+        """Record the order of a proc."""
         self._change(proc, RecordKind.PROC_STARTING)
 
     def ready(self, proc: Proc, incarnation: int) -> None:
-        """It has said hello."""
+        """Record that a proc is ready."""
         peer = self._recorder.names.proc(incarnation, proc.start.host_name)
         self._change(proc, RecordKind.PROC_READY, peer=peer)
 
     def ended(self, proc: Proc, cause: str) -> None:
-        """It is gone; what it has recorded is kept for a while if nobody asked for its end."""
+        """Record the end of a proc; unless its stop was requested, its own records are kept for a while."""
         self._change(proc, RecordKind.PROC_ENDED, name=self._recorder.names.text(cause))
         if proc.record_fd < 0:
             return
-        if proc.asked or not self._keep_dead:
+        if proc.stop_requested or not self._keep_dead:
             _close(proc)
             return
-        self._graves.append(_EndedProc(proc, cause))
-        if len(self._graves) > self._keep_dead:
-            _close(self._graves.popleft().proc)
+        self._ended_procs.append(_EndedProc(proc, cause))
+        if len(self._ended_procs) > self._keep_dead:
+            _close(self._ended_procs.popleft().proc)
 
     def report(self, procs: Iterable[Proc]) -> list[ProcCalls]:
-        """What *procs* do, and what those did that have died."""
+        """The calls of *procs*, and of the dead procs whose records are kept."""
         live = sorted(procs, key=lambda proc: (proc.start.run, proc.start.mesh, proc.start.rank))
-        return [_look(proc, _state(proc), "") for proc in live] + [
-            _look(grave.proc, "ended", grave.cause) for grave in self._graves
+        return [_proc_calls(proc, _state(proc), "") for proc in live] + [
+            _proc_calls(ended.proc, "ended", ended.cause) for ended in self._ended_procs
         ]
 
     def close(self) -> None:
-        """Forget the dead."""
-        while self._graves:
-            _close(self._graves.popleft().proc)
+        """Free the records of dead procs."""
+        while self._ended_procs:
+            _close(self._ended_procs.popleft().proc)
 
     def _change(self, proc: Proc, kind: RecordKind, *, name: int = 0, peer: int = 0) -> None:
         self._recorder.change(kind, name=name, peer=peer, msg=proc.start.mesh, value=proc.start.rank)
 
 
-def _look(proc: Proc, state: str, cause: str) -> ProcCalls:
+def _proc_calls(proc: Proc, state: str, cause: str) -> ProcCalls:
     start = proc.start
     scene = read_scene(memory_of(proc.record_fd))
     return tell(

@@ -1,4 +1,4 @@
-"""How procs come to life: pipes, zygote, the word that they are ready, and the end of the patience with them."""
+"""Starts procs: creates their pipes, has the zygote fork them, waits for their hello, and kills late ones."""
 
 from __future__ import annotations
 
@@ -32,36 +32,36 @@ _log = Logger(__name__)
 
 
 class Parent(Protocol):
-    """Who keeps the procs from their order to their end."""
+    """The owner of the procs from their order to their end: the agent."""
 
     procs: set[Proc]
-    ledger: HostRecords
+    records: HostRecords
 
-    def born(self, proc: Proc) -> None:
-        """Its process is there: watch it, or kill it if it was given up meanwhile."""
+    def on_forked(self, proc: Proc) -> None:
+        """Watch the process of a new proc; kill it if the proc was given up meanwhile."""
         ...
 
-    def gone(self, proc: Proc, cause: str, last_lines: list[str]) -> None:
-        """It did not come to life."""
+    def report_ended(self, proc: Proc, cause: str, last_lines: list[str]) -> None:
+        """Report a proc that has ended, or that failed to start."""
         ...
 
     def kill(self, proc: Proc) -> None:
-        """End its process at once."""
+        """Kill the process of a proc."""
         ...
 
 
 class ProcSpawner:
-    """Starts the procs of a host. All methods are for the driver of the engine.
+    """Starts the procs of a host. All methods must be called on the engine's driver.
 
     Args:
-        outlet: where the procs' output goes.
-        send: passes a message to the head.
+        outlet: receives the procs' output.
+        send: sends a message to the head.
     """
 
     def __init__(
         self,
         engine: Engine,
-        place: ProcSettings,
+        settings: ProcSettings,
         zygotes: ZygotePool,
         steps: MpiSteps,
         outlet: Outlet,
@@ -69,7 +69,7 @@ class ProcSpawner:
         parent: Parent,
     ) -> None:
         self._engine = engine
-        self._place = place
+        self._settings = settings
         self._zygotes = zygotes
         self._steps = steps
         self._outlet = outlet
@@ -77,74 +77,76 @@ class ProcSpawner:
         self._parent = parent
         self._topology = functools.cache(read_topology)  # hundreds of files on a large machine
 
-    def start(self, order: SpawnProcs, places: list[tuple[int, int]]) -> None:
-        """Start procs of *order*: for each of *places* the one of that mesh rank and local rank.
+    def start(self, order: SpawnProcs, ranks: list[tuple[int, int]]) -> None:
+        """Start procs of *order*, given as pairs of rank in the mesh and rank on the host.
 
-        Whatever fails once they are prepared ends them, and so is told at once.
+        A failure after the preparation ends the procs, and is reported for each.
 
         Raises:
-            ValueError: a binding cannot be had here; nothing was started.
+            ValueError: a binding is not possible here; nothing was started.
         """
         bindings, num_threads = self._bindings(order)
-        starts = [self._one(order, rank, local_rank, bindings[local_rank], num_threads) for rank, local_rank in places]
+        starts = [
+            self._proc_start(order, rank, local_rank, bindings[local_rank], num_threads) for rank, local_rank in ranks
+        ]
         procs: list[Proc] = []
-        theirs: list[int] = []
+        proc_fds: list[int] = []
         try:
-            # Before anything is asked for: what is forked then has somebody who keeps it.
+            # All are registered before the fork is requested, so that every forked process has an owner.
             for start in starts:
-                self._prepare(order, start, procs, theirs)
-            self._ask(order, starts, theirs, procs)
-        except Exception as error:  # noqa: BLE001 a callback's edge: who waits for these procs is told
-            cause = _words(error)
+                self._prepare(order, start, procs, proc_fds)
+            self._order_forks(order, starts, proc_fds, procs)
+        except Exception as error:  # noqa: BLE001 a callback's edge: the requester must get an answer
+            cause = _cause_of(error)
             for proc in procs:
-                self._parent.gone(proc, cause, [])
+                self._parent.report_ended(proc, cause, [])
             for start in starts[len(procs) :]:
                 self._send(SpawnFailed(start.run, start.mesh, start.rank, start.host_rank, cause, []))
         finally:
-            for fd in theirs:
+            for fd in proc_fds:
                 os.close(fd)
 
-    def _prepare(self, order: SpawnProcs, start: ProcStart, procs: list[Proc], theirs: list[int]) -> None:
-        """Make what a proc is to be kept by, and add it to *procs*; and to *theirs* the descriptors that it is to get.
+    def _prepare(self, order: SpawnProcs, start: ProcStart, procs: list[Proc], proc_fds: list[int]) -> None:
+        """Create and register a `Proc`; append it to *procs*, and the descriptors that it inherits to *proc_fds*.
 
         Raises:
-            OSError: no descriptor or no memory is left; nothing was made.
+            OSError: out of descriptors or memory; nothing was created.
         """
-        ours: list[int] = []
-        num_theirs = len(theirs)
+        own_fds: list[int] = []
+        num_proc_fds = len(proc_fds)
         try:
             for _ in range(3):
                 read, write = os.pipe()
-                ours.append(read)
-                theirs.append(write)
-            out, err, hello = ours
-            ours.append(make_memory(f"proc {start.rank}"))
-            theirs.append(os.dup(ours[-1]))
+                own_fds.append(read)
+                proc_fds.append(write)
+            out, err, hello = own_fds
+            own_fds.append(make_memory(f"proc {start.rank}"))
+            proc_fds.append(os.dup(own_fds[-1]))
             os.set_blocking(hello, False)
             tag = OutputSource(start.run, start.mesh, start.rank, start.host_rank)
             path = self._outlet.files.path(start.run, start.rank, start.host_name)
             output = ProcOutput(self._engine, tag, {"out": out, "err": err}, path, self._outlet)
         except OSError:
-            for fd in (*ours, *theirs[num_theirs:]):
+            for fd in (*own_fds, *proc_fds[num_proc_fds:]):
                 os.close(fd)
-            del theirs[num_theirs:]
+            del proc_fds[num_proc_fds:]
             raise
-        proc = Proc(start, output, hello, ours[-1], in_step=bool(order.mpi))
+        proc = Proc(start, output, hello, own_fds[-1], in_step=bool(order.mpi))
         procs.append(proc)
         self._parent.procs.add(proc)
-        proc.deadline = self._engine.call_later(order.deadline_s, partial(self._late, proc, order.deadline_s))
+        proc.deadline = self._engine.call_later(order.deadline_s, partial(self._on_deadline, proc, order.deadline_s))
         self._engine.watch(hello, partial(self.read_hello, proc))
-        self._parent.ledger.starts(proc)
+        self._parent.records.starts(proc)
 
-    def _ask(self, order: SpawnProcs, starts: list[ProcStart], fds: list[int], procs: list[Proc]) -> None:
-        """Ask the zygote, or the tasks of a step, to fork."""
+    def _order_forks(self, order: SpawnProcs, starts: list[ProcStart], fds: list[int], procs: list[Proc]) -> None:
+        """Request the forks from the zygote, or from the tasks of a step."""
         request = ProcOrder(
             starts=starts,
             environment=order.environment,
             sys_path=order.sys_path,
             cwd=order.cwd,
             umask=order.umask,
-            gpu_variable=self._place.grant.gpu_variable,
+            gpu_variable=self._settings.grant.gpu_variable,
             unset=order.unset,
             in_step=bool(order.mpi),
         )
@@ -152,17 +154,17 @@ class ProcSpawner:
         if order.mpi:
             self._steps.spawn(order, request, fds, forked)
         else:
-            kept = self._parent.procs
+            live = self._parent.procs
             self._zygotes.spawn(
-                order.python, order.preload, request, fds, forked, lambda: any(proc in kept for proc in procs)
+                order.python, order.preload, request, fds, forked, lambda: any(proc in live for proc in procs)
             )
 
     def _bindings(self, order: SpawnProcs) -> tuple[list[Binding], int]:
-        """For each proc of this host where it is bound to, and how many threads OpenMP is to start in each."""
-        cpus = self._place.grant.cpus
+        """The binding of each proc of this host, and the number of OpenMP threads in each (0: not set)."""
+        cpus = self._settings.grant.cpus
         match order.bind:
             case "given":
-                check_bindings(order.bindings, order.per_host, {self._place.name: cpus})
+                check_bindings(order.bindings, order.per_host, {self._settings.name: cpus})
                 return given_bindings(order.bindings, cpus, self._topology()), 0
             case "auto" if order.per_host > 1:
                 gpus = [self._gpus(order, local_rank) for local_rank in range(order.per_host)]
@@ -173,57 +175,59 @@ class ProcSpawner:
                 return [Binding()] * order.per_host, 0
 
     def _gpus(self, order: SpawnProcs, local_rank: int) -> list[str]:
-        return visible_gpus(self._place.grant.gpus, local_rank, order.per_host, order.gpu_visible)
+        return visible_gpus(self._settings.grant.gpus, local_rank, order.per_host, order.gpu_visible)
 
-    def _one(self, order: SpawnProcs, rank: int, local_rank: int, binding: Binding, num_threads: int) -> ProcStart:
-        place = self._place
-        # A spinning thread without a core of its own only takes time from the one it waits for.
-        room = len(self._parent.procs) + order.per_host < len(place.grant.cpus)
+    def _proc_start(
+        self, order: SpawnProcs, rank: int, local_rank: int, binding: Binding, num_threads: int
+    ) -> ProcStart:
+        settings = self._settings
+        # A spinning thread without a core of its own only takes time from the thread it waits for.
+        has_spare_core = len(self._parent.procs) + order.per_host < len(settings.grant.cpus)
         return ProcStart(
-            allocation=place.allocation,
+            allocation=settings.allocation,
             run=order.run,
             mesh=order.mesh,
             rank=rank,
             num_ranks=order.num_ranks,
             local_rank=local_rank,
             per_host=order.per_host,
-            host_rank=place.rank,
-            host_name=place.name,
-            key=place.key,
-            listen_hosts=place.listen_hosts,
+            host_rank=settings.rank,
+            host_name=settings.name,
+            key=settings.key,
+            listen_hosts=settings.listen_hosts,
             gpus=self._gpus(order, local_rank),
             hello_fd=-1,
             record_fd=-1,
-            spin_s=place.fabric.spin_us / 1e6 if room else 0.0,
-            agent=place.addresses,
-            forwarders=place.forwarders,
-            interfaces=list(place.grant.interfaces),
-            segments=place.segments,
-            limits=place.limits,
-            fabric=place.fabric,
-            ucx=place.ucx,
-            logs=place.logs,
+            spin_s=settings.fabric.spin_us / 1e6 if has_spare_core else 0.0,
+            agent=settings.addresses,
+            forwarders=settings.forwarders,
+            interfaces=list(settings.grant.interfaces),
+            segments=settings.segments,
+            limits=settings.limits,
+            fabric=settings.fabric,
+            ucx=settings.ucx,
+            logs=settings.logs,
             cpus=binding.cpus,
             memory_nodes=binding.memory_nodes,
             num_threads=num_threads,
-            slurm=asdict(place.slurm),
+            slurm=asdict(settings.slurm),
             python=order.python,
         )
 
     def _forked(self, procs: list[Proc], outcome: Spawned) -> None:
         if isinstance(outcome, ForkProblem):
             for proc in procs:
-                self._parent.gone(proc, outcome.cause, outcome.last_lines)
+                self._parent.report_ended(proc, outcome.cause, outcome.last_lines)
             return
         for proc, pid in zip(procs, outcome, strict=True):
             proc.pid = pid
         for proc in procs:
-            self._parent.born(proc)
+            self._parent.on_forked(proc)
             if proc in self._parent.procs:
-                self._welcome(proc)
+                self._report_if_ready(proc)
 
     def read_hello(self, proc: Proc, _mask: int = 0) -> None:
-        """Take what the proc has said of itself, if it has."""
+        """Read a proc's hello, if it has arrived."""
         try:
             data = os.read(proc.hello_fd, _MAX_HELLO_BYTES)
         except BlockingIOError:
@@ -232,21 +236,21 @@ class ProcSpawner:
         if data and b"\n" not in proc.hello and len(proc.hello) < _MAX_HELLO_BYTES:
             return
         self.close_hello(proc)
-        self._welcome(proc)
+        self._report_if_ready(proc)
 
-    def _welcome(self, proc: Proc) -> None:
-        """Report a proc as ready when both it and the zygote have spoken, whoever was first."""
+    def _report_if_ready(self, proc: Proc) -> None:
+        """Report a proc as ready once its hello and its pid are known, in either order."""
         if not proc.pid or proc.stopping or proc.state is ProcState.READY:
             return
         try:
             hello = decode(proc.hello)
         except FrameError:
-            return  # not all of it, or nonsense: its end or the deadline tells
+            return  # incomplete or invalid: the proc's end or the deadline follows
         if isinstance(hello, ProcHello):
             proc.state = ProcState.READY
             if proc.deadline is not None:
                 proc.deadline.cancel()
-            self._parent.ledger.ready(proc, hello.incarnation)
+            self._parent.records.ready(proc, hello.incarnation)
             start = proc.start
             incarnation = str(hello.incarnation)
             self._send(
@@ -254,24 +258,24 @@ class ProcSpawner:
             )
 
     def close_hello(self, proc: Proc) -> None:
-        """Listen to its hello no more."""
+        """Close the hello pipe of a proc."""
         if proc.hello_fd >= 0:
             self._engine.unwatch(proc.hello_fd)
             os.close(proc.hello_fd)
             proc.hello_fd = -1
 
-    def _late(self, proc: Proc, deadline_s: float) -> None:
+    def _on_deadline(self, proc: Proc, deadline_s: float) -> None:
         late = f"after {deadline_s:g} s (config key 'procs.start_s')"
         if proc.pid:
             proc.cause = f"it was not ready {late}"
             proc.stopping = True
             self._parent.kill(proc)
         else:
-            self._parent.gone(proc, f"the zygote still imports what is to be preloaded {late}", [])
+            self._parent.report_ended(proc, f"the zygote was still importing the preload modules {late}", [])
 
 
-def _words(error: Exception) -> str:
-    """Why procs were not started, in words; what nobody has thought of is written to the agent's log, too."""
+def _cause_of(error: Exception) -> str:
+    """Return why procs were not started; an unexpected error is also logged."""
     match error:
         case OSError():
             return error.strerror or str(error)

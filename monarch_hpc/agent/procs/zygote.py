@@ -1,10 +1,10 @@
-"""A warm process that procs are forked from, so that a proc starts in milliseconds and shares its memory.
+"""The zygote: a warm process that procs are forked from, so that they start in milliseconds and share its memory.
 
-It runs no user code but the modules it is told to import, and holds one thread. Started by the agent
-with a socket; it lives until the socket ends, and then ends what the agent may have left behind.
+It runs no user code except the modules to preload, and has one thread. The agent starts it with a socket; at the
+socket's end it ends, after sweeping what the agent may have left behind.
 
-A proc is forked twice: the one in between ends at once, so that the kernel gives the proc to the
-agent, which then sees its death and its exit code itself.
+A proc is forked twice; the intermediate process exits at once, so that the kernel reparents the proc to the agent,
+which then sees its exit status itself.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ __all__ = ["main", "resolve", "run"]
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
-_ADOPTION_S = 10.0
+_REPARENT_S = 10.0
 _SWEEP_S = 5.0
 _NUM_LAST_LINES = 20
 
 
 def main() -> int:
-    """Serve one agent until its socket ends."""
-    # The agent takes its signals from a queue; what it blocks must not stay blocked in procs.
+    """Serve one agent until its socket is closed."""
+    # The agent blocks the signals that it takes by sigwait; they must not stay blocked in procs.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     _libc().prctl(_PR_SET_NAME, b"monarch-zygote", 0, 0, 0)
-    forbid_core_dumps()  # the keys of procs pass through here
-    with contextlib.suppress(Exception):  # it fails again when the agent hears of it
+    forbid_core_dumps()  # the procs' keys pass through this process
+    with contextlib.suppress(Exception):  # it fails again below, where it is reported
         for entry_of_agent in sys.argv[2:]:
             resolve(entry_of_agent)
     with socket.socket(fileno=int(sys.argv[1])) as sock:
@@ -66,16 +66,16 @@ def main() -> int:
             for module in settings["preload"]:
                 importlib.import_module(module)
         except BaseException:  # noqa: BLE001
-            # Whatever a module does on import, the agent must hear of it: SystemExit too.
+            # Whatever a module raises on import must be reported: SystemExit, too.
             sock.sendall(render({"failed": traceback.format_exc().splitlines()[-_NUM_LAST_LINES:]}))
             return 1
-        # What exists now is shared by all procs until somebody writes to it; the collector would.
+        # Objects that exist now are shared with all procs until written to, which the collector would do.
         gc.collect()
         gc.freeze()
         sock.sendall(render({"ready": True}))
         while (request := receive(sock)) is not None:
             sock.sendall(render(_serve(sock, *request, settings["agent_pid"], entry)))
-    # Procs died with the agent. What they started did not, and nobody else is left to look for it.
+    # Procs died with the agent, but not their children, which no other process looks for.
     sweep(cookies(settings["allocation"], settings["host"]), _SWEEP_S)
     remove_segments(settings["allocation"], settings["host"])
     return 0
@@ -84,17 +84,17 @@ def main() -> int:
 def _serve(
     sock: socket.socket, body: bytes, fds: list[int], agent_pid: int, entry: Callable[[ProcStart], int]
 ) -> dict[str, object]:
-    """Fork the procs of one request; return the answer: their process ids, or an error."""
+    """Fork the procs of one request; return the answer: their pids, or an error."""
     order = parse_order(body)
     read, write = os.pipe()
     try:
         try:
-            between = os.fork()
+            intermediate = os.fork()
         except OSError as error:
             return {"error": f"fork: {error.strerror}"}
-        if not between:
+        if not intermediate:
             _fork_all(sock, order, fds, (read, write), agent_pid, entry)
-        os.waitpid(between, 0)
+        os.waitpid(intermediate, 0)
         os.set_blocking(read, False)
         try:
             answer: dict[str, object] = json.loads(os.read(read, 1 << 16))
@@ -114,7 +114,7 @@ def _fork_all(
     agent_pid: int,
     entry: Callable[[ProcStart], int],
 ) -> None:
-    """In between: fork the procs, report them, and go."""
+    """In the intermediate process: fork the procs, report their pids, and exit."""
     pids: list[int] = []
     answer: dict[str, object] = {"pids": pids}
     try:
@@ -138,12 +138,12 @@ def _fork_all(
 def run(
     order: ProcOrder, start: ProcStart, fds: Sequence[int], agent_pid: int, entry: Callable[[ProcStart], int]
 ) -> None:
-    """In the proc: settle, run *entry*, and leave without returning.
+    """In the proc: set up, run *entry*, and exit without returning.
 
     Args:
-        fds: where its output, its errors and its hello go.
-        agent_pid: its parent, once the kernel has settled that.
-        entry: returns the exit status, or minus the number of the signal by which the process is to end.
+        fds: descriptors of output, errors, hello and recording memory.
+        agent_pid: its parent, once the kernel has reparented it.
+        entry: returns the exit status, or minus the number of the signal that the process is to die of.
     """
     code = 1
     try:
@@ -152,13 +152,13 @@ def run(
         os.dup2(err, 2)
         os.close(out)
         os.close(err)
-        _settle(order, start, agent_pid)
+        _set_up(order, start, agent_pid)
         code = entry(dataclasses.replace(start, hello_fd=hello, record_fd=record))
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
         if isinstance(error.code, str):
             print(error.code, file=sys.stderr)
-    except BaseException:  # noqa: BLE001  # this is the last frame of the proc: it says what happened and exits
+    except BaseException:  # noqa: BLE001  # the proc's outermost frame: it prints the error and exits
         traceback.print_exc()
     finally:
         with contextlib.suppress(BaseException):
@@ -166,54 +166,54 @@ def run(
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
-        # A task of a step that ends by a signal would fail the step, and with it the tasks that still run.
+        # Not in a step: a task killed by a signal fails the step, and with it the tasks that still run.
         if code < 0 and not order.in_step:
             signal.signal(-code, signal.SIG_DFL)
             os.kill(os.getpid(), -code)
         os._exit(max(code, 0) & 0xFF)
 
 
-def _settle(order: ProcOrder, start: ProcStart, agent_pid: int) -> None:
+def _set_up(order: ProcOrder, start: ProcStart, agent_pid: int) -> None:
     os.setsid()
-    # What a shell starts in the background ignores these, and all that it starts would: Ctrl-C would end no command
-    # of a shell on this host.
+    # A shell's background jobs ignore these, and so would all their children: Ctrl-C would not end commands of a shell
+    # on this host.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
-    end_s = time.monotonic() + _ADOPTION_S
+    end_s = time.monotonic() + _REPARENT_S
     while os.getppid() != agent_pid:
         if time.monotonic() > end_s:
             raise SystemExit(f"process {agent_pid}, the agent, is not the parent of this proc: it has ended")
         time.sleep(0.0002)
     _libc().prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    # As top shows it. Without a space: Slurm's proctrack/linuxproc would misread /proc/PID/stat, and kill nobody.
+    # The name in top. Without a space: Slurm's proctrack/linuxproc would misparse /proc/PID/stat, and kill nothing.
     _libc().prctl(_PR_SET_NAME, f"monarch-r{start.rank:02d}".encode(), 0, 0, 0)
     if os.getppid() != agent_pid:
-        os._exit(1)  # it died before the kernel knew of our wish
+        os._exit(1)  # the agent died before PR_SET_PDEATHSIG took effect
     binding.apply(start.cpus, start.memory_nodes)
-    _stamp(start.run)
+    _write_run_cookie(start.run)
     environment = proc_environment(os.environ, order, start)
     os.environ.clear()
     os.environ.update(environment)
-    with contextlib.suppress(OSError):  # it is the controller's; a host may not have it
+    with contextlib.suppress(OSError):  # the controller's folder, which a host may not have
         os.chdir(order.cwd)
     os.umask(order.umask)
     allow_core_dumps()
     sys.path[:0] = [path or order.cwd for path in order.sys_path if path not in sys.path]
     sys.argv = [f"proc {start.rank}"]
-    # Fresh objects: those of the zygote remember that they were made on a file, and seek.
+    # New objects: the zygote's remember that they were opened on a file, and seek.
     sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
     sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
-    faulthandler.enable(all_threads=False)  # the thread that did it: few lines are kept of the dead
+    faulthandler.enable(all_threads=False)  # only the faulting thread: few of a dead proc's lines are kept
     if "numpy" in sys.modules:
-        # A fork copies the state of its generator: all procs would draw the same numbers.
+        # A fork copies the state of numpy's generator: all procs would draw the same numbers.
         importlib.import_module("numpy.random").seed()
 
 
-def _stamp(run: str) -> None:
-    """Write the run's cookie into the environment that the kernel shows of this process.
+def _write_run_cookie(run: str) -> None:
+    """Write the run's cookie into the environment that the kernel shows for this process.
 
-    ``/proc/PID/environ`` shows the memory of the last exec, which was the zygote's; what a proc
-    forks without exec is to be found by its run as well.
+    ``/proc/PID/environ`` shows the memory of the last exec, which was the zygote's. With the cookie there, `sweep` can
+    attribute to a run what a proc forks without exec.
     """
     name = f"{RUN_COOKIE}=".encode()
     with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/self/stat", "rb") as file:
@@ -225,7 +225,7 @@ def _stamp(run: str) -> None:
 
 
 def resolve(entry: str) -> Callable[[ProcStart], int]:
-    """Import what procs run, given as ``module:function``."""
+    """Import the function that procs run, given as ``module:function``."""
     module, _, function = entry.partition(":")
     target: Callable[[ProcStart], int] = getattr(importlib.import_module(module), function)
     return target

@@ -1,4 +1,4 @@
-"""A zygote to which nobody has spoken: an agent starts its first one before it loads all that it is itself made of."""
+"""Launches zygotes; the agent launches its first one before it imports its own modules."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from monarch_hpc.core.spawn import launch
 from monarch_hpc.wire.start import COOKIE, HOST_COOKIE, NO_RUN, RUN_COOKIE
 
-__all__ = ["StartingZygote", "ZygoteSettings", "bear"]
+__all__ = ["StartingZygote", "ZygoteSettings", "launch_zygote"]
 
 
 @dataclass(frozen=True, slots=True)
 class ZygoteSettings:
-    """What all zygotes of an agent have in common.
+    """Settings common to all zygotes of an agent.
 
     Args:
         entry: ``module:function`` that procs run, called with a `ProcStart`.
-        environment: the agent's.
+        environment: the agent's environment.
     """
 
     allocation: str
@@ -32,28 +32,28 @@ class ZygoteSettings:
 
 @dataclass(frozen=True, slots=True)
 class StartingZygote:
-    """The process, and our end of its socket.
+    """A launched zygote that has not been sent its settings: its process, and the agent's end of its socket.
 
     Attributes:
-        words: descriptor of memory for what another interpreter writes; -1 for our own.
+        stderr_fd: memory file that captures stderr of another interpreter; -1 for the agent's own.
     """
 
     process: subprocess.Popen[bytes]
     sock: socket.socket
-    words: int
+    stderr_fd: int
 
 
-def bear(settings: ZygoteSettings, python: str = "") -> StartingZygote:
-    """Start a zygote; it ends with its socket.
+def launch_zygote(settings: ZygoteSettings, python: str = "") -> StartingZygote:
+    """Start a zygote; it ends when its socket is closed.
 
     Args:
-        python: the interpreter; empty for our own, which begins to load what procs run.
+        python: the interpreter; empty for the agent's own, which starts to load *settings.entry* at once.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the process cannot be started.
     """
-    # What another interpreter cannot do it says there before it can speak to us.
-    words = os.memfd_create("zygote") if python else -1
+    # An interpreter that cannot import this package can report it only on stderr.
+    stderr_fd = os.memfd_create("zygote") if python else -1
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     environment = {
         **settings.environment,
@@ -61,7 +61,7 @@ def bear(settings: ZygoteSettings, python: str = "") -> StartingZygote:
         HOST_COOKIE: str(settings.host_rank),
         RUN_COOKIE: NO_RUN,
     }
-    # -P: a file of the user's in the working directory must not pass for a module of ours.
+    # -P: a user's file in the working directory must not shadow a module.
     argv = [python or sys.executable, "-P", "-m", "monarch_hpc.agent.procs.zygote", str(theirs.fileno())]
     with theirs:
         try:
@@ -70,14 +70,14 @@ def bear(settings: ZygoteSettings, python: str = "") -> StartingZygote:
                 environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=words if python else None,
+                stderr=stderr_fd if python else None,
                 pass_fds=[theirs.fileno()],
                 new_session=True,
             )
         except OSError as error:
             ours.close()
-            if words >= 0:
-                os.close(words)
+            if stderr_fd >= 0:
+                os.close(stderr_fd)
             raise OSError(error.errno, f"{python or sys.executable}: {error.strerror}") from error
     ours.setblocking(False)
-    return StartingZygote(process, ours, words)
+    return StartingZygote(process, ours, stderr_fd)

@@ -13,30 +13,30 @@ from monarch_hpc.core.version import __version__
 __all__ = ["FDS_PER_PROC", "LENGTH", "MAX_FDS", "receive", "render", "versions"]
 
 FDS_PER_PROC = 4
-"""Standard output, standard error, hello, memory to record into."""
+"""Descriptors of a proc: standard output, standard error, hello, memory to record into."""
 
 
 MAX_FDS = 253
-"""So many descriptors the kernel passes at once: SCM_MAX_FD."""
+"""Maximum number of descriptors in one message: the kernel's SCM_MAX_FD."""
 
 
 LENGTH = struct.Struct("<I")
-"""Before each message between an agent and those who fork its procs."""
+"""Length prefix of each message."""
 
 
 def render(document: object) -> bytes:
-    """Return one message between agent and zygote."""
+    """Encode a message."""
     body = json.dumps(document, separators=(",", ":")).encode()
     return LENGTH.pack(len(body)) + body
 
 
 def versions() -> list[str]:
-    """What two interpreters must have in common to understand each other's messages and code."""
+    """The versions that two interpreters must share to exchange messages and code."""
     return [f"Python {sys.version_info.major}.{sys.version_info.minor}", f"monarch-hpc {__version__}"]
 
 
 def receive(sock: socket.socket) -> tuple[bytes, list[int]] | None:
-    """Return the next message and the descriptors that came with it; None at the end."""
+    """Receive the next message with its descriptors; None at the end."""
     fds = array.array("i")
     head = b""
     while len(head) < LENGTH.size:

@@ -1,4 +1,4 @@
-"""The agent's side of its zygotes: started when needed, kept warm, asked for procs, replaced when they die."""
+"""The agent's pool of zygotes: started on demand, kept warm, and replaced when they die."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from monarch_hpc.agent.children.reaper import Reaper
-from monarch_hpc.agent.procs.zygote_launch import StartingZygote, ZygoteSettings, bear
+from monarch_hpc.agent.procs.zygote_launch import StartingZygote, ZygoteSettings, launch_zygote
 from monarch_hpc.agent.procs.zygote_order import FDS_PER_PROC, MAX_FDS, render, versions
 from monarch_hpc.core.exit import Exit
 from monarch_hpc.core.logger import Logger
@@ -27,12 +27,12 @@ from monarch_hpc.wire.start import ProcOrder, render_order
 __all__ = ["MAX_PROCS_PER_ORDER", "ForkProblem", "Spawned", "ZygotePool"]
 
 MAX_PROCS_PER_ORDER = MAX_FDS // FDS_PER_PROC
-"""Their descriptors go with one message."""
+"""Limited by the descriptors in one message."""
 
 _log = Logger(__name__)
 
 _MAX_ZYGOTES = 4
-_MAX_WORDS_BYTES = 64 << 10
+_MAX_STDERR_BYTES = 64 << 10
 _NUM_LAST_LINES = 20
 _LENGTH = struct.Struct("<I")
 
@@ -46,21 +46,21 @@ class ForkProblem:
 
 
 Spawned = list[int] | ForkProblem
-"""Process ids in the order of the order, or why there are none."""
+"""Pids in the order of the requested procs, or the reason why there are none."""
 
 _Done = Callable[[Spawned], None]
 
 _MAX_IN_FLIGHT = 2
-"""Requests that a zygote has at a time, so that it is never idle; all others wait where runs take turns."""
+"""Requests in flight to a zygote, so that it is never idle; all others are queued, so that runs can take turns."""
 
 
 @dataclass(slots=True)
 class _Request:
-    """One request of a zygote.
+    """One request to a zygote.
 
     Attributes:
-        fds: duplicates, closed once the request has gone out.
-        is_wanted: whether one of its procs is still to be started.
+        fds: duplicated descriptors, closed once the request has been sent.
+        is_wanted: tells whether any of its procs is still wanted.
     """
 
     data: bytes
@@ -75,11 +75,11 @@ class _Request:
 
 
 _Kind = tuple[str, tuple[str, ...]]
-"""An interpreter, empty for our own, and what is imported in it."""
+"""An interpreter, empty for the agent's own, and the modules preloaded in it."""
 
 
 class ZygotePool:
-    """The agent's zygotes, one for each interpreter and list of preloaded modules, kept warm for the next order."""
+    """The agent's zygotes, one for each interpreter and list of preloaded modules, kept for later orders."""
 
     def __init__(self, engine: Engine, reaper: Reaper, settings: ZygoteSettings) -> None:
         self._engine = engine
@@ -87,10 +87,10 @@ class ZygotePool:
         self._settings = settings
         self._zygotes: dict[_Kind, _Zygote] = {}  # least recently used first
 
-    def warm(self, newborn: StartingZygote, preload: Sequence[str]) -> None:
-        """Have a zygote with these modules ready: this one, which runs our own interpreter."""
+    def warm(self, starting: StartingZygote, preload: Sequence[str]) -> None:
+        """Adopt *starting*, which runs the agent's own interpreter, as the zygote for *preload*."""
         kind = "", tuple(preload)
-        self._zygotes[kind] = _Zygote(self._engine, self._reaper, self._settings, newborn, *kind)
+        self._zygotes[kind] = _Zygote(self._engine, self._reaper, self._settings, starting, *kind)
 
     def spawn(
         self,
@@ -103,15 +103,15 @@ class ZygotePool:
     ) -> None:
         """Fork the procs of *order* from a zygote that has imported *preload*; call *done* with the outcome.
 
-        The orders of one run are carried out in order, and runs take turns: one that spawns thousands delays no other.
+        The orders of a run are carried out in order, and runs take turns: one that spawns thousands delays no other.
 
         Args:
-            python: the interpreter; empty for our own.
-            fds: for each proc where its output, errors and hello go, and its memory; they may be closed on return.
-            is_wanted: asked when it is the order's turn; one that nobody wants any more is dropped.
+            python: the interpreter; empty for the agent's own.
+            fds: `FDS_PER_PROC` descriptors for each proc; the caller may close them on return.
+            is_wanted: called when it is the order's turn; an order that is not wanted any more is dropped.
 
         Raises:
-            OSError: no zygote can be started.
+            OSError: the zygote cannot be started.
         """
         assert len(order.starts) <= MAX_PROCS_PER_ORDER
         assert len(fds) == len(order.starts) * FDS_PER_PROC
@@ -119,7 +119,7 @@ class ZygotePool:
         self._get((python, tuple(preload))).send(order.starts[0].run, request)
 
     def close(self) -> None:
-        """Kill all zygotes; what was forked from them lives on."""
+        """Kill all zygotes; procs forked from them live on."""
         for zygote in self._zygotes.values():
             zygote.kill()
         self._zygotes.clear()
@@ -127,8 +127,8 @@ class ZygotePool:
     def _get(self, kind: _Kind) -> _Zygote:
         zygote = self._zygotes.pop(kind, None)
         if zygote is None or zygote.gone:
-            newborn = bear(self._settings, python=kind[0])
-            zygote = _Zygote(self._engine, self._reaper, self._settings, newborn, *kind)
+            starting = launch_zygote(self._settings, python=kind[0])
+            zygote = _Zygote(self._engine, self._reaper, self._settings, starting, *kind)
         self._zygotes[kind] = zygote
         if len(self._zygotes) > _MAX_ZYGOTES:
             idle = next((key for key, one in self._zygotes.items() if not one.busy and one is not zygote), None)
@@ -138,9 +138,9 @@ class ZygotePool:
 
 
 class _Zygote:
-    """One zygote process, from its first word on: requests go in, answers come out in the same order.
+    """The connection to one zygote process; answers arrive in the order of the requests.
 
-    Few requests go in at a time; the others wait here, a queue for each run, and the runs take turns.
+    Few requests are in flight at a time; the others wait in one queue for each run, and the runs take turns.
     """
 
     def __init__(
@@ -148,14 +148,14 @@ class _Zygote:
         engine: Engine,
         reaper: Reaper,
         settings: ZygoteSettings,
-        newborn: StartingZygote,
+        starting: StartingZygote,
         python: str,
         preload: tuple[str, ...],
     ) -> None:
         self._engine = engine
         self._python = python
-        self._process, self._sock, self._words = newborn.process, newborn.sock, newborn.words
-        self._waiting: dict[str, deque[_Request]] = {}  # by run; the run whose turn it is comes first
+        self._process, self._sock, self._stderr_fd = starting.process, starting.sock, starting.stderr_fd
+        self._waiting: dict[str, deque[_Request]] = {}  # by run, the next one first
         self._in_flight: deque[_Done] = deque()
         self._outgoing: deque[tuple[bytes, list[int]]] = deque()
         self._incoming = b""
@@ -175,7 +175,7 @@ class _Zygote:
 
     @property
     def busy(self) -> bool:
-        """Whether somebody waits for it."""
+        """Whether requests are in flight or queued."""
         return bool(self._waiting or self._in_flight)
 
     def send(self, run: str, request: _Request) -> None:
@@ -197,7 +197,7 @@ class _Zygote:
                 request.close()
 
     def kill(self) -> None:
-        """End the process; its `_ended` tells those who wait."""
+        """Kill the process; `_ended` then fails the requests in flight."""
         if not self.gone:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, signal.SIGKILL)
@@ -222,7 +222,7 @@ class _Zygote:
         except BlockingIOError:
             pass
         except OSError:
-            return  # the zygote has ended; the reaper tells
+            return  # the zygote has ended; the reaper reports it
         self._engine.watch(self._sock.fileno(), self._on_ready, write=bool(self._outgoing))
 
     def _on_ready(self, mask: int) -> None:
@@ -232,7 +232,7 @@ class _Zygote:
             self._read()
 
     def _read(self) -> None:
-        with contextlib.suppress(OSError):  # nothing more for now, or a broken socket: the reaper tells
+        with contextlib.suppress(OSError):  # nothing more for now, or a broken socket, whose end the reaper reports
             while data := self._sock.recv(1 << 16):
                 self._incoming += data
             self._engine.unwatch(self._sock.fileno())
@@ -241,9 +241,9 @@ class _Zygote:
             if len(self._incoming) < end:
                 return
             answer, self._incoming = self._incoming[_LENGTH.size : end], self._incoming[end:]
-            self._take(json.loads(answer))
+            self._handle(json.loads(answer))
 
-    def _take(self, answer: dict[str, object]) -> None:
+    def _handle(self, answer: dict[str, object]) -> None:
         match answer:
             case {"failed": list(lines)}:
                 self._problem = ForkProblem("a module to preload cannot be imported", [str(line) for line in lines])
@@ -256,7 +256,7 @@ class _Zygote:
         self._send_waiting()
 
     def _ended(self, how: Exit) -> None:
-        self._read()  # the reason may be there
+        self._read()  # the last message may be the reason
         self.gone = True
         self._process.returncode = how.code if how.code is not None else -(how.signal or 0)
         self._engine.unwatch(self._sock.fileno())
@@ -265,8 +265,8 @@ class _Zygote:
             for fd in fds:
                 os.close(fd)
         self._outgoing.clear()
-        problem = self._problem or self._unsaid(how)
-        self._forget_words()
+        problem = self._problem or self._exit_problem(how)
+        self._close_stderr()
         requests = [request for queue in self._waiting.values() for request in queue]
         for request in requests:
             request.close()
@@ -278,14 +278,14 @@ class _Zygote:
         for done in waiting:
             done(problem)
 
-    def _forget_words(self) -> None:
-        if self._words >= 0:
-            os.close(self._words)
+    def _close_stderr(self) -> None:
+        if self._stderr_fd >= 0:
+            os.close(self._stderr_fd)
 
-    def _unsaid(self, how: Exit) -> ForkProblem:
-        """It ended without a word to us."""
+    def _exit_problem(self, how: Exit) -> ForkProblem:
+        """The problem of a zygote that ended without sending a reason."""
         if not self._python:
             return ForkProblem(f"the zygote, which procs are forked from, ended: {how}", [])
-        lines = os.pread(self._words, _MAX_WORDS_BYTES, 0).decode(errors="replace").splitlines()
+        lines = os.pread(self._stderr_fd, _MAX_STDERR_BYTES, 0).decode(errors="replace").splitlines()
         cause = f"{self._python} ended: {how}; it needs monarch-hpc {__version__} and the modules to preload"
         return ForkProblem(cause, lines[-_NUM_LAST_LINES:])

@@ -1,1 +1,1 @@
-"""Resources of this host: what Slurm granted, cgroups, CPU binding, shared memory."""
+"""Resources of this host: Slurm's grant, cgroups, CPU binding, shared memory."""

@@ -1,6 +1,6 @@
-"""Which CPUs the procs of a host run on, and which NUMA nodes their memory comes from.
+"""Binding of a host's procs to CPUs and NUMA nodes.
 
-Planning is pure: what was granted and how the machine is built come in. `apply` is for a process with one thread.
+Planning is pure: the grant and the topology are arguments. `apply` is for a process with one thread.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ __all__ = [
 ]
 
 KEYS = ("cpunodebind", "membind", "physcpubind", "cpus")
-"""What a binding may say, in the words of numactl (NUMA nodes, NUMA nodes, CPUs) and of taskset (CPUs)."""
+"""The keys of a binding, named as in numactl (NUMA nodes, NUMA nodes, CPUs) and taskset (CPUs)."""
 
 _CPU_KEYS = ("physcpubind", "cpus")
 _MPOL_BIND = 2
 _SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
-"""Number of the system call; the C library has no function for it, and libnuma is not everywhere."""
+"""Number of the system call; the C library has no wrapper for it, and libnuma is not installed everywhere."""
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """Where one proc is bound to; an empty list leaves it free.
+    """The binding of one proc; an empty list leaves it unbound.
 
     Attributes:
         cpus: CPU numbers.
@@ -50,12 +50,12 @@ class Binding:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """How a machine is built, as far as it tells.
+    """The topology of a machine, as far as the kernel reports it.
 
     Attributes:
         nodes: NUMA node -> its CPUs.
         cores: CPU -> the first CPU of its core.
-        gpu_nodes: index or UUID of a GPU -> the NUMA node that it is attached to.
+        gpu_nodes: index or UUID of a GPU -> its NUMA node.
     """
 
     nodes: Mapping[int, Sequence[int]]
@@ -63,19 +63,20 @@ class Topology:
     gpu_nodes: Mapping[str, int]
 
     def node_of(self, cpu: int) -> int:
-        """The NUMA node of a CPU; 0 where the machine does not say."""
+        """The NUMA node of a CPU; 0 if unknown."""
         return next((node for node, cpus in self.nodes.items() if cpu in cpus), 0)
 
 
 def parse_numbers(text: str) -> list[int]:
-    """Read a list such as ``0-3,8``, in order and each once.
+    """Parse a list such as ``0-3,8`` into sorted, unique numbers.
 
     Raises:
-        ValueError: it is none.
+        ValueError: *text* is not such a list.
     """
     numbers: set[int] = set()
     for part in text.split(","):
-        # Five digits: Linux knows at most 8192 CPUs, and a range is made before it is compared with what was granted.
+        # Five digits: Linux supports at most 8192 CPUs, and the range is expanded before it is checked against the
+        # grant.
         match = re.fullmatch(r"\s*(\d{1,5})(?:-(\d{1,5}))?\s*", part, re.ASCII)
         if match is None or (match[2] and int(match[2]) < int(match[1])):
             raise ValueError(f"{text[:80]!r} is not a list of numbers such as '0-3,8'")
@@ -84,7 +85,7 @@ def parse_numbers(text: str) -> list[int]:
 
 
 def render_numbers(numbers: Iterable[int]) -> str:
-    """Write what `parse_numbers` reads."""
+    """Render numbers as `parse_numbers` reads them."""
     parts: list[list[int]] = []
     for number in sorted(numbers):
         if parts and parts[-1][1] == number - 1:
@@ -95,13 +96,14 @@ def render_numbers(numbers: Iterable[int]) -> str:
 
 
 def shares(cpus: Sequence[int], owned_gpus: Sequence[Sequence[str]], topology: Topology) -> list[list[int]]:
-    """Deal the granted *cpus* out to the procs of a host: disjoint, and equal to within one core.
+    """Divide the granted *cpus* among the procs of a host: disjoint, and equal to within one core.
 
-    No core is shared where there are enough, and neighbours are of one NUMA node, that of the proc's GPU where it
-    works out. With one proc, or fewer CPUs than procs, all are free: their shares are empty.
+    Procs share no core if there are enough cores. A share's CPUs are neighbours in the order of NUMA nodes; if all
+    procs have a GPU, the shares are assigned in the order of the GPUs' nodes. With one proc, or fewer CPUs than procs,
+    all shares are empty, which leaves the procs unbound.
 
     Args:
-        owned_gpus: for each proc the GPUs that it sees, its own first.
+        owned_gpus: for each proc, the GPUs that it sees, its own first.
     """
     num = len(owned_gpus)
     if num < 2 or len(cpus) < num:
@@ -116,23 +118,23 @@ def shares(cpus: Sequence[int], owned_gpus: Sequence[Sequence[str]], topology: T
         sorted(cpu for unit in units[i * len(units) // num : (i + 1) * len(units) // num] for cpu in unit)
         for i in range(num)
     ]
-    wishes = [topology.gpu_nodes.get(gpus[0]) if gpus else None for gpus in owned_gpus]
-    if None in wishes:
+    preferred = [topology.gpu_nodes.get(gpus[0]) if gpus else None for gpus in owned_gpus]
+    if None in preferred:
         return blocks
     dealt: list[list[int]] = [[] for _ in range(num)]
-    for block, proc in zip(blocks, sorted(range(num), key=lambda proc: (wishes[proc], proc)), strict=True):
+    for block, proc in zip(blocks, sorted(range(num), key=lambda proc: (preferred[proc], proc)), strict=True):
         dealt[proc] = block
     return dealt
 
 
 def check_bindings(bindings: Sequence[Mapping[str, str]], per_host: int, granted: Mapping[str, Sequence[int]]) -> None:
-    """Make sure that a user's bindings can be carried out, as far as that can be known before hosts are asked.
+    """Check a user's bindings as far as is possible before hosts are asked.
 
     Args:
-        granted: the CPUs that each host may use, by its name.
+        granted: CPUs granted to each host, by its name.
 
     Raises:
-        ValueError: there is not one for each proc of a host, a key is unknown, or a CPU was not granted.
+        ValueError: not one binding for each proc of a host, an unknown key, or a CPU that was not granted.
     """
     if len(bindings) != per_host:
         raise ValueError(f"proc_bind has {len(bindings)} entries, and there are {per_host} procs on each host")
@@ -145,14 +147,14 @@ def check_bindings(bindings: Sequence[Mapping[str, str]], per_host: int, granted
             _numbers(where, key, binding[key], ())
         for key in _CPU_KEYS:
             for host, cpus in granted.items() if key in binding else ():
-                _among(where, key, _numbers(where, key, binding[key], cpus), cpus, f"CPUs granted on {host}")
+                _check_known(where, key, _numbers(where, key, binding[key], cpus), cpus, f"CPUs granted on {host}")
 
 
 def given_bindings(bindings: Sequence[Mapping[str, str]], cpus: Sequence[int], topology: Topology) -> list[Binding]:
-    """Return what a user's bindings mean on this host.
+    """Resolve a user's bindings on this host.
 
     Raises:
-        ValueError: a NUMA node is not here, or no granted CPU is left for a proc.
+        ValueError: an unknown NUMA node, or no granted CPU is left for a proc.
     """
     nodes = topology.nodes or {0: list(cpus)}
     found = []
@@ -162,11 +164,11 @@ def given_bindings(bindings: Sequence[Mapping[str, str]], cpus: Sequence[int], t
         for key in _CPU_KEYS:
             if key in binding:
                 chosen = _numbers(where, key, binding[key], cpus)
-                _among(where, key, chosen, cpus, "CPUs granted here")
+                _check_known(where, key, chosen, cpus, "CPUs granted here")
                 wanted = set(chosen) if wanted is None else wanted & set(chosen)
         if "cpunodebind" in binding:
             chosen = _numbers(where, "cpunodebind", binding["cpunodebind"], nodes)
-            _among(where, "cpunodebind", chosen, nodes, "NUMA nodes here")
+            _check_known(where, "cpunodebind", chosen, nodes, "NUMA nodes here")
             near = {cpu for node in chosen for cpu in nodes[node]} & set(cpus)
             wanted = near if wanted is None else wanted & near
         if wanted is not None and not wanted:
@@ -174,7 +176,7 @@ def given_bindings(bindings: Sequence[Mapping[str, str]], cpus: Sequence[int], t
         memory_nodes: list[int] = []
         if "membind" in binding:
             memory_nodes = _numbers(where, "membind", binding["membind"], nodes)
-            _among(where, "membind", memory_nodes, nodes, "NUMA nodes here")
+            _check_known(where, "membind", memory_nodes, nodes, "NUMA nodes here")
         found.append(Binding(sorted(wanted or ()), memory_nodes))
     return found
 
@@ -188,14 +190,14 @@ def _numbers(where: str, key: str, text: str, everything: Iterable[int]) -> list
         raise ValueError(f"{where}[{key!r}]: {error}, or 'all'") from error
 
 
-def _among(where: str, key: str, chosen: Sequence[int], known: Iterable[int], what: str) -> None:
+def _check_known(where: str, key: str, chosen: Sequence[int], known: Iterable[int], what: str) -> None:
     missing = sorted(set(chosen) - set(known))
     if missing:
         raise ValueError(f"{where}[{key!r}] asks for {render_numbers(missing)}; {what}: {render_numbers(known)}")
 
 
 def read_topology(sys_dir: Path = Path("/sys"), proc_dir: Path = Path("/proc")) -> Topology:
-    """Look at this machine; what it does not tell is left out."""
+    """Read this machine's topology; what the kernel does not report is left out."""
     nodes: dict[int, list[int]] = {}
     for path in (sys_dir / "devices/system/node").glob("node[0-9]*/cpulist"):
         nodes[int(path.parent.name.removeprefix("node"))] = _read_numbers(path)
@@ -212,7 +214,7 @@ def read_topology(sys_dir: Path = Path("/sys"), proc_dir: Path = Path("/proc")) 
         except (OSError, ValueError):
             continue
         for name in re.findall(r"^(?:GPU UUID|Device Minor):\s*(\S+)", text, re.MULTILINE):
-            if node >= 0:  # -1: the firmware does not say
+            if node >= 0:  # -1: unknown to the firmware
                 gpu_nodes[name] = node
     return Topology(dict(sorted(nodes.items())), cores, gpu_nodes)
 
@@ -225,10 +227,10 @@ def _read_numbers(path: Path) -> list[int]:
 
 
 def apply(cpus: Sequence[int], memory_nodes: Sequence[int]) -> None:
-    """Bind this process, which has one thread.
+    """Bind this process, which must have one thread.
 
     Raises:
-        OSError: the kernel refuses; the text says what was asked.
+        OSError: the kernel refuses; the text names the CPUs or nodes.
     """
     if cpus:
         try:
@@ -243,13 +245,13 @@ def _bind_memory(nodes: Sequence[int]) -> None:
     number = _SET_MEMPOLICY.get(platform.machine())
     what = f"cannot take memory from NUMA nodes {render_numbers(nodes)}"
     if number is None:
-        raise OSError(0, f"{what}: not known how on {platform.machine()}")
+        raise OSError(0, f"{what}: not supported on {platform.machine()}")
     bits = ctypes.sizeof(ctypes.c_ulong) * 8
     words = (ctypes.c_ulong * (max(nodes) // bits + 1))()
     for node in nodes:
         words[node // bits] |= 1 << node % bits
     libc = ctypes.CDLL(None, use_errno=True)
-    # The kernel counts one bit less than it is told.
+    # The kernel reads one bit fewer than maxnode.
     if libc.syscall(ctypes.c_long(number), _MPOL_BIND, words, ctypes.c_ulong(len(words) * bits + 1)):
         error = ctypes.get_errno()
         raise OSError(error, f"{what}: {os.strerror(error)}")

@@ -1,4 +1,4 @@
-"""What our memory control group allows, and whether it killed somebody; cgroup v1 and v2."""
+"""Memory control groups of this process, cgroup v1 and v2: the limit, and the count of OOM kills."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _UNLIMITED_BYTES = 1 << 62
 
 
 def parse_groups(text: str) -> dict[str, str]:
-    """Read ``/proc/PID/cgroup``: controller name -> path; the one group of v2 has the name ``""``."""
+    """Parse ``/proc/PID/cgroup``: controller name -> path; the one group of v2 has the name ``""``."""
     groups: dict[str, str] = {}
     for line in text.splitlines():
         _, _, rest = line.partition(":")
@@ -24,7 +24,7 @@ def parse_groups(text: str) -> dict[str, str]:
 
 
 def parse_limit(text: str) -> int | None:
-    """Read ``memory.max`` or ``memory.limit_in_bytes``; None for no limit, or for what is no number."""
+    """Parse ``memory.max`` or ``memory.limit_in_bytes``; None for no limit, or if the text is not a number."""
     words = text.split()
     if not words or not words[0].isdecimal():
         return None
@@ -33,7 +33,7 @@ def parse_limit(text: str) -> int | None:
 
 
 def parse_counters(text: str) -> dict[str, int]:
-    """Read a file of ``name number`` lines, e.g. ``memory.events``; other lines are left out."""
+    """Parse a file of ``name number`` lines, e.g. ``memory.events``; other lines are ignored."""
     counters: dict[str, int] = {}
     for line in text.splitlines():
         name, _, value = line.partition(" ")
@@ -43,7 +43,7 @@ def parse_counters(text: str) -> dict[str, int]:
 
 
 def memory_groups(groups: dict[str, str]) -> list[PurePosixPath]:
-    """Return the directories that may limit our memory below the mount point, innermost first."""
+    """Return the directories below the mount point that may limit this process's memory, innermost first."""
     if "memory" in groups:
         inner = PurePosixPath("memory") / groups["memory"].lstrip("/")
         top = PurePosixPath("memory")
@@ -54,7 +54,7 @@ def memory_groups(groups: dict[str, str]) -> list[PurePosixPath]:
 
 
 def memory_limit() -> int | None:
-    """Return the smallest memory limit on this process, in bytes; None where there is none."""
+    """Return the smallest memory limit on this process in bytes; None for no limit."""
     limits = [
         limit
         for group in _own_groups()
@@ -65,7 +65,7 @@ def memory_limit() -> int | None:
 
 
 def num_oom_kills() -> int:
-    """Return how often the kernel killed a process of our group because its memory was used up."""
+    """Return the number of OOM kills in this process's group."""
     for group in _own_groups():
         for name in ("memory.events", "memory.oom_control"):
             counters = parse_counters(_read(group / name))
@@ -80,7 +80,7 @@ def _own_groups() -> Iterator[Path]:
 
 
 def _read(path: Path) -> str:
-    # In containers the path that /proc names is often not mounted: no file is no limit.
+    # In containers the path in /proc/self/cgroup is often not mounted: a missing file means no limit.
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError):

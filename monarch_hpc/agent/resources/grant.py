@@ -1,6 +1,6 @@
-"""What was granted to this host: CPUs, memory, GPUs and the addresses to listen on.
+"""The grant of this host: CPUs, memory, GPUs and addresses to listen on.
 
-Granted, never what the machine has: a job that shares a host would else be sized for all of it.
+The grant, not the machine's totals: a job that shares a host must not be sized for all of it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ __all__ = ["Grant", "granted_memory", "read_grant"]
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What procs on this host may use.
+    """The resources that procs on this host may use.
 
     Attributes:
         cpus: CPU numbers.
         gpus: indices or UUIDs, in Slurm's order.
-        gpu_variable: the environment variable that tells a proc its GPUs.
-        interfaces: name -> IPv4 address of those chosen to listen on, best first.
+        gpu_variable: the environment variable that lists a proc's GPUs.
+        interfaces: name -> IPv4 address of the interfaces to listen on, best first.
     """
 
     cpus: list[int]
@@ -35,22 +35,22 @@ class Grant:
 
 
 def granted_memory(environment: Mapping[str, str], limit_bytes: int | None, total_bytes: int) -> int:
-    """Return the smallest of what Slurm says, what the control group allows and what the machine has."""
+    """Return the smallest of Slurm's limit, the control group's limit and the machine's memory, in bytes."""
     sizes = [total_bytes]
     if limit_bytes is not None:
         sizes.append(limit_bytes)
-    told_mib = environment.get("SLURM_MEM_PER_NODE", "")
-    if told_mib.isdecimal() and int(told_mib):  # 0 asks for all of it
-        sizes.append(int(told_mib) << 20)
+    slurm_mib = environment.get("SLURM_MEM_PER_NODE", "")
+    if slurm_mib.isdecimal() and int(slurm_mib):  # 0: all memory of the node
+        sizes.append(int(slurm_mib) << 20)
     return min(sizes)
 
 
 def read_grant(environment: Mapping[str, str], wanted: Sequence[str], local_place: tuple[int, int] | None) -> Grant:
-    """Look at this process and its host.
+    """Read the grant of this process's host.
 
     Args:
-        wanted: configured interfaces, see `choose_interfaces`.
-        local_place: in an allocation that is all on this machine: this host's rank and the number of hosts.
+        wanted: the configured interfaces, see `choose_interfaces`.
+        local_place: this host's rank and the number of hosts, if all hosts are this machine; otherwise None.
 
     Raises:
         ConfigError: see `choose_interfaces`.

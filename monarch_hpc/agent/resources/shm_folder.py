@@ -1,7 +1,6 @@
-"""The folder of a host for UCX's shared memory and the sockets of MPI meshes: what is left in it goes with the agent.
+"""A host's folder in /dev/shm for UCX's shared memory and the sockets of MPI meshes; the agent removes it at its end.
 
-UCX makes a file, and unlinks it a moment later: a process that is killed in between leaves it behind, in memory, for
-good.
+UCX creates a file and unlinks it a moment later: a process killed in between would leak it, in memory, until reboot.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ _log = Logger(__name__)
 
 
 def make_segments(allocation: str, host_rank: int, root: Path = _ROOT) -> tuple[str, int]:
-    """Make the folder of a host, once those of agents that were killed are gone.
+    """Make the folder of a host; first remove the folders of killed agents.
 
     Returns:
-        The folder, and the descriptor that holds it, see `scratch`; empty and -1 where there can be none: UCX then
-        chooses a place.
+        The folder, and the descriptor that holds it (see `core.scratch`); empty and -1 if it cannot be made: UCX then
+        chooses a folder.
     """
     if not root.is_dir():
         return "", -1
     sweep_scratch(root)
     name = _name(allocation, host_rank)
-    # Other users see the names of allocations in the list of processes, and may have made the folder first.
+    # Other users can see allocation names in the process list, and may have created the folder first.
     for folder in (root / name, root / f"{name}.{os.urandom(4).hex()}"):
         try:
             return str(private_dir(folder)), hold_scratch(folder)
@@ -51,13 +50,13 @@ def find_segments(allocation: str, host_rank: int, root: Path = _ROOT) -> str:
 
 
 def remove_segments(allocation: str, host_rank: int, root: Path = _ROOT) -> None:
-    """Remove the folder and what is in it. Memory that is in use stays, unlinked, until nobody uses it."""
+    """Remove the folder with its contents. Memory in use stays, unlinked, until its last user closes it."""
     for entry, _ in _own(allocation, host_rank, root):
         shutil.rmtree(entry.path, ignore_errors=True)
 
 
 def _own(allocation: str, host_rank: int, root: Path) -> list[tuple[os.DirEntry[str], int]]:
-    """What has such a name and belongs to this user, with its mode."""
+    """Entries with the folder's name that belong to this user, with their modes."""
     name = _name(allocation, host_rank)
     found = []
     with contextlib.suppress(OSError), os.scandir(root) as entries:

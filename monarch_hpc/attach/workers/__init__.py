@@ -1,1 +1,1 @@
-"""Workers that were started by hand, and programs that attach to them."""
+"""Workers that were started manually, and programs that attach to them."""

@@ -1,8 +1,8 @@
-"""Addresses of workers that were started by hand, as Monarch programs write them.
+"""Addresses of manually started workers, in Monarch's notation.
 
-tcp://host:port                      ipc://path                the two places there are
-tcp://host:port@tcp://0.0.0.0:port   dialled as the first, listened on at the second
-service<kv5xUjSXmBR>@tcp://...       with an identity, which is for people
+tcp://host:port                      ipc://path                the two kinds of address
+tcp://host:port@tcp://0.0.0.0:port   dialled at the first, listening at the second
+service<kv5xUjSXmBR>@tcp://...       with an identity, for people to read
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _WHY = {
 
 @dataclass(frozen=True, slots=True)
 class WorkerEndpoint:
-    """Where a worker can be met.
+    """A network address or file where a worker can be reached.
 
     Attributes:
         host: name or IP address; empty for a file.
-        path: of the file in which a worker on this machine says where it listens; empty for a host.
+        path: file in which a worker on this machine publishes its addresses; empty for a host.
     """
 
     host: str = ""
@@ -44,7 +44,7 @@ class WorkerEndpoint:
     path: str = ""
 
     def file(self, folder: Path) -> Path:
-        """The file; one without a folder of its own is in *folder*."""
+        """The path of the file; a relative one is in *folder*."""
         return folder / self.path
 
     def __str__(self) -> str:
@@ -53,13 +53,13 @@ class WorkerEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class WorkerAddress:
-    """One worker.
+    """The address of one worker.
 
     Attributes:
-        text: as it was written.
-        identity: before the ``@``; empty where none was given.
-        dial: where clients look for it.
-        bind: where it listens.
+        text: the address as written.
+        identity: the part before the ``@``; empty if not given.
+        dial: endpoint that clients dial.
+        bind: endpoint that the worker listens on.
     """
 
     text: str
@@ -69,69 +69,69 @@ class WorkerAddress:
 
 
 def parse_worker_address(text: str) -> WorkerAddress:
-    """Read an address.
+    """Parse an address.
 
     Raises:
-        ConfigError: it is none; it says what is wrong.
+        ConfigError: *text* is not a valid address.
     """
     match = _FORM.fullmatch(text)
     if match is None:
-        raise _wrong(text, "write tcp://host:port or ipc://path")
+        raise _invalid(text, "write tcp://host:port or ipc://path")
     identity = match["identity"] or ""
     if identity:
         try:
             ProcId.from_string(identity)
         except ValueError as error:
-            raise _wrong(text, f"before the @ stands no identity: {error}") from error
-    dial = _place(text, match["dial"])
-    bind = _place(text, match["bind"]) if match["bind"] else dial
+            raise _invalid(text, f"the part before the @ is not an identity: {error}") from error
+    dial = _parse_endpoint(text, match["dial"])
+    bind = _parse_endpoint(text, match["bind"]) if match["bind"] else dial
     if bool(dial.path) != bool(bind.path):
-        raise _wrong(text, "a worker is dialled and listens in one way, tcp:// or ipc://")
+        raise _invalid(text, "both parts must be of one kind, tcp:// or ipc://")
     return WorkerAddress(text, identity, dial, bind)
 
 
-def listening_addresses(place: WorkerEndpoint) -> list[str]:
-    """The IP addresses to listen on; loopback for a worker that is met through a file.
+def listening_addresses(endpoint: WorkerEndpoint) -> list[str]:
+    """Return the IP addresses to listen on; loopback for an endpoint that is a file.
 
     Raises:
-        ConfigError: the name has none.
+        ConfigError: the name does not resolve.
     """
-    if place.path:
+    if endpoint.path:
         return ["127.0.0.1"]
-    return ["0.0.0.0"] if place.host in _EVERY else _look_up(place)
+    return ["0.0.0.0"] if endpoint.host in _EVERY else _look_up(endpoint)
 
 
-def dialling_addresses(place: WorkerEndpoint) -> list[str]:
-    """``tcp://address:port`` for each IP address of the name.
+def dialling_addresses(endpoint: WorkerEndpoint) -> list[str]:
+    """Return ``tcp://address:port`` for each IP address of the name.
 
     Raises:
-        ConfigError: the name has none, or stands for every address.
+        ConfigError: the name does not resolve, or is a wildcard.
     """
-    if place.host in _EVERY:
-        raise _wrong(str(place), "this is where to listen; name the host that is to be dialled")
-    return [render_address((host, place.port)) for host in _look_up(place)]
+    if endpoint.host in _EVERY:
+        raise _invalid(str(endpoint), "this is a listening address; give the host to dial")
+    return [render_address((host, endpoint.port)) for host in _look_up(endpoint)]
 
 
-def _look_up(place: WorkerEndpoint) -> list[str]:
+def _look_up(endpoint: WorkerEndpoint) -> list[str]:
     try:
-        return resolve_host(place.host.strip("[]"))
+        return resolve_host(endpoint.host.strip("[]"))
     except OSError as error:
-        raise _wrong(str(place), f"no address of {place.host!r} is known here: {error.strerror}") from error
+        raise _invalid(str(endpoint), f"{endpoint.host!r} does not resolve here: {error.strerror}") from error
 
 
-def _place(text: str, url: str) -> WorkerEndpoint:
+def _parse_endpoint(text: str, url: str) -> WorkerEndpoint:
     scheme, _, rest = url.partition("://")
     if scheme == "ipc":
         if not rest or "\0" in rest:
-            raise _wrong(text, "ipc:// needs a path, or a name for one in your state directory")
+            raise _invalid(text, "ipc:// needs a path, or a name for one in your state directory")
         return WorkerEndpoint(path=rest)
     if scheme == "tcp":
         match = _TCP.fullmatch(rest)
         if match is None or int(match["port"]) > 65535:
-            raise _wrong(text, "write tcp://host:port, a port below 65536")
+            raise _invalid(text, "write tcp://host:port, a port below 65536")
         return WorkerEndpoint(match["host"], int(match["port"]))
-    raise _wrong(text, f"no transport {scheme}:// here: {_WHY.get(scheme, 'there are tcp:// and ipc://')}")
+    raise _invalid(text, f"transport {scheme}:// is not supported: {_WHY.get(scheme, 'use tcp:// or ipc://')}")
 
 
-def _wrong(text: str, problem: str) -> ConfigError:
+def _invalid(text: str, problem: str) -> ConfigError:
     return ConfigError("", "", f"worker address {text!r}", problem)

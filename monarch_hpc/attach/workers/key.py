@@ -1,4 +1,4 @@
-"""The key that workers started by hand and the programs that attach to them share."""
+"""The key shared by manually started workers and the programs that attach to them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from monarch_hpc.core.files import private_dir, read_private, write_once
 __all__ = ["Secret", "read_secret"]
 
 Secret = bytes | str | Path | None
-"""The key itself, or a file with it; None for the user's own, in the state directory."""
+"""The key itself, or a file that holds it; None for the user's own, in the state directory."""
 
 _MIN_BYTES = 16
 _MAX_BYTES = 64 << 10
@@ -21,20 +21,20 @@ _FILE = "worker.key"
 _PURPOSE = b"monarch-hpc worker"
 _HEX = frozenset(b"0123456789abcdef")
 
-# A tenth of a second and 32 MiB for each guess: as much as a worker on a busy login node can spare for its one.
+# scrypt costs a tenth of a second and 32 MiB for each guess: as much as a worker on a busy login node can spare once.
 _COST = 1 << 15
 _BLOCK = 8
 _MAX_DERIVATION_BYTES = 64 << 20
 
 
 def read_secret(secret: Secret, state: Path) -> bytes:
-    """The 32 bytes that both sides prove to have.
+    """Return the 32-byte key that both sides prove to hold.
 
     Args:
-        secret: bytes are the key, text and paths name a file of mode 0600 that holds it, a PEM file for one. 32 random
-            bytes, also as hexadecimal digits, are best: what may be a human's text is stretched with scrypt, so that
-            a recorded greeting helps little to guess it, and that takes a tenth of a second. None
-            takes ``worker.key`` of the state directory, which is made at the first use.
+        secret: bytes are the key; a string or path names a file of mode 0600 that holds it, such as a PEM file. 32
+            random bytes, also as hexadecimal digits, are best. Text that may be a passphrase is stretched with scrypt,
+            which takes a tenth of a second, so that a recorded greeting is of little help for guessing it. None
+            stands for ``worker.key`` in the state directory, which is created on first use.
         state: the state directory, config key `paths.state`.
 
     Raises:
@@ -55,12 +55,12 @@ def read_secret(secret: Secret, state: Path) -> bytes:
         raise ConfigError("", "", source, f"a key of {len(secret)} bytes can be guessed: take {_MIN_BYTES} or more")
     if _is_random(secret):
         return hashlib.sha256(_PURPOSE + b"\0" + secret).digest()
-    # One salt for all, because the two sides know nothing of each other yet but the secret.
+    # A constant salt, because the two sides share nothing but the secret before the handshake.
     return hashlib.scrypt(secret, salt=_PURPOSE, n=_COST, r=_BLOCK, p=1, maxmem=_MAX_DERIVATION_BYTES, dklen=32)
 
 
 def _is_random(secret: bytes) -> bool:
-    """Whether nobody can have thought of it: what is in `worker.key`, or 32 bytes that are no text."""
+    """Whether *secret* cannot be a passphrase: as in `worker.key`, or at least 32 bytes that are not UTF-8."""
     if len(secret) == 2 * _RANDOM_BYTES and _HEX.issuperset(secret):
         return True
     try:

@@ -1,4 +1,4 @@
-"""A folder with secrets that goes with this process, however it ends: a small process waits for that end."""
+"""A private folder for secrets that is removed when this process ends, however it ends, by a small child process."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from pathlib import Path
 from monarch_hpc.core.scratch import make_scratch
 from monarch_hpc.core.spawn import launch
 
-__all__ = ["open_attended"]
+__all__ = ["open_private_folder"]
 
 _SCRIPT = 'read -r _; rm -rf -- "$1"'
-"""Its standard input ends with this process, and with those that this process forked."""
+"""Standard input ends with this process and all its forked children."""
 
 _END_S = 5.0
-"""How long it may take to see that; what is left to remove is nothing by then."""
+"""How long the child may take to notice that; by then nothing is left to remove."""
 
 
 @contextlib.contextmanager
-def open_attended() -> Iterator[Path]:
-    """Make a folder that only we can enter, in the temporary directory; it ends with the context.
+def open_private_folder() -> Iterator[Path]:
+    """Make a folder in the temporary directory that only this user can enter; it is removed with the context.
 
     Raises:
-        OSError: there is no room for it, or no process can be started.
+        OSError: the folder or the child process cannot be created.
     """
     own = os.getpid()
     folder, held = make_scratch(Path(tempfile.gettempdir()))
     try:
-        attendant = launch(
+        cleaner = launch(
             ["/bin/sh", "-c", _SCRIPT, "monarch-hpc-attendant", str(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -42,13 +42,13 @@ def open_attended() -> Iterator[Path]:
         try:
             yield folder
         finally:
-            if os.getpid() == own:  # what was forked meanwhile may leave the context, too
+            if os.getpid() == own:  # a forked child may leave the context, too
                 shutil.rmtree(folder, ignore_errors=True)
                 with contextlib.suppress(subprocess.TimeoutExpired, BrokenPipeError):
-                    # A line, too: somebody who was forked may hold the other end open.
-                    attendant.communicate(b"\n", _END_S)
-                attendant.kill()
-                attendant.wait()
+                    # A line, too: a forked child may hold the other end of the pipe open.
+                    cleaner.communicate(b"\n", _END_S)
+                cleaner.kill()
+                cleaner.wait()
     finally:
         if os.getpid() == own:
             shutil.rmtree(folder, ignore_errors=True)

@@ -1,12 +1,12 @@
-"""What a waiting worker and the program that attaches to it say to each other: small JSON documents in sealed frames.
+"""The protocol between a waiting worker and a program that attaches to it: small JSON documents in sealed frames.
 
 program                                    worker
 engage  allocation, rank, key, config  ->
-                                       <-  busy      another program has it
+                                       <-  busy      attached to another program
                                        <-  head      addresses, from rank 0
 head    addresses, to the others       ->
-                                       <-  ready     what the head wrote, from rank 0
-                                       <-  failed    why its agent ended
+                                       <-  ready     contents of ready.json, from rank 0
+                                       <-  failed    cause of its agent's end
 leave   for_good                       ->
                                        <-  left
 """
@@ -19,25 +19,25 @@ from typing import Any
 from monarch_hpc.core.errors import FrameError
 from monarch_hpc.wire.frames import Frame, Kind
 
-__all__ = ["WORKERS", "read_word", "word"]
+__all__ = ["WORKERS", "parse_message", "render_message"]
 
 WORKERS = b"waiting workers!".hex()
-"""In the place of an allocation, in greetings between programs and workers."""
+"""Replaces the allocation's id in greetings between programs and workers."""
 
 
-def word(kind: str, **fields: object) -> Frame:
-    """One message."""
+def render_message(kind: str, **fields: object) -> Frame:
+    """Encode a message."""
     return Frame(Kind.CONTROL, body=json.dumps({"kind": kind, **fields}).encode())
 
 
-def read_word(frame: Frame) -> tuple[str, dict[str, Any]]:
-    """Kind and fields of a message.
+def parse_message(frame: Frame) -> tuple[str, dict[str, Any]]:
+    """Decode a message into its kind and fields.
 
     Raises:
-        FrameError: it is none.
+        FrameError: the frame is not a message of this protocol.
     """
     try:
         fields = json.loads(bytes(frame.body))
         return str(fields.pop("kind")), fields
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise FrameError(f"no word between program and worker: {error}") from error
+        raise FrameError(f"not a message of the worker protocol: {error}") from error

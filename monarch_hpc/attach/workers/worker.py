@@ -1,7 +1,7 @@
-"""A worker that was started by hand: waits for programs, and is a host of theirs, one after the other.
+"""A manually started worker: it serves programs one after the other, as one of their hosts.
 
-It is small and runs no code of programs itself. For each it starts an agent of ours, in an allocation that the program
-makes and whose key comes through the sealed channel; agent and procs end with the program.
+The worker is small and runs no code of programs itself. For each program it starts an agent, in an allocation that
+the program makes and whose key arrives over the sealed channel; the agent and its procs end with the program.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import Any
 
 from monarch_hpc.agent.children.sweep import cookies, sweep
 from monarch_hpc.agent.resources.shm_folder import remove_segments
-from monarch_hpc.allocation import files as bootstrap
+from monarch_hpc.allocation import files as allocation_files
 from monarch_hpc.attach.workers.address import WorkerAddress, listening_addresses, parse_worker_address
 from monarch_hpc.attach.workers.key import Secret, read_secret
-from monarch_hpc.attach.workers.protocol import WORKERS, read_word, word
+from monarch_hpc.attach.workers.protocol import WORKERS, parse_message, render_message
 from monarch_hpc.config import Config
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.errors import FrameError, PeerLost, TransportError
@@ -41,10 +41,10 @@ from monarch_hpc.wire.frames import Frame
 
 __all__ = ["Worker", "rendezvous_folder"]
 
-_LOOK_S = 0.02
-"""Between two looks at an agent that starts: as often as a person could notice."""
-_WATCH_S = 0.5
-"""Between two looks at one that runs: its end is told to the program by the head, too."""
+_START_POLL_S = 0.02
+"""Interval between two polls of a starting agent: too short for a person to notice."""
+_RUN_POLL_S = 0.5
+"""Interval between two polls of a running agent, whose end the head reports to the program, too."""
 _SWEEP_S = 5.0
 _NUM_LAST_LINES = 20
 
@@ -52,27 +52,27 @@ _log = Logger(__name__)
 
 
 def rendezvous_folder(config: Config) -> Path:
-    """Where workers with ``ipc://name`` say where they listen."""
+    """Return the folder in which workers with ``ipc://name`` publish their listening addresses."""
     return private_dir(config.paths.state / "workers")
 
 
 class Worker:
-    """Waits for programs at one address.
+    """Serves programs at one address.
 
     Args:
-        address: see `worker_address`.
-        secret: see `secret`.
+        address: see `attach.workers.address`.
+        secret: see `read_secret`.
 
     Raises:
         ConfigError: the address or the key cannot be used.
-        PeerLost: the address is taken.
+        PeerLost: the address is in use.
     """
 
     def __init__(self, address: str, secret: Secret, config: Config) -> None:
         self._address = parse_worker_address(address)
         self._config = config
-        self._news: queue.SimpleQueue[tuple[FrameChannel, Frame | None]] = queue.SimpleQueue()
-        self._engagement: _RunningAgent | None = None
+        self._events: queue.SimpleQueue[tuple[FrameChannel, Frame | None]] = queue.SimpleQueue()
+        self._running: _RunningAgent | None = None
         self._over = False
         key = read_secret(secret, config.paths.state)
         identity = Identity(WORKERS, Role.AGENT, platform.node(), new_incarnation())
@@ -80,44 +80,44 @@ class Worker:
         self._node = Node(self._engine, identity, key, self, config.transport)
         self._file: Path | None = None
         self.addresses = self._listen(self._address)
-        """Where it listens, ``tcp://address:port``."""
+        """Listening addresses, each ``tcp://address:port``."""
 
     def _listen(self, address: WorkerAddress) -> list[str]:
-        place = address.bind
-        if place.path:
-            self._file = place.file(rendezvous_folder(self._config))
+        endpoint = address.bind
+        if endpoint.path:
+            self._file = endpoint.file(rendezvous_folder(self._config))
         found: list[str] = []
         refused: PeerLost | None = None
-        for host in listening_addresses(place):
+        for host in listening_addresses(endpoint):
             try:
-                found += self._node.listen([host], place.port)
-            except PeerLost as error:  # a name may have an IPv6 address on a machine without IPv6
+                found += self._node.listen([host], endpoint.port)
+            except PeerLost as error:  # e.g. an IPv6 address of the name, on a machine without IPv6
                 refused = error
         if not found:
             assert refused is not None
             raise PeerLost(address.text, f"a worker cannot listen there: {refused.reason}") from refused
         return found
 
-    # ---- the engine's side: only to pass on ----
+    # ---- on the engine's driver: events are only queued ----
 
     def on_channel(self, channel: FrameChannel) -> None:
-        """Somebody has proved the key."""
+        """Do nothing: a peer has proved the key, and its first message follows."""
 
     def on_frame(self, channel: FrameChannel, frame: Frame) -> None:
-        """Somebody says something."""
-        self._news.put((channel, frame))
+        """Queue a message."""
+        self._events.put((channel, frame))
 
     def on_lost(self, channel: FrameChannel, error: TransportError) -> None:
-        """Somebody is gone."""
-        self._news.put((channel, None))
+        """Queue the end of a channel."""
+        self._events.put((channel, None))
 
-    # ---- the worker's own thread ----
+    # ---- on the worker's own thread ----
 
     def serve(self, *, announce: Callable[[str], None] = lambda _text: None) -> None:
         """Serve programs, one at a time, until one of them dismisses the worker.
 
         Args:
-            announce: told once where it listens, in words.
+            announce: called once with a text that names the listening addresses.
         """
         self._engine.start()
         try:
@@ -127,52 +127,52 @@ class Worker:
             while not self._over:
                 self._serve_one()
         finally:
-            self._end_engagement()
+            self._end_running()
             if self._file is not None:
                 self._file.unlink(missing_ok=True)
             self._node.close("the worker ends")
             self._engine.close()
 
     def _serve_one(self) -> None:
-        engagement = self._engagement
+        running = self._running
         try:
-            channel, frame = self._news.get(timeout=None if engagement is None else engagement.look())
+            channel, frame = self._events.get(timeout=None if running is None else running.poll())
         except queue.Empty:
             return
         if frame is None:
-            if engagement is not None and engagement.channel is channel:
-                _log.warning("the program on %s is gone: its work ends", channel.peer.host)
-                self._end_engagement()
+            if running is not None and running.channel is channel:
+                _log.warning("lost the program on %s: ending its agent and procs", channel.peer.host)
+                self._end_running()
             return
         try:
-            self._obey(channel, *read_word(frame))
+            self._handle(channel, *parse_message(frame))
         except (FrameError, KeyError, TypeError, ValueError) as error:
-            channel.close(f"no word between program and worker: {error}")
+            channel.close(f"not a message of the worker protocol: {error}")
 
-    def _obey(self, channel: FrameChannel, kind: str, fields: Mapping[str, Any]) -> None:
-        engagement = self._engagement
-        mine = engagement is not None and engagement.channel is channel
-        if kind == "engage" and engagement is None:
-            self._engagement = _RunningAgent(channel, fields, self._config)
-        elif kind == "engage" and engagement is not None and not mine:
-            _tell(channel, word("busy", by=f"{engagement.program} on {engagement.channel.peer.host}"))
-        elif kind == "head" and engagement is not None and mine:
-            bootstrap.write_head(engagement.directory, [str(address) for address in fields["addresses"]])
-        elif kind == "leave" and (mine or engagement is None):
-            self._end_engagement()
+    def _handle(self, channel: FrameChannel, kind: str, fields: Mapping[str, Any]) -> None:
+        running = self._running
+        mine = running is not None and running.channel is channel
+        if kind == "engage" and running is None:
+            self._running = _RunningAgent(channel, fields, self._config)
+        elif kind == "engage" and running is not None and not mine:
+            _send(channel, render_message("busy", by=f"{running.program} on {running.channel.peer.host}"))
+        elif kind == "head" and running is not None and mine:
+            allocation_files.write_head(running.directory, [str(address) for address in fields["addresses"]])
+        elif kind == "leave" and (mine or running is None):
+            self._end_running()
             self._over = bool(fields.get("for_good"))
-            _tell(channel, word("left"))
+            _send(channel, render_message("left"))
         else:
-            raise FrameError(f"{kind!r} is not for now")
+            raise FrameError(f"{kind!r} is not expected in this state")
 
-    def _end_engagement(self) -> None:
-        if self._engagement is not None:
-            self._engagement.end()  # once more where SIGTERM came in the middle of it
-            self._engagement = None
+    def _end_running(self) -> None:
+        if self._running is not None:
+            self._running.end()  # repeated if SIGTERM interrupted it
+            self._running = None
 
 
 class _RunningAgent:
-    """The agent that this worker runs for one program."""
+    """The agent that a worker runs for one program."""
 
     def __init__(self, channel: FrameChannel, fields: Mapping[str, Any], config: Config) -> None:
         self.channel = channel
@@ -181,7 +181,7 @@ class _RunningAgent:
         self._allocation = str(fields["allocation"])
         self._rank = int(fields["rank"])
         self._end_s = config.procs.stop_s + config.agent.grace_s + _SWEEP_S
-        self._told_head = self._told_ready = self._told_end = False
+        self._sent_head = self._sent_ready = self._sent_failed = False
         write_json(self.directory / "config.json", {"schema": 1, "config": fields["config"]})
         argv = [
             *(sys.executable, "-P", "-m", "monarch_hpc.agent", "--lifeline", "--held", str(self._held)),
@@ -203,28 +203,34 @@ class _RunningAgent:
         finally:
             os.close(err)
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended; `look` says why
+        with contextlib.suppress(BrokenPipeError):  # it has ended; `poll` reports why
             self._process.stdin.write(bytes.fromhex(fields["key"]))
             self._process.stdin.flush()
 
-    def look(self) -> float:
-        """Tell the program what has happened to the agent; return when to look again, in seconds."""
-        if self._rank == 0 and not self._told_head and (addresses := bootstrap.read_head(self.directory)) is not None:
-            self._told_head = True
-            _tell(self.channel, word("head", addresses=addresses))
-        if self._rank == 0 and not self._told_ready and (self.directory / "ready.json").exists():
-            self._told_ready = True
-            _tell(self.channel, word("ready", document=read_json(self.directory / "ready.json")))
+    def poll(self) -> float:
+        """Report changes of the agent's state to the program; return the seconds until the next poll."""
+        if (
+            self._rank == 0
+            and not self._sent_head
+            and (addresses := allocation_files.read_head(self.directory)) is not None
+        ):
+            self._sent_head = True
+            _send(self.channel, render_message("head", addresses=addresses))
+        if self._rank == 0 and not self._sent_ready and (self.directory / "ready.json").exists():
+            self._sent_ready = True
+            _send(self.channel, render_message("ready", document=read_json(self.directory / "ready.json")))
         code = self._process.poll()
-        if code is not None and not self._told_end:
-            self._told_end = True
+        if code is not None and not self._sent_failed:
+            self._sent_failed = True
             how = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
-            _tell(self.channel, word("failed", cause=f"its agent ended ({how})", last_lines=self._last_lines()))
-        settled = self._told_end or self._told_ready or (self._rank > 0)
-        return _WATCH_S if settled else _LOOK_S
+            _send(
+                self.channel, render_message("failed", cause=f"its agent ended ({how})", last_lines=self._last_lines())
+            )
+        settled = self._sent_failed or self._sent_ready or (self._rank > 0)
+        return _RUN_POLL_S if settled else _START_POLL_S
 
     def end(self) -> None:
-        """End the agent with all that it started."""
+        """End the agent and everything that it started."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
@@ -245,13 +251,13 @@ class _RunningAgent:
         return (self.directory / "agent.err").read_text(errors="replace").splitlines()[-_NUM_LAST_LINES:]
 
 
-def _tell(channel: FrameChannel, frame: Frame) -> None:
-    with contextlib.suppress(TransportError):  # it is gone, as `on_lost` says
+def _send(channel: FrameChannel, frame: Frame) -> None:
+    with contextlib.suppress(TransportError):  # the channel is closed; `on_lost` follows
         channel.send(frame)
 
 
 def _environment() -> dict[str, str]:
-    """What the agent gets: all of ours, and where nobody granted GPUs, those of the machine."""
+    """The agent's environment: the worker's own, plus the machine's GPUs if none were granted."""
     environment = dict(os.environ)
     if parse_gpus(environment) is None and (gpus := parse_device_gpus(os.listdir("/dev"))):
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)

@@ -1,4 +1,4 @@
-"""What procs print is kept, in order, and fills no disk."""
+"""Log files keep procs' output, in order, and are bounded."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_file_at_its_limit_makes_room_and_says_so(tmp_path: Path) -> None:
     assert path.stat().st_size <= 4096 + len(lines[0]) and old.stat().st_size <= 4096 + len(lines[0])
     assert sorted(entry.name for entry in path.parent.iterdir()) == [path.name, old.name]
     head, *kept = path.read_bytes().splitlines(keepends=True)
-    assert f"what came before is in {old.name}".encode() in head and b"bytes before that are gone" in head
+    assert f"earlier output is in {old.name}".encode() in head and b"bytes before that were discarded" in head
     whole = old.read_bytes().splitlines(keepends=True)[1:] + kept
     assert whole == lines[-len(whole) :]
 

@@ -38,7 +38,7 @@ class Party:
     """One end of a link, on the far side of the head."""
 
     def __init__(self) -> None:
-        self.crowded = False
+        self.backlogged = False
         self.fabric, self.why = "tcp", "agents use sockets"
         self.got: list[Message] = []
         self.closed = ""
@@ -50,13 +50,13 @@ class Party:
         self.closed = reason
 
     def take(self) -> list[Message]:
-        """Return what came since the last look."""
+        """Return the messages received since the last call."""
         got, self.got = self.got, []
         return got
 
 
 class World:
-    """A head with its agents, a clock that tests move, and the files that it would write."""
+    """A head with its agents, a clock set by tests, and the files that the head would write."""
 
     def __init__(self, num_hosts: int) -> None:
         self.now_s = 0.0
@@ -113,7 +113,7 @@ def spawn(run: str, mesh: int, hosts: list[int], per_host: int = 1) -> SpawnProc
 
 @pytest.fixture
 def world() -> World:
-    """Two hosts, both there."""
+    """Two hosts, both joined."""
     world = World(2)
     world.join(0, 1)
     world.take_all()
@@ -149,7 +149,7 @@ def test_a_host_has_one_agent(world: World) -> None:
     stranger = Party()
     world.head.on_join(stranger, Join(entry(2), ""))
     assert stranger.got == [Refused("", "there is no host 2 among 2")]
-    # A new one may come after the first is lost.
+    # A new agent may join once the first is lost.
     world.head.on_agent_lost(world.agents[1], "gone")
     world.head.on_join(second, Join(entry(1), ""))
     assert world.written[-1] == ([0, 1], {})
@@ -173,7 +173,7 @@ def test_messages_find_their_way(world: World) -> None:
     world.head.on_client(one, StopProcs("1", 9, [1], 1.0))
     assert world.take_all() == [[], [StopProcs("1", 9, [1], 1.0)]]
     world.head.on_agent(world.agents[1], ProcsStopped("1", 9, 1))
-    # The mesh is no more: what still comes of it is nobody's.
+    # The mesh has ended: later messages about it have no receiver.
     world.head.on_agent(world.agents[1], Output("1", 9, 0, 1, "out", ["late"], 0))
     assert one.take() == [ProcsStopped("1", 9, 1)]
 
@@ -189,7 +189,7 @@ def test_whoever_takes_a_run_over_ends_the_tenure_of_all_who_were_there(world: W
     assert two.take() == [RunOpened("1", 3, 3, [entry(0), entry(1)])]
     assert one.closed == program.closed == "another controller has taken over run 1"
     assert (world.head.owns(one), world.head.owns(two)) == (False, True)
-    # Their procs go, and the run stays.
+    # Their procs are stopped; the run stays open.
     world.head.on_client_lost(one, "we closed it")
     world.head.on_client_lost(program, "we closed it")
     assert world.take_all() == [[], [StopProcs("1", 9, [1], 5.0)]]
@@ -237,7 +237,7 @@ def test_a_closed_run_is_over_when_every_host_says_so(world: World) -> None:
     assert client.take() == []
     world.head.on_agent(world.agents[1], RunClosed("1"))
     assert client.take() == [RunClosed("1")]
-    # It may be asked again, and it may begin again.
+    # A closed run may be closed again, and opened again.
     world.head.on_client(client, CloseRun("1", 0))
     assert client.take() == [RunClosed("1")]
     assert isinstance(world.open("1").take()[0], RunOpened)
@@ -280,10 +280,10 @@ def test_output_for_a_crowded_controller_is_counted(world: World) -> None:
     client = world.open("1")
     world.head.on_client(client, spawn("1", 1, [0]))
     client.take()
-    client.crowded = True
+    client.backlogged = True
     world.head.on_agent(world.agents[0], Output("1", 1, 0, 0, "out", ["a", "b"], 3))
     world.head.on_agent(world.agents[0], ProcReady("1", 1, 0, 0, 5, "7", []))
-    client.crowded = False
+    client.backlogged = False
     world.head.on_agent(world.agents[0], Output("1", 1, 0, 0, "err", ["e"], 0))
     world.head.on_agent(world.agents[0], Output("1", 1, 0, 0, "out", ["c"], 1))
     assert client.take() == [
@@ -301,7 +301,7 @@ def test_status(world: World) -> None:
     world.sleep(12.0)
     link: dict[str, object] = {"host": 1, "fabric": "ucx/rdma", "why": "both have RDMA", "procs": 1}
     world.head.on_client(client, RunLinks("1", [link]))
-    world.head.on_client(tool, RunLinks("1", [{**link, "host": 0}]))  # not of this run
+    world.head.on_client(tool, RunLinks("1", [{**link, "host": 0}]))  # not a member of this run
     world.agents[1].fabric, world.agents[1].why = "relay", "no answer"
     world.head.on_client(tool, Status())
     (report,) = tool.take()

@@ -1,4 +1,4 @@
-"""What the head does with output and with what programs choose about it."""
+"""The head's handling of output, and of programs' settings for it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def test_a_choice_about_output_goes_to_the_hosts_of_the_mesh_and_its_answers_bac
     client.take()
     choice = SetLogs("1", 1, [0, 1, 7], [3], False, 5)
     world.head.on_client(client, choice)
-    # A host that is not there has nothing to change.
+    # An unknown host has nothing to change, so the head answers for it.
     assert client.take() == [LogsSet("1", 1, 7, 5)]
     assert world.take_all() == [[choice]] * 2
     world.head.on_agent(world.agents[1], LogsSet("1", 1, 1, 5))
     assert client.take() == [LogsSet("1", 1, 1, 5)]
-    # Nobody chooses for others, or for what is gone; and nobody waits for it in vain.
+    # Requests for meshes of others, or for ended ones, are not forwarded, and the head answers them.
     other.take()
     world.head.on_client(other, SetLogs("1", 1, [0], [], False, 6))
     world.head.on_client(client, SetLogs("1", 9, [0], [], False, 7))
@@ -40,7 +40,7 @@ def test_much_output_is_left_out_and_little_passes(world: World) -> None:
     assert 0 < passed < 30
     world.head.on_agent(world.agents[1], Output("1", 1, 1, 1, "out", ["a line"], 2))
     assert client.take() == [Output("1", 1, 1, 1, "out", ["a line"], 2)]
-    # The end of a proc tells what is still to be told.
+    # Before a proc's end, the head reports its lines dropped so far.
     ended = ProcEnded("1", 1, 0, 0, False, "exit code 1", [])
     world.head.on_agent(world.agents[0], ended)
     assert client.take() == [Output("1", 1, 0, 0, "out", [], (100 - passed) * 1000), ended]

@@ -1,4 +1,4 @@
-"""Names of hosts become addresses, also where the machine resolves neither localhost nor itself."""
+"""Host names resolve, even on a machine that resolves neither localhost nor its own name."""
 
 from __future__ import annotations
 

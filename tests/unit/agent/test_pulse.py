@@ -14,7 +14,7 @@ from monarch_hpc.wire.frames import Frame, Kind
 
 
 class Clockwork:
-    """The part of an engine that a pulse uses, driven by the test."""
+    """The part of an engine that `Heartbeat` uses, driven by the test."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -37,7 +37,7 @@ class Clockwork:
 
 
 class Wire:
-    """A channel that counts what is sent."""
+    """A channel that counts the frames sent."""
 
     def __init__(self, engine: Clockwork) -> None:
         self.heard_s = engine.now_s
@@ -135,7 +135,7 @@ def test_a_channel_that_is_not_judged_only_hears_us(
     for _ in range(9):
         engine.beat()
     assert (wire.sent, changes, wire.given_up) == (9, [], "")
-    # From now on it is.
+    # Judged from here on.
     pulse.watch(cast(FrameChannel, wire))
     engine.beat()
     assert changes == [Liveness.DEAD]

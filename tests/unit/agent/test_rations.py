@@ -1,4 +1,4 @@
-"""One who pours gets what the others leave, and what goes to the program has a limit."""
+"""Rate limits: a flooding reader gets only what the others leave, and output to the program is limited."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from monarch_hpc.agent.output.rate_limit import FairShare, TokenBucket, cost_byt
 KIB = 1 << 10
 
 
-def read_for(rations: FairShare, readers: list[str], seconds: float) -> dict[str, int]:
-    """Let greedy *readers* take turns, each as soon as it may; return how much each has read."""
+def read_for(fair_share: FairShare, readers: list[str], seconds: float) -> dict[str, int]:
+    """Let greedy *readers* read, each as soon as it may; return how much each has read."""
     read = dict.fromkeys(readers, 0)
     wakes_s = dict.fromkeys(readers, 0.0)
     now_s = 0.0
@@ -16,7 +16,7 @@ def read_for(rations: FairShare, readers: list[str], seconds: float) -> dict[str
         for reader in readers:
             if wakes_s[reader] <= now_s:
                 read[reader] += 64 * KIB
-                wakes_s[reader] = now_s + rations.take(reader, 64 * KIB, now_s)
+                wakes_s[reader] = now_s + fair_share.take(reader, 64 * KIB, now_s)
         now_s += 0.0005
     return read
 
@@ -34,37 +34,37 @@ def test_those_who_pour_share_alike() -> None:
 
 
 def test_who_reads_little_never_waits() -> None:
-    rations = FairShare(32 << 20, 64 * KIB)
+    fair_share = FairShare(32 << 20, 64 * KIB)
     for step in range(4000):
         now_s = step / 1000
-        rations.take("flood", 64 * KIB, now_s)
+        fair_share.take("flood", 64 * KIB, now_s)
         if step % 100 == 0:
-            assert rations.take("quiet", 200, now_s) == 0.0
+            assert fair_share.take("quiet", 200, now_s) == 0.0
 
 
 def test_who_used_it_up_waits_for_the_next_window_at_most() -> None:
-    rations = FairShare(1 << 20, 64 * KIB)
-    assert 0.0 < rations.take("a", 64 * KIB, 100.01) <= 0.05
-    assert rations.take("a", 100, 100.06) == 0.0
+    fair_share = FairShare(1 << 20, 64 * KIB)
+    assert 0.0 < fair_share.take("a", 64 * KIB, 100.01) <= 0.05
+    assert fair_share.take("a", 100, 100.06) == 0.0
     assert FairShare(0, 64 * KIB).take("a", 1 << 30, 0.0) == 0.0
 
 
 def test_an_allowance_lets_a_burst_pass_and_then_so_much_a_second() -> None:
-    allowance = TokenBucket(1000, 0.0)
-    assert [allowance.take(1000, 0.0) for _ in range(5)] == [True] * 4 + [False]
-    # Used up, it waits until a second's worth is there.
-    assert not allowance.take(10, 0.5)
-    assert allowance.take(900, 1.0) and not allowance.take(200, 1.0) and not allowance.take(1, 1.0)
-    # More than ever comes together passes when nothing else has for a while.
-    assert not allowance.take(5000, 3.0) and allowance.take(5000, 1000.0) and not allowance.take(1, 1000.5)
-    assert allowance.take(500, 1002.0)
+    bucket = TokenBucket(1000, 0.0)
+    assert [bucket.take(1000, 0.0) for _ in range(5)] == [True] * 4 + [False]
+    # Once exhausted, it waits until a second's worth has accumulated.
+    assert not bucket.take(10, 0.5)
+    assert bucket.take(900, 1.0) and not bucket.take(200, 1.0) and not bucket.take(1, 1.0)
+    # A piece larger than the bucket passes after a long enough pause.
+    assert not bucket.take(5000, 3.0) and bucket.take(5000, 1000.0) and not bucket.take(1, 1000.5)
+    assert bucket.take(500, 1002.0)
     unlimited = TokenBucket(0, 0.0)
     assert all(unlimited.take(1 << 40, 0.0) for _ in range(3))
 
 
 def test_empty_lines_are_not_free() -> None:
-    allowance = TokenBucket(1 << 20, 0.0)
+    bucket = TokenBucket(1 << 20, 0.0)
     passed = 0
-    while allowance.take(cost_bytes(1000, 1000), 0.0):
+    while bucket.take(cost_bytes(1000, 1000), 0.0):
         passed += 1000
     assert passed < 100_000

@@ -1,4 +1,4 @@
-"""Of what runs printed the latest is kept, and what is removed is remembered."""
+"""Retention keeps the files of the latest runs, and remembers the runs whose files were removed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def retaining(directory: Path, num_kept: int) -> Iterator[Retention]:
 
 
 def test_the_runs_that_ended_first_go_and_those_that_run_stay(tmp_path: Path) -> None:
-    write(tmp_path, "before")  # Slurm has requeued the job since
+    write(tmp_path, "before")  # Slurm has requeued the job since then
     with retaining(tmp_path, 2) as kept:
         write(tmp_path, "still-runs", *(f"run{number}" for number in range(5)))
         for number in (3, 0, 4, 1, 2):
@@ -68,5 +68,5 @@ def test_a_list_that_cannot_be_written_keeps_files_and_ends_nothing(tmp_path: Pa
 
 
 def test_a_hundred_thousand_runs_have_names_of_their_own() -> None:
-    # Drawn from 32 bits, of so many names two are alike in two of three cases; from 48, in one of 50 000.
+    # With ids of 32 bits, two of this many would collide in two of three cases; with 48 bits, in one of 50 000.
     assert len({new_run_id() for _ in range(100_000)}) == 100_000

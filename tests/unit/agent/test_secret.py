@@ -1,4 +1,4 @@
-"""The key of workers started by hand."""
+"""The key of manually started workers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_bytes_and_files_are_keys(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("secret", [b"my-project-key-17123", "schlüssel des projektes".encode() * 2, b"k" * 32])
 def test_a_guess_at_a_text_costs_time(tmp_path: Path, secret: bytes) -> None:
-    """Whoever has recorded a greeting tries texts on as many processors as he likes, and asks nobody."""
+    """An attacker who has recorded a greeting can guess texts offline, on any number of processors."""
     begun_s = time.process_time()
     key = read_secret(secret, tmp_path)
     assert len(key) == 32 and time.process_time() - begun_s > 0.02

@@ -1,4 +1,4 @@
-"""The folder for shared memory: private, found by programs, and gone with the agent."""
+"""The folder for shared memory: private, found by programs, and removed by the agent."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_what_is_left_in_the_folder_goes_with_it(tmp_path: Path) -> None:
 def test_what_a_killed_agent_left_goes_when_the_next_one_starts(tmp_path: Path) -> None:
     gone, held = make_segments("a1", 0, tmp_path)
     _, other = make_segments("a2", 0, tmp_path)
-    os.close(held)  # as the kernel does it
+    os.close(held)  # as the kernel does at the process's end
     _, last = make_segments("a3", 0, tmp_path)
     assert find_segments("a1", 0, tmp_path) == "" and not Path(gone).exists()
     assert find_segments("a2", 0, tmp_path) and find_segments("a3", 0, tmp_path)

@@ -57,7 +57,7 @@ def test_a_procs_environment() -> None:
         "SLURM_JOB_ID": "7",
         "CUDA_VISIBLE_DEVICES": "0,1",
         "MONARCH_HPC_RUN_COOKIE": "00000000",
-        # All that tells MPI or Slurm that it is a task of the agents' step.
+        # Every variable that marks a process as a task of the agents' step.
         "PMI_RANK": "0",
         "PMIX_RANK": "0",
         "SLURM_STEP_ID": "0",

@@ -1,4 +1,4 @@
-"""A question goes to all, and one answer comes back, whoever is late or gone."""
+"""A survey asks all peers and gets one reply, even if some are late or lost."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_tool_that_is_gone_gets_no_answer(world: World) -> None:
 
 
 class Memory:
-    """Stands in for the memory of a program on the head's machine."""
+    """A stand-in for the memory of a program on the head's machine."""
 
     def __init__(self) -> None:
         self.closed = False
@@ -106,9 +106,9 @@ def test_a_program_whose_memory_is_here_is_not_asked(world: World) -> None:
 def test_the_owner_of_a_run_answers_for_a_program_on_its_machine(world: World) -> None:
     program, owner, tool = world.open("1", owner=False), Party(), Party()
     world.head.on_client(program, THERE)
-    world.head.on_client(owner, OpenRun("1", "run", "login", 1, owner=True))  # it comes later than a fast program
+    world.head.on_client(owner, OpenRun("1", "run", "login", 1, owner=True))  # attaches later than a fast program
     assert THERE in owner.take()
-    world.head.on_client(owner, THERE)  # it can read it
+    world.head.on_client(owner, THERE)  # confirms that the owner can read it
     world.take_all(), program.take()
     world.head.on_client(tool, Calls(0, 2.0))
     assert program.take() == [] and owner.take() == [Calls(1, 2.0)]
@@ -121,7 +121,7 @@ def test_the_owner_of_a_run_answers_for_a_program_on_its_machine(world: World) -
     assert owner.take() == [replace(THERE, incarnation="beef")]
     second.take()
     world.head.on_client(tool, Calls(0, 2.0))
-    assert second.take() == [Calls(2, 2.0)] and program.take() == []  # nobody can read that one
+    assert second.take() == [Calls(2, 2.0)] and program.take() == []  # no process can read that one's memory
 
 
 def test_questions_without_end_are_refused_and_asked_again_later(world: World) -> None:

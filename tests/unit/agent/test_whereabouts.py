@@ -1,4 +1,4 @@
-"""An agent's address book of procs."""
+"""Listening addresses of procs, as an agent knows them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The memory of a program is read by who is on its machine, and what only looks like it is left alone."""
+"""A program's memory is read from its own machine; memory that only resembles it is left alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HERE = 0xFEED
 
 @pytest.fixture
 def recording() -> Iterator[Recording]:
-    """What this process would tell of its own records."""
+    """A message that announces this process's records."""
     fd = make_memory("test")
     recorder = Recorder(os.dup(fd), HERE)
     recorder.actor(0xABC, "trainer", 3)

@@ -1,4 +1,4 @@
-"""The addresses of workers, as Monarch programs write them."""
+"""Addresses of workers in Monarch's notation."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def test_an_address_says_where_to_dial_and_where_to_listen(
         ("inproc://3", "a process of its own"),
         ("tls://n1:4444", "tcp:// is sealed already"),
         ("metatls://n1:4444", "exists at Meta only"),
-        ("carrier-pigeon://n1", "there are tcp:// and ipc://"),
-        ("a b@tcp://n1:4444", "no identity"),
-        ("tcp://n1:4444@ipc://x", "in one way"),
+        ("carrier-pigeon://n1", "use tcp:// or ipc://"),
+        ("a b@tcp://n1:4444", "not an identity"),
+        ("tcp://n1:4444@ipc://x", "of one kind"),
         ("", "write tcp://host:port or ipc://path"),
     ],
 )
@@ -68,7 +68,7 @@ def test_names_become_addresses() -> None:
 
 
 def test_who_dials_must_name_a_host() -> None:
-    with pytest.raises(ConfigError, match="where to listen"):
+    with pytest.raises(ConfigError, match="a listening address"):
         dialling_addresses(WorkerEndpoint("*", 4444))
-    with pytest.raises(ConfigError, match=r"no address of 'no-such-host\.invalid'"):
+    with pytest.raises(ConfigError, match=r"'no-such-host\.invalid' does not resolve"):
         dialling_addresses(WorkerEndpoint("no-such-host.invalid", 4444))
