@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from monarch_hpc.mesh.instance import Instance
 
 __all__ = [
+    "CallerState",
     "Context",
-    "Errand",
     "ProcInfo",
     "context",
     "current_actor_name",
     "current_rank",
     "current_size",
     "deadline",
-    "deadline_came",
     "deadlines_seen",
-    "entered",
-    "sent_on",
+    "note_deadline",
+    "set_caller",
+    "set_context",
 ]
 
 
@@ -94,8 +94,8 @@ class Context:
     @property
     def cancelled(self) -> bool:
         """Whether the caller of the running endpoint waits no longer: it cancelled, or its time is over."""
-        errand = _errand.get()
-        return errand is not None and (errand.cancelled or self.deadline_left_s == 0.0)
+        caller = _caller.get()
+        return caller is not None and (caller.cancelled or self.deadline_left_s == 0.0)
 
     @property
     def deadline_left_s(self) -> float | None:
@@ -104,7 +104,7 @@ class Context:
         return None if deadline_s is None else max(deadline_s - time.monotonic(), 0.0)
 
 
-class Errand(Protocol):
+class CallerState(Protocol):
     """A call that is being handled, as far as its caller matters."""
 
     @property
@@ -118,7 +118,7 @@ class Errand(Protocol):
         ...
 
 
-_errand: contextvars.ContextVar[Errand | None] = contextvars.ContextVar("monarch_hpc_errand", default=None)
+_caller: contextvars.ContextVar[CallerState | None] = contextvars.ContextVar("monarch_hpc_caller", default=None)
 
 _current: contextvars.ContextVar[Context | None] = contextvars.ContextVar("monarch_hpc_context", default=None)
 _outside: Context | None = None
@@ -154,20 +154,20 @@ def outside(info: ProcInfo) -> Context:
     return _outside
 
 
-def entered(entering: Context) -> contextvars.Token[Context | None]:
-    """Make *entering* the context of the running thread or task."""
-    return _current.set(entering)
+def set_context(new: Context) -> contextvars.Token[Context | None]:
+    """Make *new* the context of the running thread or task."""
+    return _current.set(new)
 
 
-def sent_on(errand: Errand) -> None:
-    """Make *errand* the call that the running thread or task handles."""
-    _errand.set(errand)
+def set_caller(caller: CallerState) -> None:
+    """Make *caller* the call that the running thread or task handles."""
+    _caller.set(caller)
 
 
 _seen = False
 
 
-def deadline_came() -> None:
+def note_deadline() -> None:
     """Note that calls which are limited in time are handled in this process."""
     global _seen
     _seen = True
@@ -180,8 +180,8 @@ def deadlines_seen() -> bool:
 
 def deadline() -> float | None:
     """When the caller of the running endpoint gives up, in seconds of `time.monotonic`; None for no limit."""
-    errand = _errand.get()
-    return None if errand is None else errand.deadline_s
+    caller = _caller.get()
+    return None if caller is None else caller.deadline_s
 
 
 def current_rank() -> Point:

@@ -9,7 +9,15 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, over
 
 from monarch_hpc.core.arguments import check_flag, check_seconds
 
-__all__ = ["Actor", "EndpointMethod", "check_arguments", "concurrent_endpoint", "endpoint", "endpoints_of", "unmarked"]
+__all__ = [
+    "Actor",
+    "EndpointMethod",
+    "check_arguments",
+    "concurrent_endpoint",
+    "endpoint",
+    "endpoints_of",
+    "unmarked_method",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -34,7 +42,7 @@ class Actor:
         """The logger of the module that defines the class."""
         return logging.getLogger(type(self).__module__)
 
-    def _born(self) -> bool:
+    def _monarch_initialized(self) -> bool:
         """Answered once the constructor has run: see `ActorMesh.initialized`."""
         return True
 
@@ -174,7 +182,7 @@ def endpoints_of(cls: type) -> dict[str, EndpointMethod[..., object]]:
     return found
 
 
-def unmarked(cls: type, wire_name: str) -> EndpointMethod[..., object] | None:
+def unmarked_method(cls: type, wire_name: str) -> EndpointMethod[..., object] | None:
     """A method without `endpoint` as one, for callers who ask for that; None if there is none.
 
     Args:

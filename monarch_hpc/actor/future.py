@@ -26,7 +26,7 @@ _FINISHED = "FINISHED"
 _CANCELLED = "CANCELLED_AND_NOTIFIED"
 """The words that `concurrent.futures.wait` and `as_completed` look for."""
 
-_turn = _thread.allocate_lock()
+_state_lock = _thread.allocate_lock()
 """Held for the few instructions in which any future changes its state: a lock for each would cost more."""
 
 _REBUILDING = object()
@@ -148,14 +148,14 @@ class Future(concurrent.futures.Future[T], Generic[T]):
                     loop.call_soon_threadsafe(wake)
 
             self.add_done_callback(done)
-            place = self._sit_down()
+            place = self._begin_wait()
             try:
                 yield from waiter.__await__()
             except BaseException:
                 self._abandon(done)
                 raise
             finally:
-                self._stand_up(place)
+                self._end_wait(place)
         if self._state is _CANCELLED:
             raise asyncio.CancelledError
         return self._read()
@@ -187,7 +187,7 @@ class Future(concurrent.futures.Future[T], Generic[T]):
 
         It runs on the thread that drives all I/O, so it must be short, and must not wait for others.
         """
-        with _turn:
+        with _state_lock:
             if self._state is _RUNNING:
                 self._callbacks = (*self._callbacks, callback)
                 return
@@ -225,37 +225,37 @@ class Future(concurrent.futures.Future[T], Generic[T]):
 
     def _complete(self, raw: object, fails: bool) -> bool:
         """Complete the future with what `_rebuild` will make of *raw*; False if it was complete."""
-        with _turn:
+        with _state_lock:
             if self._state is not _RUNNING:
                 return False
             self._raw = raw
             self._state = _FINISHED
         self._engine.wake_waiters()
-        self._tell(fails)
+        self._notify(fails)
         return True
 
     def _end(
         self, state: str, *, value: T | None = None, error: BaseException | None = None, fails: bool = False
     ) -> bool:
-        with _turn:
+        with _state_lock:
             if self._state is not _RUNNING:
                 return False
             self._value, self._error = value, error
             self._state = state
         self._engine.wake_waiters()
-        self._tell(fails)
+        self._notify(fails)
         return True
 
-    def _tell(self, fails: bool) -> None:
+    def _notify(self, fails: bool) -> None:
         """Tell those who did not wait in `get`; once."""
         if "_condition" in self.__dict__:
-            self._tell_waiters(fails)
+            self._notify_waiters(fails)
         if self._callbacks:
             callbacks, self._callbacks = self._callbacks, ()
             for callback in callbacks:
                 self._run(callback)
 
-    def _tell_waiters(self, fails: bool) -> None:
+    def _notify_waiters(self, fails: bool) -> None:
         with self._condition:
             for waiter in self._waiters:
                 if self._state is _CANCELLED:
@@ -280,11 +280,11 @@ class Future(concurrent.futures.Future[T], Generic[T]):
 
     def _wait(self, timeout: float | None) -> None:
         self._check_may_wait()
-        place = self._sit_down()
+        place = self._begin_wait()
         try:
             ended = self._engine.wait(self._has_ended, timeout)
         finally:
-            self._stand_up(place)
+            self._end_wait(place)
         if not ended and self._state is _RUNNING:
             if self._engine.closed:
                 raise RuntimeError("the connection to the allocation was closed while a call was under way")
@@ -294,10 +294,10 @@ class Future(concurrent.futures.Future[T], Generic[T]):
         if self._engine.driving:
             raise RuntimeError("a done-callback must not wait for a future: add a callback to that one")
 
-    def _sit_down(self) -> int:
+    def _begin_wait(self) -> int:
         return -1 if self._recorder is None else self._recorder.wait(*self._calls())
 
-    def _stand_up(self, place: int) -> None:
+    def _end_wait(self, place: int) -> None:
         if self._recorder is not None and place >= 0:
             self._recorder.waited(place)
 
@@ -306,7 +306,7 @@ class Future(concurrent.futures.Future[T], Generic[T]):
 
     def _abandon(self, callback: Callable[[Future[T]], object]) -> None:
         """Forget *callback*: the coroutine that waited was cancelled."""
-        with _turn:
+        with _state_lock:
             self._callbacks = tuple(kept for kept in self._callbacks if kept is not callback)
 
     def _read(self) -> T:
@@ -322,7 +322,7 @@ class Future(concurrent.futures.Future[T], Generic[T]):
     def _settle(self) -> None:
         raw = None
         try:
-            with _turn:
+            with _state_lock:
                 raw = self._raw
                 if raw is not None:
                     self._raw = _REBUILDING

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from monarch_hpc.core.place import read_place
 from monarch_hpc.telemetry import layout
-from monarch_hpc.telemetry.reading import memory_of, read_scene, tell
+from monarch_hpc.telemetry.reading import memory_of, read_scene, report_scene
 from monarch_hpc.wire.calls import PROGRAM_MESH, ProcCalls, Recording
 
 __all__ = ["Witness", "is_stopped", "open_witness"]
@@ -31,21 +31,25 @@ class Witness:
     """Reads the memory of one program.
 
     Args:
-        memory, life: descriptors of the memory and of the process, which are closed in the end.
+        memory, pidfd: descriptors of the memory and of the process, which are closed in the end.
     """
 
-    def __init__(self, recording: Recording, memory: int, life: int) -> None:
+    def __init__(self, recording: Recording, memory: int, pidfd: int) -> None:
         self._recording = recording
-        self._fds = [memory, life]
+        self._fds = [memory, pidfd]
 
     def report(self) -> list[ProcCalls]:
         """What it does; nothing once it has ended."""
         if not self._fds or _has_ended(self._fds[1]):
             return []
-        told = self._recording
-        state = "stopped" if is_stopped(told.pid) else "ready"
+        recording = self._recording
+        state = "stopped" if is_stopped(recording.pid) else "ready"
         scene = read_scene(memory_of(self._fds[0]))
-        return [tell(scene, run=told.run, mesh=PROGRAM_MESH, rank=0, host=told.host, pid=told.pid, state=state)]
+        return [
+            report_scene(
+                scene, run=recording.run, mesh=PROGRAM_MESH, rank=0, host=recording.host, pid=recording.pid, state=state
+            )
+        ]
 
     def close(self) -> None:
         """Look no more."""
@@ -54,13 +58,13 @@ class Witness:
 
 
 def open_witness(recording: Recording) -> Witness | None:
-    """Begin to read what a program has told of; None where that is on another machine, or is none of ours."""
+    """Begin to read what a program has recording of; None where that is on another machine, or is none of ours."""
     if not recording.place or recording.place != read_place():
         return None
     with contextlib.ExitStack() as opened, contextlib.suppress(OSError):
         # The process first: while it lives, its number and its descriptors are its own.
-        life = os.pidfd_open(recording.pid)
-        opened.callback(os.close, life)
+        pidfd = os.pidfd_open(recording.pid)
+        opened.callback(os.close, pidfd)
         path = f"/proc/{recording.pid}/fd/{recording.fd}"
         memory = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         opened.callback(os.close, memory)
@@ -69,14 +73,14 @@ def open_witness(recording: Recording) -> Witness | None:
             stat.S_ISREG(found.st_mode)
             and found.st_size == layout.TOTAL_BYTES
             and read_scene(memory_of(memory)).incarnation == recording.incarnation
-            and not _has_ended(life)
+            and not _has_ended(pidfd)
         ):
             opened.pop_all()
-            return Witness(recording, memory, life)
+            return Witness(recording, memory, pidfd)
     return None
 
 
-def _has_ended(life: int) -> bool:
+def _has_ended(pidfd: int) -> bool:
     poll = select.poll()
-    poll.register(life, select.POLLIN)
+    poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(0))

@@ -113,11 +113,11 @@ class Handling:
         self._mark = mark
         self._call: tuple[int, int, int, int, int, int] | None = None
 
-    def begin(self, name: int, peer: int, msg: int, num_bytes: int, came_ns: int, /) -> None:
+    def begin(self, name: int, peer: int, msg: int, num_bytes: int, arrived_ns: int, /) -> None:
         """The call with number *msg* of the process *peer*, which came then, runs the endpoint *name* from now on."""
         t = _now()
         msg &= NUMBER
-        queued = t - came_ns if t > came_ns else 0  # max() and min() take as long as the rest
+        queued = t - arrived_ns if t > arrived_ns else 0  # max() and min() take as long as the rest
         self._call = t, name, peer, msg, num_bytes, queued
         value = queued // 1000 if queued < _MAX_QUEUED else HALF
         _pack(self._pen.memory, self._at, t, _HANDLED, 0, self._mark, name, peer, msg, num_bytes, OPEN, value, 1)

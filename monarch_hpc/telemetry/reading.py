@@ -18,7 +18,7 @@ from monarch_hpc.telemetry.layout import COUNTER, HALF, HEADER, NUM_BUCKETS, OPE
 from monarch_hpc.telemetry.names import Name, parse_names
 from monarch_hpc.wire.calls import ActorSeen, EndpointCount, ProcCalls, RunningCall, SentCall, Wait
 
-__all__ = ["DecodedRecord", "Memory", "Scene", "memory_of", "read_events", "read_scene", "tell"]
+__all__ = ["DecodedRecord", "Memory", "Scene", "memory_of", "read_events", "read_scene", "report_scene"]
 
 Memory = Callable[[int, int], bytes]
 """Returns so many bytes from an offset on, always all of them."""
@@ -100,7 +100,7 @@ def memory_of(fd: int) -> Memory:
     return lambda at, size: os.pread(fd, size, at).ljust(size, b"\0")
 
 
-def tell(
+def report_scene(
     scene: Scene, *, run: str, mesh: int, rank: int, host: str, pid: int, state: str, cause: str = ""
 ) -> ProcCalls:
     """What a process does, in the words of a report."""

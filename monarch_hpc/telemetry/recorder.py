@@ -67,11 +67,11 @@ class Recorder:
             (layout.EVENTS_AT, layout.NUM_EVENTS),
             (layout.RUNNING_AT, layout.NUM_RUNNING + 1),
             (layout.COUNTERS_AT, layout.NUM_COUNTERS),
-            *_attic(self.memory, words),
+            *_old_calls(self.memory, words),
         )
         self.sent = self._pen.sent
         self.answered = self._pen.answered
-        self.wait, self.waited = _bench(words)
+        self.wait, self.waited = _wait_table(words)
         self._running = list(range(layout.NUM_RUNNING))
         # The one that ended first is taken first: what became of the others can be seen for longer.
         self._actors = deque(range(layout.NUM_ACTORS))
@@ -170,7 +170,7 @@ class ActorRecord:
             self._places.append(self._place)
 
 
-def _attic(memory: mmap.mmap, words: memoryview[int]) -> tuple[Callable[[int], None], Callable[[int], None]]:
+def _old_calls(memory: mmap.mmap, words: memoryview[int]) -> tuple[Callable[[int], None], Callable[[int], None]]:
     """Where calls without an answer go when the place that their number gives them is needed for later ones."""
     sent = layout.SENT_AT >> 3
     old: dict[int, int] = {}  # number -> place
@@ -202,7 +202,7 @@ def _attic(memory: mmap.mmap, words: memoryview[int]) -> tuple[Callable[[int], N
     return keep, forget
 
 
-def _bench(words: memoryview[int]) -> tuple[Callable[[int, int], int], Callable[[int], None]]:
+def _wait_table(words: memoryview[int]) -> tuple[Callable[[int, int], int], Callable[[int], None]]:
     """Who waits for what: two words a place."""
     start = layout.WAITS_AT >> 3
     scratch = start + 2 * layout.NUM_WAITS

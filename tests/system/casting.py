@@ -19,7 +19,7 @@ from monarch_hpc.mesh.program.controller import Controller
 from monarch_hpc.testing import wait_until
 from tests.system.controlling import settle
 
-__all__ = ["NUM", "NUM_HOSTS", "PATIENCE_S", "PER_HOST", "Log", "caster", "casting", "procs", "until_over"]
+__all__ = ["NUM", "NUM_HOSTS", "PATIENCE_S", "PER_HOST", "Log", "cast_sender", "casting", "procs", "until_over"]
 
 PATIENCE_S = 30.0
 NUM_HOSTS = 5
@@ -110,13 +110,13 @@ def casting(**transport: int) -> Config:
     return replace(loaded, transport=replace(loaded.transport, cast_direct=2, cast_fanout=2, **transport))
 
 
-def caster() -> CastSender:
+def cast_sender() -> CastSender:
     """What sends this process's casts."""
-    found = Controller.instance().casts.caster
+    found = Controller.instance().casts.sender
     assert found is not None
     return found
 
 
 def until_over() -> None:
     """Wait until no cast of this process is under way."""
-    wait_until("all casts to be over", lambda: caster().num_open, PATIENCE_S, accept=lambda num: not num)
+    wait_until("all casts to be over", lambda: cast_sender().num_open, PATIENCE_S, accept=lambda num: not num)

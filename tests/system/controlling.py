@@ -41,5 +41,5 @@ def settle(procs: ProcMesh) -> None:
     fabrics = [(channel.fabric, channel.why) for channel in channels]
     assert any(fabric.startswith("ucx") for fabric, _ in fabrics), f"UCX has not started here: {fabrics}"
     casts = Controller.instance().casts
-    if len(procs) > casts.most_direct:
+    if len(procs) > casts.max_direct:
         assert casts.open().connect()  # stays, too

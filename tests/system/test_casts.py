@@ -17,7 +17,7 @@ from monarch_hpc.attach.attach import query_calls
 from monarch_hpc.config.program import DIRECTORY_VARIABLE
 from monarch_hpc.telemetry.picture import Row, draw
 from monarch_hpc.testing import wait_until
-from tests.system.casting import NUM, NUM_HOSTS, PATIENCE_S, PER_HOST, Log, caster, casting, procs, until_over
+from tests.system.casting import NUM, NUM_HOSTS, PATIENCE_S, PER_HOST, Log, cast_sender, casting, procs, until_over
 from tests.system.controlling import controlled
 from tests.system.test_backpressure import Memory
 
@@ -58,13 +58,13 @@ def logs(procs: ProcMesh) -> Iterator[ActorMesh[Log]]:
 
 
 def test_every_rank_answers_through_the_tree(logs: ActorMesh[Log]) -> None:
-    before = caster().num_sent
+    before = cast_sender().num_sent
     assert list(logs.rank.call().get(PATIENCE_S).values()) == list(range(NUM))
-    assert caster().num_sent == before + 1
+    assert cast_sender().num_sent == before + 1
     assert list(logs.slice(gpus=1).rank.call().get(PATIENCE_S).values()) == [1, 3, 5, 7, 9]
     backwards = logs.slice(hosts=slice(4, None, -2), gpus=0)
     assert list(backwards.rank.call().get(PATIENCE_S).values()) == [8, 4, 0]
-    assert caster().num_sent == before + 3
+    assert cast_sender().num_sent == before + 3
     until_over()
 
 
@@ -196,9 +196,9 @@ def test_what_nobody_calls_for_fails_the_actor(procs: ProcMesh, faults: list[mon
 def test_a_mesh_is_stopped_after_what_it_has(procs: ProcMesh) -> None:
     logs = procs.spawn("log", Log)
     answers = logs.write.call(1)
-    before = caster().num_sent
+    before = cast_sender().num_sent
     logs.stop().get(PATIENCE_S)
-    assert caster().num_sent == before + 1
+    assert cast_sender().num_sent == before + 1
     assert list(answers.get(PATIENCE_S).values()) == [1] * NUM
     with pytest.raises((ActorDied, MeshError)):
         logs.rank.call().get(PATIENCE_S)
@@ -221,7 +221,7 @@ def test_casts_to_a_sleeper_grow_nobody_by_more_than_the_window(hosts: HostMesh,
 
     pourer = threading.Thread(target=pour, daemon=True)
     pourer.start()
-    wait_until("the sender is held back", lambda: caster().num_waiting, PATIENCE_S)
+    wait_until("the sender is held back", lambda: cast_sender().num_waiting, PATIENCE_S)
     assert sent <= _WINDOW_BYTES / _MIB
     # It holds back nobody else.
     assert list(other.rank.call().get(PATIENCE_S).values()) == list(range(NUM))

@@ -19,7 +19,7 @@ import monarch_hpc
 from monarch_hpc import Accumulator, Actor, ActorDied, ActorMesh, CallTimeout, HostMesh, MeshError, ProcMesh, endpoint
 from monarch_hpc.mesh.scripts.spmd import spmd
 from monarch_hpc.testing import wait_until
-from tests.system.casting import NUM, NUM_HOSTS, PATIENCE_S, PER_HOST, caster, casting, procs, until_over
+from tests.system.casting import NUM, NUM_HOSTS, PATIENCE_S, PER_HOST, cast_sender, casting, procs, until_over
 from tests.system.controlling import controlled
 
 __all__ = ["procs"]
@@ -112,14 +112,14 @@ def workers(procs: ProcMesh) -> Iterator[ActorMesh[Worker]]:
 
 
 def test_the_order_of_ranks_is_kept(workers: ActorMesh[Worker]) -> None:
-    before = caster().num_sent
+    before = cast_sender().num_sent
     names = Accumulator(workers.tag, "", operator.add, merge=operator.add)
     assert names.accumulate().get(PATIENCE_S) == "".join(f"<{rank}>" for rank in range(NUM))
     lists: Accumulator[[], int, list[int]] = Accumulator(
         workers.rank, [], lambda seen, rank: [*seen, rank], merge=operator.add
     )
     assert lists.accumulate().get(PATIENCE_S) == list(range(NUM))
-    assert caster().num_sent == before + 2
+    assert cast_sender().num_sent == before + 2
     views: list[tuple[ActorMesh[Worker], list[int]]] = [
         (workers.slice(gpus=1), [1, 3, 5, 7, 9]),
         (workers.slice(hosts=slice(4, None, -2)), [8, 9, 4, 5, 0, 1]),
@@ -136,12 +136,12 @@ def test_the_order_of_ranks_is_kept(workers: ActorMesh[Worker]) -> None:
 def test_procs_combine_and_the_caller_gets_one_answer(workers: ActorMesh[Worker]) -> None:
     pids = set(workers.pid.call().get(PATIENCE_S).values())
     until_over()
-    before = caster().num_received
+    before = cast_sender().num_received
     none: frozenset[int] = frozenset()
     merged = Accumulator(workers.rank, none, lambda so_far, _rank: so_far | {os.getpid()}, merge=where_merged)
     found = merged.accumulate().get(PATIENCE_S)
     until_over()
-    assert caster().num_received - before <= 3  # the answer, and that all have handled it
+    assert cast_sender().num_received - before <= 3  # the answer, and that all have handled it
     assert found - {os.getpid()} <= pids and len(found - {os.getpid()}) == NUM_HOSTS
 
 

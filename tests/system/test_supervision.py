@@ -197,7 +197,7 @@ def test_it_ends_a_program_whose_main_thread_hangs_in_c(tmp_path: Path, *, armed
     program.write_text(
         "import ctypes, threading, monarch_hpc\n"
         "from monarch_hpc.actor import fault\n"
-        "fault._HEAR_S = 0.5\n"
+        "fault._REACT_S = 0.5\n"
         "class Bad(monarch_hpc.Actor):\n"
         "    @monarch_hpc.endpoint\n    def fail(self):\n        raise KeyError('as asked')\n"
         "def begin():\n    global procs\n    procs = monarch_hpc.hosts().slice(hosts=0).spawn_procs()\n"

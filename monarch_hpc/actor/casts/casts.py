@@ -7,9 +7,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from monarch_hpc.actor.casts.receiver import CastReceiver, ReceptionProcess
+from monarch_hpc.actor.casts.receiver import CastReceiver, CastReceiverProcess
 from monarch_hpc.actor.casts.sender import CastSender
-from monarch_hpc.actor.casts.targets import Answered, CasterProcess, CastRecord, OpenCast, Reduce
+from monarch_hpc.actor.casts.targets import Answered, CastRecord, CastSenderProcess, OpenCast, Reduce
 from monarch_hpc.actor.messages.line import MessageLink
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.core.errors import TransportError
@@ -21,7 +21,7 @@ from monarch_hpc.wire.frames import Buffer, Frame, Kind
 __all__ = ["Casts"]
 
 
-class _Process(CasterProcess, ReceptionProcess, Protocol):
+class _Process(CastSenderProcess, CastReceiverProcess, Protocol):
     """What both need of their process."""
 
 
@@ -29,29 +29,31 @@ class Casts:
     """Both ends of casts, each made when it is needed: a process without casts pays for none."""
 
     def __init__(self, process: _Process) -> None:
-        self.caster: CastSender | None = None
+        self.sender: CastSender | None = None
         """What sends casts, and all that goes directly from then on, so that they keep their order."""
-        self.reception: CastReceiver | None = None
+        self.receiver: CastReceiver | None = None
         """What puts casts and direct messages in line; None while no cast has come."""
-        self.most_direct = sys.maxsize
+        self.max_direct = sys.maxsize
         """Messages to more procs than this go through the agents, see config key `transport.cast_direct`."""
         self._process = process
         self._addresses: Sequence[str] = ()
-        self._attend: Callable[[FrameChannel], None] = lambda _channel: None
+        self._on_channel: Callable[[FrameChannel], None] = lambda _channel: None
         self._making = _thread.allocate_lock()
 
-    def through(self, addresses: Sequence[str], attend: Callable[[FrameChannel], None] = lambda _channel: None) -> None:
-        """Send messages to many procs to the agent that listens at *addresses*; *attend* is told of the channel."""
+    def route_through(
+        self, addresses: Sequence[str], on_channel: Callable[[FrameChannel], None] = lambda _channel: None
+    ) -> None:
+        """Send messages to many procs to the agent that listens at *addresses*; *on_channel* is told of the channel."""
         self._addresses = addresses
-        self._attend = attend
-        self.most_direct = self._process.node.limits.cast_direct
+        self._on_channel = on_channel
+        self.max_direct = self._process.node.limits.cast_direct
 
     def open(self) -> CastSender:
         """What sends casts from here."""
         with self._making:
-            if self.caster is None:
-                self.caster = CastSender(self._process, self._addresses, self._attend)
-        return self.caster
+            if self.sender is None:
+                self.sender = CastSender(self._process, self._addresses, self._on_channel)
+        return self.sender
 
     def send(
         self,
@@ -63,26 +65,26 @@ class Casts:
         answer: Answered | None,
         end_s: float | None = None,
         reduce: Reduce | None = None,
-        written: CastRecord | None = None,
+        record: CastRecord | None = None,
     ) -> OpenCast | None:
         """Send one message to many procs; None if each is to be sent it directly. See `CastSender.cast`."""
-        if len(region) <= self.most_direct:
+        if len(region) <= self.max_direct:
             return None
-        return self.open().cast(kind, region, procs, message, where, answer, end_s, reduce, written)
+        return self.open().cast(kind, region, procs, message, where, answer, end_s, reduce, record)
 
     def direct(self, proc: ProcRef, line: MessageLink, frame: Frame, until_s: float | None = None) -> bool:
         """Send a message to one proc; see `MessageLink.send`."""
-        if self.caster is not None:
-            return self.caster.send(proc, line, frame, until_s)
+        if self.sender is not None:
+            return self.sender.send(proc, line, frame, until_s)
         sent = line.send(frame, until_s)
-        if self.caster is not None:  # another thread has made it meanwhile
-            self.caster.sent(proc.incarnation)
+        if self.sender is not None:  # another thread has made it meanwhile
+            self.sender.sent(proc.incarnation)
         return sent
 
     def cancel(self, cast: OpenCast | None) -> None:
         """Tell those who have not answered a cast that nobody waits for them any more."""
-        if cast is not None and self.caster is not None:
-            self.caster.cancel(cast)
+        if cast is not None and self.sender is not None:
+            self.sender.cancel(cast)
 
     def spawn(
         self, region: Region, procs: Mapping[int, ProcRef], actor: int, body: bytes, buffers: Sequence[Buffer]
@@ -106,7 +108,7 @@ class Casts:
 
         return self.send(Kind.STOP, region, procs, (actor, b"", ()), where, answer) is not None
 
-    def takes(self, channel: MessageLink, frame: Frame) -> bool:
+    def take(self, channel: MessageLink, frame: Frame) -> bool:
         """Take what belongs to casts, and messages that must wait for one.
 
         Raises:
@@ -114,28 +116,28 @@ class Casts:
         """
         kind = frame.kind
         if kind is Kind.NOTES:
-            if self.caster is not None:
-                self.caster.on_notes(frame)
+            if self.sender is not None:
+                self.sender.on_notes(frame)
             return True
         if kind is Kind.CAST or kind is Kind.MARK or kind is Kind.REDUCE:
-            if self.reception is None:
-                self.reception = CastReceiver(self._process, self._process.node.limits.mailbox_bytes)
-            self.reception.on_frame(channel, frame)
+            if self.receiver is None:
+                self.receiver = CastReceiver(self._process, self._process.node.limits.mailbox_bytes)
+            self.receiver.on_frame(channel, frame)
             return True
-        return kind is not Kind.CANCEL and self.reception is not None and self.reception.held(channel, frame)
+        return kind is not Kind.CANCEL and self.receiver is not None and self.receiver.take_direct(channel, frame)
 
     def on_answer(self, frame: Frame) -> None:
         """An answer that no call waits for; it may be one to a cast."""
-        if self.caster is not None:
-            self.caster.on_answer(frame)
+        if self.sender is not None:
+            self.sender.on_answer(frame)
 
     def on_lost(self, channel: FrameChannel, error: TransportError) -> None:
         """A channel is over."""
-        if self.caster is not None:
-            self.caster.on_lost(channel, error)
-        if self.reception is not None:
-            self.reception.on_lost(channel.peer.incarnation)
+        if self.sender is not None:
+            self.sender.on_lost(channel, error)
+        if self.receiver is not None:
+            self.receiver.on_lost(channel.peer.incarnation)
 
     def reports(self, proc: ProcRef) -> bool:
         """Whether a cast reports the death of a proc, or has done so."""
-        return self.caster is not None and self.caster.reports(proc)
+        return self.sender is not None and self.sender.reports(proc)

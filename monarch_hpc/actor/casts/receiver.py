@@ -24,16 +24,16 @@ from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.casts import Cast, Mark, Note, NoteKind, pack_notes, parse_cast, parse_number, parse_target
 from monarch_hpc.wire.frames import Frame, Kind
 
-__all__ = ["BULK_BYTES", "CastLine", "CastReceiver", "ReceptionProcess"]
+__all__ = ["BULK_BYTES", "CastLine", "CastReceiver", "CastReceiverProcess"]
 
 BULK_BYTES = 64 << 10
 """A larger answer goes directly to the caller where there is a channel: agents combine what is small."""
 
-_TELL_S = 0.05
+_FLUSH_S = 0.05
 """How long news that casts were handled waits for more of it: a sender that is held back is not held much longer."""
 
 
-class ReceptionProcess(Protocol):
+class CastReceiverProcess(Protocol):
     """What a reception needs of its process."""
 
     engine: Engine
@@ -59,7 +59,7 @@ class ReceptionProcess(Protocol):
 class CastLine:
     """The way back to the sender of one cast: what is answered goes to the agent, and up with others' answers."""
 
-    reception: CastReceiver
+    receiver: CastReceiver
     agent: MessageLink
     cast: Cast
     mark: int
@@ -78,12 +78,12 @@ class CastLine:
 
     def send(self, frame: Frame, end_s: float | None = None) -> bool:
         """Answer, or tell the sender of a failure."""
-        self.reception.answer(self, frame)
+        self.receiver.answer(self, frame)
         return True
 
     def consumed(self, dest: int, cost: int) -> None:
         """Say that it was handled."""
-        self.reception.handled(self, cost)
+        self.receiver.handled(self, cost)
 
     def retire(self, dest: int) -> None:
         """Of a cast each was told to be handled."""
@@ -96,9 +96,9 @@ class CastReceiver:
         window_bytes: of the senders, see `transport.credit`.
     """
 
-    def __init__(self, process: ReceptionProcess, window_bytes: int) -> None:
+    def __init__(self, process: CastReceiverProcess, window_bytes: int) -> None:
         self._process = process
-        self._quarter = max(window_bytes // 4, 1)
+        self._flush_bytes = max(window_bytes // 4, 1)
         # Messages are handed on under it, so that two threads cannot swap them; one that hands on may send to itself.
         self._lock = threading.RLock()
         self._lines: dict[tuple[int, int], CastLine] = {}  # by sender and number, of calls that are not handled
@@ -107,17 +107,17 @@ class CastReceiver:
         self._handled: list[Note] = []
         self._handled_bytes = 0
         self._agent: MessageLink | None = None
-        self._telling = False
+        self._flush_scheduled = False
 
     # ---- in ----
 
-    def held(self, channel: MessageLink, frame: Frame) -> bool:
+    def take_direct(self, channel: MessageLink, frame: Frame) -> bool:
         """Take a message that came directly, if its sender casts too: it is handed on when it is its turn."""
         merge = self._senders.get(self._sender(channel))
         if merge is None:
             return False
         with self._lock:
-            self._hand_on(merge.direct(lambda: self._process.dispatch(channel, frame)))
+            self._deliver(merge.direct(lambda: self._process.dispatch(channel, frame)))
         return True
 
     def on_frame(self, channel: MessageLink, frame: Frame) -> None:
@@ -141,7 +141,7 @@ class CastReceiver:
         except ValueError:
             return
         with self._lock:
-            self._hand_on(self._merge(self._sender(channel)).mark(mark, frame.reply))
+            self._deliver(self._merge(self._sender(channel)).mark(mark, frame.reply))
 
     def on_cast(self, channel: MessageLink, frame: Frame) -> None:
         """A cast came from the agent."""
@@ -159,11 +159,11 @@ class CastReceiver:
                 waits=self._process.own.rank in cast.waits,
             )
             if ready is not None:
-                self._hand_on(ready)
+                self._deliver(ready)
                 return
         self._lines.pop((cast.origin, cast.number), None)
         late = Note(NoteKind.UNKNOWN, cast.origin, cast.number, 0, b"it came too late")
-        self._tell(channel, [late, Note(NoteKind.DONE, cast.origin, cast.number)])
+        self._send_notes(channel, [late, Note(NoteKind.DONE, cast.origin, cast.number)])
 
     def _mark_of(self, sender: int) -> int:
         mark = self._marks.get(sender)
@@ -189,7 +189,7 @@ class CastReceiver:
         merge = self._senders.get(incarnation)
         if merge is not None:
             with self._lock:
-                self._hand_on(merge.cut())
+                self._deliver(merge.cut())
 
     def _merge(self, sender: int) -> Merge[Callable[[], None]]:
         merge = self._senders.get(sender)
@@ -202,7 +202,7 @@ class CastReceiver:
         return peer.incarnation if isinstance(peer, Peer) else self._process.own.incarnation
 
     @staticmethod
-    def _hand_on(ready: list[Callable[[], None]]) -> None:
+    def _deliver(ready: list[Callable[[], None]]) -> None:
         for deliver in ready:
             deliver()
 
@@ -233,30 +233,30 @@ class CastReceiver:
         line.agent.send(pack_notes([note]))
 
     def handled(self, line: CastLine, cost: int) -> None:
-        """Tell, soon, that a cast was handled; from any thread."""
+        """OnCause, soon, that a cast was handled; from any thread."""
         with self._lock:
             self._lines.pop((line.cast.origin, line.cast.number), None)
             self._handled.append(Note(NoteKind.DONE, line.cast.origin, line.cast.number))
             self._handled_bytes += cost
-            enough = self._handled_bytes >= self._quarter
-            begin = not (enough or self._telling)
-            self._telling |= begin
+            enough = self._handled_bytes >= self._flush_bytes
+            begin = not (enough or self._flush_scheduled)
+            self._flush_scheduled |= begin
         if enough:
-            self._tell_handled()
+            self._flush_handled()
         elif begin:
-            self._process.engine.call_later(_TELL_S, self._tell_in_time)
+            self._process.engine.call_later(_FLUSH_S, self._flush_in_time)
 
-    def _tell_in_time(self) -> None:
-        self._telling = False
-        self._tell_handled()
+    def _flush_in_time(self) -> None:
+        self._flush_scheduled = False
+        self._flush_handled()
 
-    def _tell_handled(self) -> None:
+    def _flush_handled(self) -> None:
         with self._lock:
             notes, self._handled, self._handled_bytes = self._handled, [], 0
         if notes and self._agent is not None:
-            self._tell(self._agent, notes)
+            self._send_notes(self._agent, notes)
 
     @staticmethod
-    def _tell(agent: MessageLink, notes: list[Note]) -> None:
+    def _send_notes(agent: MessageLink, notes: list[Note]) -> None:
         with contextlib.suppress(TransportError, FrameError):  # without its agent a proc ends
             agent.send(pack_notes(notes))

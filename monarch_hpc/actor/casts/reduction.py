@@ -71,11 +71,11 @@ def take_part(cast: OpenCast, note: Note) -> None:
         FrameError: the cast has no such places, or is not reduced.
     """
     start, end = span_of(note)
-    if cast.reduce is None or end > len(cast.aim.region):
+    if cast.reduce is None or end > len(cast.target.region):
         raise FrameError(f"a part of a reduction for the places from {start} up to {end}")
     fresh = cast.left.intersection(range(start, end))
     cast.left -= fresh
-    cast.excused -= fresh
+    cast.elsewhere -= fresh
     if fresh:
         whole = note.tag is NoteKind.PARTIAL and len(fresh) == end - start
         cast.reduce.take(fresh, Frame(Kind.RESULT, 0, 0, content_of(note), note.buffers) if whole else None)

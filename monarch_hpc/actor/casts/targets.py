@@ -19,9 +19,9 @@ from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.casts import Spans, Target, pack_target, spans_of
 from monarch_hpc.wire.frames import Frame
 
-__all__ = ["Answered", "CastRecord", "CastTarget", "CastTargets", "CasterProcess", "OpenCast", "Reduce"]
+__all__ = ["Answered", "CastRecord", "CastSenderProcess", "CastTarget", "CastTargets", "OpenCast", "Reduce"]
 
-_MAX_AIMS = 64
+_MAX_TARGETS = 64
 """So many slices are remembered with their hosts and ranks; those of a loop, not of a day."""
 
 Answered = Callable[[int, Frame | MonarchError], None]
@@ -56,7 +56,7 @@ class CastRecord:
     name: int
 
 
-class CasterProcess(Protocol):
+class CastSenderProcess(Protocol):
     """What a caster needs of its process."""
 
     engine: Engine
@@ -81,11 +81,13 @@ class CasterProcess(Protocol):
         """The channel to a proc."""
         ...
 
-    def explain(self, incarnation: int, where: str, error: TransportError, tell: Callable[[ActorError], None]) -> None:
+    def explain(
+        self, incarnation: int, where: str, error: TransportError, on_cause: Callable[[ActorError], None]
+    ) -> None:
         """Say why a proc does not answer, now or when it is known."""
         ...
 
-    def mourn(self, incarnation: int, where: str, cause: str, tell: Callable[[ActorError], None]) -> None:
+    def report_death(self, incarnation: int, where: str, cause: str, on_cause: Callable[[ActorError], None]) -> None:
         """The same of a proc that is known to be dead."""
         ...
 
@@ -105,7 +107,7 @@ class CastTarget:
 
     region: Region
     procs: Mapping[int, ProcRef]
-    target: bytes
+    packed: bytes
     hosts: Spans
     places: dict[int, int]
     in_blocks: bool
@@ -128,13 +130,13 @@ class OpenCast:
         reduce: who takes those that were combined; None where none are.
         limited: the callers of the actors give up at some time, see `actor.cell.cancellation.LIMITED`.
         held: it was not sent, because a mailbox was full until its callers gave up.
-        written: see `Caster.cast`; None once it is recorded that all have answered.
+        record: see `Caster.cast`; None once it is recorded that all have answered.
         left: places whose answer is missing.
-        excused: those of them whose answer comes by another way than the notes.
+        elsewhere: those of them whose answer comes by another way than the notes.
         done: all have handled it, or never will.
     """
 
-    aim: CastTarget
+    target: CastTarget
     number: int
     actor: int
     cost: int
@@ -142,10 +144,10 @@ class OpenCast:
     answer: Answered | None
     reduce: Reduce | None = None
     limited: bool = False
-    written: CastRecord | None = None
+    record: CastRecord | None = None
     held: bool = False
     left: set[int] = field(default_factory=set)
-    excused: set[int] = field(default_factory=set)
+    elsewhere: set[int] = field(default_factory=set)
     done: bool = False
 
     @property
@@ -153,39 +155,39 @@ class OpenCast:
         """Its number among the calls of its process, as it is recorded; 0 where it was not sent."""
         return CAST | self.number if self.number else 0
 
-    def write_down(self, recorder: Recorder, num_bytes: int) -> None:
+    def record_sent(self, recorder: Recorder, num_bytes: int) -> None:
         """Record that it is sent."""
-        if self.written is not None:
-            recorder.sent(self.call, self.written.mark, self.written.name, 0, num_bytes, self.actor)
+        if self.record is not None:
+            recorder.sent(self.call, self.record.mark, self.record.name, 0, num_bytes, self.actor)
 
-    def write_down_answers(self, recorder: Recorder) -> None:
+    def record_answered(self, recorder: Recorder) -> None:
         """Record that all have answered, or never will; once."""
-        if self.written is not None:
-            self.written = None
+        if self.record is not None:
+            self.record = None
             recorder.answered(self.call)
 
 
 class CastTargets:
-    """The aims of one process; from any thread."""
+    """The targets of one process; from any thread."""
 
     def __init__(self) -> None:
-        self._aims: dict[object, CastTarget] = {}
+        self._targets: dict[object, CastTarget] = {}
 
     def of(self, run: str, region: Region, procs: Mapping[int, ProcRef]) -> CastTarget | None:
-        """The aim at *region*; None where its procs are not of one mesh of *run*'s hosts."""
+        """The target at *region*; None where its procs are not of one mesh of *run*'s hosts."""
         some = procs[region.base_rank(0)]
         key = some.incarnation, region.offset, region.extent.sizes, region.strides
-        aim = self._aims.pop(key, None)
-        if aim is not None:
-            self._aims[key] = aim  # the last to be forgotten
-            return aim
+        target = self._targets.pop(key, None)
+        if target is not None:
+            self._targets[key] = target  # the last to be forgotten
+            return target
         chosen = [procs[rank] for rank in region.base_ranks()]
         if any(proc.mesh != some.mesh or proc.host_rank < 0 for proc in chosen):
             return None
-        if len(self._aims) >= _MAX_AIMS:
-            for old in [old for old, one in list(self._aims.items()) if not one.num_open][: _MAX_AIMS // 2]:
-                self._aims.pop(old, None)
-        aim = CastTarget(
+        if len(self._targets) >= _MAX_TARGETS:
+            for old in [old for old, one in list(self._targets.items()) if not one.num_open][: _MAX_TARGETS // 2]:
+                self._targets.pop(old, None)
+        target = CastTarget(
             region,
             procs,
             pack_target(Target(run, some.mesh, region)),
@@ -193,14 +195,14 @@ class CastTargets:
             {proc.incarnation: place for place, proc in enumerate(chosen)},
             _in_blocks([proc.host_rank for proc in chosen]),
         )
-        return self._aims.setdefault(key, aim)
+        return self._targets.setdefault(key, target)
 
     def last_to(self, incarnation: int) -> int:
         """Number of the last cast to a proc that it may not have had; 0 if there is none."""
         last = 0
-        for aim in list(self._aims.values()):
-            if aim.num_open and aim.last > last and incarnation in aim.places:
-                last = aim.last
+        for target in list(self._targets.values()):
+            if target.num_open and target.last > last and incarnation in target.places:
+                last = target.last
         return last
 
 

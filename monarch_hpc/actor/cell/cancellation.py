@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from monarch_hpc.actor.context import deadline_came
+from monarch_hpc.actor.context import note_deadline
 from monarch_hpc.actor.messages.line import MessageLink
 from monarch_hpc.wire.frames import Buffer, Frame
 
@@ -58,14 +58,14 @@ class Withdrawable(Protocol):
 class Cancellations:
     """The calls of one actor that are cancelled or limited in time.
 
-    It is also what the actor's thread knows of the call that it handles, see `actor.context.Errand`.
+    It is also what the actor's thread knows of the call that it handles, see `actor.context.CallerState`.
 
     Args:
         mailbox: of the actor.
         refuse: answers a call that does not run, gives back what it costs, and says how long its caller waited.
     """
 
-    __slots__ = ("_clock", "_due", "_lock", "_mailbox", "_refuse", "_running", "_told", "channel", "keys", "slot")
+    __slots__ = ("_cancelled", "_clock", "_due", "_lock", "_mailbox", "_refuse", "_running", "channel", "keys", "slot")
 
     def __init__(self, mailbox: deque[Mail], clock: Callable[[], float], refuse: Refuse) -> None:
         self.slot = 0
@@ -78,14 +78,14 @@ class Cancellations:
         self._clock = clock
         self._due: dict[Key, Due] = {}
         self._running: dict[Key, Withdrawable] = {}
-        self._told = False
+        self._cancelled = False
         self._lock = _thread.allocate_lock()
 
     # ---- from other threads ----
 
     def arrive(self, channel: MessageLink, frame: Frame) -> None:
         """A call that is limited in time came: its time runs."""
-        deadline_came()
+        note_deadline()
         limit_s = _LIMIT.unpack_from(frame.body)[0] if len(frame.body) >= _LIMIT.size else 0.0
         limit_s = limit_s if math.isfinite(limit_s) else 0.0
         self._due[frame.reply, channel] = self._clock() + limit_s, limit_s
@@ -106,7 +106,7 @@ class Cancellations:
             self.keys.add(key)
             running = self._running.pop(key, None)
             if self.slot == slot and self.channel is channel:
-                self._told = True
+                self._cancelled = True
         if running is not None:
             running.cancel()
 
@@ -121,7 +121,7 @@ class Cancellations:
             # Of those that are noted, this is the only one that has not begun.
             refused = key in self.keys
             self.keys.clear()
-            self._told = False
+            self._cancelled = False
         due = self._due.get(key)
         if refused or (due is not None and self._clock() >= due[0]):
             self._drop(channel, slot, 0)
@@ -153,7 +153,7 @@ class Cancellations:
     @property
     def cancelled(self) -> bool:
         """Whether the caller is known to have given up."""
-        return self._told
+        return self._cancelled
 
     @property
     def deadline_s(self) -> float | None:

@@ -55,11 +55,11 @@ class EventLoop:
     """An asyncio loop on a thread of its own, which the first coroutine starts.
 
     Args:
-        leave: ends the process, as a task has asked for.
+        exit_process: ends the process, as a task has asked for.
     """
 
-    def __init__(self, leave: Callable[[SystemExit], None]) -> None:
-        self._leave = leave
+    def __init__(self, exit_process: Callable[[SystemExit], None]) -> None:
+        self._exit_process = exit_process
         self._closing = False
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -115,7 +115,7 @@ class EventLoop:
             try:
                 loop.run_forever()
             except SystemExit as leaving:
-                self._leave(leaving)
+                self._exit_process(leaving)
             except BaseException as error:  # noqa: BLE001 whoever awaits the task has it too
                 _log.error("a task on the event loop of the actors failed:\n%s", trace_of(error))
 

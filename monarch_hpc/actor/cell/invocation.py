@@ -9,13 +9,13 @@ from typing import Any, Protocol
 from monarch_hpc.actor.cell.cancellation import Due
 from monarch_hpc.actor.cell.event_loop import Running
 from monarch_hpc.actor.cell.replies import Ending
-from monarch_hpc.actor.context import sent_on
+from monarch_hpc.actor.context import set_caller
 from monarch_hpc.actor.endpoint import EndpointMethod
 from monarch_hpc.actor.messages.line import MessageLink
 from monarch_hpc.core.errors import ActorDied, CallTimeout, PortClosed
 from monarch_hpc.transport.engine.engine import Engine
 
-__all__ = ["Invocation", "ResponsePort", "TurnTaker"]
+__all__ = ["Invocation", "InvocationCell", "ResponsePort"]
 
 
 _BEHIND_S = 1.0
@@ -23,7 +23,7 @@ _BEHIND_S = 1.0
 when it is over, and knows of all ranks that are late: an answer of ours that came before would name but one."""
 
 
-class TurnTaker(Protocol):
+class InvocationCell(Protocol):
     """What a turn needs of its actor."""
 
     engine: Engine
@@ -38,7 +38,7 @@ class TurnTaker(Protocol):
         """Give a caller the exception; where nobody waits, the actor dies of it."""
         ...
 
-    def leave(self, leaving: SystemExit) -> None:
+    def exit_process(self, leaving: SystemExit) -> None:
         """End the process."""
         ...
 
@@ -52,15 +52,15 @@ class Invocation:
 
     __slots__ = (
         "_answer_bytes",
+        "_cell",
         "_channel",
         "_due",
+        "_endpoint",
         "_failed",
         "_handling",
-        "_marked",
         "_open",
         "_returned",
         "_slot",
-        "_taker",
         "cancelled",
         "deadline_s",
         "running",
@@ -68,10 +68,10 @@ class Invocation:
 
     def __init__(
         self,
-        taker: TurnTaker,
+        cell: InvocationCell,
         channel: MessageLink,
         slot: int,
-        marked: EndpointMethod[..., Any],
+        endpoint: EndpointMethod[..., Any],
         due: Due | None,
         handling: Ending,
     ) -> None:
@@ -81,10 +81,10 @@ class Invocation:
         self._due = due
         self.running: Running | None = None
         """The coroutine, once it is one."""
-        self._taker = taker
+        self._cell = cell
         self._channel = channel
         self._slot = slot
-        self._marked = marked
+        self._endpoint = endpoint
         self._open = [slot]  # pop() is atomic
         self._handling = handling
         self._returned = False
@@ -93,11 +93,11 @@ class Invocation:
 
     async def perform(self, function: Callable[..., Any], args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Run the coroutine; raises nothing."""
-        taker = self._taker
-        sent_on(self)
-        limit_s = self._marked.timeout_s
+        cell = self._cell
+        set_caller(self)
+        limit_s = self._endpoint.timeout_s
         if self.deadline_s is not None:
-            left_s = max(self.deadline_s - taker.engine.clock(), 0.0) + _BEHIND_S
+            left_s = max(self.deadline_s - cell.engine.clock(), 0.0) + _BEHIND_S
             limit_s = left_s if limit_s is None else min(left_s, limit_s)
         try:
             try:
@@ -106,14 +106,14 @@ class Invocation:
             finally:
                 self._returned = True
         except SystemExit as leaving:
-            taker.leave(leaving)
+            cell.exit_process(leaving)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
-            if not (taker.ending or self.cancelled or (task is not None and task.cancelling())):
+            if not (cell.ending or self.cancelled or (task is not None and task.cancelling())):
                 self._fail(error)  # nobody cancelled it: the endpoint raised it
                 return
-            cause = "it was stopped" if taker.ending else f"a call of {self._marked.__name__} was cancelled there"
-            self.refuse(ActorDied(taker.where, cause))
+            cause = "it was stopped" if cell.ending else f"a call of {self._endpoint.__name__} was cancelled there"
+            self.refuse(ActorDied(cell.where, cause))
         except BaseException as error:  # noqa: BLE001 user code; the caller is told
             self._fail(self._too_slow() if limit.expired() and issubclass(type(error), TimeoutError) else error)
         else:
@@ -130,15 +130,15 @@ class Invocation:
     def call(self, function: Callable[..., Any], args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Call a function, which nothing can interrupt; when its time is over, its caller waits no longer."""
         timer = None
-        if self._marked.timeout_s is not None:
-            timer = self._taker.engine.call_later(self._marked.timeout_s, lambda: self._fail(self._too_slow()))
+        if self._endpoint.timeout_s is not None:
+            timer = self._cell.engine.call_later(self._endpoint.timeout_s, lambda: self._fail(self._too_slow()))
         try:
             try:
                 value = function(*self._with_port(args), **kwargs)
             finally:
                 self._returned = True
         except SystemExit as leaving:
-            self._taker.leave(leaving)
+            self._cell.exit_process(leaving)
         except BaseException as error:  # noqa: BLE001 user code; the caller is told
             self._fail(error)
         else:
@@ -149,10 +149,10 @@ class Invocation:
             self._record()
 
     def _with_port(self, args: tuple[object, ...]) -> tuple[object, ...]:
-        return (ResponsePort(self), *args) if self._marked.explicit else args
+        return (ResponsePort(self), *args) if self._endpoint.explicit else args
 
     def _return(self, value: object) -> None:
-        if not self._marked.explicit:
+        if not self._endpoint.explicit:
             self.succeed(value)
 
     def _claim(self) -> bool:
@@ -165,18 +165,18 @@ class Invocation:
     def succeed(self, value: object) -> None:
         """Answer with *value*, if there was no answer yet."""
         if self._claim() and self._slot:
-            self._taker.succeed(self._channel, self._slot, self._marked.__name__, value, self)
+            self._cell.succeed(self._channel, self._slot, self._endpoint.__name__, value, self)
 
     def refuse(self, error: BaseException) -> None:
         """Answer with *error*, if there was no answer yet; that nobody waits for it is no failure."""
         if self._claim() and self._slot:
-            self._taker.fail(self._channel, self._slot, self._marked.__name__, error, self)
+            self._cell.fail(self._channel, self._slot, self._endpoint.__name__, error, self)
 
     def _fail(self, error: BaseException) -> None:
         if self._claim():
-            self._taker.fail(self._channel, self._slot, self._marked.__name__, error, self)
-        elif self._marked.explicit:  # the answer was given, and nobody else reports what came after
-            self._taker.fail(self._channel, 0, self._marked.__name__, error, self)
+            self._cell.fail(self._channel, self._slot, self._endpoint.__name__, error, self)
+        elif self._endpoint.explicit:  # the answer was given, and nobody else reports what came after
+            self._cell.fail(self._channel, 0, self._endpoint.__name__, error, self)
 
     # ---- what is written down ----
 
@@ -201,17 +201,17 @@ class Invocation:
         """Whoever was to answer is gone: no call waits for ever."""
         if self._open:
             error = PortClosed(
-                f"the response port of {self._marked.__name__} of {self._taker.where}",
+                f"the response port of {self._endpoint.__name__} of {self._cell.where}",
                 "it was dropped without an answer",
             )
             # Not from here, where objects are collected: the thread may hold any lock.
-            self._taker.engine.call_soon(lambda: self.refuse(error))
+            self._cell.engine.call_soon(lambda: self.refuse(error))
 
     def _too_slow(self) -> TimeoutError:
-        if self._due is not None and self._taker.engine.clock() >= self._due[0]:
-            return CallTimeout(f"{self._taker.where}, endpoint {self._marked.__name__}", (), self._due[1])
+        if self._due is not None and self._cell.engine.clock() >= self._due[0]:
+            return CallTimeout(f"{self._cell.where}, endpoint {self._endpoint.__name__}", (), self._due[1])
         return TimeoutError(
-            f"endpoint {self._marked.__name__} took longer than its timeout of {self._marked.timeout_s:g} s"
+            f"endpoint {self._endpoint.__name__} took longer than its timeout of {self._endpoint.timeout_s:g} s"
         )
 
 
@@ -221,21 +221,21 @@ class ResponsePort:
     The first answer counts. It stays in its process; a `Port` may travel.
     """
 
-    __slots__ = ("_turn",)
+    __slots__ = ("_invocation",)
 
-    def __init__(self, turn: Invocation) -> None:
-        self._turn = turn
+    def __init__(self, invocation: Invocation) -> None:
+        self._invocation = invocation
 
     def send(self, value: object) -> None:
         """Answer with *value*."""
-        self._turn.succeed(value)
+        self._invocation.succeed(value)
 
     def exception(self, error: BaseException) -> None:
         """Answer with an exception, which is raised at the caller."""
-        self._turn.refuse(error)
+        self._invocation.refuse(error)
 
     def __del__(self) -> None:
-        self._turn.drop()
+        self._invocation.drop()
 
     def __reduce__(self) -> str:
         raise TypeError("a response port answers from its own process: send a port of Channel.open() instead")

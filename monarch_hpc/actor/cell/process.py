@@ -50,10 +50,10 @@ class CellProcess(Protocol):
         """Stop all that an actor has spawned."""
         ...
 
-    def bury(self, actor: int, where: str, cause: str) -> None:
+    def forget_actor(self, actor: int, where: str, cause: str) -> None:
         """Keep nothing of an actor that has ended but what its callers are told."""
         ...
 
-    def leave(self, leaving: SystemExit) -> None:
+    def exit_process(self, leaving: SystemExit) -> None:
         """End the process."""
         ...

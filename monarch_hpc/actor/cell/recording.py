@@ -29,7 +29,7 @@ class CellRecorder:
         self.mark = mark
         self.handling = self._recorder.handling(mark)
 
-    def born(self, number: int, name: str, rank: int) -> None:
+    def spawned(self, number: int, name: str, rank: int) -> None:
         """The constructor is about to run."""
         self._name = name
         self._record = self._recorder.actor(number, name, rank)
@@ -49,10 +49,10 @@ class CellRecorder:
         """What stands for an endpoint of the actor."""
         return self._recorder.names.endpoint(self._name, method)
 
-    def turn(self, line: MessageLink, name: int, slot: int, num_bytes: int, came_ns: int) -> Handling:
+    def begin_concurrent(self, line: MessageLink, name: int, slot: int, num_bytes: int, arrived_ns: int) -> Handling:
         """A call begins, and may go on beside others; `finish` it."""
         handling = self._recorder.handling(self.mark)
-        handling.begin(name, line.mark or self.peer(line), slot, num_bytes, came_ns)
+        handling.begin(name, line.mark or self.peer(line), slot, num_bytes, arrived_ns)
         return handling
 
     def detach(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn, Protocol
 
 from monarch_hpc.actor.context import ProcInfo
-from monarch_hpc.actor.fault import MeshFailure, complain
+from monarch_hpc.actor.fault import MeshFailure, print_error
 from monarch_hpc.actor.messages.line import MessageLink
 from monarch_hpc.actor.messages.payload import pack_fault, pack_result, send_failure
 from monarch_hpc.core.description import trace_of
@@ -47,7 +47,7 @@ class Replier:
     info: ProcInfo
     engine: Engine
 
-    def leave(self, leaving: SystemExit) -> NoReturn:
+    def exit_process(self, leaving: SystemExit) -> NoReturn:
         """End the process at once, with what was printed and the status that Python would give it."""
         code = _CODE.__get__(leaving)
         status = 0 if code is None else int.__and__(code, 0xFF) if issubclass(type(code), int) else 1
@@ -90,8 +90,8 @@ class Replier:
     ) -> None:
         """Answer a call with an exception, or with as much of it as can be sent; otherwise as `reply`."""
         if self.engine.forked_from:
-            complain(trace_of(error))
-            self.leave(SystemExit(1))
+            print_error(trace_of(error))
+            self.exit_process(SystemExit(1))
 
         def send(body: Buffer, buffers: Sequence[Buffer]) -> None:
             if ending is not None:
@@ -107,8 +107,8 @@ class Replier:
             FrameError: it is over a limit; the caller still waits.
         """
         if self.engine.forked_from:
-            complain(f"{ForkedError(self.engine.forked_from)}; an endpoint goes on in its process alone")
-            self.leave(SystemExit(1))
+            print_error(f"{ForkedError(self.engine.forked_from)}; an endpoint goes on in its process alone")
+            self.exit_process(SystemExit(1))
         try:
             channel.send(frame)
         except FrameError:

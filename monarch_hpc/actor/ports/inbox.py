@@ -64,7 +64,7 @@ class PortInbox:
         if refused:
             self._refuse(line, frame)
             return
-        self._serve()
+        self._match()
         self._wake()
         if self._once:
             self.runtime.ports.pop(self._number, None)
@@ -78,14 +78,14 @@ class PortInbox:
             if closed:
                 claim.fail(PortClosed(self.where, closed))
         elif not self._deliver(claim, mail):
-            self._serve()
+            self._match()
             self._wake()
 
     def queue(self, claim: Claim) -> None:
         """Give *claim* the next message, now or when it comes."""
         with self._lock:
             self._claims.append(claim)
-        self._serve()
+        self._match()
 
     def close(self, why: str) -> None:
         """Take no more; what was not read yet is lost."""
@@ -96,14 +96,14 @@ class PortInbox:
             self._mail.clear()
         for line, frame in left:
             self._refuse(line, frame)
-        self._serve()
+        self._match()
         self._wake()
 
     def abandon(self) -> None:
         """Close soon: nobody can read any more. The garbage collector says so, at any point of any code."""
         self.runtime.engine.call_soon(lambda: self.close("nobody holds its receiver"))
 
-    def _serve(self) -> None:
+    def _match(self) -> None:
         """Bring claims and messages together."""
         unwanted = False
         while True:

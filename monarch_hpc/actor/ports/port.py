@@ -162,7 +162,7 @@ class PortReceiver(Generic[T]):
 
     def ranked(self) -> PortReceiver[tuple[int, T]]:
         """The same end, with the sender's rank beside each message: see `Channel.open`."""
-        return cast("PortReceiver[tuple[int, T]]", _Sibling(self, self._inbox, ranked=True))
+        return cast("PortReceiver[tuple[int, T]]", _ReceiverView(self, self._inbox, ranked=True))
 
     def close(self) -> None:
         """Take no more: messages that were not read are lost."""
@@ -201,7 +201,7 @@ class PortReceiver(Generic[T]):
         self.close()
 
 
-class _Sibling(PortReceiver[T]):
+class _ReceiverView(PortReceiver[T]):
     """Another view of a receiver, which lives as long as this."""
 
     def __init__(self, receiver: PortReceiver[Any], inbox: PortInbox, *, ranked: bool) -> None:

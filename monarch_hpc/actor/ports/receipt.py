@@ -74,13 +74,13 @@ class Receipt(Future[T], Generic[T]):
 
             self._inbox.wakers.add(look)
             Future.add_done_callback(self, look)
-            place = self._sit_down()
+            place = self._begin_wait()
             try:
                 # Not while it is looked at: what comes from here on wakes.
                 if not self._has_ended():
                     yield from waiter.__await__()
             finally:
-                self._stand_up(place)
+                self._end_wait(place)
                 self._inbox.wakers.discard(look)
                 self._abandon(look)
         return (yield from super().__await__())
@@ -93,10 +93,10 @@ class Receipt(Future[T], Generic[T]):
             self._inbox.take(self)
         return super()._has_ended()
 
-    def _sit_down(self) -> int:
+    def _begin_wait(self) -> int:
         return self._inbox.runtime.recorder.wait_for("a message to a port", context().mark)
 
-    def _stand_up(self, place: int) -> None:
+    def _end_wait(self, place: int) -> None:
         self._inbox.runtime.recorder.waited(place)
 
     def _queue(self) -> None:

@@ -21,7 +21,7 @@ class Expiring(Protocol):
         ...
 
 
-class _Row:
+class _Queue:
     """Those with one time limit: they expire in the order in which they began."""
 
     def __init__(self) -> None:
@@ -40,42 +40,42 @@ class Deadlines:
     def __init__(self, clock: Callable[[], float], later: Callable[[float, Callable[[], None]], object]) -> None:
         self._clock = clock
         self._later = later
-        self._rows: dict[float, _Row] = {}
+        self._queues: dict[float, _Queue] = {}
         self._lock = _thread.allocate_lock()
 
     def add(self, limit_s: float, what: Expiring) -> None:
         """Expire *what* in *limit_s* seconds, unless it is removed first."""
         with self._lock:
-            row = self._rows.setdefault(limit_s, _Row())
-            row.ends_s[what] = self._clock() + limit_s
-            if row.armed:
+            queue = self._queues.setdefault(limit_s, _Queue())
+            queue.ends_s[what] = self._clock() + limit_s
+            if queue.armed:
                 return
-            row.armed = True
-        self._later(limit_s, lambda: self._look(limit_s, row))
+            queue.armed = True
+        self._later(limit_s, lambda: self._look(limit_s, queue))
 
     def remove(self, limit_s: float, what: Expiring) -> None:
         """*what* is done; or it never was added, or has expired."""
         with self._lock:
-            row = self._rows.get(limit_s)
-            if row is not None:
-                row.ends_s.pop(what, None)
+            queue = self._queues.get(limit_s)
+            if queue is not None:
+                queue.ends_s.pop(what, None)
 
-    def _look(self, limit_s: float, row: _Row) -> None:
+    def _look(self, limit_s: float, queue: _Queue) -> None:
         due: list[Expiring] = []
         with self._lock:
             now_s = self._clock()
             next_s = 0.0
-            for what, end_s in row.ends_s.items():
+            for what, end_s in queue.ends_s.items():
                 if end_s > now_s:
                     next_s = end_s
                     break
                 due.append(what)
             for what in due:
-                del row.ends_s[what]
-            if not row.ends_s:
-                row.armed = False
-                del self._rows[limit_s]
-        if row.armed:
-            self._later(next_s - now_s, lambda: self._look(limit_s, row))
+                del queue.ends_s[what]
+            if not queue.ends_s:
+                queue.armed = False
+                del self._queues[limit_s]
+        if queue.armed:
+            self._later(next_s - now_s, lambda: self._look(limit_s, queue))
         for what in due:
             what.expire()

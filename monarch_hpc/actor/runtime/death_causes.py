@@ -17,12 +17,12 @@ from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.frames import Buffer, Frame, Kind
 from monarch_hpc.wire.serializer import loads
 
-__all__ = ["DEPUTY", "WORD_S", "CauseLookup", "Mourner", "Tell", "program_of"]
+__all__ = ["CAUSE_WAIT_S", "DEPUTY", "CauseLookup", "CauseReporter", "OnCause", "program_of"]
 
 DEPUTY = 2
 """Number of the program's actor that its procs ask, see `mesh.requests`. All processes know it; others are random."""
 
-WORD_S = 3.0
+CAUSE_WAIT_S = 3.0
 """How long a lost proc's calls wait for its agent to say why; agents say so within milliseconds."""
 
 _WAY_S = 1.0
@@ -31,7 +31,7 @@ _WAY_S = 1.0
 _KEEP = 1024
 """Causes that are remembered; of earlier deaths the program is asked again."""
 
-Tell = Callable[[ActorError], None]
+OnCause = Callable[[ActorError], None]
 
 
 class Asker(Protocol):
@@ -48,23 +48,23 @@ class Asker(Protocol):
         """Send one call."""
         ...
 
-    def give_up(self, where: str, error: TransportError, tell: Tell) -> None:
+    def report_unknown(self, where: str, error: TransportError, on_cause: OnCause) -> None:
         """Say that nobody knows."""
         ...
 
 
-class Mourner:
+class CauseReporter:
     """Says why a call has no answer, as far as this process knows."""
 
-    def give_up(self, where: str, error: TransportError, tell: Callable[[ActorError], None]) -> None:
+    def report_unknown(self, where: str, error: TransportError, on_cause: Callable[[ActorError], None]) -> None:
         """Nobody says why there is no answer."""
         unknown = DeliveryUnknown(where, str(error))
         unknown.__cause__ = error
-        tell(unknown)
+        on_cause(unknown)
 
-    def mourn(self, incarnation: int, where: str, cause: str, tell: Callable[[ActorError], None]) -> None:
+    def report_death(self, incarnation: int, where: str, cause: str, on_cause: Callable[[ActorError], None]) -> None:
         """Say why a call to a proc that is known to be dead has no answer."""
-        tell(ActorDied(where, cause))
+        on_cause(ActorDied(where, cause))
 
 
 class CauseLookup:
@@ -74,29 +74,29 @@ class CauseLookup:
         self._asker = asker
         self._causes: Recent[int, str] = Recent(_KEEP)
         self._expected: Recent[int, bool] = Recent(_KEEP)
-        self._waiting: dict[int, list[tuple[str, TransportError, Tell]]] = {}
+        self._waiting: dict[int, list[tuple[str, TransportError, OnCause]]] = {}
 
-    def ask(self, incarnation: int, where: str, error: TransportError, tell: Tell) -> None:
+    def ask(self, incarnation: int, where: str, error: TransportError, on_cause: OnCause) -> None:
         """Tell why what was at *where* died, when the program says so; or that it may have, if nobody does.
 
         On any thread; told on the driver.
         """
-        self._asker.engine.call_soon(lambda: self._ask(incarnation, where, error, tell))
+        self._asker.engine.call_soon(lambda: self._ask(incarnation, where, error, on_cause))
 
-    def _ask(self, incarnation: int, where: str, error: TransportError, tell: Tell) -> None:
+    def _ask(self, incarnation: int, where: str, error: TransportError, on_cause: OnCause) -> None:
         cause = self._causes.get(incarnation)
         if cause is not None:
-            tell(ActorDied(where, cause))
+            on_cause(ActorDied(where, cause))
             return
         program = program_of(self._asker.node)
         if program is None or program.incarnation == incarnation:
-            self._asker.give_up(where, error, tell)
+            self._asker.report_unknown(where, error, on_cause)
             return
         waiting = self._waiting.setdefault(incarnation, [])
-        waiting.append((where, error, tell))
+        waiting.append((where, error, on_cause))
         if len(waiting) > 1:
             return
-        self._asker.engine.call_later(WORD_S + _WAY_S, lambda: self._close(incarnation))
+        self._asker.engine.call_later(CAUSE_WAIT_S + _WAY_S, lambda: self._close(incarnation))
         body, buffers = pack_call(call_head("why", Region(Extent((), ()), program.rank, ())), (incarnation,), {})
         asked = Slot(program.incarnation, "the program", lambda answer: self._on_answer(incarnation, answer))
         self._asker.call(program, DEPUTY, body, buffers, asked)
@@ -119,11 +119,11 @@ class CauseLookup:
         cause = self._causes.get(incarnation)
         if cause is not None:
             self._asker.node.bar(incarnation, cause)
-        for where, error, tell in self._waiting.pop(incarnation, ()):
+        for where, error, on_cause in self._waiting.pop(incarnation, ()):
             if cause is None:
-                self._asker.give_up(where, error, tell)
+                self._asker.report_unknown(where, error, on_cause)
             else:
-                tell(ActorDied(where, cause))
+                on_cause(ActorDied(where, cause))
 
 
 def program_of(node: Node) -> ProcRef | None:

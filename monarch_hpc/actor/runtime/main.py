@@ -108,7 +108,7 @@ def main(start: ProcStart) -> int:
         addresses=tuple(addresses),
     )
     runtime.bind(node, own)
-    runtime.casts.through(start.agent)
+    runtime.casts.route_through(start.agent)
     hello = ProcHello(start.mesh, start.rank, identity.incarnation, addresses)
     os.write(start.hello_fd, encode(hello) + b"\n")
     os.close(start.hello_fd)

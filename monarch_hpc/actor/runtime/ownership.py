@@ -40,11 +40,11 @@ class OwnedMesh:
 
 
 class Ownership:
-    """Each failure is told once: whoever takes a rank out of its ward tells the owner. From any thread."""
+    """Each failure is told once: whoever takes a rank out of its mesh tells the owner. From any thread."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._wards: dict[int, OwnedMesh] = {}
+        self._meshes: dict[int, OwnedMesh] = {}
         self._told: set[tuple[int, int]] = set()  # owners, and procs of whose death they hear through an actor there
 
     def add(
@@ -52,18 +52,18 @@ class Ownership:
     ) -> None:
         """Note that *owner* spawns *actor* in each of *procs*; with *end* it is the procs that it has spawned."""
         ranks = {proc.incarnation: rank for rank, proc in procs.items()}
-        self._wards[actor] = OwnedMesh(actor, owner, name, procs, ranks, end)
-        self._note(RecordKind.MESH_SPAWNED, self._wards[actor])
+        self._meshes[actor] = OwnedMesh(actor, owner, name, procs, ranks, end)
+        self._note(RecordKind.MESH_SPAWNED, self._meshes[actor])
 
     def remove(self, actor: int) -> None:
         """Forget a mesh of actors, or procs."""
-        ward = self._wards.pop(actor, None)
-        if ward is not None:
-            self._note(RecordKind.MESH_STOPPED, ward)
+        mesh = self._meshes.pop(actor, None)
+        if mesh is not None:
+            self._note(RecordKind.MESH_STOPPED, mesh)
 
-    def _note(self, kind: RecordKind, ward: OwnedMesh) -> None:
-        name = self._recorder.names.text(ward.name)
-        self._recorder.change(kind, mark=context().mark, name=name, msg=ward.actor, value=len(ward.procs))
+    def _note(self, kind: RecordKind, mesh: OwnedMesh) -> None:
+        name = self._recorder.names.text(mesh.name)
+        self._recorder.change(kind, mark=context().mark, name=name, msg=mesh.actor, value=len(mesh.procs))
 
     def stop(self, actor: int, incarnation: int) -> OwnedMesh | None:
         """Note that the actor in that proc is asked to end: that it does is no failure.
@@ -71,14 +71,14 @@ class Ownership:
         Returns:
             The mesh, if it was the last of it.
         """
-        ward = self._wards.get(actor)
-        if ward is None:
+        mesh = self._meshes.get(actor)
+        if mesh is None:
             return None
-        ward.ranks.pop(incarnation, None)
-        if ward.ranks:
+        mesh.ranks.pop(incarnation, None)
+        if mesh.ranks:
             return None
         self.remove(actor)
-        return ward
+        return mesh
 
     def stop_many(self, actor: int, procs: Iterable[ProcRef]) -> None:
         """The same for all of *procs*."""
@@ -88,12 +88,12 @@ class Ownership:
     def lose(self, incarnation: int) -> list[tuple[OwnedMesh, int]]:
         """A proc is gone: return those that had an actor there, and its rank."""
         lost = []
-        for ward in list(self._wards.values()):
+        for mesh in list(self._meshes.values()):
             # That a proc is lost does not mean that it is dead: who started it is told of that.
-            rank = ward.ranks.pop(incarnation, None) if ward.end is None else None
+            rank = mesh.ranks.pop(incarnation, None) if mesh.end is None else None
             if rank is not None:
-                self._told.add((ward.owner, incarnation))
-                lost.append((ward, rank))
+                self._told.add((mesh.owner, incarnation))
+                lost.append((mesh, rank))
         return lost
 
     def fail(self, actor: int, rank: int) -> int | None:
@@ -101,18 +101,18 @@ class Ownership:
 
         Who hears of the end of his actors in a proc is not told of that of the proc as well.
         """
-        ward = self._wards.get(actor)
-        if ward is None:
+        mesh = self._meshes.get(actor)
+        if mesh is None:
             return None
-        incarnation = ward.procs[rank].incarnation
-        if ward.ranks.pop(incarnation, None) is None:
+        incarnation = mesh.procs[rank].incarnation
+        if mesh.ranks.pop(incarnation, None) is None:
             return None
-        if ward.end is not None:
-            actors = [other for other in self.of(ward.owner) if other.end is None]
-            if (ward.owner, incarnation) in self._told or any(incarnation in other.ranks for other in actors):
+        if mesh.end is not None:
+            actors = [other for other in self.of(mesh.owner) if other.end is None]
+            if (mesh.owner, incarnation) in self._told or any(incarnation in other.ranks for other in actors):
                 return None
-        return ward.owner
+        return mesh.owner
 
     def of(self, owner: int) -> list[OwnedMesh]:
         """All that an actor has spawned, actors and procs."""
-        return [ward for ward in list(self._wards.values()) if ward.owner == owner]
+        return [mesh for mesh in list(self._meshes.values()) if mesh.owner == owner]

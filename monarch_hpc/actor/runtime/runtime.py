@@ -19,8 +19,8 @@ from monarch_hpc.actor.messages.line import LoopbackLink, MessageLink
 from monarch_hpc.actor.messages.pending import Answer, Pending, Slot
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.deadlines import Deadlines
-from monarch_hpc.actor.runtime.death_causes import CauseLookup, Mourner
-from monarch_hpc.actor.runtime.failures import Guardian
+from monarch_hpc.actor.runtime.death_causes import CauseLookup, CauseReporter
+from monarch_hpc.actor.runtime.failures import FailureRouter
 from monarch_hpc.actor.runtime.ownership import Ownership
 from monarch_hpc.core.errors import ActorDied, ActorError, DeliveryUnknown, FrameError, PeerLost, TransportError
 from monarch_hpc.core.fork import watch_forks
@@ -45,7 +45,7 @@ _log = Logger(__name__)
 HELD = -1
 """In the place of the number of a call that was not sent."""
 
-_KEEP_GRAVES = 1024
+_KEEP_ENDED = 1024
 """Ended actors of which a process can say what they died of, about a kilobyte each. Whoever calls an actor that ended
 before these is told that there is none of that number: all that was sent to it then has been answered."""
 
@@ -56,7 +56,7 @@ STOPPED = "the proc was stopped"
 """What a proc that was asked to end says to all it is connected with."""
 
 
-class Runtime(Replier, Mourner, Guardian):
+class Runtime(Replier, CauseReporter, FailureRouter):
     """Dispatches frames to actors and answers to callers; one per process.
 
     It is the `transport.api.Listener` of the process's node. Answers and deaths are reported on the
@@ -79,31 +79,31 @@ class Runtime(Replier, Mourner, Guardian):
         self._node: Node | None = None
         self._channels: Mapping[int, FrameChannel] = {}
         self._own: ProcRef | None = None
-        self._line: LoopbackLink | None = None
+        self._loopback: LoopbackLink | None = None
         self._cells: dict[int, Cell] = {}
-        self._graves: Recent[int, tuple[str, str]] = Recent(_KEEP_GRAVES)  # actors that have ended -> where, cause
+        self._ended: Recent[int, tuple[str, str]] = Recent(_KEEP_ENDED)  # actors that have ended -> where, cause
         self._slots: dict[int, Pending] = {}
         self._next_slot = itertools.count(1)
         self.deadlines = Deadlines(engine.clock, engine.call_later)
         self.ports: dict[int, Callable[[MessageLink, Frame], None]] = {}
         """Who takes what is sent to ports of this process, by number of the port; on any thread."""
-        self.wards = Ownership(self.recorder)
-        self._inquest = CauseLookup(self)
-        self.loop = EventLoop(self.leave)
+        self.ownership = Ownership(self.recorder)
+        self._death_causes = CauseLookup(self)
+        self.loop = EventLoop(self.exit_process)
         self.casts = Casts(self)
         watch_forks(self)
 
     def forked(self, parent: int) -> None:
         """Nothing of the *parent* can be reached from here: what tries ends with `ForkedError`."""
-        self._channels, self._line = {}, None
+        self._channels, self._loopback = {}, None
 
     def bind(self, node: Node, own: ProcRef) -> None:
         """Use *node* for all channels; others reach this process by *own*."""
         self._node = node
         self._channels = node.channels
         self._own = own
-        self._line = LoopbackLink(self.engine, self.on_frame, node.limits.mailbox_bytes)
-        self._line.mark = self.recorder.names.proc(node.identity.incarnation, node.identity.host)
+        self._loopback = LoopbackLink(self.engine, self.on_frame, node.limits.mailbox_bytes)
+        self._loopback.mark = self.recorder.names.proc(node.identity.incarnation, node.identity.host)
 
     @property
     def node(self) -> Node:
@@ -129,8 +129,8 @@ class Runtime(Replier, Mourner, Guardian):
         channel = self.node.channels.get(proc.incarnation)
         if channel is not None and channel.error is None:
             return channel
-        if self._line is not None and proc.incarnation == self.node.identity.incarnation:
-            return self._line
+        if self._loopback is not None and proc.incarnation == self.node.identity.incarnation:
+            return self._loopback
         return self.node.connect(proc.addresses, proc.incarnation)
 
     def spawn(
@@ -152,7 +152,7 @@ class Runtime(Replier, Mourner, Guardian):
         Raises:
             ActorDied: a proc is gone.
         """
-        self.wards.add(actor, owner, name, procs)
+        self.ownership.add(actor, owner, name, procs)
         frame = Frame(Kind.SPAWN, actor, owner, body, buffers)
         try:
             lines = [self._line_for_spawn(rank, proc) for rank, proc in procs.items()]
@@ -160,7 +160,7 @@ class Runtime(Replier, Mourner, Guardian):
                 for proc, line in zip(procs.values(), lines, strict=True):
                     self.casts.direct(proc, line, frame)
         except BaseException:
-            self.wards.remove(actor)
+            self.ownership.remove(actor)
             raise
 
     def _line_for_spawn(self, rank: int, proc: ProcRef) -> MessageLink:
@@ -177,7 +177,7 @@ class Runtime(Replier, Mourner, Guardian):
         Raises:
             TransportError: the proc cannot be reached.
         """
-        self.wards.stop(actor, proc.incarnation)
+        self.ownership.stop(actor, proc.incarnation)
         slot = 0
         if answer is not None:
             slot = next(self._next_slot)
@@ -249,7 +249,7 @@ class Runtime(Replier, Mourner, Guardian):
             pending = self._slots.get(number)
             if pending is not None:
                 own = pending.incarnation == self.node.identity.incarnation
-                line = self._line if own else self._channels.get(pending.incarnation)
+                line = self._loopback if own else self._channels.get(pending.incarnation)
                 if line is not None:
                     with contextlib.suppress(TransportError):  # the call ends as all that are lost
                         line.send(Frame(Kind.CANCEL, actor, number))
@@ -262,7 +262,7 @@ class Runtime(Replier, Mourner, Guardian):
     def on_frame(self, channel: MessageLink, frame: Frame) -> None:
         """Dispatch one frame; on the driver."""
         kind = frame.kind
-        if kind is _CALL and self.casts.reception is None:
+        if kind is _CALL and self.casts.receiver is None:
             cell = self._cells.get(frame.dest)
             (self.dispatch if cell is None else cell.put)(channel, frame)
         elif kind is _RESULT or kind is _FAILURE:
@@ -278,7 +278,7 @@ class Runtime(Replier, Mourner, Guardian):
                 self.on_fault(frame)
         elif kind is Kind.CONTROL:
             self.on_control(channel, frame)
-        elif not self.casts.takes(channel, frame):
+        elif not self.casts.take(channel, frame):
             self.dispatch(channel, frame)
 
     def dispatch(self, channel: MessageLink, frame: Frame) -> None:
@@ -308,25 +308,25 @@ class Runtime(Replier, Mourner, Guardian):
         """Answer a call of an actor that has ended, or is not known here."""
         channel.consumed(frame.dest, cost_of(frame))
         channel.retire(frame.dest)
-        grave = self._graves.get(frame.dest)
+        ended = self._ended.get(frame.dest)
         if not frame.reply:
             return
-        if grave is not None:
-            self.reply_failure(channel, frame.reply, grave[0], ActorDied(*grave))
+        if ended is not None:
+            self.reply_failure(channel, frame.reply, ended[0], ActorDied(*ended))
             return
         gone = DeliveryUnknown(
             f"actor {frame.dest:x}", "this proc has no such actor: it ended long ago, or never was here"
         )
         self.reply_failure(channel, frame.reply, self.info.host, gone)
 
-    def bury(self, actor: int, where: str, cause: str) -> None:
+    def forget_actor(self, actor: int, where: str, cause: str) -> None:
         """Keep nothing of an actor that has ended but what its callers are told; on its thread."""
         if len(cause) > _MAX_CAUSE_CHARS:
             first, _, rest = cause.partition("\n")
             cause = f"{first[:_MAX_CAUSE_CHARS]}\n...\n{rest[-_MAX_CAUSE_CHARS:]}"
-        self._graves[actor] = where, cause
+        self._ended[actor] = where, cause
         self._cells.pop(actor, None)
-        for line in [self._line, *self._channels.values()]:
+        for line in [self._loopback, *self._channels.values()]:
             if line is not None:
                 line.retire(actor)
 
@@ -343,10 +343,10 @@ class Runtime(Replier, Mourner, Guardian):
         lost = [number for number, slot in list(self._slots.items()) if slot.incarnation == incarnation]
         for number in lost:
             self._lost_slot(number, error)
-        for ward, rank in self.wards.lose(incarnation):
-            told = bool(lost) or self.casts.reports(ward.procs[rank])
-            tell = partial(self.on_death, ward, rank, incarnation, told)
-            self.explain(incarnation, ward.where(rank), error, tell)
+        for owned, rank in self.ownership.lose(incarnation):
+            reported = bool(lost) or self.casts.reports(owned.procs[rank])
+            on_cause = partial(self.on_death, owned, rank, incarnation, reported)
+            self.explain(incarnation, owned.where(rank), error, on_cause)
         self.casts.on_lost(channel, error)
 
     def _lost_slot(self, number: int, error: TransportError) -> None:
@@ -355,13 +355,15 @@ class Runtime(Replier, Mourner, Guardian):
             self.recorder.answered(number)
             self.explain(slot.incarnation, slot.where, error, slot.answer)
 
-    def explain(self, incarnation: int, where: str, error: TransportError, tell: Callable[[ActorError], None]) -> None:
+    def explain(
+        self, incarnation: int, where: str, error: TransportError, on_cause: Callable[[ActorError], None]
+    ) -> None:
         """Say why a call to a lost proc has no answer, when the program has told."""
-        self._inquest.ask(incarnation, where, error, tell)
+        self._death_causes.ask(incarnation, where, error, on_cause)
 
     def was_stopped(self, incarnation: int, cause: str) -> bool:
         """Tell whether the proc ended because it was asked to; who hears of deaths knows better."""
-        return STOPPED in cause or self._inquest.was_expected(incarnation)
+        return STOPPED in cause or self._death_causes.was_expected(incarnation)
 
     def cell(self, actor: int) -> Cell | None:
         """An actor of this process, by its number."""
@@ -373,7 +375,7 @@ class Runtime(Replier, Mourner, Guardian):
         for cell in cells:
             cell.end()
         if cells:
-            self.engine.wait(lambda: all(cell.ended or cell.deaf for cell in cells), CLEANUP_S)
+            self.engine.wait(lambda: all(cell.ended or cell.abandonable for cell in cells), CLEANUP_S)
         self.loop.close()
 
 
