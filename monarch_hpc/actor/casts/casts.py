@@ -1,4 +1,4 @@
-"""A process's part in casts: when messages go through the agents, and who takes what comes through them."""
+"""One process's side of casts: decides which messages go through the agents, and dispatches those that arrive."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ __all__ = ["Casts"]
 
 
 class _Process(CastSenderProcess, CastReceiverProcess, Protocol):
-    """What both need of their process."""
+    """The process interface that sender and receiver need."""
 
 
 class Casts:
-    """Both ends of casts, each made when it is needed: a process without casts pays for none."""
+    """Sender and receiver of casts, each created at first use: a process without casts pays for neither."""
 
     def __init__(self, process: _Process) -> None:
         self.sender: CastSender | None = None
-        """What sends casts, and all that goes directly from then on, so that they keep their order."""
+        """Sends casts, and then direct messages too, so that both keep their order; None before the first cast."""
         self.receiver: CastReceiver | None = None
-        """What puts casts and direct messages in line; None while no cast has come."""
+        """Merges casts and direct messages into one order; None until the first cast arrives."""
         self.max_direct = sys.maxsize
-        """Messages to more procs than this go through the agents, see config key `transport.cast_direct`."""
+        """Messages to more procs than this go through the agents; see config key `transport.cast_direct`."""
         self._process = process
         self._addresses: Sequence[str] = ()
         self._on_channel: Callable[[FrameChannel], None] = lambda _channel: None
@@ -43,13 +43,13 @@ class Casts:
     def route_through(
         self, addresses: Sequence[str], on_channel: Callable[[FrameChannel], None] = lambda _channel: None
     ) -> None:
-        """Send messages to many procs to the agent that listens at *addresses*; *on_channel* is told of the channel."""
+        """Send messages to many procs through the agent at *addresses*; *on_channel* gets the channel to that agent."""
         self._addresses = addresses
         self._on_channel = on_channel
         self.max_direct = self._process.node.limits.cast_direct
 
     def open(self) -> CastSender:
-        """What sends casts from here."""
+        """Return the sender; create it if this is the first cast."""
         with self._making:
             if self.sender is None:
                 self.sender = CastSender(self._process, self._addresses, self._on_channel)
@@ -67,7 +67,7 @@ class Casts:
         reduce: Reduce | None = None,
         record: CastRecord | None = None,
     ) -> OpenCast | None:
-        """Send one message to many procs; None if each is to be sent it directly. See `CastSender.cast`."""
+        """Send one message to many procs; None if the caller must send it to each directly. See `CastSender.cast`."""
         if len(region) <= self.max_direct:
             return None
         return self.open().cast(kind, region, procs, message, where, answer, end_s, reduce, record)
@@ -77,22 +77,22 @@ class Casts:
         if self.sender is not None:
             return self.sender.send(proc, line, frame, until_s)
         sent = line.send(frame, until_s)
-        if self.sender is not None:  # another thread has made it meanwhile
+        if self.sender is not None:  # another thread has created it meanwhile
             self.sender.sent(proc.incarnation)
         return sent
 
     def cancel(self, cast: OpenCast | None) -> None:
-        """Tell those who have not answered a cast that nobody waits for them any more."""
+        """Cancel a cast at the callees that have not answered yet."""
         if cast is not None and self.sender is not None:
             self.sender.cancel(cast)
 
     def spawn(
         self, region: Region, procs: Mapping[int, ProcRef], actor: int, body: bytes, buffers: Sequence[Buffer]
     ) -> bool:
-        """Make an actor in many procs; False if each is to be told directly.
+        """Spawn an actor in many procs; False if the caller must send SPAWN to each directly.
 
-        The program has channels to all procs, and so hears of their deaths. Others have to open them, and then may as
-        well use them.
+        Only the program casts spawns: it has channels to all procs, and so detects their deaths. Any other process
+        would have to open those channels, and may then as well use them.
         """
         if self._process.node.identity.role is not Role.CONTROLLER:
             return False
@@ -101,7 +101,7 @@ class Casts:
         return self.send(Kind.SPAWN, region, by_rank, message, lambda _place: f"actor {actor:x}", None) is not None
 
     def stop(self, region: Region, procs: Mapping[int, ProcRef], actor: int, answer: Answered) -> bool:
-        """End an actor in many procs; False if each is to be told directly."""
+        """Stop an actor in many procs; False if the caller must send STOP to each directly."""
 
         def where(place: int) -> str:
             return f"the end of actor {actor:x} on {procs[region.base_rank(place)].host}"
@@ -109,10 +109,10 @@ class Casts:
         return self.send(Kind.STOP, region, procs, (actor, b"", ()), where, answer) is not None
 
     def take(self, channel: MessageLink, frame: Frame) -> bool:
-        """Take what belongs to casts, and messages that must wait for one.
+        """Take frames of casts, and direct messages that must wait for a cast; False for all other frames.
 
         Raises:
-            FrameError: it is not what its kind says.
+            FrameError: the frame is malformed.
         """
         kind = frame.kind
         if kind is Kind.NOTES:
@@ -127,17 +127,17 @@ class Casts:
         return kind is not Kind.CANCEL and self.receiver is not None and self.receiver.take_direct(channel, frame)
 
     def on_answer(self, frame: Frame) -> None:
-        """An answer that no call waits for; it may be one to a cast."""
+        """Take an answer that matches no direct call; it may answer a cast."""
         if self.sender is not None:
             self.sender.on_answer(frame)
 
     def on_lost(self, channel: FrameChannel, error: TransportError) -> None:
-        """A channel is over."""
+        """Handle the end of a channel."""
         if self.sender is not None:
             self.sender.on_lost(channel, error)
         if self.receiver is not None:
             self.receiver.on_lost(channel.peer.incarnation)
 
     def reports(self, proc: ProcRef) -> bool:
-        """Whether a cast reports the death of a proc, or has done so."""
+        """Whether a cast reports the death of a proc, or has reported it."""
         return self.sender is not None and self.sender.reports(proc)

@@ -1,4 +1,4 @@
-"""What reaches the actors of a process through the agents' tree, put in line with what their callers send directly."""
+"""Receives casts from the agents' tree, and merges them with the direct messages of their senders."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from monarch_hpc.wire.frames import Frame, Kind
 __all__ = ["BULK_BYTES", "CastLine", "CastReceiver", "CastReceiverProcess"]
 
 BULK_BYTES = 64 << 10
-"""A larger answer goes directly to the caller where there is a channel: agents combine what is small."""
+"""A larger answer goes directly to the caller where there is a channel: agents combine only small ones."""
 
 _FLUSH_S = 0.05
-"""How long news that casts were handled waits for more of it: a sender that is held back is not held much longer."""
+"""How long DONE notes are batched before they are sent: short, because a sender may be waiting for that credit."""
 
 
 class CastReceiverProcess(Protocol):
-    """What a reception needs of its process."""
+    """The process interface that a `CastReceiver` needs."""
 
     engine: Engine
     info: ProcInfo
@@ -42,22 +42,22 @@ class CastReceiverProcess(Protocol):
 
     @property
     def node(self) -> Node:
-        """Its channels."""
+        """The node, which holds the channels."""
         ...
 
     @property
     def own(self) -> ProcRef:
-        """The process itself."""
+        """The address of this process."""
         ...
 
     def dispatch(self, channel: MessageLink, frame: Frame) -> None:
-        """Hand a frame to the actor that it is for."""
+        """Deliver a frame to its actor."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class CastLine:
-    """The way back to the sender of one cast: what is answered goes to the agent, and up with others' answers."""
+    """The link back to the sender of one cast: answers go to the agent, which combines them on the way up the tree."""
 
     receiver: CastReceiver
     agent: MessageLink
@@ -66,44 +66,44 @@ class CastLine:
 
     @property
     def peer(self) -> object:
-        """Who brought it."""
+        """The agent that delivered the cast."""
         return self.agent.peer
 
     @property
     def slot(self) -> int:
-        """The reply slot of its call, also of an answer that goes directly; 0 where there is to be no answer."""
+        """The reply slot of the call, used for direct answers too; 0 if no answer is wanted."""
         if not self.cast.answered:
             return 0
         return CAST | self.cast.number | (LIMITED if self.cast.limited else 0)
 
     def send(self, frame: Frame, end_s: float | None = None) -> bool:
-        """Answer, or tell the sender of a failure."""
+        """Send an answer, or the failure of an actor, to the sender."""
         self.receiver.answer(self, frame)
         return True
 
     def consumed(self, dest: int, cost: int) -> None:
-        """Say that it was handled."""
+        """Report that the cast was handled."""
         self.receiver.handled(self, cost)
 
     def retire(self, dest: int) -> None:
-        """Of a cast each was told to be handled."""
+        """Do nothing: `consumed` returns the credit of each cast."""
 
 
 class CastReceiver:
-    """The casts that come to a process; made when the first comes.
+    """Delivers the casts that arrive at a process; created when the first one arrives.
 
     Args:
-        window_bytes: of the senders, see `transport.credit`.
+        window_bytes: the credit window of senders, see `transport.credit`.
     """
 
     def __init__(self, process: CastReceiverProcess, window_bytes: int) -> None:
         self._process = process
         self._flush_bytes = max(window_bytes // 4, 1)
-        # Messages are handed on under it, so that two threads cannot swap them; one that hands on may send to itself.
+        # Held during delivery, so that two threads cannot reorder messages. Reentrant: a delivery may send to itself.
         self._lock = threading.RLock()
-        self._lines: dict[tuple[int, int], CastLine] = {}  # by sender and number, of calls that are not handled
+        self._lines: dict[tuple[int, int], CastLine] = {}  # calls not handled yet, by sender and number
         self._senders: dict[int, Merge[Callable[[], None]]] = {}
-        self._marks: dict[int, int] = {}  # what stands for a sender in what is recorded
+        self._marks: dict[int, int] = {}  # names of senders in the records
         self._handled: list[Note] = []
         self._handled_bytes = 0
         self._agent: MessageLink | None = None
@@ -112,7 +112,7 @@ class CastReceiver:
     # ---- in ----
 
     def take_direct(self, channel: MessageLink, frame: Frame) -> bool:
-        """Take a message that came directly, if its sender casts too: it is handed on when it is its turn."""
+        """Take a direct message if its sender also casts, and deliver it in order; False for other senders."""
         merge = self._senders.get(self._sender(channel))
         if merge is None:
             return False
@@ -121,10 +121,10 @@ class CastReceiver:
         return True
 
     def on_frame(self, channel: MessageLink, frame: Frame) -> None:
-        """A cast, a mark, or an order of the agent came.
+        """Handle a cast, a mark, or the agent's order to combine results.
 
         Raises:
-            FrameError: it is none.
+            FrameError: the frame is malformed.
         """
         if frame.kind is Kind.MARK:
             self.on_mark(channel, frame)
@@ -135,7 +135,7 @@ class CastReceiver:
             self.on_cast(channel, frame)
 
     def on_mark(self, channel: MessageLink, frame: Frame) -> None:
-        """A mark came directly."""
+        """Handle a mark among the direct messages."""
         try:
             mark = Mark(frame.dest)
         except ValueError:
@@ -144,7 +144,7 @@ class CastReceiver:
             self._deliver(self._merge(self._sender(channel)).mark(mark, frame.reply))
 
     def on_cast(self, channel: MessageLink, frame: Frame) -> None:
-        """A cast came from the agent."""
+        """Handle a cast from the agent."""
         if not isinstance(channel.peer, Peer) or channel.peer.role is not Role.AGENT:
             return
         cast = parse_cast(frame)
@@ -181,11 +181,11 @@ class CastReceiver:
                 self._process.dispatch(cancelled, Frame(cast.kind, cast.actor, cancelled.slot))
         else:
             self._process.dispatch(line, Frame(cast.kind, cast.actor, line.slot, cast.body, cast.buffers))
-        if cast.kind is not Kind.CALL:  # of a call the actor says so
+        if cast.kind is not Kind.CALL:  # for a call, the actor reports it
             self.handled(line, 0)
 
     def on_lost(self, incarnation: int) -> None:
-        """The channel with a sender is over."""
+        """Handle the end of the channel to a sender."""
         merge = self._senders.get(incarnation)
         if merge is not None:
             with self._lock:
@@ -209,7 +209,7 @@ class CastReceiver:
     # ---- out ----
 
     def answer(self, line: CastLine, frame: Frame) -> None:
-        """Send an answer, or the news of a failure, to the sender of a cast.
+        """Send an answer, or the failure of an actor, to the sender of a cast.
 
         Raises:
             TransportError: the sender or the agent is gone.
@@ -222,7 +222,7 @@ class CastReceiver:
             return
         tag = NoteKind.RESULT if frame.kind is Kind.RESULT else NoteKind.FAILURE
         size = len(frame.body) + sum([memoryview(buffer).nbytes for buffer in frame.buffers])
-        # To be combined on this host, however large.
+        # Answers of a reduction are combined on this host, however large.
         bulk = size > BULK_BYTES and not cast.functions
         if bulk and direct is not None and direct.error is None:
             place = parse_target(cast.target).place_of(self._process.own.rank) or 0
@@ -233,7 +233,7 @@ class CastReceiver:
         line.agent.send(pack_notes([note]))
 
     def handled(self, line: CastLine, cost: int) -> None:
-        """OnCause, soon, that a cast was handled; from any thread."""
+        """Report soon that a cast was handled; from any thread."""
         with self._lock:
             self._lines.pop((line.cast.origin, line.cast.number), None)
             self._handled.append(Note(NoteKind.DONE, line.cast.origin, line.cast.number))
@@ -258,5 +258,5 @@ class CastReceiver:
 
     @staticmethod
     def _send_notes(agent: MessageLink, notes: list[Note]) -> None:
-        with contextlib.suppress(TransportError, FrameError):  # without its agent a proc ends
+        with contextlib.suppress(TransportError, FrameError):  # a proc ends with its agent
             agent.send(pack_notes(notes))

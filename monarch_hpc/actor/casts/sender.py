@@ -1,4 +1,4 @@
-"""Messages to many procs: one frame to the agents' tree, and the combined answers taken apart again."""
+"""Sends casts: one frame into the agents' tree, whose combined answers are split by callee here."""
 
 from __future__ import annotations
 
@@ -43,24 +43,24 @@ from monarch_hpc.wire.frames import Buffer, Frame, Kind
 
 __all__ = ["CastSender"]
 
-_HOLD_S = 0.1  # how long one cast of a coroutine is held back at most, as in `transport.channel`, and why
+_HOLD_S = 0.1  # upper bound on blocking one cast of a coroutine; as in `transport.channel`, for the same reason
 
-_AGAIN_S = 0.001  # when the driver, which must not wait, tries again to send: another thread's cast is being sent
+_AGAIN_S = 0.001  # retry delay of the driver, which must not block while another thread is sending a cast
 
-_KEEP = 4096  # deaths that casts have reported: what else reports one comes within seconds
+_KEEP = 4096  # deaths remembered as reported by casts: duplicates arrive within seconds
 
 _log = Logger(__name__)
 
 
 class CastSender:
-    """The casts of one process; from any thread, but notes and ends of channels on the driver.
+    """Sends the casts of one process. For any thread; notes and ends of channels are handled on the driver.
 
-    What the process sends directly to procs goes through `send` from the moment that there is a caster, so that
-    both arrive in the order in which they were sent.
+    Once a sender exists, the process's direct messages go through `send` too, so that casts and direct messages
+    arrive in the order in which they were sent.
 
     Args:
-        addresses: of the agent where casts enter the tree.
-        on_channel: told of the channel to it.
+        addresses: where the agent listens at which casts enter the tree.
+        on_channel: called with the channel to that agent.
     """
 
     def __init__(
@@ -70,14 +70,14 @@ class CastSender:
         self._process = process
         self._addresses = addresses
         self._channel: FrameChannel | None = None
-        self._lock = _thread.allocate_lock()  # of the order of casts
+        self._lock = _thread.allocate_lock()  # held while a cast is numbered and sent
         self._credit = Credit(process.node.limits.mailbox_bytes, process.engine.wake_waiters)
         self._number = 0
         self._num_waiting = 0
         self._num_received = 0
         self._targets = CastTargets()
         self._open: dict[int, OpenCast] = {}
-        # Procs that may have been sent something directly since the last cast to them.
+        # Procs that may have been sent direct messages since the last cast to them.
         self._direct = {*process.node.channels, process.own.incarnation}
         self.sent = self._direct.add
         self._marked: dict[int, int] = {}  # proc -> number of the last AFTER mark
@@ -85,31 +85,31 @@ class CastSender:
 
     @property
     def num_sent(self) -> int:
-        """How many casts were sent so far."""
+        """Number of casts sent so far."""
         return self._number
 
     @property
     def num_received(self) -> int:
-        """How many frames with news of casts have come."""
+        """Number of frames of notes received."""
         return self._num_received
 
     @property
     def num_waiting(self) -> int:
-        """How many threads are held back, because an actor has its mailbox full."""
+        """Number of threads blocked by a full mailbox."""
         return self._num_waiting
 
     @property
     def num_open(self) -> int:
-        """How many casts are not answered and handled by all."""
+        """Number of casts that some callee has not answered or not handled."""
         return len(self._open)
 
     def connect(self) -> bool:
-        """Have a channel to the agent; False where that is not possible at this point."""
+        """Ensure a channel to the agent; False if there is none and none can be opened now."""
         if self._channel is None or self._channel.error is not None:
             if self._process.engine.driving:
                 return False
             try:
-                # One of its own: control messages must not wait behind users' data.
+                # A separate channel: control messages must not wait behind user data.
                 self._channel = self._process.node.connect(self._addresses)
             except TransportError as error:
                 _log.warning("no casts through the agents, but one message for each proc: %s", error)
@@ -117,17 +117,17 @@ class CastSender:
             self._on_channel(self._channel)
         return True
 
-    # ---- what goes directly ----
+    # ---- direct messages ----
 
     def send(self, proc: ProcRef, line: MessageLink, frame: Frame, until_s: float | None = None) -> bool:
-        """Send *frame* to one proc, after all casts that were sent to it before; otherwise as `MessageLink.send`."""
+        """Send *frame* to one proc, behind all earlier casts to that proc; otherwise as `MessageLink.send`."""
         incarnation = proc.incarnation
         after = self._targets.last_to(incarnation) if self._open else 0
         if after > self._marked.get(incarnation, 0):
             line.send(Frame(Kind.MARK, Mark.AFTER, after))
             self._marked[incarnation] = after
         sent = line.send(frame, until_s)
-        self.sent(incarnation)  # casts that follow must not overtake it
+        self.sent(incarnation)  # later casts must not overtake it
         return sent
 
     # ---- casts ----
@@ -144,15 +144,15 @@ class CastSender:
         reduce: Reduce | None = None,
         record: CastRecord | None = None,
     ) -> OpenCast | None:
-        """Send one message to the procs of *region*; None if it has to go to each directly, as nothing was sent.
+        """Send one message to the procs of *region*; None if nothing was sent and the caller must send directly.
 
         Args:
             message: number of the actor, body and buffers.
-            where: the callee at a place, in words.
-            answer: told how it ended at each place; None sends and forgets.
-            end_s: when the caller gives up, on the engine's clock. If a mailbox is full until then, nothing is sent.
-            reduce: the answers may be combined on their way; those of places that follow each other.
-            record: of a call with answers, who makes it and what it is, for what is recorded.
+            where: describes the callee at a place.
+            answer: called once for each place with its outcome; None for a message without answers.
+            end_s: the caller's deadline, on the engine's clock. If a mailbox is full until then, nothing is sent.
+            reduce: how agents may combine the answers of adjacent places; None if they must not.
+            record: caller and endpoint, for the telemetry records; only for a call with answers.
 
         Raises:
             FrameError: the message is over a limit; nothing was sent.
@@ -172,11 +172,11 @@ class CastSender:
         return cast
 
     def cancel(self, cast: OpenCast) -> None:
-        """Tell those who have not answered a cast that nobody waits for them any more."""
+        """Cancel a cast at the callees that have not answered yet."""
         if cast.left and cast.number:
-            told = OpenCast(cast.target, 0, cast.actor, 0, cast.where, None)
+            cancel = OpenCast(cast.target, 0, cast.actor, 0, cast.where, None)
             with contextlib.suppress(TransportError):
-                self._send(told, Kind.CANCEL, pack_number(cast.number), ())
+                self._send(cancel, Kind.CANCEL, pack_number(cast.number), ())
 
     def _send(self, cast: OpenCast, kind: Kind, body: bytes, buffers: Sequence[Buffer]) -> None:
         engine = self._process.engine
@@ -186,11 +186,11 @@ class CastSender:
                 engine.call_later(_AGAIN_S, partial(self._send, cast, kind, body, copies))
                 return
             try:
-                self._send_in_turn(cast, kind, body, buffers)
+                self._send_locked(cast, kind, body, buffers)
             finally:
                 self._lock.release()
 
-    def _send_in_turn(self, cast: OpenCast, kind: Kind, body: bytes, buffers: Sequence[Buffer]) -> None:
+    def _send_locked(self, cast: OpenCast, kind: Kind, body: bytes, buffers: Sequence[Buffer]) -> None:
         line, target = self._channel, cast.target
         assert line is not None
         number = cast.number = self._number + 1
@@ -202,7 +202,7 @@ class CastSender:
                 limited=cast.limited,
                 origin=self._process.own.incarnation,
                 number=number,
-                root=0,  # the agent where it enters says where that is
+                root=0,  # filled in by the agent at which the cast enters
                 low=0,
                 high=0,
                 target=target.packed,
@@ -224,7 +224,7 @@ class CastSender:
         try:
             line.send(frame)
         except FrameError:
-            target.last = last  # or what is sent directly would wait for it
+            target.last = last  # or direct messages would wait for this cast
             cast.left.clear()
             self._close(cast)
             raise
@@ -232,11 +232,11 @@ class CastSender:
             self._lose(cast, error)
 
     def _mark(self, target: CastTarget, number: int) -> tuple[int, ...]:
-        """Tell the procs that were sent something directly that a cast comes now; return their ranks."""
+        """Send a BEFORE mark to each proc with direct messages since its last cast; return the ranks of those procs."""
         waits = []
         for incarnation in self._direct & target.places.keys():
             proc = target.proc(target.places[incarnation])
-            self._direct.discard(incarnation)  # first: what another thread sends behind the mark is noted again
+            self._direct.discard(incarnation)  # first: a message sent behind the mark adds it again
             with contextlib.suppress(TransportError):  # it is gone
                 if incarnation in self._process.node.channels or incarnation == self._process.own.incarnation:
                     self._process.line_to(proc).send(Frame(Kind.MARK, Mark.BEFORE, number))
@@ -269,13 +269,13 @@ class CastSender:
         self._credit.take(actor, cost)
         return True
 
-    # ---- what comes back ----
+    # ---- notes and answers ----
 
     def on_notes(self, frame: Frame) -> None:
-        """News of casts.
+        """Handle a frame of notes.
 
         Raises:
-            FrameError: these are no notes.
+            FrameError: the frame is malformed.
         """
         self._num_received += 1
         for note in parse_notes(frame):
@@ -312,7 +312,7 @@ class CastSender:
                 self._settle(cast)
 
     def on_answer(self, frame: Frame) -> None:
-        """An answer that came directly, because it is large."""
+        """Handle an answer that came directly because it is large."""
         cast = self._open.get(frame.dest & ~CAST)
         if cast is not None and frame.dest & CAST:
             self._answer(cast, frame.reply, frame)
@@ -352,19 +352,19 @@ class CastSender:
             self._skip(cast, proc)
             if place in cast.left and place not in cast.elsewhere:
                 cast.elsewhere.add(place)
-                # If the proc is dead, this is heard soon, with a better reason.
+                # If the proc is dead, its agent reports that soon, with a better cause.
                 error = PeerLost(proc.host, cause)
                 self._process.explain(proc.incarnation, cast.where(place), error, partial(self._answer, cast, place))
 
     def _skip(self, cast: OpenCast, proc: ProcRef) -> None:
-        """What was sent directly after a cast must not wait for it any more."""
+        """Stop direct messages behind a cast from waiting for it."""
         channel = self._process.node.channels.get(proc.incarnation)
         if channel is not None and self._marked.get(proc.incarnation, 0) >= cast.number:
             with contextlib.suppress(TransportError):
                 channel.send(Frame(Kind.MARK, Mark.SKIP, cast.number))
 
     def _close(self, cast: OpenCast) -> None:
-        """All have handled it, or never will."""
+        """Close a cast that every callee has handled, or never will."""
         if not cast.done:
             cast.done = True
             cast.target.num_open -= 1
@@ -381,7 +381,7 @@ class CastSender:
     # ---- ends ----
 
     def on_lost(self, channel: FrameChannel, error: TransportError) -> None:
-        """A channel is over: what was to come through it is answered for."""
+        """Handle the end of a channel: fail the answers that were expected through it."""
         if channel is self._channel:
             for cast in list(self._open.values()):
                 self._lose(cast, error)
@@ -396,7 +396,7 @@ class CastSender:
                 self._process.explain(incarnation, cast.where(place), error, partial(self._answer, cast, place))
 
     def reports(self, proc: ProcRef) -> bool:
-        """Whether a cast reports the death of a proc, or has done so."""
+        """Whether a cast reports the death of a proc, or has reported it."""
         return proc.incarnation in self._reported or any(
             cast.target.places.get(proc.incarnation) in cast.left for cast in list(self._open.values())
         )
