@@ -183,7 +183,7 @@ def test_who_calls_late_is_told_what_the_actor_died_of_and_much_later_that_there
         last = procs.spawn("worker", Worker)
         last.stop()
     last.stop().get(_PATIENCE_S)
-    with pytest.raises(DeliveryUnknown, match="it ended long ago, or never was here"):
+    with pytest.raises(DeliveryUnknown, match="it ended long ago, or was never here"):
         stopped.touch.call_one().get(_PATIENCE_S)
     with pytest.raises(ActorDied, match="it was stopped"):
         last.touch.call_one().get(_PATIENCE_S)

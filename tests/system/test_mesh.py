@@ -235,7 +235,7 @@ def test_failures_of_many_ranks_come_as_one_error(probes: ActorMesh[Probe]) -> N
 
 def test_what_cannot_be_pickled_fails_that_call_alone(probes: ActorMesh[Probe]) -> None:
     one = probes.slice(hosts=0, gpus=0)
-    with pytest.raises(monarch_hpc.ActorFailed, match="could not travel") as caught:
+    with pytest.raises(monarch_hpc.ActorFailed, match="could not be sent") as caught:
         one.odd.call_one().get(_PATIENCE_S)
     assert caught.value.type_name == "_Odd"
     with pytest.raises(TypeError, match="the result, a lock, cannot be sent") as refused:

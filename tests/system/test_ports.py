@@ -241,7 +241,7 @@ def test_a_port_for_one_message_takes_one(sender: ActorMesh[Sender]) -> None:
     sender.count.broadcast(port, 2)
     sender.progress.call_one().get(_PATIENCE_S)
     assert receiver.recv().get(_PATIENCE_S) == 0
-    with pytest.raises(PortClosed, match="it took the one message that it was for"):
+    with pytest.raises(PortClosed, match="it was opened for one message, which has arrived"):
         receiver.recv().get(_PATIENCE_S)
     assert list(receiver) == []
 

@@ -28,25 +28,13 @@ from monarch_hpc.core.shape import Region
 from monarch_hpc.telemetry.layout import CAST
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.credit import Credit, cost_of
-from monarch_hpc.wire.casts import (
-    Cast,
-    Mark,
-    Note,
-    NoteKind,
-    Spans,
-    pack_cast,
-    pack_number,
-    parse_lost,
-    parse_notes,
-)
+from monarch_hpc.wire.casts import Cast, Mark, Note, NoteKind, Spans, pack_cast, pack_number, parse_lost, parse_notes
 from monarch_hpc.wire.frames import Buffer, Frame, Kind
 
 __all__ = ["CastSender"]
 
 _HOLD_S = 0.1  # upper bound on blocking one cast of a coroutine; as in `transport.channel`, for the same reason
-
 _AGAIN_S = 0.001  # retry delay of the driver, which must not block while another thread is sending a cast
-
 _KEEP = 4096  # deaths remembered as reported by casts: duplicates arrive within seconds
 
 _log = Logger(__name__)

@@ -1,4 +1,4 @@
-"""One actor in its proc: its thread, its mailbox, its object."""
+"""One actor in its proc: the thread, the mailbox, the object."""
 
 from __future__ import annotations
 
@@ -35,29 +35,29 @@ __all__ = ["CLEANUP_S", "Cell"]
 CLEANUP_S = 3.0
 """How long cancelled endpoints and `__cleanup__` may take; less than `procs.stop_s`, after which procs are killed."""
 
-# In the place of what a call costs, which is more than any of them.
-_STOP = 0  # the actor ends here, after what came before
-_FAULT = -1  # the next of `_faults` is to be handled
-_END = -2  # the actor ends now
+# Stand in for the cost of a call, which is always positive.
+_STOP = 0  # the actor ends here, after all earlier messages
+_FAULT = -1  # handle the next entry of `_faults`
+_END = -2  # the actor ends at once
 _NOTHING = Frame(Kind.STOP)
 
 _now = time.monotonic_ns
 
 _Begun = Callable[[], object]
-"""Gives the coroutine of a function that was called already."""
+"""Returns the coroutine of a function that has been called already."""
 
 
 class Cell:
-    """Runs one actor: constructor first, then its messages, one at a time, on a thread of its own.
+    """Runs one actor on a dedicated thread: the constructor first, then its messages, one at a time.
 
-    Coroutines run on the process's event loop; those of a class that has only coroutines for endpoints
-    share it with its constructor and hooks. In a proc the idle thread waits in the engine, and
-    thereby drives the I/O: a call to an idle actor runs on the thread that read it from the socket.
+    Coroutines run on the process's event loop. If all endpoints of a class are coroutines, its constructor and hooks
+    run there too. In a proc the idle thread waits in the engine, and thereby drives the I/O: a call to an idle actor
+    runs on the thread that read it from the socket.
     """
 
     def __init__(self, process: CellProcess, channel: MessageLink, spawn: Frame) -> None:
         self.engine = process.engine
-        # Not class and arguments: to rebuild those runs user code, which may fail, on a thread that may not start.
+        # Class and arguments stay packed: unpacking them runs user code, which may fail, on the actor's thread.
         self._name, region, self._made = unpack_spawn(spawn)
         self._place = place_of(process.info, region)
         self.where = f"actor {self._name}{self._place} on {process.info.host or 'this host'}"
@@ -75,14 +75,14 @@ class Cell:
         self._records = CellRecorder(process.recorder)
         self._entries = EndpointTable(self._records)
         self._running: set[Running] = set()
-        self._failure: tuple[str, BaseException] | None = None  # what it dies of
-        self._end_cause = ""  # why no message is handled any more; empty while they are
-        self._context: Context | None = None  # of its thread
+        self._failure: tuple[str, BaseException] | None = None  # the cause of a failure that ends the actor
+        self._end_cause = ""  # why the actor has ended; empty before
+        self._context: Context | None = None  # of the actor's thread
         self._wait, self._wake = idle_wait(process.engine, drives=process.cells_drive)
         self._thread = threading.Thread(target=self._run, name=f"actor {self._name}", daemon=True)
         try:
             self._thread.start()
-        except RuntimeError as error:  # the process may have no more of them, or memory is short
+        except RuntimeError as error:  # no threads left, or memory is short
             self._thread_failed(error)
 
     # ---- from other threads ----
@@ -96,29 +96,29 @@ class Cell:
         self._put((slot, channel, frame, cost, _now()))
 
     def cancel(self, channel: MessageLink, slot: int) -> None:
-        """Forget a call if it has not begun; else interrupt it, if it can be."""
+        """Cancel a call: remove it if it has not begun, else cancel its coroutine if it has one."""
         self._cancellations.cancel(channel, slot)
 
     def stop(self, channel: MessageLink, frame: Frame) -> None:
-        """Let the actor end after what is queued, and answer then."""
+        """Stop the actor after all queued messages; answer once it has ended."""
         self._put((frame.reply, channel, frame, _STOP, 0))
 
     def supervise(self, failure: MeshFailure, *, reported: bool) -> None:
-        """Hand on the failure of something that this actor spawned, before all that is queued.
+        """Queue the failure of something that this actor spawned, ahead of all messages.
 
         Args:
-            reported: a call of this process reports it already.
+            reported: whether a call of this process already reports the failure.
         """
         self._faults.append((failure, reported))
         self._put_first(_FAULT)
 
     def end(self) -> None:
-        """End the actor now: what runs is cancelled, what is queued is refused."""
+        """End the actor at once: running coroutines are cancelled, queued messages refused."""
         self.ending = True
         self._put_first(_END)
 
     def kill(self, reason: str) -> None:
-        """Let the actor fail once it has handled the message that it handles now; its owner is told."""
+        """Make the actor fail after the message that it currently handles; the failure is reported to its owner."""
         if self._failure is None:
             self._failure = f"it was killed: {reason}", RuntimeError(reason)
             self._put_first(_END)
@@ -130,12 +130,12 @@ class Cell:
 
     @property
     def abandonable(self) -> bool:
-        """Whether it runs code that cannot be cancelled, and has nothing to clean up after that."""
+        """Whether shutdown need not wait: the actor runs code that cannot be cancelled, and has no `__cleanup__`."""
         return self._busy and inspect.getattr_static(self._entries.target, "__cleanup__", None) is None
 
     def _put(self, mail: Mail) -> None:
         self._mailbox.append(mail)
-        # In this order: whoever ends the actor says so first and then looks for mail.
+        # In this order: an ending actor sets `_end_cause` first and then empties its mailbox.
         if self._end_cause:
             self._refuse_all()
         else:
@@ -150,7 +150,7 @@ class Cell:
     def _run(self) -> None:
         try:
             self._serve()
-        except BaseException as error:  # noqa: BLE001 the last line of defence: nobody is to wait for a dead thread
+        except BaseException as error:  # noqa: BLE001 the last line of defence: no caller may wait for a dead thread
             self._thread_failed(error)
 
     def _serve(self) -> None:
@@ -161,7 +161,7 @@ class Cell:
                 return  # the process ends
             try:
                 _, channel, frame, cost, arrived_ns = mailbox.popleft()
-            except IndexError:  # it was cancelled between the look and the grip
+            except IndexError:  # another thread removed a cancelled call meanwhile
                 continue
             if cost > 0:
                 assert channel is not None
@@ -169,7 +169,7 @@ class Cell:
                 try:
                     over = self._handle(channel, frame, cost, arrived_ns)
                 finally:
-                    frame = _NOTHING  # what the actor does not keep is freed before its sender may send more
+                    frame = _NOTHING  # free the payload before its sender gets credit for more
                     if over:
                         channel.consumed(self._actor, cost)
             elif cost == _FAULT:
@@ -186,7 +186,7 @@ class Cell:
             self._try_construct()
         except SystemExit as leaving:
             self.exit_process(leaving)
-        except BaseException as error:  # noqa: BLE001 user code; owner and callers are told
+        except BaseException as error:  # noqa: BLE001 user code; reported to owner and callers
             print_error(trace_of(error))
             self._finish(f"its constructor raised {summary_of(error)}", error)
 
@@ -200,14 +200,14 @@ class Cell:
         self._on_loop = bool(methods) and all(method.is_async for method in methods)
         self._entries.target = self._call(cls, *args, **kwargs)
         self._records.ready()
-        self._made, self._spawn = b"", _NOTHING  # the arguments are the actor's now
+        self._made, self._spawn = b"", _NOTHING  # drop the packed arguments
 
     def _enter(self, context: Context) -> None:
         self._context = context
         set_context(context)
 
     def _handle(self, channel: MessageLink, frame: Frame, cost: int, arrived_ns: int) -> bool:
-        """Run one call; False if it goes on, and whoever ends it answers and gives credit back."""
+        """Run one call; False if it continues as a coroutine, whose end answers it and returns its credit."""
         method = ""
         cancellations, slot = self._cancellations, frame.reply
         cancellations.channel = channel
@@ -227,13 +227,13 @@ class Cell:
             handling.begin(entry.name, channel.mark or self._records.peer(channel), slot, len(frame.body), arrived_ns)
             self._busy = True
             value = entry.plain(*args, **kwargs)
-            if type(value) is CoroutineType:  # of a `def` that wraps an `async def`
+            if type(value) is CoroutineType:  # a `def` that wraps an `async def`
                 self._busy = False
                 self._records.detach()
                 return self._start(channel, frame, cost, entry, (), {}, handling, lambda: value)
         except SystemExit as leaving:
             self.exit_process(leaving)
-        except BaseException as error:  # noqa: BLE001 user code; the caller is told
+        except BaseException as error:  # noqa: BLE001 user code; reported to the caller
             self.fail(channel, slot, method, error, handling)
         else:
             if slot:
@@ -245,7 +245,7 @@ class Cell:
             cancellations.over(channel, slot)
         return True
 
-    # ---- endpoints that are not simply called ----
+    # ---- endpoints that need an `Invocation` ----
 
     def _start(
         self,
@@ -294,11 +294,11 @@ class Cell:
         self._process.reply_failure(channel, slot, self.where, CallTimeout(self.where, (), limit_s))
 
     def succeed(self, channel: MessageLink, slot: int, method: str, value: object, ending: Ending) -> None:
-        """Give a caller the result."""
+        """Answer a call with its result."""
         self._process.reply(channel, slot, value, self.where, method, ending)
 
     def fail(self, channel: MessageLink, slot: int, method: str, error: BaseException, ending: Ending) -> None:
-        """Give a caller the exception; where nobody waits, the actor dies of it."""
+        """Answer a call with an exception; the exception of a broadcast makes the actor fail."""
         if slot:
             self._process.reply_failure(channel, slot, f"{self.where}, endpoint {method}", error, ending)
             return
@@ -313,7 +313,7 @@ class Cell:
         self._process.exit_process(leaving)
 
     def _call(self, function: Callable[..., object], *args: Any, **kwargs: Any) -> object:
-        """Call the constructor or a hook where this actor runs."""
+        """Call the constructor or a hook, on the event loop if this actor runs there."""
         if self._on_loop or inspect.iscoroutinefunction(function):
             return self._process.loop.call(lambda: function(*args, **kwargs), self._wait, self._wake)
         return function(*args, **kwargs)
@@ -328,12 +328,12 @@ class Cell:
             handled = reported if hook is None else bool(self._call(hook, failure))
         except SystemExit as leaving:
             self.exit_process(leaving)
-        except BaseException as error:  # noqa: BLE001 user code; the next owner is told
-            cause = f"its __supervise__ raised {summary_of(error)}, when told that {failure}"
+        except BaseException as error:  # noqa: BLE001 user code; reported to the next owner
+            cause = f"its __supervise__ raised {summary_of(error)}, when called with the failure: {failure}"
             self._failure = cause, error
         else:
             if not handled:
-                self._failure = f"it does not handle that {failure}", RuntimeError(failure.report())
+                self._failure = f"it did not handle the failure: {failure}", RuntimeError(failure.report())
 
     def _finish(self, cause: str, error: BaseException | None = None) -> None:
         if self._failure is not None:
@@ -351,7 +351,7 @@ class Cell:
         self._entries.close()
         self._failure = None
         if error is not None:
-            traceback.clear_frames(traceback_of(error))  # they hold the object
+            traceback.clear_frames(traceback_of(error))  # its frames hold the object
         self._end_cause = f"{cause}\n{trace}".rstrip()
         self._records.ended(cause, failed=error is not None)
         self._process.forget_actor(self._actor, self.where, self._end_cause)
@@ -367,7 +367,7 @@ class Cell:
         finally:
             self._end_cause = self._end_cause or "its thread failed"
             self._refuse_all()
-            if channel is not None and slot:  # if it has an answer already it ignores this
+            if channel is not None and slot:  # a call that has been answered ignores this
                 self._process.reply_failure(channel, slot, self.where, ActorDied(self.where, self._end_cause))
 
     def _clean_up(self, error: BaseException | None) -> None:

@@ -1,4 +1,4 @@
-"""Where the thread of an actor waits: in the engine, which it drives then, or beside it."""
+"""Waiting for an actor's idle thread: inside the engine, driving it, or outside."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["Wait", "idle_wait"]
 
 
 Wait = Callable[[Callable[[], bool], float | None], bool]
-"""Waits until something is so, for at most so many seconds; False if it is not, or if the engine is closed."""
+"""Waits until a condition holds, at most so many seconds; False if it timed out or the engine is closed."""
 
 
 def idle_wait(engine: Engine, *, drives: bool) -> tuple[Wait, Callable[[], None]]:
-    """Return how one thread waits, and what wakes it: from any thread, and also before it waits.
+    """Return the wait function of one thread, and the function that wakes it from any thread, also ahead of the wait.
 
     Args:
-        drives: it waits in the engine.
+        drives: whether the thread waits in the engine, and thereby drives it.
     """
     if drives:
         return engine.wait, engine.wake_waiters

@@ -1,4 +1,4 @@
-"""One call of an endpoint that is more than a function call: a coroutine, or limited in time, or answering later."""
+"""One call of an endpoint that a plain function call cannot serve: a coroutine, a time limit, or a later answer."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ __all__ = ["Invocation", "InvocationCell", "ResponsePort"]
 
 
 _BEHIND_S = 1.0
-"""How long after its caller's time limit a coroutine is cancelled from here. The caller counts the same time, tells us
-when it is over, and knows of all ranks that are late: an answer of ours that came before would name but one."""
+"""How long after the caller's deadline this side cancels a coroutine. The caller has the same deadline, sends CANCEL
+when it expires, and names all late ranks in its error: an earlier answer from here would name only one."""
 
 
 class InvocationCell(Protocol):
-    """What a turn needs of its actor."""
+    """The cell interface that an invocation needs."""
 
     engine: Engine
     where: str
     ending: bool
 
     def succeed(self, channel: MessageLink, slot: int, method: str, value: object, ending: Ending) -> None:
-        """Give a caller the result."""
+        """Answer a call with its result."""
         ...
 
     def fail(self, channel: MessageLink, slot: int, method: str, error: BaseException, ending: Ending) -> None:
-        """Give a caller the exception; where nobody waits, the actor dies of it."""
+        """Answer a call with an exception; the exception of a broadcast makes the actor fail."""
         ...
 
     def exit_process(self, leaving: SystemExit) -> None:
@@ -44,10 +44,10 @@ class InvocationCell(Protocol):
 
 
 class Invocation:
-    """Answers once, whatever comes first: the result, the exception, or the end of the time.
+    """Answers a call once, with whatever comes first: the result, the exception, or the time limit.
 
     Args:
-        handling: its end is written down before the answer is sent; but while the function goes on, it does.
+        handling: records the end of the call, before the answer is sent; but never before the function has returned.
     """
 
     __slots__ = (
@@ -77,10 +77,10 @@ class Invocation:
     ) -> None:
         self.cancelled = False
         self.deadline_s = None if due is None else due[0]
-        """When the caller gives up, on the engine's clock."""
+        """The caller's deadline, on the engine's clock; None if it set none."""
         self._due = due
         self.running: Running | None = None
-        """The coroutine, once it is one."""
+        """The running coroutine, once there is one."""
         self._cell = cell
         self._channel = channel
         self._slot = slot
@@ -110,11 +110,11 @@ class Invocation:
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if not (cell.ending or self.cancelled or (task is not None and task.cancelling())):
-                self._fail(error)  # nobody cancelled it: the endpoint raised it
+                self._fail(error)  # not a cancellation: the endpoint raised it
                 return
             cause = "it was stopped" if cell.ending else f"a call of {self._endpoint.__name__} was cancelled there"
             self.refuse(ActorDied(cell.where, cause))
-        except BaseException as error:  # noqa: BLE001 user code; the caller is told
+        except BaseException as error:  # noqa: BLE001 user code; reported to the caller
             self._fail(self._too_slow() if limit.expired() and issubclass(type(error), TimeoutError) else error)
         else:
             self._return(value)
@@ -122,13 +122,13 @@ class Invocation:
             self._record()
 
     def cancel(self) -> None:
-        """Cancel the coroutine: its caller waits no longer; from any thread."""
+        """Cancel the coroutine at the request of its caller; from any thread."""
         self.cancelled = True
         if self.running is not None:
             self.running.cancel()
 
     def call(self, function: Callable[..., Any], args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        """Call a function, which nothing can interrupt; when its time is over, its caller waits no longer."""
+        """Call a function. It cannot be interrupted: on timeout the caller gets an error while it still runs."""
         timer = None
         if self._endpoint.timeout_s is not None:
             timer = self._cell.engine.call_later(self._endpoint.timeout_s, lambda: self._fail(self._too_slow()))
@@ -139,7 +139,7 @@ class Invocation:
                 self._returned = True
         except SystemExit as leaving:
             self._cell.exit_process(leaving)
-        except BaseException as error:  # noqa: BLE001 user code; the caller is told
+        except BaseException as error:  # noqa: BLE001 user code; reported to the caller
             self._fail(error)
         else:
             self._return(value)
@@ -163,48 +163,48 @@ class Invocation:
         return True
 
     def succeed(self, value: object) -> None:
-        """Answer with *value*, if there was no answer yet."""
+        """Answer with *value*, unless the call is answered already."""
         if self._claim() and self._slot:
             self._cell.succeed(self._channel, self._slot, self._endpoint.__name__, value, self)
 
     def refuse(self, error: BaseException) -> None:
-        """Answer with *error*, if there was no answer yet; that nobody waits for it is no failure."""
+        """Answer with *error*, unless the call is answered already; unlike `_fail`, drop it if no answer is wanted."""
         if self._claim() and self._slot:
             self._cell.fail(self._channel, self._slot, self._endpoint.__name__, error, self)
 
     def _fail(self, error: BaseException) -> None:
         if self._claim():
             self._cell.fail(self._channel, self._slot, self._endpoint.__name__, error, self)
-        elif self._endpoint.explicit:  # the answer was given, and nobody else reports what came after
+        elif self._endpoint.explicit:  # already answered, and no call would report this error
             self._cell.fail(self._channel, 0, self._endpoint.__name__, error, self)
 
-    # ---- what is written down ----
+    # ---- telemetry ----
 
     def end(self, num_bytes: int, /) -> None:
-        """A result of so many bytes is about to be sent."""
+        """Record that a result of *num_bytes* bytes is about to be sent."""
         self._answer_bytes = num_bytes
         if self._returned:
             self._record()
 
     def fail(self, num_bytes: int, /) -> None:
-        """An exception of so many bytes is; or none, where nobody waits."""
+        """Record that an exception of *num_bytes* bytes is about to be sent; 0 if the call wants no answer."""
         self._answer_bytes = num_bytes or self._answer_bytes
         self._failed = True
         if self._returned:
             self._record()
 
     def _record(self) -> None:
-        # Once, when the function is over: what it has not answered it may answer later.
+        # Once, when the function has returned: the answer may still come later.
         (self._handling.fail if self._failed else self._handling.end)(self._answer_bytes)
 
     def drop(self) -> None:
-        """Whoever was to answer is gone: no call waits for ever."""
+        """Answer with `PortClosed` because the response port was garbage-collected: no call may wait forever."""
         if self._open:
             error = PortClosed(
                 f"the response port of {self._endpoint.__name__} of {self._cell.where}",
                 "it was dropped without an answer",
             )
-            # Not from here, where objects are collected: the thread may hold any lock.
+            # Not from the garbage collector: the current thread may hold any lock.
             self._cell.engine.call_soon(lambda: self.refuse(error))
 
     def _too_slow(self) -> TimeoutError:
@@ -216,9 +216,9 @@ class Invocation:
 
 
 class ResponsePort:
-    """Where an endpoint with `explicit_response_port` gives its answer, when it likes and from any thread.
+    """The port through which an endpoint with `explicit_response_port` answers, at any time and from any thread.
 
-    The first answer counts. It stays in its process; a `Port` may travel.
+    The first answer counts. A response port cannot be sent in messages; a `Port` can.
     """
 
     __slots__ = ("_invocation",)

@@ -1,7 +1,7 @@
-"""When calls must be over: one timer for all that have the same time limit, not one for each.
+"""Deadlines of calls, with one engine timer for all calls that have the same time limit.
 
-A timer that is cancelled stays in the engine's heap until it is due: a minute of calls, where nearly
-none needs its own.
+A cancelled timer stays in the engine's heap until it is due. With one timer per call and a limit of a minute, the heap
+would hold a minute of calls, although hardly any call expires.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ __all__ = ["Deadlines", "Expiring"]
 
 
 class Expiring(Protocol):
-    """What has a time limit."""
+    """A call with a time limit."""
 
     def expire(self) -> None:
-        """The time is over; on the driver."""
+        """Handle the timeout; on the driver."""
         ...
 
 
 class _Queue:
-    """Those with one time limit: they expire in the order in which they began."""
+    """Calls with the same time limit, which expire in the order in which they were added."""
 
     def __init__(self) -> None:
         self.ends_s: dict[Expiring, float] = {}
@@ -30,11 +30,11 @@ class _Queue:
 
 
 class Deadlines:
-    """Expires what is not done in time; for any thread.
+    """Expires calls that are not done in time; for any thread.
 
     Args:
-        clock: seconds that only grow.
-        later: runs a callback on the driver in so many seconds.
+        clock: a monotonic clock, in seconds.
+        later: runs a callback on the driver after so many seconds.
     """
 
     def __init__(self, clock: Callable[[], float], later: Callable[[float, Callable[[], None]], object]) -> None:
@@ -54,7 +54,7 @@ class Deadlines:
         self._later(limit_s, lambda: self._look(limit_s, queue))
 
     def remove(self, limit_s: float, what: Expiring) -> None:
-        """*what* is done; or it never was added, or has expired."""
+        """Forget *what*, which is done. No-op if it was never added or has expired."""
         with self._lock:
             queue = self._queues.get(limit_s)
             if queue is not None:

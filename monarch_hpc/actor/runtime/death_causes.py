@@ -1,4 +1,4 @@
-"""Why a proc died, for processes that are not its program: they ask the program, whom its agent tells."""
+"""Finds out why a proc died, for other procs: by asking the program, which gets the cause from the agents."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from monarch_hpc.wire.serializer import loads
 __all__ = ["CAUSE_WAIT_S", "DEPUTY", "CauseLookup", "CauseReporter", "OnCause", "program_of"]
 
 DEPUTY = 2
-"""Number of the program's actor that its procs ask, see `mesh.requests`. All processes know it; others are random."""
+"""Number of the program's actor that answers its procs, see `mesh.requests`. Fixed; all others are random."""
 
 CAUSE_WAIT_S = 3.0
-"""How long a lost proc's calls wait for its agent to say why; agents say so within milliseconds."""
+"""How long the calls of a lost proc wait for the cause from its agent; agents send it within milliseconds."""
 
 _WAY_S = 1.0
-"""How much longer other procs wait for the program, which itself waits that long for the agent."""
+"""How much longer other procs wait for the program, which itself waits `CAUSE_WAIT_S` for the agent."""
 
 _KEEP = 1024
-"""Causes that are remembered; of earlier deaths the program is asked again."""
+"""Number of causes that are cached; for earlier deaths the program is asked again."""
 
 OnCause = Callable[[ActorError], None]
 
 
 class Asker(Protocol):
-    """What an inquest needs of its process."""
+    """The process interface that a `CauseLookup` needs."""
 
     engine: Engine
 
     @property
     def node(self) -> Node:
-        """Its seat in the allocation."""
+        """The node, which holds the channels."""
         ...
 
     def call(self, proc: ProcRef, actor: int, body: bytes, buffers: Sequence[Buffer], pending: Pending | None) -> int:
@@ -49,26 +49,26 @@ class Asker(Protocol):
         ...
 
     def report_unknown(self, where: str, error: TransportError, on_cause: OnCause) -> None:
-        """Say that nobody knows."""
+        """Report that the outcome is unknown."""
         ...
 
 
 class CauseReporter:
-    """Says why a call has no answer, as far as this process knows."""
+    """Builds the error of a call that gets no answer."""
 
     def report_unknown(self, where: str, error: TransportError, on_cause: Callable[[ActorError], None]) -> None:
-        """Nobody says why there is no answer."""
+        """Report that the outcome of a call is unknown."""
         unknown = DeliveryUnknown(where, str(error))
         unknown.__cause__ = error
         on_cause(unknown)
 
     def report_death(self, incarnation: int, where: str, cause: str, on_cause: Callable[[ActorError], None]) -> None:
-        """Say why a call to a proc that is known to be dead has no answer."""
+        """Report that the callee is dead; called once that is known."""
         on_cause(ActorDied(where, cause))
 
 
 class CauseLookup:
-    """Asks once for each lost proc."""
+    """Asks the program for the cause, once for each lost proc."""
 
     def __init__(self, asker: Asker) -> None:
         self._asker = asker
@@ -77,9 +77,9 @@ class CauseLookup:
         self._waiting: dict[int, list[tuple[str, TransportError, OnCause]]] = {}
 
     def ask(self, incarnation: int, where: str, error: TransportError, on_cause: OnCause) -> None:
-        """Tell why what was at *where* died, when the program says so; or that it may have, if nobody does.
+        """Ask why the callee at *where* was lost; report `ActorDied` with the cause, or `DeliveryUnknown` without one.
 
-        On any thread; told on the driver.
+        May be called on any thread; *on_cause* is called on the driver.
         """
         self._asker.engine.call_soon(lambda: self._ask(incarnation, where, error, on_cause))
 
@@ -102,7 +102,7 @@ class CauseLookup:
         self._asker.call(program, DEPUTY, body, buffers, asked)
 
     def was_expected(self, incarnation: int) -> bool:
-        """Whether the program has said that the proc was asked to end."""
+        """Whether the program has reported the end of the proc as requested."""
         return incarnation in self._expected
 
     def _on_answer(self, incarnation: int, answer: Frame | MonarchError) -> None:
@@ -127,7 +127,7 @@ class CauseLookup:
 
 
 def program_of(node: Node) -> ProcRef | None:
-    """The process of the program that this proc belongs to; None while there is no connection to it."""
+    """The program that this proc belongs to; None without a connection to it."""
     for channel in list(node.channels.values()):
         peer = channel.peer
         if peer.role is Role.CONTROLLER and channel.error is None:

@@ -1,4 +1,4 @@
-"""The actor side of a process: its actors, the calls it waits for, and the frames between them."""
+"""The actor runtime of a process: dispatches frames to its actors, and answers to its pending calls."""
 
 from __future__ import annotations
 
@@ -36,41 +36,41 @@ from monarch_hpc.wire.frames import Buffer, Frame, Kind
 
 __all__ = ["HELD", "STOPPED", "Runtime", "current_runtime"]
 
-_CALL = Kind.CALL  # on the way of every frame: a member of an enum costs ten times a global
+_CALL = Kind.CALL  # on the path of every frame: an enum member costs ten times a global
 _RESULT = Kind.RESULT
 _FAILURE = Kind.FAILURE
 
 _log = Logger(__name__)
 
 HELD = -1
-"""In the place of the number of a call that was not sent."""
+"""Returned by `Runtime.call` instead of a number for a call that was not sent."""
 
 _KEEP_ENDED = 1024
-"""Ended actors of which a process can say what they died of, about a kilobyte each. Whoever calls an actor that ended
-before these is told that there is none of that number: all that was sent to it then has been answered."""
+"""Number of ended actors whose cause is kept, about a kilobyte each. A call to an actor that ended before these fails
+with "no such actor"; messages that were queued at its end have been answered."""
 
 _MAX_CAUSE_CHARS = 4096
-"""Of a cause with its traceback, as it is kept: the last lines say most."""
+"""Upper bound on a kept cause with its traceback; the last lines are the most useful."""
 
 STOPPED = "the proc was stopped"
-"""What a proc that was asked to end says to all it is connected with."""
+"""The reason with which a stopped proc closes its channels."""
 
 
 class Runtime(Replier, CauseReporter, FailureRouter):
     """Dispatches frames to actors and answers to callers; one per process.
 
     It is the `transport.api.Listener` of the process's node. Answers and deaths are reported on the
-    driver; calls may come from any thread.
+    driver; calls may be made from any thread.
     """
 
     current: ClassVar[Runtime | None] = None
     """The runtime of this process, for references that arrive in messages."""
 
     cells_drive: bool = True
-    """Whether idle actors drive the engine; not beside a program, whose main thread is to drive it."""
+    """Whether idle actors drive the engine; False in a program, whose main thread drives it."""
 
     is_program: bool = False
-    """Whether this process is the program itself, not a proc of it."""
+    """Whether this process is the program, not one of its procs."""
 
     def __init__(self, engine: Engine, info: ProcInfo, recorder: Recorder | None = None) -> None:
         self.engine = engine
@@ -86,7 +86,7 @@ class Runtime(Replier, CauseReporter, FailureRouter):
         self._next_slot = itertools.count(1)
         self.deadlines = Deadlines(engine.clock, engine.call_later)
         self.ports: dict[int, Callable[[MessageLink, Frame], None]] = {}
-        """Who takes what is sent to ports of this process, by number of the port; on any thread."""
+        """Receivers of messages to ports of this process, by number of the port; called on any thread."""
         self.ownership = Ownership(self.recorder)
         self._death_causes = CauseLookup(self)
         self.loop = EventLoop(self.exit_process)
@@ -94,11 +94,11 @@ class Runtime(Replier, CauseReporter, FailureRouter):
         watch_forks(self)
 
     def forked(self, parent: int) -> None:
-        """Nothing of the *parent* can be reached from here: what tries ends with `ForkedError`."""
+        """In a forked child: drop the channels of *parent*; their use raises `ForkedError`."""
         self._channels, self._loopback = {}, None
 
     def bind(self, node: Node, own: ProcRef) -> None:
-        """Use *node* for all channels; others reach this process by *own*."""
+        """Use *node* for all channels; *own* is the address under which other processes reach this one."""
         self._node = node
         self._channels = node.channels
         self._own = own
@@ -107,24 +107,24 @@ class Runtime(Replier, CauseReporter, FailureRouter):
 
     @property
     def node(self) -> Node:
-        """The process's seat in the allocation."""
+        """The node, which holds the channels."""
         assert self._node is not None, "bind() comes first"
         self.engine.check_own()
         return self._node
 
     @property
     def own(self) -> ProcRef:
-        """This process, as others reach it."""
+        """The address of this process."""
         assert self._own is not None, "bind() comes first"
         return self._own
 
-    # ---- calls from here ----
+    # ---- outgoing ----
 
     def line_to(self, proc: ProcRef) -> MessageLink:
-        """The channel to *proc*; connects if there is none, unless on the driver. This process needs none to itself.
+        """Return the link to *proc*; connect if there is none, unless on the driver. Loopback for this process itself.
 
         Raises:
-            TransportError: it cannot be reached.
+            TransportError: the proc cannot be reached.
         """
         channel = self.node.channels.get(proc.incarnation)
         if channel is not None and channel.error is None:
@@ -143,11 +143,11 @@ class Runtime(Replier, CauseReporter, FailureRouter):
         buffers: Sequence[Buffer],
         region: Region | None = None,
     ) -> None:
-        """Make an actor in each of *procs*, which are given by rank of the actors' mesh.
+        """Spawn an actor in each of *procs*, given by rank in the actors' mesh.
 
         Args:
-            owner: the actor that is told of their failures, see `actor.context.Context.actor`.
-            region: which procs of their mesh these are; many may be told through the agents.
+            owner: the actor that gets their failures, see `actor.context.Context.actor`.
+            region: the place of *procs* in their mesh; needed to spawn through the agents.
 
         Raises:
             ActorDied: a proc is gone.
@@ -172,7 +172,7 @@ class Runtime(Replier, CauseReporter, FailureRouter):
             ) from error
 
     def stop(self, proc: ProcRef, actor: int, answer: Answer | None = None) -> None:
-        """End an actor after what is queued for it; *answer* is told when it has cleaned up.
+        """Stop an actor after all messages queued for it; *answer* is called after its clean-up.
 
         Raises:
             TransportError: the proc cannot be reached.
@@ -199,16 +199,16 @@ class Runtime(Replier, CauseReporter, FailureRouter):
         end_s: float | None = None,
         name: int = 0,
     ) -> int:
-        """Send one call; *pending* is told exactly once how it ended. None sends and forgets.
+        """Send one call; *pending* gets its outcome exactly once. None for a call without an answer.
 
         Args:
-            until_s: how long to wait while the mailbox there is full, on the engine's clock.
-            end_s: when the caller gives up, which the actor is told.
-            name: of the endpoint, see `telemetry.names`.
+            until_s: deadline for waiting on a full mailbox, on the engine's clock.
+            end_s: the caller's deadline, on the same clock; sent to the actor.
+            name: number of the endpoint's name, see `telemetry.names`.
 
         Returns:
-            What `cancel` takes; `HELD` if the mailbox was full until *until_s*: nothing was sent, and *pending* is
-            not told.
+            The call's number, for `cancel`; `HELD` if the mailbox was full until *until_s*. Then nothing was sent, and
+            *pending* is not called.
 
         Raises:
             FrameError: the call is over a limit; nothing was sent.
@@ -244,20 +244,20 @@ class Runtime(Replier, CauseReporter, FailureRouter):
         self.recorder.answered(number)
 
     def cancel(self, actor: int, slots: Sequence[int]) -> None:
-        """Tell *actor* that nobody waits for these calls any more. Each is answered all the same. From any thread."""
+        """Cancel calls to *actor*, each of which is still answered; from any thread."""
         for number in slots:
             pending = self._slots.get(number)
             if pending is not None:
                 own = pending.incarnation == self.node.identity.incarnation
                 line = self._loopback if own else self._channels.get(pending.incarnation)
                 if line is not None:
-                    with contextlib.suppress(TransportError):  # the call ends as all that are lost
+                    with contextlib.suppress(TransportError):  # the call ends like all calls of a lost channel
                         line.send(Frame(Kind.CANCEL, actor, number))
 
-    # ---- frames from elsewhere ----
+    # ---- incoming ----
 
     def on_channel(self, channel: FrameChannel) -> None:
-        """A channel that the other side opened; nothing to prepare."""
+        """Accept a channel that the peer opened; nothing to prepare."""
 
     def on_frame(self, channel: MessageLink, frame: Frame) -> None:
         """Dispatch one frame; on the driver."""
@@ -282,7 +282,7 @@ class Runtime(Replier, CauseReporter, FailureRouter):
             self.dispatch(channel, frame)
 
     def dispatch(self, channel: MessageLink, frame: Frame) -> None:
-        """Hand a message to the actor or the port that it is for."""
+        """Deliver a message to its actor or port."""
         kind, cell = frame.kind, self._cells.get(frame.dest)
         if kind is _CALL:
             port = self.ports.get(frame.dest)
@@ -294,7 +294,7 @@ class Runtime(Replier, CauseReporter, FailureRouter):
                 self._refuse(channel, frame)
         elif kind is Kind.SPAWN:
             cell = Cell(self, channel, frame)
-            if not cell.ended:  # for want of a thread
+            if not cell.ended:  # its thread could not start
                 self._cells[frame.dest] = cell
         elif kind is Kind.STOP:
             if cell is not None:
@@ -305,7 +305,7 @@ class Runtime(Replier, CauseReporter, FailureRouter):
             cell.cancel(channel, frame.reply)
 
     def _refuse(self, channel: MessageLink, frame: Frame) -> None:
-        """Answer a call of an actor that has ended, or is not known here."""
+        """Answer a call to an actor that has ended or is unknown here."""
         channel.consumed(frame.dest, cost_of(frame))
         channel.retire(frame.dest)
         ended = self._ended.get(frame.dest)
@@ -315,12 +315,12 @@ class Runtime(Replier, CauseReporter, FailureRouter):
             self.reply_failure(channel, frame.reply, ended[0], ActorDied(*ended))
             return
         gone = DeliveryUnknown(
-            f"actor {frame.dest:x}", "this proc has no such actor: it ended long ago, or never was here"
+            f"actor {frame.dest:x}", "this proc has no such actor: it ended long ago, or was never here"
         )
         self.reply_failure(channel, frame.reply, self.info.host, gone)
 
     def forget_actor(self, actor: int, where: str, cause: str) -> None:
-        """Keep nothing of an actor that has ended but what its callers are told; on its thread."""
+        """Drop an actor that has ended, except for the cause that late callers get; on its thread."""
         if len(cause) > _MAX_CAUSE_CHARS:
             first, _, rest = cause.partition("\n")
             cause = f"{first[:_MAX_CAUSE_CHARS]}\n...\n{rest[-_MAX_CAUSE_CHARS:]}"
@@ -331,14 +331,14 @@ class Runtime(Replier, CauseReporter, FailureRouter):
                 line.retire(actor)
 
     def on_failure(self) -> None:
-        """A call to another process has failed; who shows output does so at once."""
+        """Handle a failed call; a program that holds back output shows it at once."""
 
     def on_control(self, channel: MessageLink, frame: Frame) -> None:
-        """A control message; procs expect none."""
+        """Handle a control message; procs expect none."""
         _log.warning("unexpected control message from %s", channel.peer)
 
     def on_lost(self, channel: FrameChannel, error: TransportError) -> None:
-        """A channel is over: whatever waits for it is told why."""
+        """Handle the end of a channel: fail everything that waits for it."""
         incarnation = channel.peer.incarnation
         lost = [number for number, slot in list(self._slots.items()) if slot.incarnation == incarnation]
         for number in lost:
@@ -358,19 +358,19 @@ class Runtime(Replier, CauseReporter, FailureRouter):
     def explain(
         self, incarnation: int, where: str, error: TransportError, on_cause: Callable[[ActorError], None]
     ) -> None:
-        """Say why a call to a lost proc has no answer, when the program has told."""
+        """Report why a call to a lost proc gets no answer, once the program has sent the cause."""
         self._death_causes.ask(incarnation, where, error, on_cause)
 
     def was_stopped(self, incarnation: int, cause: str) -> bool:
-        """Tell whether the proc ended because it was asked to; who hears of deaths knows better."""
+        """Whether the proc ended because it was asked to; the program overrides this with what its agents report."""
         return STOPPED in cause or self._death_causes.was_expected(incarnation)
 
     def cell(self, actor: int) -> Cell | None:
-        """An actor of this process, by its number."""
+        """Return an actor of this process by its number; None if it has none."""
         return self._cells.get(actor)
 
     def shut_down(self) -> None:
-        """End all actors of this process now, with their clean-up; return when they have, or after `CLEANUP_S`."""
+        """End all actors of this process at once; return after their clean-up, or after `CLEANUP_S`."""
         cells = list(self._cells.values())
         for cell in cells:
             cell.end()
@@ -383,8 +383,8 @@ def current_runtime() -> Runtime:
     """The runtime of this process.
 
     Raises:
-        RuntimeError: there is none.
-        ForkedError: it is that of the process that this one was forked from.
+        RuntimeError: this process has none.
+        ForkedError: this process was forked, and the runtime belongs to its parent.
     """
     runtime = Runtime.current
     if runtime is None:

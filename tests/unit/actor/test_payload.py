@@ -51,7 +51,7 @@ def test_an_exception_arrives_as_itself_with_its_traceback(error: Exception) -> 
 
 
 @pytest.mark.parametrize(
-    ("error", "words"), [(_Picky(1, 2), "could not be rebuilt here"), (_Locked(), "itself could not travel")]
+    ("error", "words"), [(_Picky(1, 2), "could not be rebuilt here"), (_Locked(), "itself could not be sent")]
 )
 def test_one_that_cannot_travel_arrives_in_words(error: Exception, words: str) -> None:
     arrived = _travel(error)
