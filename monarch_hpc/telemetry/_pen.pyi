@@ -1,4 +1,4 @@
-# What pen.py says of the same names.
+# The same interface as pen.py.
 import mmap
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What a program does, read from its memory by another process of its machine: so it shows when it cannot answer."""
+"""Reads a program's records from another process on its machine, so that even a stopped program can be inspected."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from monarch_hpc.wire.calls import PROGRAM_MESH, ProcCalls, Recording
 __all__ = ["Witness", "is_stopped", "open_witness"]
 
 _STOPPED = frozenset("Tt")
-"""Letters of /proc/PID/stat: stopped by a signal, or by a debugger."""
+"""State letters of /proc/PID/stat: stopped by a signal, or by a debugger."""
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a signal or a debugger has stopped a process."""
+    """Whether a process is stopped by a signal or a debugger."""
     with contextlib.suppress(OSError, IndexError):
         stat = Path(f"/proc/{pid}/stat").read_bytes()
         return stat.rpartition(b")")[2].split(maxsplit=1)[0].decode() in _STOPPED
@@ -28,10 +28,10 @@ def is_stopped(pid: int) -> bool:
 
 
 class Witness:
-    """Reads the memory of one program.
+    """Reads the records of one program.
 
     Args:
-        memory, pidfd: descriptors of the memory and of the process, which are closed in the end.
+        memory, pidfd: descriptors of the memory and of the process, closed by `close`.
     """
 
     def __init__(self, recording: Recording, memory: int, pidfd: int) -> None:
@@ -39,7 +39,7 @@ class Witness:
         self._fds = [memory, pidfd]
 
     def report(self) -> list[ProcCalls]:
-        """What it does; nothing once it has ended."""
+        """Return the program's calls; empty once it has ended."""
         if not self._fds or _has_ended(self._fds[1]):
             return []
         recording = self._recording
@@ -52,17 +52,17 @@ class Witness:
         ]
 
     def close(self) -> None:
-        """Look no more."""
+        """Close the descriptors."""
         while self._fds:
             os.close(self._fds.pop())
 
 
 def open_witness(recording: Recording) -> Witness | None:
-    """Begin to read what a program has recording of; None where that is on another machine, or is none of ours."""
+    """Open the records that a program has announced; None if it is on another machine or they do not match."""
     if not recording.place or recording.place != read_place():
         return None
     with contextlib.ExitStack() as opened, contextlib.suppress(OSError):
-        # The process first: while it lives, its number and its descriptors are its own.
+        # The pidfd first: while the process lives, its pid and its descriptors are not reused.
         pidfd = os.pidfd_open(recording.pid)
         opened.callback(os.close, pidfd)
         path = f"/proc/{recording.pid}/fd/{recording.fd}"

@@ -126,7 +126,7 @@ def test_a_program_that_says_nothing_is_named_by_its_host() -> None:
     tale.call("p", "0", "x", "a")
     del tale.procs["p"]
     (row,) = draw(list(tale.procs.values())).rows
-    assert row.caller == "a process on host that is not known"
+    assert row.caller == "an unknown process on host"
 
 
 def test_states_and_problems() -> None:

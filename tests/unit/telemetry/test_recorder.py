@@ -304,7 +304,7 @@ def test_what_cannot_be_read_says_why(make: Make) -> None:
     try:
         assert read_scene(memory_of(fd)).problem == "it has not recorded anything yet"
         os.pwrite(fd, HEADER.pack(layout.MAGIC, 9, layout.TOTAL_BYTES + 64, 1, 2, 3, 4), 0)
-        assert read_scene(memory_of(fd)).problem == "it records in version 9, this is 3"
+        assert read_scene(memory_of(fd)).problem == "its records have version 9, expected 3"
         os.pwrite(fd, b"x" * 64, 0)
         assert read_scene(memory_of(fd)).problem == "something has overwritten its records"
         assert read_events(memory_of(fd)) == []
