@@ -1,4 +1,4 @@
-"""Wrong arguments are errors at the line that gives them: nothing is sent for them, and nothing else ends."""
+"""Wrong arguments raise where they are passed: nothing is sent, and nothing else is affected."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.system.controlling import controlled, settle
 
 
 class Probe(Actor):
-    """Answers."""
+    """Has endpoints that answer."""
 
     def __init__(self, start: int = 0) -> None:
         self.start = start
@@ -32,11 +32,11 @@ class Probe(Actor):
         return self.start + number
 
     def helper(self) -> None:
-        """Is no endpoint."""
+        """Not an endpoint."""
 
 
 class Hiding(Actor):
-    """Has an endpoint that no mesh could call."""
+    """Has an endpoint that a mesh cannot call."""
 
     @endpoint
     def slice(self) -> None:
@@ -45,7 +45,7 @@ class Hiding(Actor):
 
 @dataclass(frozen=True)
 class World:
-    """What calls are made on; untyped, for they are wrong on purpose."""
+    """Targets of the calls; untyped, because the calls are wrong on purpose."""
 
     hosts: Any
     procs: Any
@@ -64,7 +64,7 @@ def world() -> Iterator[World]:
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[Frame]:
-    """What this process sends from here on, signs of life apart."""
+    """Collect the messages that this process sends from now on, except heartbeats."""
     seen: list[Frame] = []
     through = PeerChannel.send
 
@@ -281,7 +281,7 @@ CALLS: list[tuple[str, Call, str]] = [
 
 
 def print_one(one: object) -> None:
-    """Take an argument, which nobody gives to a bootstrap."""
+    """Take an argument, although a bootstrap gets none."""
 
 
 def unpicklable() -> Callable[[], None]:
@@ -308,7 +308,7 @@ def test_a_wrong_argument_is_an_error_here_and_sends_nothing(
     assert words in str(caught.value)
     assert sent == []
     assert world.probe.slice(hosts=1, gpus=1).add.call_one(2).get() == 2
-    assert Controller.instance().fleet.hosts_of(world.procs._mesh)  # and nothing of it has ended
+    assert Controller.instance().fleet.hosts_of(world.procs._mesh)  # and all its procs still run
 
 
 def test_every_kind_of_mesh_was_asked(world: World) -> None:

@@ -1,4 +1,4 @@
-"""Messages to many procs go through the agents' tree, and all laws hold as if each had gone directly."""
+"""Casts: messages to many procs go through the agents' tree, with the same guarantees as direct messages."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ __all__ = ["procs"]
 _MIB = 2**20
 _WINDOW_BYTES = 8 * _MIB
 _SLACK_BYTES = 24 * _MIB
-"""Beside the window: messages that are taken out, buffers of sockets, Python's own."""
+"""Memory beyond the window: messages in use, socket buffers, Python's own."""
 
 
 class Talker(Actor):
-    """Talks to others from a proc."""
+    """Calls other actors from a proc."""
 
     @endpoint
     def talk(self, logs: ActorMesh[Log], num: int) -> list[int]:
@@ -107,7 +107,7 @@ def test_actors_cast_too_and_keep_their_order(procs: ProcMesh, logs: ActorMesh[L
         assert ranks == list(range(NUM))
     seen = logs.slice(hosts=3, gpus=0).read.call_one().get(PATIENCE_S)
     assert len(seen) == 4 * 2 * 10
-    # Each of the four talkers says 0, -0, 1, -1, 2, -2, ... and waits for every second one.
+    # Each of the four talkers sends 0, -0, 1, -1, 2, -2, ... and waits for every second answer.
     for number in range(1, 10):
         assert seen.count(number) == 4 and seen.count(-number) == 4
 
@@ -144,7 +144,7 @@ def test_who_is_late_hears_that_nobody_waits_any_more(logs: ActorMesh[Log]) -> N
     assert list(logs.read.call().get(PATIENCE_S).values()) == [["cancelled"]] * NUM
     lingering = logs.linger.call()
     assert lingering.cancel()
-    # It was interrupted where it ran, and did not begin where it had not: nobody has to wait for it.
+    # It was cancelled where it ran, and never began elsewhere.
     for lines in logs.read.call().get(PATIENCE_S).values():
         assert lines in (["cancelled"], ["cancelled"] * 2)
     until_over()
@@ -177,7 +177,7 @@ def test_the_death_of_a_proc_ends_its_part_of_a_cast(hosts: HostMesh) -> None:
     assert isinstance(death, ActorDied) and "SIGKILL" in str(death)
     answers = [future.exception(PATIENCE_S) or future.get() for future in stream]
     assert sum(isinstance(answer, ActorDied) for answer in answers) == 1
-    # Afterwards, too, and nobody was told that nobody had handled it: the calls did.
+    # Likewise afterwards; and no failure is unhandled, because the calls report it.
     assert [point.rank for point in logs.rank.options(on_error="collect").call().get(PATIENCE_S).failures()] == [5]
     until_over()
     procs.stop()
@@ -223,7 +223,7 @@ def test_casts_to_a_sleeper_grow_nobody_by_more_than_the_window(hosts: HostMesh,
     pourer.start()
     wait_until("the sender is held back", lambda: cast_sender().num_waiting, PATIENCE_S)
     assert sent <= _WINDOW_BYTES / _MIB
-    # It holds back nobody else.
+    # No other sender is blocked.
     assert list(other.rank.call().get(PATIENCE_S).values()) == list(range(NUM))
     other.slice(hosts=1, gpus=0).open.call_one("pour").get(PATIENCE_S)
     pourer.join(PATIENCE_S)

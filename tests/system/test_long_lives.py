@@ -1,4 +1,4 @@
-"""Allocations, programs and procs that live long: what they keep of what has ended is bounded, and nothing runs out."""
+"""Long-lived allocations, programs and procs: state kept of ended things is bounded, and no resource runs out."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def hosts() -> Iterator[HostMesh]:
 # ---- openings of one allocation ----
 
 
-@pytest.mark.slow  # five thousand openings, more than the 4 095 that once were all
+@pytest.mark.slow  # five thousand openings, more than the former limit of 4095
 def test_procs_start_after_thousands_of_openings(directory: Path) -> None:
     with Client(directory, "aaaaaaaa") as client:
         for _ in range(5000):
@@ -88,7 +88,7 @@ def faulty_handle(self, message):
 
 Ledger.starts, Reaper.watch, Agent._handle = faulty_starts, faulty_watch, faulty_handle
 """
-"""Makes the agents' callbacks fail: for the first mesh of a program before the fork, then after it, then in the end."""
+"""Makes the agents' callbacks fail: for a program's first mesh before the fork, then after it, then at the end."""
 
 
 @pytest.mark.parametrize(("number", "ranks"), [(1, [0, 1]), (2, [1]), (3, [0, 1])])
@@ -119,7 +119,7 @@ def test_an_agent_that_fails_says_so_at_once_and_leaves_no_proc(
 
 
 class Worker(Actor):
-    """Holds something, so that it is seen where it is kept."""
+    """Holds memory, so that a leak of it shows."""
 
     def __init__(self) -> None:
         self.load = bytearray(10_000)
@@ -130,7 +130,7 @@ class Worker(Actor):
 
 
 class Meter(Actor):
-    """Tells what its proc keeps."""
+    """Measures the memory of its proc."""
 
     @endpoint
     def start(self) -> None:
@@ -142,7 +142,7 @@ class Meter(Actor):
         return tracemalloc.get_traced_memory()[0]
 
 
-@pytest.mark.slow  # thousands of actors, on both sides under tracemalloc
+@pytest.mark.slow  # thousands of actors, with tracemalloc on both sides
 def test_an_actor_that_has_ended_takes_no_memory(hosts: HostMesh) -> None:
     procs = hosts.spawn_procs({"procs": 1})
     meter = procs.spawn("meter", Meter)
@@ -158,7 +158,7 @@ def test_an_actor_that_has_ended_takes_no_memory(hosts: HostMesh) -> None:
 
     tracemalloc.start()
     try:
-        spawn_and_stop(1100)  # more than the proc remembers
+        spawn_and_stop(1100)  # more ended actors than the proc keeps
         gc.collect()
         there, here = meter.used_bytes.call_one().get(_PATIENCE_S), tracemalloc.get_traced_memory()[0]
         spawn_and_stop(3000)
@@ -167,7 +167,7 @@ def test_an_actor_that_has_ended_takes_no_memory(hosts: HostMesh) -> None:
         more_here = tracemalloc.get_traced_memory()[0] - here
     finally:
         tracemalloc.stop()
-    # A proc kept 9.5 KiB of each.
+    # A leak of 9.5 KiB per actor would exceed this many times.
     assert more_there < 300_000 and more_here < 300_000, (more_there, more_here)
 
 

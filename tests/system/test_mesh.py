@@ -37,7 +37,7 @@ class _Odd(Exception):
 
 
 class Probe(Actor):
-    """Does on demand whatever a test needs."""
+    """Does whatever a test needs."""
 
     def __init__(self, start: int = 0) -> None:
         if start < 0:
@@ -66,7 +66,7 @@ class Probe(Actor):
 
     @endpoint
     def double(self, array: np.ndarray) -> np.ndarray:
-        array *= 2  # what arrives belongs to the receiver
+        array *= 2  # the receiver owns its copy
         return array
 
     @endpoint
@@ -303,7 +303,7 @@ def test_actors_call_actors_directly(probes: ActorMesh[Probe], procs: ProcMesh) 
     others = procs.spawn("others", Probe, start=100)
     answers = probes.slice(hosts=0, gpus=0).ask.call_one(others.slice(hosts=1), 1).get(_PATIENCE_S)
     assert answers == [101, 101]
-    # Both ways at once: nobody drives for nobody.
+    # Both ways at once: each side drives its own I/O.
     futures = [probes.slice(hosts=h, gpus=0).ask.call_one(others, 1) for h in (0, 1)]
     values = [value for future in futures for value in future.get(_PATIENCE_S)]
     assert len(values) == 8 and max(values) == 103
@@ -354,7 +354,7 @@ def test_stopped_procs_are_gone_and_say_so(hosts: HostMesh) -> None:
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
     with pytest.raises(ActorDied, match="it was stopped"):
         mesh.slice(hosts=1, gpus=0).add.call_one(1).get(_PATIENCE_S)
-    procs.stop().get(_PATIENCE_S)  # again is no error
+    procs.stop().get(_PATIENCE_S)  # a second stop is not an error
 
 
 def test_procs_get_the_environment_and_the_shape_they_were_asked_for(hosts: HostMesh) -> None:
@@ -364,7 +364,7 @@ def test_procs_get_the_environment_and_the_shape_they_were_asked_for(hosts: Host
         assert set(mesh.environment.call("COLOUR").get(_PATIENCE_S).values()) == {"red"}
         mask = os.umask(0o022)
         os.umask(mask)
-        assert set(mesh.mask.call().get(_PATIENCE_S).values()) == {mask}  # the user's, not the agent's
+        assert set(mesh.mask.call().get(_PATIENCE_S).values()) == {mask}  # the user's mask, not the agent's
         assert {value[2] for value in mesh.where.call().get(_PATIENCE_S).values()} == {"local1"}
 
 
@@ -378,7 +378,7 @@ def test_a_proc_that_cannot_start_is_an_error_with_its_words(hosts: HostMesh) ->
 
 
 def test_prints_arrive_with_rank_and_host(hosts: HostMesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Not capfd: what is written while it is read may be lost in it.
+    # Not capfd: it may lose output that is written while it reads.
     out, err = io.StringIO(), io.StringIO()
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", err)

@@ -1,4 +1,4 @@
-"""Actors that start procs: they own them, hear of their deaths, and take them along; and learn why others died."""
+"""Actors that start procs: ownership, reports of deaths, ending with the owner; and causes of other procs' deaths."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PATIENCE_S = 30.0
 
 
 class Worker(Actor):
-    """Works in a proc that an actor started."""
+    """An actor in a proc that another actor started."""
 
     @endpoint
     def pid(self) -> int:
@@ -35,7 +35,7 @@ class Worker(Actor):
 
 
 class Chief(Actor):
-    """Starts procs."""
+    """An actor that starts procs."""
 
     def __init__(self, *, handles: bool = True) -> None:
         self.handles = handles
@@ -47,7 +47,7 @@ class Chief(Actor):
 
     @endpoint
     def hire(self, hosts: HostMesh | None = None, num: int = 2, *, busy: bool = True) -> list[int]:
-        """Start procs, with workers in them or not; return their process ids."""
+        """Start procs, with or without workers in them; return their process ids."""
         self.procs = (hosts or monarch_hpc.this_host()).spawn_procs(per_host={"gpus": num}, name="staff")
         if busy:
             self.workers = self.procs.spawn("worker", Worker)
@@ -56,7 +56,7 @@ class Chief(Actor):
 
     @endpoint
     async def hire_in_coroutine(self, *, beside: bool) -> tuple[list[int], int]:
-        """The same, with what else ran meanwhile."""
+        """Likewise, next to another coroutine; return the number of its steps too."""
         ticks = 0
 
         async def tick() -> None:
@@ -106,7 +106,7 @@ class Chief(Actor):
 
     @endpoint
     def ask(self, worker: ActorMesh[Worker]) -> tuple[str, str, float]:
-        """Call a worker that dies of it, and then again; return both errors, and how long they took."""
+        """Call a worker that dies of the call, then again; return both errors and their times in seconds."""
         begun_s = time.monotonic()
         first = worker.end.call_one(9).exception(_PATIENCE_S)
         second = worker.pid.call_one().exception(_PATIENCE_S)
@@ -130,7 +130,7 @@ def hosts() -> Iterator[HostMesh]:
 
 @pytest.fixture(scope="module")
 def proc(hosts: HostMesh) -> ProcMesh:
-    """One proc for all tests; the first starts UCX in this process, which stays."""
+    """One proc for all tests. The first call starts UCX in this process, which stays."""
     procs = hosts.slice(hosts=0).spawn_procs()
     settle(procs)
     return procs
@@ -146,7 +146,7 @@ def chief(proc: ProcMesh) -> Iterator[ActorMesh[Chief]]:
 def test_an_actor_starts_procs_while_the_program_is_busy(chief: ActorMesh[Chief]) -> None:
     hired = chief.hire.call_one()
     until_s = time.monotonic() + 0.5
-    while time.monotonic() < until_s:  # nobody waits, and the interpreter is busy
+    while time.monotonic() < until_s:  # no thread waits, and the interpreter is busy
         pass
     pids = hired.get(_PATIENCE_S)
     assert len(set(pids)) == 2 and not any(pid == os.getpid() for pid in pids)
@@ -160,7 +160,7 @@ def test_hosts_that_came_in_a_message_start_procs(chief: ActorMesh[Chief], hosts
     lent = chief.lend.call_one().get(_PATIENCE_S)
     assert lent.sizes == {"a": 2, "b": 1, "gpus": 1}
     assert [proc.host for proc in lent.procs] == ["local0", "local1"]
-    # Others may use them, and not stop them.
+    # Other actors may use them, but not stop them.
     assert list(lent.spawn("mine", Worker).pid.call().get(_PATIENCE_S).values()) == pids
     with pytest.raises(RuntimeError, match="not owned here"):
         lent.stop()
@@ -226,7 +226,7 @@ def test_the_death_of_a_proc_is_told_to_its_owner_once(
         assert (failure.mesh_name, failure.where) == ("worker", "actor worker[1] on local0")
     else:
         assert (failure.mesh_name, failure.where) == ("staff", "proc 1 of staff on local0")
-    # Those that end because they are asked to are no failures.
+    # A requested end is not a failure.
     chief.dismiss.call_one().get(_PATIENCE_S)
     wait_until("the end of its procs", lambda: gone(pids))
     assert len(chief.failures.call_one().get(_PATIENCE_S)) == 1 and faults == []

@@ -1,4 +1,4 @@
-"""Results that are combined on the hosts, by procs of the mesh: the same as folded at the caller, or an error."""
+"""Reductions on the hosts, by procs of the mesh: the same result as a fold at the caller, or an error."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["procs"]
 
 
 class Worker(Actor):
-    """Gives results to combine."""
+    """Returns results to combine."""
 
     @endpoint
     def rank(self) -> int:
@@ -55,12 +55,12 @@ class Worker(Actor):
 
 
 def where_merged(so_far: frozenset[int], more: frozenset[int]) -> frozenset[int]:
-    """Both, and who put them together."""
+    """Return both, and the process that combined them."""
     return so_far | more | {os.getpid()}
 
 
 def linger(folder: Path, so_far: int, rank: int) -> int:
-    """Add, but on the third host wait for the end."""
+    """Add, but block forever on the third host."""
     if rank == 5:
         (folder / "combining").touch()
         threading.Event().wait()
@@ -68,7 +68,7 @@ def linger(folder: Path, so_far: int, rank: int) -> int:
 
 
 def refuse(so_far: int, rank: int) -> int:
-    """Add, but not the rank 7."""
+    """Add, but fail at rank 7."""
     if rank == 7:
         raise LookupError(f"rank {rank} is not to be added")
     return so_far + rank
@@ -80,21 +80,21 @@ class Coded(Exception):
 
 
 def fail_hostile(so_far: int, rank: int) -> int:
-    """Add, but fail at the rank 7 in a way that cannot be told."""
+    """Add, but fail at rank 7 with an exception that cannot be described."""
     if rank == 7:
         raise Coded(rank)
     return so_far + rank
 
 
 def exit_at(so_far: int, rank: int) -> int:
-    """Add, but at the rank 7 try to end the process."""
+    """Add, but try to end the process at rank 7."""
     if rank == 7:
         raise SystemExit(7)
     return so_far + rank
 
 
 def grow(so_far: object, rank: int) -> object:
-    """Give what cannot be sent on."""
+    """Return a value that cannot be sent."""
     return threading.Lock() if rank == 7 else 0
 
 
@@ -141,7 +141,7 @@ def test_procs_combine_and_the_caller_gets_one_answer(workers: ActorMesh[Worker]
     merged = Accumulator(workers.rank, none, lambda so_far, _rank: so_far | {os.getpid()}, merge=where_merged)
     found = merged.accumulate().get(PATIENCE_S)
     until_over()
-    assert cast_sender().num_received - before <= 3  # the answer, and that all have handled it
+    assert cast_sender().num_received - before <= 3  # the answer, and DONE
     assert found - {os.getpid()} <= pids and len(found - {os.getpid()}) == NUM_HOSTS
 
 
@@ -196,7 +196,7 @@ def test_what_combining_raises_fails_the_call(
     for each in error.failures.values() if isinstance(error, MeshError) else [error]:
         assert isinstance(each, kind)
         assert "which combined results" in str(each.__notes__)
-    # Nothing is left of it.
+    # It leaves nothing behind.
     assert Accumulator(workers.rank, 0, operator.add, merge=operator.add).accumulate().get(PATIENCE_S) == 45
     until_over()
 

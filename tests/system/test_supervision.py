@@ -1,4 +1,4 @@
-"""Who is told of a failure: the owner, its owner, the program."""
+"""Supervision: a failure goes to the owner, then to the owner's owner, then to the program."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def hosts() -> Iterator[HostMesh]:
 
 @pytest.fixture(scope="module")
 def proc(hosts: HostMesh) -> ProcMesh:
-    """One proc for all tests; the first starts UCX in this process, which stays."""
+    """One proc for all tests. The first call starts UCX in this process, which stays."""
     procs = hosts.slice(hosts=0).spawn_procs()
     settle(procs)
     return procs
@@ -164,7 +164,7 @@ def test_the_death_of_a_proc_is_told_to_who_spawned_there(
         os.kill(procs.procs[1].pid, signal.SIGKILL)
         (failure,) = wait_until("the failure", lambda: owner.failures.call_one().get(_PATIENCE_S))
         assert (failure.mesh_name, failure.rank) == ("child", 1)
-    # That the other one was stopped is no failure.
+    # Stopping the other one is not a failure.
     assert len(owner.failures.call_one().get(_PATIENCE_S)) == 1
     assert faults == []
 
@@ -192,7 +192,7 @@ class Lender(Owner):
 @pytest.mark.slow
 @pytest.mark.parametrize("armed", [True, False])
 def test_it_ends_a_program_whose_main_thread_hangs_in_c(tmp_path: Path, *, armed: bool) -> None:
-    """Also where it cannot be armed, because the first use of the hosts was on another thread."""
+    """Also if the signal handler cannot be installed, because the hosts were first used on another thread."""
     program = tmp_path / "program.py"
     program.write_text(
         "import ctypes, threading, monarch_hpc\n"

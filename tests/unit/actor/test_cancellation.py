@@ -1,4 +1,4 @@
-"""Cancelled and limited calls of one actor: what is taken out, what is told, what is refused."""
+"""Cancelled and limited calls of one actor: removed from the mailbox, flagged, or refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from monarch_hpc.wire.frames import Frame, Kind
 
 
 class Wire:
-    """One of several lines; all that counts is which one."""
+    """A link; only its identity matters."""
 
     peer = "a peer"
 
@@ -38,7 +38,7 @@ class Coroutine:
 
 
 class Bench:
-    """Recalls with a mailbox, a clock, and a list of what was refused."""
+    """`Cancellations` with a mailbox, a clock, and a list of the refused calls."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -56,7 +56,7 @@ class Bench:
         self.mailbox.append((slot, line, frame, cost, 0))
 
     def begin(self) -> bool:
-        """What the actor's thread does before it runs the next call; False if it is refused."""
+        """Do what the actor's thread does before it runs the next call; False if the call is refused."""
         slot, line, *_ = self.mailbox.popleft()
         assert line is not None
         self.cancellations.channel = line
@@ -90,9 +90,9 @@ def test_who_runs_is_told_and_the_next_one_is_not(bench: Bench) -> None:
     assert bench.begin() and not bench.cancellations.cancelled
     bench.cancellations.cancel(line, 1)
     assert bench.cancellations.cancelled
-    bench.cancellations.cancel(line, 1)  # once more, for nothing
+    bench.cancellations.cancel(line, 1)  # again: a no-op
     assert bench.begin() and not bench.cancellations.cancelled
-    bench.cancellations.cancel(line, 1)  # it was answered meanwhile
+    bench.cancellations.cancel(line, 1)  # answered meanwhile
     assert not bench.cancellations.cancelled
     assert bench.begin() and not bench.cancellations.keys and bench.refused == []
 
@@ -100,11 +100,11 @@ def test_who_runs_is_told_and_the_next_one_is_not(bench: Bench) -> None:
 def test_a_call_cancelled_between_the_mailbox_and_its_begin_does_not_run(bench: Bench) -> None:
     line = Wire()
     bench.put(line, 1)
-    mail = bench.mailbox.popleft()  # the actor's thread stands still here
+    mail = bench.mailbox.popleft()  # the actor's thread is preempted here
     bench.cancellations.cancel(line, 1)
     bench.mailbox.appendleft(mail)
     assert not bench.begin()
-    assert bench.refused == [(line, 1, 0, 0.0)]  # whoever has taken it out gives its credit back
+    assert bench.refused == [(line, 1, 0, 0.0)]  # cost 0: the caller of `refuses` returns the credit
 
 
 def test_coroutines_are_cancelled_once_and_only_while_they_run(bench: Bench) -> None:
@@ -117,7 +117,7 @@ def test_coroutines_are_cancelled_once_and_only_while_they_run(bench: Bench) -> 
     bench.cancellations.cancel(line, 1)
     bench.cancellations.cancel(line, 1)
     assert bench.begin()
-    bench.cancellations.cancel(line, 2)  # before it is made a coroutine
+    bench.cancellations.cancel(line, 2)  # before the coroutine exists
     bench.cancellations.runs(line, 2, unborn)
     assert bench.begin()
     bench.cancellations.runs(line, 3, done)

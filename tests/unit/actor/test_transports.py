@@ -1,4 +1,4 @@
-"""What programs declare of their connections is checked."""
+"""Declarations of transports are checked."""
 
 from __future__ import annotations
 
