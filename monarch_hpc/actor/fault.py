@@ -85,7 +85,7 @@ def end_program(failure: MeshFailure) -> None:
         signal.pthread_kill(main.ident, signal.SIGINT)  # interrupts a wait, which `interrupt_main` does not
     else:
         _thread.interrupt_main()
-    threading.Thread(target=_force_exit, args=(_place(main),), name="monarch-end", daemon=True).start()
+    threading.Thread(target=_force_exit, args=(_position(main),), name="monarch-end", daemon=True).start()
 
 
 def run_fault_hook(failure: MeshFailure) -> None:
@@ -147,7 +147,7 @@ def exit_on_faults(abandon: Callable[[], None]) -> Iterator[None]:
         _leaving.abandon = None
 
 
-def _place(main: threading.Thread) -> tuple[FrameType | None, int]:
+def _position(main: threading.Thread) -> tuple[FrameType | None, int]:
     """The position of the main thread: frame and instruction."""
     frame = sys._current_frames().get(main.ident or 0)
     return frame, -1 if frame is None else frame.f_lasti
@@ -162,7 +162,7 @@ def _force_exit(at: tuple[FrameType | None, int]) -> None:
         if _leaving.reacted or not main.is_alive() or _leaving.abandon is None:
             return  # clean-up may take any time
         time.sleep(_POLL_S)
-    frame, _ = now = _place(main)
+    frame, _ = now = _position(main)
     if not _leaving.armed and now != at:
         return  # it runs Python code, so it has seen the interrupt
     where = "".join(traceback.format_stack(frame)) if frame is not None else ""

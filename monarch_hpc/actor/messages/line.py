@@ -1,4 +1,4 @@
-"""The link between an actor and its peers, and the loopback link within a process: no socket, the same guarantees."""
+"""The link interface that actors use, and the loopback link: no socket, but the same guarantees as a channel."""
 
 from __future__ import annotations
 

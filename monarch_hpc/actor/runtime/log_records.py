@@ -1,7 +1,7 @@
 """Forwards `logging` records of a proc to the program, without any code in the actors.
 
 A fallback handler at the root logger takes the records that no other handler takes. Code that configures logging sees
-no difference to any other program: a handler of its own takes its records alone, and `basicConfig` works as usual.
+no difference to any other program: its handlers take their records exclusively, and `basicConfig` works as usual.
 """
 
 from __future__ import annotations
