@@ -1,6 +1,6 @@
-"""Objects that misbehave wherever their code is run, and the recipes that a property test draws them from.
+"""Objects that misbehave in every method, and strategies for the recipes that describe them.
 
-A recipe is plain data: it travels to an actor, which makes the object there, where it is to do harm.
+A recipe is plain data: it is sent to an actor, which makes the hostile object there.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 __all__ = ["ERRORS", "HUGE_CHARS", "OBJECTS", "Recipe", "collected", "make", "make_error", "recipes"]
 
 HUGE_CHARS = 3 << 20
-"""Over the frame limit that tests with huge objects set."""
+"""More than the frame limit that tests with huge objects set."""
 
 _DEPTH = 10_000
-"""Beyond what pickle and `repr` follow."""
+"""Deeper than pickle and `repr` can follow."""
 
 _SLOW_S = 0.02
 
@@ -31,7 +31,7 @@ OBJECTS: dict[str, type] = {"object": object, "dict": dict, "str": str, "list": 
 
 @pytest.fixture(autouse=True)
 def collected() -> Iterator[None]:
-    """Let objects of a test misbehave in `__del__` before the next test, which knows nothing of them."""
+    """Collect the objects of a test, so that they misbehave in `__del__` before the next test."""
     yield
     gc.collect()
 
@@ -75,7 +75,7 @@ _METHODS: dict[str, Callable[..., object]] = {
     "add_note": lambda _self, _note: 7,
     "with_traceback": lambda _self, _trace: 7,
 }
-"""What may misbehave, and how it lies where it does not raise."""
+"""Methods that may misbehave, each with the value that it returns if it does not raise."""
 
 _ATTRIBUTES: dict[str, object] = {
     "__class__": KeyboardInterrupt,
@@ -94,13 +94,13 @@ _SHAPES = ("plain", "huge", "deep", "cyclic", "slow", "chained")
 
 @dataclass(frozen=True)
 class Recipe:
-    """How an object is to misbehave.
+    """Description of an object that misbehaves.
 
     Attributes:
-        base: its class's base, of `OBJECTS` or `ERRORS`.
+        base: name of the base class, in `OBJECTS` or `ERRORS`.
         flaws: the methods and attributes that misbehave; ``metaclass`` for the class itself.
-        raises: what these raise, of `ERRORS`; empty if they lie.
-        shape: of what it holds.
+        raises: name of the exception that they raise, in `ERRORS`; empty if they return wrong values.
+        shape: shape of the object's content.
     """
 
     base: str
@@ -110,10 +110,10 @@ class Recipe:
 
 
 def recipes(bases: Sequence[str], *, exits: bool = True) -> st.SearchStrategy[Recipe]:
-    """Recipes of objects.
+    """Strategy for recipes.
 
     Args:
-        exits: flaws may raise `SystemExit`, which ends the process where an endpoint does.
+        exits: whether flaws may raise `SystemExit`, which ends the process if an endpoint raises it.
     """
     flaws = [*_METHODS, *_ATTRIBUTES, "metaclass", "__getattribute__"]
     raised = ["", *(name for name in ERRORS if exits or name != "SystemExit")]
@@ -127,7 +127,7 @@ def recipes(bases: Sequence[str], *, exits: bool = True) -> st.SearchStrategy[Re
 
 
 def make(recipe: Recipe) -> Any:
-    """The object."""
+    """Make the object of a recipe."""
     body = {flaw: _flaw(flaw, recipe) for flaw in recipe.flaws if flaw != "metaclass"}
     body.setdefault("__hash__", object.__hash__)
     metaclass = type("Odd", (type,), _odd(recipe)) if "metaclass" in recipe.flaws else type
@@ -158,7 +158,7 @@ def make(recipe: Recipe) -> Any:
 
 
 def make_error(name: str) -> BaseException:
-    """A plain exception of a class in `ERRORS`."""
+    """Return a plain exception of a class in `ERRORS`."""
     cls: Any = ERRORS[name]
     if not issubclass(cls, BaseExceptionGroup):
         error: BaseException = cls("as asked")

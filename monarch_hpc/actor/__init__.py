@@ -1,9 +1,9 @@
 """Actors: objects in procs that handle messages one at a time, and the calls between them.
 
-All names of `monarch.actor` are here, with the same meaning; those of the layers above are loaded at their first use.
+Exports all names of `monarch.actor`, with the same meaning. Names that live in layers above are loaded at first use.
 
-`unhandled_fault_hook` is called with the `MeshFailure` that no owner has handled. It is read when a failure happens:
-assign a function to do something else than to end the program.
+`unhandled_fault_hook` is called with each `MeshFailure` that no owner handled. The default ends the program; assign a
+function to replace it. The attribute is read when a failure happens.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-# These two are functions here and modules, too: importing the modules first lets the functions have the names.
+# `context` and `endpoint` are functions here and modules too: importing the modules first lets the functions win.
 from monarch_hpc.actor.context import Context, context, current_actor_name, current_rank, current_size
 from monarch_hpc.actor.endpoint import Actor, concurrent_endpoint, endpoint
 from monarch_hpc.actor.fault import MeshFailure, end_program

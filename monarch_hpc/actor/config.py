@@ -1,6 +1,6 @@
-"""`monarch.actor.config` has one switch, which moved programs may assign to.
+"""The one switch of `monarch.actor.config`, so that programs written for Monarch may assign to it.
 
-Lines of procs always say which rank and host they come from (docs/using.md); assigning here changes nothing.
+Assigning has no effect: output lines of procs always carry their rank and host (docs/using.md).
 """
 
 from __future__ import annotations

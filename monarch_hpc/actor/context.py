@@ -1,4 +1,4 @@
-"""Who and where am I: what an endpoint may ask about itself and about the message it handles."""
+"""The context of running code: its actor, its proc, and the message that it handles."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from monarch_hpc.mesh.instance import Instance
 
 __all__ = [
+    "CallerState",
     "Context",
-    "Errand",
     "ProcInfo",
     "context",
     "current_actor_name",
     "current_rank",
     "current_size",
     "deadline",
-    "deadline_came",
     "deadlines_seen",
-    "entered",
-    "sent_on",
+    "note_deadline",
+    "set_caller",
+    "set_context",
 ]
 
 
@@ -43,12 +43,13 @@ class ProcInfo:
         host: name of the host.
         host_rank: place of the host in the allocation.
         local_rank: place among the procs of its mesh on this host.
-        gpus: GPU indices of this proc, its own first. For a program: what its variables name (CUDA_VISIBLE_DEVICES and
-            such); where there are none those of the machine, in a Slurm job none.
-        slurm_job_id: number of the Slurm job that it runs in; empty where there is none.
-        slurm: what else Slurm calls its place.
-        cpus: CPU numbers that it may run on; of those that were granted to the host.
-        python: the interpreter that was asked for with `HostMesh.with_python_executable`; else empty.
+        gpus: indices of the GPUs visible to this proc, those assigned to it first. For a program: the GPUs that its
+            variables name (CUDA_VISIBLE_DEVICES and the like); without such variables all GPUs of the machine, or none
+            in a Slurm job.
+        slurm_job_id: number of the Slurm job that it runs in; empty outside a job.
+        slurm: other identifiers from Slurm.
+        cpus: numbers of the CPUs that it may run on, out of those granted to the host.
+        python: the interpreter requested with `HostMesh.with_python_executable`; empty if none was.
     """
 
     allocation: str
@@ -71,10 +72,10 @@ class Context:
 
     Attributes:
         actor_name: the name given to `spawn`.
-        spawn_rank: where the actor stands in the mesh that was spawned.
-        message_rank: where it stands in the mesh that the message was sent to, which may be a slice.
-        actor: number of the actor, which owns what it spawns; 0 for the program itself.
-        mark: stands for the actor in what this process records, see `telemetry.recorder`.
+        spawn_rank: the actor's coordinates in the spawned mesh.
+        message_rank: the actor's coordinates in the mesh that the message was sent to, which may be a slice.
+        actor: number of the actor, which owns everything that it spawns; 0 for the program.
+        mark: identifies the actor in the records of this process, see `telemetry.recorder`.
     """
 
     actor_name: str
@@ -86,51 +87,51 @@ class Context:
 
     @property
     def actor_instance(self) -> Instance:
-        """The actor itself: its name, rank and proc, and ways to end it."""
-        # By its name: the layers above are not imported from here.
+        """The actor itself: its name, rank and proc, and methods to end it."""
+        # Imported by name: this layer must not depend on the layers above.
         instance: Instance = importlib.import_module("monarch_hpc.mesh.instance").Instance(self)
         return instance
 
     @property
     def cancelled(self) -> bool:
-        """Whether the caller of the running endpoint waits no longer: it cancelled, or its time is over."""
-        errand = _errand.get()
-        return errand is not None and (errand.cancelled or self.deadline_left_s == 0.0)
+        """Whether the caller of the running endpoint cancelled the call, or its deadline has passed."""
+        caller = _caller.get()
+        return caller is not None and (caller.cancelled or self.deadline_left_s == 0.0)
 
     @property
     def deadline_left_s(self) -> float | None:
-        """For how many more seconds the caller of the running endpoint waits; None if it set no limit."""
+        """Seconds until the deadline of the running endpoint's caller; None if there is none."""
         deadline_s = deadline()
         return None if deadline_s is None else max(deadline_s - time.monotonic(), 0.0)
 
 
-class Errand(Protocol):
-    """A call that is being handled, as far as its caller matters."""
+class CallerState(Protocol):
+    """The state of the caller of the call being handled."""
 
     @property
     def cancelled(self) -> bool:
-        """Whether the caller is known to have given up."""
+        """Whether the caller has cancelled the call."""
         ...
 
     @property
     def deadline_s(self) -> float | None:
-        """When it gives up, in seconds of `time.monotonic`; None if it set no limit."""
+        """The caller's deadline, in seconds of `time.monotonic`; None if it set none."""
         ...
 
 
-_errand: contextvars.ContextVar[Errand | None] = contextvars.ContextVar("monarch_hpc_errand", default=None)
+_caller: contextvars.ContextVar[CallerState | None] = contextvars.ContextVar("monarch_hpc_caller", default=None)
 
 _current: contextvars.ContextVar[Context | None] = contextvars.ContextVar("monarch_hpc_context", default=None)
 _outside: Context | None = None
 
 
 def context() -> Context:
-    """The context of the running endpoint; outside of endpoints that of the process, which is the program's mostly."""
+    """The context of the running endpoint; outside of endpoints the context of the process, usually the program."""
     return _current.get() or _outside or outside(own_info())
 
 
 def own_info() -> ProcInfo:
-    """What this process knows of its place without being told: host, CPUs, GPUs and Slurm's names."""
+    """The place of this process as far as it can find out alone: host, CPUs, GPUs and Slurm's identifiers."""
     slurm = own_slurm_ids()
     return ProcInfo(
         allocation="",
@@ -148,49 +149,49 @@ def own_info() -> ProcInfo:
 
 
 def outside(info: ProcInfo) -> Context:
-    """Make *info* the place of all code of this process that handles no message; return the context that it gets."""
+    """Make *info* the place of all code that runs outside of endpoints; return its context."""
     global _outside
     _outside = Context("controller", Point(0, Extent((), ())), Point(0, Extent((), ())), info)
     return _outside
 
 
-def entered(entering: Context) -> contextvars.Token[Context | None]:
-    """Make *entering* the context of the running thread or task."""
-    return _current.set(entering)
+def set_context(new: Context) -> contextvars.Token[Context | None]:
+    """Make *new* the context of the running thread or task."""
+    return _current.set(new)
 
 
-def sent_on(errand: Errand) -> None:
-    """Make *errand* the call that the running thread or task handles."""
-    _errand.set(errand)
+def set_caller(caller: CallerState) -> None:
+    """Make *caller* the caller of the call that the running thread or task handles."""
+    _caller.set(caller)
 
 
 _seen = False
 
 
-def deadline_came() -> None:
-    """Note that calls which are limited in time are handled in this process."""
+def note_deadline() -> None:
+    """Note that this process handles calls with a deadline."""
     global _seen
     _seen = True
 
 
 def deadlines_seen() -> bool:
-    """Whether there is any point in asking for a `deadline`: the call path of most processes is spared that."""
+    """Whether `deadline` can return one; most processes never see a deadline, and skip it on the call path."""
     return _seen
 
 
 def deadline() -> float | None:
-    """When the caller of the running endpoint gives up, in seconds of `time.monotonic`; None for no limit."""
-    errand = _errand.get()
-    return None if errand is None else errand.deadline_s
+    """Deadline of the running endpoint's caller, in seconds of `time.monotonic`; None if there is none."""
+    caller = _caller.get()
+    return None if caller is None else caller.deadline_s
 
 
 def current_rank() -> Point:
-    """Where this actor stands in the mesh that the message was sent to."""
+    """This actor's coordinates in the mesh that the message was sent to."""
     return context().message_rank
 
 
 def current_size() -> dict[str, int]:
-    """The sizes of the mesh that the message was sent to, by dimension."""
+    """Sizes of the mesh that the message was sent to, by dimension."""
     return context().message_rank.extent.to_dict()
 
 

@@ -1,4 +1,4 @@
-"""Actor classes and the methods of theirs that others may call."""
+"""Actor classes, and the methods marked as endpoints."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, over
 
 from monarch_hpc.core.arguments import check_flag, check_seconds
 
-__all__ = ["Actor", "EndpointMethod", "check_arguments", "concurrent_endpoint", "endpoint", "endpoints_of", "unmarked"]
+__all__ = [
+    "Actor",
+    "EndpointMethod",
+    "check_arguments",
+    "concurrent_endpoint",
+    "endpoint",
+    "endpoints_of",
+    "unmarked_method",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -24,9 +32,10 @@ class Actor:
     Two more methods are called where a class has them, `def` or `async def`:
 
     - ``__supervise__(self, failure: MeshFailure) -> bool`` when something that this actor spawned has
-      failed; True says that it is dealt with. Else this actor fails too, and its owner is asked.
-    - ``__cleanup__(self, error: BaseException | None)`` when the actor ends, *error* being what it dies
-      of. Running coroutines were cancelled before, and what the actor spawned is stopped after.
+      failed; returning True marks the failure as handled. Otherwise this actor fails too, and the failure
+      goes to its owner.
+    - ``__cleanup__(self, error: BaseException | None)`` when the actor ends; *error* is the cause, or None.
+      Running coroutines have been cancelled before; everything that the actor spawned is stopped after.
     """
 
     @property
@@ -34,8 +43,8 @@ class Actor:
         """The logger of the module that defines the class."""
         return logging.getLogger(type(self).__module__)
 
-    def _born(self) -> bool:
-        """Answered once the constructor has run: see `ActorMesh.initialized`."""
+    def _monarch_initialized(self) -> bool:
+        """Answer once the constructor has run; see `ActorMesh.initialized`."""
         return True
 
 
@@ -43,10 +52,10 @@ class EndpointMethod(Generic[P, R]):
     """A method marked with `endpoint`; inside the actor it is called like any method.
 
     Attributes:
-        concurrent: other messages are handled while it runs.
-        timeout_s: how long it may run; None for any time.
-        explicit: it takes a port first, and answers there.
-        plain: it is a function that runs to its end, and needs nothing but to be called.
+        concurrent: whether other messages are handled while it runs.
+        timeout_s: how long it may run; None for no limit.
+        explicit: whether it takes a response port as its first argument, and answers through that port.
+        plain: whether a bare function call serves it: not a coroutine, no timeout, no response port.
     """
 
     def __init__(
@@ -79,13 +88,13 @@ class EndpointMethod(Generic[P, R]):
             self.timeout_s = check_seconds(f"the timeout of endpoint {function.__name__}", timeout_s)
         self.__doc__ = function.__doc__
         self.__name__ = function.__name__
-        self._fitting: set[int] = set()  # numbers of positional arguments that fit, of those seen so far
+        self._fitting: set[int] = set()  # counts of positional arguments that are known to fit
 
     def check(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        """Refuse, here and now, arguments that the remote method could not take.
+        """Check arguments against the signature of the remote method, before anything is sent.
 
         Raises:
-            TypeError: with the signature in its text.
+            TypeError: they do not fit; the text contains the signature.
         """
         if kwargs:
             check_arguments(self.__name__, self.signature, args, kwargs)
@@ -122,20 +131,21 @@ def endpoint(
     timeout: float | None = None,
     explicit_response_port: bool = False,
 ) -> Any:  # the overloads say it exactly
-    """Let other actors and the controller call this method; `def` and `async def` both work, in one class too.
+    """Let other actors and the controller call this method; a class may mix `def` and `async def`.
 
-    Functions run on the actor's own thread, where no event loop runs; coroutines on the proc's one loop.
+    Functions run on the actor's thread, which has no event loop; coroutines run on the proc's shared loop.
 
     Args:
-        concurrent: take other messages while a coroutine runs; they may overtake each other.
-        timeout: seconds that the endpoint may run; then the caller gets `TimeoutError`. A coroutine is
+        concurrent: handle other messages while a coroutine runs; they may overtake each other.
+        timeout: seconds that the endpoint may run; after that the caller gets `TimeoutError`. A coroutine is
             cancelled; a function cannot be, and keeps its actor busy until it returns.
-        explicit_response_port: the method gets a port before the caller's arguments. What it sends there is
-            the answer, at any time and from any thread; what it returns is not.
+        explicit_response_port: pass a port before the caller's arguments. The first value sent to that port is
+            the answer, at any time and from any thread; the return value is ignored.
 
     Raises:
-        TypeError: an argument of another type; *concurrent* of what is no coroutine function; no parameter for a port.
-        ValueError: a *timeout* that is not above 0.
+        TypeError: an argument of the wrong type; *concurrent* on a function that is not a coroutine function; no
+            parameter for the port.
+        ValueError: *timeout* is not above 0.
     """
     check_flag("concurrent", concurrent)
     check_flag("explicit_response_port", explicit_response_port)
@@ -157,24 +167,18 @@ def concurrent_endpoint(
     timeout: float | None = None,
     explicit_response_port: bool = False,
 ) -> Any:  # the overloads say it exactly
-    """Mark a coroutine function as an endpoint that overlaps with others: ``endpoint(concurrent=True)``.
+    """Shorthand for ``endpoint(concurrent=True)``.
 
     Args:
-        timeout: seconds that the endpoint may run; then it is cancelled, and the caller gets `TimeoutError`. None sets
-            no limit.
-        explicit_response_port: whether the method gets a `ResponsePort` before the caller's arguments. What it sends
-            there is the answer; its return value is ignored.
-
-    Raises:
-        TypeError: an argument of another type; *function* is not a coroutine function; no parameter for the port.
-        ValueError: *timeout* is not above 0.
+        timeout: see `endpoint`.
+        explicit_response_port: see `endpoint`.
     """
     mark = endpoint(concurrent=True, timeout=timeout, explicit_response_port=explicit_response_port)
     return mark if function is None else mark(function)
 
 
 def endpoints_of(cls: type) -> dict[str, EndpointMethod[..., object]]:
-    """The endpoints of *cls* by name, inherited ones included."""
+    """The endpoints of *cls* by name, including inherited ones."""
     found: dict[str, EndpointMethod[..., object]] = {}
     for base in reversed(cls.__mro__):
         for name, member in vars(base).items():
@@ -185,11 +189,12 @@ def endpoints_of(cls: type) -> dict[str, EndpointMethod[..., object]]:
     return found
 
 
-def unmarked(cls: type, wire_name: str) -> EndpointMethod[..., object] | None:
-    """A method without `endpoint` as one, for callers who ask for that; None if there is none.
+def unmarked_method(cls: type, wire_name: str) -> EndpointMethod[..., object] | None:
+    """Wrap a method that is not marked with `endpoint`, for callers that use `as_endpoint`; None if there is none.
 
     Args:
-        wire_name: ``name()``, or ``name(port)`` for one that takes a port first. No endpoint is called so.
+        wire_name: ``name()``, or ``name(port)`` for a method that takes a response port first. Neither can be the name
+            of an endpoint.
     """
     name, bracket, port = wire_name.partition("(")
     method = inspect.getattr_static(cls, name, None) if bracket else None
@@ -199,10 +204,10 @@ def unmarked(cls: type, wire_name: str) -> EndpointMethod[..., object] | None:
 def check_arguments(
     name: str, signature: inspect.Signature, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> None:
-    """Refuse, here and now, arguments that the remote method could not take.
+    """Check arguments against the signature of the remote method, before anything is sent.
 
     Raises:
-        TypeError: with the signature in its text.
+        TypeError: they do not fit; the text contains the signature.
     """
     try:
         signature.bind(None, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""Failures that no call reports, and what becomes of those that nobody handles."""
+"""Actor failures that no call reports, and the end of the program if such a failure is not handled."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from types import FrameType
 
 from monarch_hpc.core.description import trace_of
 
-__all__ = ["MeshFailure", "complain", "end_program", "leaving_on_faults", "tell_program"]
+__all__ = ["MeshFailure", "end_program", "exit_on_faults", "print_error", "run_fault_hook"]
 
 _SIGNAL = signal.SIGURG
-"""Wakes the main thread, whatever it waits in. Ignored by default, and used by no library that we know of."""
+"""Interrupts the main thread in any wait. Ignored by default, and used by no library that we know of."""
 
 
-_HEAR_S = 10.0
-"""How long the main thread may take to hear that the program ends.
+_REACT_S = 10.0
+"""How long the main thread may take to react to the signal that ends the program.
 
-It hears within milliseconds, also while it sleeps or waits for a lock of Python's, unless it is in C code that no
-signal interrupts. Longer than a loaded machine needs, and than most calls into C take.
+It reacts within milliseconds, also while it sleeps or waits for a Python lock, unless it is in C code that no signal
+interrupts. The limit is longer than a loaded machine needs, and longer than most calls into C take.
 """
 
-_LOOK_S = 0.1
-"""How often to see whether it has heard: a moment beside the time that it has."""
+_POLL_S = 0.1
+"""Poll interval while waiting for the main thread to react."""
 
 _ABANDON_S = 20.0
-"""How long procs may take to end after that: longer than the agents of an embedded allocation need."""
+"""How long procs may take to end after that: longer than the agents of an embedded allocation take."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeshFailure:
-    """One actor of a mesh is dead.
+    """The death of one actor of a mesh.
 
     Attributes:
         mesh_name: the name given to `spawn`.
-        rank: of the actor in that mesh.
+        rank: rank of the actor in that mesh.
         where: actor, rank and host, in words.
-        cause: what it raised, or how its proc ended, in words.
-        trace: the formatted traceback; empty where there is none.
+        cause: the exception that it raised, or the end of its proc, in words.
+        trace: the formatted traceback; empty if there is none.
     """
 
     mesh_name: str
@@ -58,12 +58,12 @@ class MeshFailure:
         return f"{self.where} died: {self.cause}"
 
     def report(self) -> str:
-        """All that is known of the failure, in several lines."""
+        """Describe the failure in full, with its traceback."""
         return f"{self}\n{self.trace}".rstrip()
 
 
-def complain(text: str) -> None:
-    """Print to stderr, if it takes it: users may have replaced it, or closed it."""
+def print_error(text: str) -> None:
+    """Print to stderr; ignore errors, because user code may have replaced or closed it."""
     with contextlib.suppress(BaseException):
         print(text, file=sys.stderr, flush=True)
 
@@ -71,55 +71,55 @@ def complain(text: str) -> None:
 def end_program(failure: MeshFailure) -> None:
     """Print the failure and end the program with exit code 1: its main thread raises `SystemExit`.
 
-    If that thread is in C code that no signal interrupts, the program ends 10 s later all the same, without its own
-    clean-up; its procs are ended.
+    If that thread is in C code that no signal interrupts, the process exits 10 s later, without the program's clean-up;
+    its procs are ended first.
 
-    This is what `monarch_hpc.actor.unhandled_fault_hook` does unless another function is assigned to it.
+    This is the default of `monarch_hpc.actor.unhandled_fault_hook`.
     """
     advice = "handle it in the owner's __supervise__, or assign monarch_hpc.actor.unhandled_fault_hook"
-    complain(f"monarch-hpc: nobody handled a failure ({advice}): {failure.report()}")
+    print_error(f"monarch-hpc: unhandled failure ({advice}): {failure.report()}")
     main = threading.main_thread()
     if _leaving.armed and main.ident is not None:
         signal.pthread_kill(main.ident, _SIGNAL)
     elif main.ident is not None and callable(signal.getsignal(signal.SIGINT)):
-        signal.pthread_kill(main.ident, signal.SIGINT)  # wakes it, which `interrupt_main` does not
+        signal.pthread_kill(main.ident, signal.SIGINT)  # interrupts a wait, which `interrupt_main` does not
     else:
         _thread.interrupt_main()
-    threading.Thread(target=_insist, args=(_place(main),), name="monarch-end", daemon=True).start()
+    threading.Thread(target=_force_exit, args=(_position(main),), name="monarch-end", daemon=True).start()
 
 
-def tell_program(failure: MeshFailure) -> None:
-    """Call `monarch_hpc.actor.unhandled_fault_hook`, on a thread where it may call actors and wait."""
+def run_fault_hook(failure: MeshFailure) -> None:
+    """Call `monarch_hpc.actor.unhandled_fault_hook` on a separate thread, where it may call actors and wait."""
     threading.Thread(target=_call_hook, args=(failure,), name="monarch-fault", daemon=True).start()
 
 
 def _call_hook(failure: MeshFailure) -> None:
-    from monarch_hpc import actor  # it imports this module, and users assign to it
+    from monarch_hpc import actor  # here: it imports this module. Looked up at the call: users assign to the hook
 
     try:
         actor.unhandled_fault_hook(failure)
-    except BaseException as error:  # noqa: BLE001 user code; what it did not handle is still to be handled
-        complain(trace_of(error))
+    except BaseException as error:  # noqa: BLE001 user code; the failure is still unhandled
+        print_error(trace_of(error))
         end_program(failure)
 
 
 class _Leaving:
-    """How this process ends when nobody handles a failure.
+    """State of the end of this process after an unhandled failure.
 
     Attributes:
-        armed: the main thread hears our signal.
-        heard: it did.
-        abandon: ends what the program has started, without its main thread.
+        armed: whether the handler of our signal is installed.
+        reacted: whether that handler has run.
+        abandon: ends the program's procs without its main thread; None outside `exit_on_faults`.
     """
 
     def __init__(self) -> None:
         self.armed = False
-        self.heard = False
+        self.reacted = False
         self.abandon: Callable[[], None] | None = None
 
     def leave(self, _signal: int, _frame: FrameType | None) -> None:
-        """The signal handler."""
-        self.heard = True
+        """Handle the signal: raise SystemExit in the main thread."""
+        self.reacted = True
         raise SystemExit(1)
 
 
@@ -127,17 +127,17 @@ _leaving = _Leaving()
 
 
 @contextlib.contextmanager
-def leaving_on_faults(abandon: Callable[[], None]) -> Iterator[None]:
-    """Let `end_program` end this process while the context is open; by its main thread, if entered there.
+def exit_on_faults(abandon: Callable[[], None]) -> Iterator[None]:
+    """Let `end_program` end this process while the context is open; through its main thread, if entered there.
 
     Args:
-        abandon: ends what the program has started, where its main thread hangs; on any thread.
+        abandon: ends the program's procs if its main thread hangs; called on another thread.
     """
     _leaving.abandon = abandon
     in_main = threading.current_thread() is threading.main_thread()
     if in_main and signal.getsignal(_SIGNAL) is signal.SIG_DFL:
         signal.signal(_SIGNAL, _leaving.leave)
-        _leaving.armed, _leaving.heard = True, False
+        _leaving.armed, _leaving.reacted = True, False
     try:
         yield
     finally:
@@ -147,26 +147,27 @@ def leaving_on_faults(abandon: Callable[[], None]) -> Iterator[None]:
         _leaving.abandon = None
 
 
-def _place(main: threading.Thread) -> tuple[FrameType | None, int]:
-    """Where the main thread is: which call of which function."""
+def _position(main: threading.Thread) -> tuple[FrameType | None, int]:
+    """The position of the main thread: frame and instruction."""
     frame = sys._current_frames().get(main.ident or 0)
     return frame, -1 if frame is None else frame.f_lasti
 
 
-def _insist(at: tuple[FrameType | None, int]) -> None:
-    """End the process if the main thread does not hear that it ends."""
+def _force_exit(at: tuple[FrameType | None, int]) -> None:
+    """End the process if the main thread does not react; *at* is its position before the signal."""
     abandon = _leaving.abandon
     main = threading.main_thread()
-    for _ in range(max(round(_HEAR_S / _LOOK_S), 1)):  # not by the clock: a program may be stopped, and go on
-        if _leaving.heard or not main.is_alive() or _leaving.abandon is None:
-            return  # what it cleans up may take as long as it likes
-        time.sleep(_LOOK_S)
-    frame, _ = now = _place(main)
+    # Counted in polls, not by the clock: the program may be stopped and resumed.
+    for _ in range(max(round(_REACT_S / _POLL_S), 1)):
+        if _leaving.reacted or not main.is_alive() or _leaving.abandon is None:
+            return  # clean-up may take any time
+        time.sleep(_POLL_S)
+    frame, _ = now = _position(main)
     if not _leaving.armed and now != at:
-        return  # it runs Python code, and has heard
+        return  # it runs Python code, so it has seen the interrupt
     where = "".join(traceback.format_stack(frame)) if frame is not None else ""
     print(
-        f"monarch-hpc: the main thread has not heard of that in {_HEAR_S:g} s: no signal interrupts what it is in. "
+        f"monarch-hpc: the main thread did not react within {_REACT_S:g} s: it is in C code that no signal interrupts. "
         f"The program ends here, without its own clean-up.\n{where}",
         file=sys.stderr,
         flush=True,

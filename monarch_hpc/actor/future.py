@@ -1,4 +1,4 @@
-"""The answer to a call that may not be there yet."""
+"""Futures: the results of calls in flight."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ T = TypeVar("T")
 _RUNNING = "RUNNING"
 _FINISHED = "FINISHED"
 _CANCELLED = "CANCELLED_AND_NOTIFIED"
-"""The words that `concurrent.futures.wait` and `as_completed` look for."""
+"""The states that `concurrent.futures.wait` and `as_completed` compare with."""
 
-_turn = _thread.allocate_lock()
-"""Held for the few instructions in which any future changes its state: a lock for each would cost more."""
+_state_lock = _thread.allocate_lock()
+"""Held for the few instructions in which a future changes state; shared by all, as a lock for each would cost more."""
 
 _REBUILDING = object()
 _MOMENT_S = 0.0005
@@ -36,25 +36,25 @@ _log = Logger(__name__)
 
 
 def _an_answer() -> str:
-    return "whoever was asked"
+    return "the callee"
 
 
 class Future(concurrent.futures.Future[T], Generic[T]):
     """One result: read it with `get()` from a thread or with `await` from a coroutine.
 
-    A timed-out read leaves the future as it is; a stored exception is raised at every read. It is a
-    `concurrent.futures.Future` as well, for `wait`, `as_completed` and whatever else takes one.
+    A timed-out read leaves the future as it is; a stored exception is raised at every read. It is also a
+    `concurrent.futures.Future`, and works with `wait`, `as_completed` and everything else that takes one.
 
     Args:
-        waits_for: whose answer is missing, in words, for who waited too long.
-        give_up: tells whoever was asked that the future was cancelled; from any thread.
+        waits_for: describes the callee, for the text of `TimeoutError`.
+        give_up: called when the future is cancelled, to cancel the call; from any thread.
     """
 
-    # Here, and not in each of them: a future is made with every call.
+    # Class attributes, not set in each instance: every call creates a future.
     _state = _RUNNING
     _value: T | None = None
     _error: BaseException | None = None
-    _raw: Any = None  # what `_rebuild` makes the value of; None when that is done
+    _raw: Any = None  # input of `_rebuild`; None once the value is rebuilt
     _callbacks: Sequence[Callable[[Future[T]], object]] = ()
     _recorder: Recorder | None = None
     _calls: Callable[[], tuple[int, int]]
@@ -62,14 +62,14 @@ class Future(concurrent.futures.Future[T], Generic[T]):
     def __init__(
         self, engine: Engine, waits_for: Callable[[], str] = _an_answer, give_up: Callable[[], None] | None = None
     ) -> None:
-        # Not the base's constructor: its condition alone costs more than all of this. See `__getattr__`.
+        # The base's constructor is not called: its condition alone costs more than all of this. See `__getattr__`.
         self._engine = engine
         self._waits_for = waits_for
         if give_up is not None:
-            self._give_up = give_up  # type: ignore[method-assign]  # as `waits_for`, which subclasses have as a method
+            self._give_up = give_up  # type: ignore[method-assign]  # an attribute here, like `_waits_for`; a method in subclasses
 
     def _give_up(self) -> None:
-        """Tell whoever was asked that nobody waits any more."""
+        """Cancel the call at the callee."""
 
     def __getattr__(self, name: str) -> Any:
         if name == "_condition":
@@ -86,7 +86,7 @@ class Future(concurrent.futures.Future[T], Generic[T]):
         return f"<Future {state[self._state]} {self._waits_for()}>"
 
     def watch(self, recorder: Recorder, calls: Callable[[], tuple[int, int]]) -> None:
-        """Let *recorder* know of those who wait for this future: its `wait` is given what *calls* returns."""
+        """Record waits for this future in *recorder*; *calls* returns the range of call numbers waited for."""
         self._recorder = recorder
         self._calls = calls
 
@@ -96,16 +96,17 @@ class Future(concurrent.futures.Future[T], Generic[T]):
         """Wait for the value; the waiting thread drives the I/O itself.
 
         Args:
-            timeout: seconds; None waits until the value comes or the other side is known to be gone.
+            timeout: seconds; None waits until there is an answer, or the callee is known to be gone.
 
         Raises:
-            TimeoutError: nothing came in time; the future can be read again.
-            TypeError: *timeout* is not a number; ValueError for one that is too large.
-            RuntimeError: called where an event loop runs, which it would block, or in a callback.
-            concurrent.futures.CancelledError: it was cancelled.
-            Exception: what the endpoint raised, or why it cannot answer.
+            TimeoutError: there was no answer in time; the future can be read again.
+            TypeError: *timeout* is not a number.
+            ValueError: *timeout* is too large.
+            RuntimeError: called on a thread with a running event loop, which it would block, or in a callback.
+            concurrent.futures.CancelledError: the future was cancelled.
+            Exception: raised by the endpoint, or the reason why it cannot answer.
         """
-        # Also where it would not block, this time: whether it does must not depend on who is faster.
+        # Raised even if the future is done: whether it raises must not depend on a race.
         if asyncio._get_running_loop() is not None:
             raise RuntimeError("get() would block the running event loop: write 'await future' instead")
         if timeout is not None:
@@ -115,7 +116,7 @@ class Future(concurrent.futures.Future[T], Generic[T]):
         return self._read()
 
     def result(self, timeout: float | None = None) -> T:
-        """Like `get`; where an event loop runs it may be called once the future is done."""
+        """Like `get`; once the future is done, it may be called on a thread with a running event loop."""
         if timeout is not None:
             _check_timeout(timeout)
         if self._state is _RUNNING:
@@ -123,7 +124,7 @@ class Future(concurrent.futures.Future[T], Generic[T]):
         return self._read()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait like `result`; return the exception instead of raising it, None if there is a value."""
+        """Wait like `result`; return the exception instead of raising it, or None if there is a value."""
         try:
             self.result(timeout)
         except BaseException as error:
@@ -144,18 +145,18 @@ class Future(concurrent.futures.Future[T], Generic[T]):
                     waiter.set_result(None)
 
             def done(_future: Future[T]) -> None:
-                with contextlib.suppress(RuntimeError):  # the loop was closed, and whoever waited there is gone
+                with contextlib.suppress(RuntimeError):  # the loop is closed, and the waiting coroutine gone
                     loop.call_soon_threadsafe(wake)
 
             self.add_done_callback(done)
-            place = self._sit_down()
+            place = self._begin_wait()
             try:
                 yield from waiter.__await__()
             except BaseException:
                 self._abandon(done)
                 raise
             finally:
-                self._stand_up(place)
+                self._end_wait(place)
         if self._state is _CANCELLED:
             raise asyncio.CancelledError
         return self._read()
@@ -163,7 +164,7 @@ class Future(concurrent.futures.Future[T], Generic[T]):
     def as_asyncio(self) -> asyncio.Future[T]:
         """A future of the running event loop with the same outcome.
 
-        Cancelling it, as `asyncio.wait_for` does when its time is over, leaves this one as it is.
+        Cancelling that future, as `asyncio.wait_for` does on timeout, does not cancel this one.
         """
         return asyncio.ensure_future(self._awaited())
 
@@ -171,23 +172,23 @@ class Future(concurrent.futures.Future[T], Generic[T]):
         return await self
 
     def done(self) -> bool:
-        """Whether a read would return or raise at once."""
+        """Whether a read returns or raises at once."""
         return self._state is not _RUNNING
 
     def running(self) -> bool:
-        """Whether there is no outcome yet: calls are under way from the start."""
+        """Whether there is no outcome yet: a call is in flight from the start."""
         return self._state is _RUNNING
 
     def cancelled(self) -> bool:
-        """Whether `cancel` came first."""
+        """Whether the future was cancelled before it was done."""
         return self._state is _CANCELLED
 
     def add_done_callback(self, callback: Callable[[Future[T]], object]) -> None:
-        """Call *callback* with this future when it is done, or now.
+        """Call *callback* with this future when it is done; at once if it is done already.
 
-        It runs on the thread that drives all I/O, so it must be short, and must not wait for others.
+        The callback may run on the thread that drives all I/O, so it must be short and must not wait for other futures.
         """
-        with _turn:
+        with _state_lock:
             if self._state is _RUNNING:
                 self._callbacks = (*self._callbacks, callback)
                 return
@@ -196,66 +197,66 @@ class Future(concurrent.futures.Future[T], Generic[T]):
     # ---- ending ----
 
     def cancel(self) -> bool:
-        """Give up the answer; return whether there is none.
+        """Cancel the future and its call; return whether the future is cancelled.
 
-        Whoever was asked is told: a call that has not begun does not run, and a coroutine is cancelled. A function
-        goes on; what it answers is dropped. A future that is done stays as it is.
+        At the callee, a call that has not begun does not run, and a coroutine is cancelled. A function runs to its end,
+        and its answer is dropped. A future that is done stays as it is.
         """
         if self._end(_CANCELLED):
             self._give_up()
         return self._state is _CANCELLED
 
     def set_result(self, value: T) -> None:
-        """Complete the future; for whoever made it. Only the first completion counts."""
+        """Complete the future with *value*; for the code that created it. Only the first completion counts."""
         self._end(_FINISHED, value=value)
 
     def set_exception(self, error: BaseException | None) -> None:
-        """Complete the future with *error*; otherwise as `set_result`."""
+        """Complete the future with *error*; otherwise like `set_result`."""
         self._end(_FINISHED, error=error, fails=error is not None)
 
     def set_resolver(self, resolve: Callable[[], T], *, fails: bool = False) -> None:
-        """Complete the future with what *resolve* returns or raises, in the thread that first reads it.
+        """Complete the future with the outcome of *resolve*, which runs in the first thread that reads it.
 
-        User values are rebuilt by user code, which must not run where the I/O is driven.
+        Unpickling runs user code, which must not run on the thread that drives the I/O.
 
         Args:
-            fails: *resolve* will raise, for who waits for a first failure.
+            fails: whether *resolve* will raise; needed for `concurrent.futures.FIRST_EXCEPTION`.
         """
         self._complete(resolve, fails)
 
     def _complete(self, raw: object, fails: bool) -> bool:
-        """Complete the future with what `_rebuild` will make of *raw*; False if it was complete."""
-        with _turn:
+        """Complete the future with *raw*, from which `_rebuild` makes the value; False if it was complete already."""
+        with _state_lock:
             if self._state is not _RUNNING:
                 return False
             self._raw = raw
             self._state = _FINISHED
         self._engine.wake_waiters()
-        self._tell(fails)
+        self._notify(fails)
         return True
 
     def _end(
         self, state: str, *, value: T | None = None, error: BaseException | None = None, fails: bool = False
     ) -> bool:
-        with _turn:
+        with _state_lock:
             if self._state is not _RUNNING:
                 return False
             self._value, self._error = value, error
             self._state = state
         self._engine.wake_waiters()
-        self._tell(fails)
+        self._notify(fails)
         return True
 
-    def _tell(self, fails: bool) -> None:
-        """Tell those who did not wait in `get`; once."""
+    def _notify(self, fails: bool) -> None:
+        """Run the callbacks and wake the waiters of `concurrent.futures`; once."""
         if "_condition" in self.__dict__:
-            self._tell_waiters(fails)
+            self._notify_waiters(fails)
         if self._callbacks:
             callbacks, self._callbacks = self._callbacks, ()
             for callback in callbacks:
                 self._run(callback)
 
-    def _tell_waiters(self, fails: bool) -> None:
+    def _notify_waiters(self, fails: bool) -> None:
         with self._condition:
             for waiter in self._waiters:
                 if self._state is _CANCELLED:
@@ -280,24 +281,24 @@ class Future(concurrent.futures.Future[T], Generic[T]):
 
     def _wait(self, timeout: float | None) -> None:
         self._check_may_wait()
-        place = self._sit_down()
+        place = self._begin_wait()
         try:
             ended = self._engine.wait(self._has_ended, timeout)
         finally:
-            self._stand_up(place)
+            self._end_wait(place)
         if not ended and self._state is _RUNNING:
             if self._engine.closed:
-                raise RuntimeError("the connection to the allocation was closed while a call was under way")
+                raise RuntimeError("the connection to the allocation was closed while a call was in flight")
             raise TimeoutError(f"no answer in {timeout} s from {self._waits_for()}; the future can be read again")
 
     def _check_may_wait(self) -> None:
         if self._engine.driving:
-            raise RuntimeError("a done-callback must not wait for a future: add a callback to that one")
+            raise RuntimeError("a done-callback must not wait for a future: add a callback to that future instead")
 
-    def _sit_down(self) -> int:
+    def _begin_wait(self) -> int:
         return -1 if self._recorder is None else self._recorder.wait(*self._calls())
 
-    def _stand_up(self, place: int) -> None:
+    def _end_wait(self, place: int) -> None:
         if self._recorder is not None and place >= 0:
             self._recorder.waited(place)
 
@@ -305,8 +306,8 @@ class Future(concurrent.futures.Future[T], Generic[T]):
         return self._state is not _RUNNING
 
     def _abandon(self, callback: Callable[[Future[T]], object]) -> None:
-        """Forget *callback*: the coroutine that waited was cancelled."""
-        with _turn:
+        """Remove *callback*: the coroutine that waited was cancelled."""
+        with _state_lock:
             self._callbacks = tuple(kept for kept in self._callbacks if kept is not callback)
 
     def _read(self) -> T:
@@ -315,38 +316,38 @@ class Future(concurrent.futures.Future[T], Generic[T]):
         if self._raw is not None:
             self._settle()
         if self._error is not None:
-            # Each reader gets its own traceback, not the one of those who read before.
-            raise BaseException.with_traceback(self._error, None)  # of its class it may be anything
+            # Each reader gets a fresh traceback, without the frames of earlier readers.
+            raise BaseException.with_traceback(self._error, None)  # unbound: the class may override it
         return cast(T, self._value)
 
     def _settle(self) -> None:
         raw = None
         try:
-            with _turn:
+            with _state_lock:
                 raw = self._raw
                 if raw is not None:
                     self._raw = _REBUILDING
-            if raw is _REBUILDING:  # by another reader, in a moment; a lock for each future would cost more than it all
+            if raw is _REBUILDING:  # another reader is at it, for a moment; a lock per future would cost more
                 while self._raw is _REBUILDING:
                     time.sleep(_MOMENT_S)
             elif raw is not None:
                 self._value = self._rebuild(raw)
                 self._raw = None
-        except Exception as error:  # noqa: BLE001 what a remote rank raised, or user code that rebuilds values
+        except Exception as error:  # noqa: BLE001 raised by a remote rank, or by user code that rebuilds values
             self._error = error
             self._raw = None
-        except BaseException:  # of this thread's own, Ctrl-C at any of these lines too: the next reader tries again
+        except BaseException:  # raised in this thread, such as Ctrl-C at any of these lines: the next reader retries
             if raw is not None and raw is not _REBUILDING:
                 self._raw = raw
             raise
 
     def _rebuild(self, raw: Any) -> T:
-        """The value, or the exception raised; on the thread that reads first, once."""
+        """Return the value or raise the exception; runs once, on the first thread that reads."""
         value: T = raw()
         return value
 
 
 def _check_timeout(timeout: object) -> None:
-    # What is left until a deadline may be less than nothing: then nothing is waited for.
+    # The time left until a deadline may be negative: then the read does not wait.
     if not isinstance(timeout, (int, float)) or not timeout < 0:
         check_seconds("timeout", timeout, zero=True)

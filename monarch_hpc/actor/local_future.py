@@ -1,4 +1,4 @@
-"""Futures that no message completes: those of a coroutine, and those that this process completes itself."""
+"""Futures completed within this process: by a coroutine, or by a thread."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ T = TypeVar("T")
 
 
 class _WaitingThreads(Owned):
-    """In an engine's place: wakes who waits, and has no I/O to drive."""
+    """Stands in for an engine: blocks and wakes threads, without any I/O to drive."""
 
     driving = False
     closed = False
 
     def __init__(self) -> None:
-        self._rung = threading.Condition()
+        self._changed = threading.Condition()
 
     def wake_waiters(self) -> None:
-        """Let all look again."""
-        with self._rung:
-            self._rung.notify_all()
+        """Make all waiting threads check their conditions."""
+        with self._changed:
+            self._changed.notify_all()
 
     def wait(self, ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Wait until *ready*."""
-        with self._rung:
-            return self._rung.wait_for(ready, timeout_s)
+        """Wait until *ready* returns True; False if it timed out."""
+        with self._changed:
+            return self._changed.wait_for(ready, timeout_s)
 
 
 class _SharedCoroutine(Future[T], Generic[T]):
-    """Runs a coroutine for the first who wants its outcome, and gives it to all."""
+    """Runs a coroutine at the first read, and gives its outcome to all readers."""
 
     def __init__(self, body: Coroutine[Any, Any, T], context: contextvars.Context) -> None:
         super().__init__(cast(Engine, _WaitingThreads()), lambda: getattr(body, "__qualname__", "a coroutine"))
@@ -52,7 +52,7 @@ class _SharedCoroutine(Future[T], Generic[T]):
 
     def __del__(self) -> None:
         if (body := self.__dict__.get("_body")) is not None:
-            body.close()  # nobody wanted it: no warning that it was never awaited
+            body.close()  # never read: suppresses the 'never awaited' warning
 
     def _claim(self) -> Coroutine[Any, Any, T] | None:
         with self._claiming:
@@ -67,7 +67,7 @@ class _SharedCoroutine(Future[T], Generic[T]):
         try:
             with asyncio.Runner() as runner:
                 self.set_result(runner.run(asyncio.wait_for(body, timeout), context=self._context))
-        except Exception as error:  # noqa: BLE001 raised by the read that follows, and by all others
+        except Exception as error:  # noqa: BLE001 raised by this and every later read
             self.set_exception(error)
         except BaseException:
             self.cancel()
@@ -92,12 +92,12 @@ class _SharedCoroutine(Future[T], Generic[T]):
 def returns_future(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Future[T]]:
     """Make an ``async def`` return a `Future`, for callers with and without an event loop.
 
-    Calling it starts nothing. The first ``await`` runs the body on the loop that awaits, the first ``get()`` in the
-    thread that calls; later readers get the same outcome. A ``get`` that times out cancels the body; who stops to
-    await does not.
+    Calling it starts nothing. A first ``await`` runs the body on the awaiting loop, a first ``get()`` in the calling
+    thread; later readers get the same outcome. A ``get`` that times out cancels the body; cancelling an ``await`` does
+    not.
 
     Raises:
-        TypeError: *function* is no ``async def``.
+        TypeError: *function* is not an ``async def``.
     """
     if not inspect.iscoroutinefunction(function):
         raise TypeError(f"returns_future takes an 'async def', not {function!r}")
@@ -110,12 +110,12 @@ def returns_future(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P,
 
 
 def completed(value: T) -> Future[T]:
-    """A future that is done."""
-    future: Future[T] = pending("nobody")
+    """Return a future that is already done."""
+    future: Future[T] = pending("this process")
     future.set_result(value)
     return future
 
 
 def pending(waits_for: str) -> Future[Any]:
-    """A future that a thread of this process completes."""
+    """Return a future for a thread of this process to complete."""
     return Future(cast(Engine, _WaitingThreads()), lambda: waits_for)

@@ -1,4 +1,4 @@
-"""Spans and meters of OpenTelemetry, for programs that bring it: without it they cost, and do, nothing."""
+"""OpenTelemetry spans and meters, for programs that install it; without it spans do nothing, at no cost."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _NAME = "monarch_hpc"
 
 
 def _library(name: str) -> Any:
-    # By its name: it is the program's own dependency, not one of ours.
+    # Imported by name: it is an optional dependency of the program.
     return importlib.import_module(f"opentelemetry.{name}")
 
 
 def get_meter() -> Any:
-    """OpenTelemetry's meter of this package; its counters and histograms go where the program's provider sends them.
+    """Return the OpenTelemetry meter of this package; its instruments report to the program's provider.
 
     Raises:
         ModuleNotFoundError: ``opentelemetry-api`` is not installed.
@@ -37,7 +37,7 @@ def get_meter() -> Any:
 
 
 def span(name: str) -> contextlib.AbstractContextManager[Any]:
-    """``with span("load"):`` a span of OpenTelemetry, with the actor's name; nothing where that is not installed."""
+    """An OpenTelemetry span with the actor's name: ``with span("load"):``. Does nothing if it is not installed."""
     try:
         trace = _library("trace")
     except ModuleNotFoundError:
@@ -52,7 +52,7 @@ def traced(fn: Callable[P, R], /) -> Callable[P, R]: ...
 @overload
 def traced(*, name: str | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 def traced(fn: Callable[..., Any] | None = None, /, *, name: str | None = None) -> Any:  # the overloads say it exactly
-    """Run a function, or a coroutine, in a `span` of its name, or of *name*."""
+    """Run a function or coroutine in a `span` with its name, or with *name*."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         title = name or function.__name__

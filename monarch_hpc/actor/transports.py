@@ -1,8 +1,7 @@
-"""What a Monarch program declares of its connections.
+"""Monarch's declarations of transports, kept as checked no-ops so that ported programs run.
 
-Here nobody has to: each pair of processes takes the best fabric that both have (config section `fabric`), sealed
-with the allocation's key wherever it leaves a host. So that moved programs run, what they declare is checked, and
-contradictions are errors as they are there; it changes nothing.
+No declaration is needed: each pair of processes uses the best fabric that both have (config section `fabric`), sealed
+with the allocation's key wherever it leaves a host. Declarations are checked, and contradictions raise as in Monarch.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _SHORT = {
     "metatls": ChannelTransport.MetaTlsWithIpV6,
     "metatls-hostname": ChannelTransport.MetaTlsWithHostname,
 }
-_HERE = {
+_ACCEPTED = {
     ChannelTransport.TcpWithLocalhost,
     ChannelTransport.TcpWithHostname,
     ChannelTransport.Tls,
@@ -50,23 +49,23 @@ _attached: str | None = None
 
 
 def enable_transport(transport: ChannelTransport | str) -> None:
-    """Declare how this program communicates; checked, remembered, and without effect.
+    """Declare the transport of this program; checked and remembered, but without effect.
 
-    Fabrics are chosen for each pair of processes, by the configuration (`fabric.order`), and every connection between
-    hosts is authenticated and encrypted, whichever is declared here. A program listens nowhere, and binds no address.
+    Whatever is declared, the configuration (`fabric.order`) chooses the fabric for each pair of processes, and every
+    connection between hosts is authenticated and encrypted. A program does not listen on any address.
 
     Args:
         transport: a member of `ChannelTransport`; ``ipc``, ``tcp`` or ``tls``; or an address, ``tcp://address:port``.
 
     Raises:
-        TypeError: neither a string nor a member of `ChannelTransport`.
+        TypeError: *transport* is neither a string nor a member of `ChannelTransport`.
         ValueError: there is no such transport here.
-        RuntimeError: another one was declared before, or the program has begun to communicate.
+        RuntimeError: another transport was declared before, or the program already communicates.
     """
     global _declared
     check_instance("transport", transport, (str, ChannelTransport), "'tcp', 'ipc', 'tls' or a ChannelTransport")
     wanted = _SHORT.get(transport, transport) if isinstance(transport, str) else transport
-    if isinstance(wanted, ChannelTransport) and wanted not in _HERE:
+    if isinstance(wanted, ChannelTransport) and wanted not in _ACCEPTED:
         raise ValueError(f"transport {wanted.value!r} exists at Meta only; give 'tcp', or leave the call out")
     if isinstance(wanted, str) and not wanted.startswith(("tcp://", "ipc://", "tls://")):
         raise ValueError(f"no transport {transport!r}: give 'ipc', 'tcp', 'tls' or an address, tcp://address:port")
@@ -74,25 +73,25 @@ def enable_transport(transport: ChannelTransport | str) -> None:
         return
     if _declared is not None:
         was = _declared if isinstance(_declared, str) else _declared.value
-        raise RuntimeError(f"transport {was!r} is enabled already; a program has one, and {transport!r} is another")
+        raise RuntimeError(f"transport {was!r} is enabled already; a program cannot also enable {transport!r}")
     if Runtime.current is not None:
-        raise RuntimeError("enable_transport() comes before the first use of hosts, procs or actors")
+        raise RuntimeError("call enable_transport() before the first use of hosts, procs or actors")
     _declared = wanted
 
 
 def attach(addr: str) -> None:
-    """Declare that this program stands outside its allocation's network; checked, remembered, and without effect.
+    """Declare that this program runs outside its allocation's network; checked and remembered, but without effect.
 
-    A proc that cannot be dialled is reached through the agents, and those through Slurm where no connection passes:
-    the program finds the way itself.
+    The program finds a route by itself: to procs that it cannot dial through the agents, and to the agents through
+    Slurm where no connection is possible.
 
     Args:
-        addr: of a process inside, ``tcp://host:port`` or ``ipc://path``.
+        addr: address of a process inside, ``tcp://host:port`` or ``ipc://path``.
 
     Raises:
-        TypeError: not a string.
-        ValueError: not an address.
-        RuntimeError: another one was given before.
+        TypeError: *addr* is not a string.
+        ValueError: *addr* is not an address.
+        RuntimeError: another address was given before.
     """
     global _attached
     check_text("addr", addr)

@@ -105,7 +105,7 @@ class ActorMesh(MeshView, Generic[A]):
         ranks = self._callee.ranks
         procs, actor = self._callee.procs, self._callee.actor
         if runtime.casts.stop(self._region, procs, actor, lambda place, answer: ended(ranks[place], answer)):
-            runtime.wards.stop_many(actor, [procs[rank] for rank in ranks])
+            runtime.ownership.stop_many(actor, [procs[rank] for rank in ranks])
             return future
         for rank in ranks:
             try:

@@ -96,7 +96,7 @@ class Instance:
         """
         cell = current_runtime().cell(self._number("kill"))
         if cell is not None:
-            cell.condemn(reason or "no reason was given")
+            cell.kill(reason or "no reason was given")
 
     def abort(self, reason: str | None = None) -> None:
         """The same as `kill`."""

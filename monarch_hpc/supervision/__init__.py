@@ -1,4 +1,4 @@
-"""Who is alive: pure machines that take times and events and answer with decisions."""
+"""Liveness of peers and processes: pure state machines that turn times and events into decisions."""
 
 from __future__ import annotations
 

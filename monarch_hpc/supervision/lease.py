@@ -1,4 +1,4 @@
-"""When a silent peer counts as suspect, and when as dead.
+"""Leases: the rules by which a silent peer becomes suspect, then dead.
 
 TCP never notices a frozen or unplugged peer, so silence itself is the evidence.
 """
@@ -12,7 +12,7 @@ __all__ = ["TRANSITIONS", "Lease", "Liveness"]
 
 
 class Liveness(enum.Enum):
-    """What silence tells of a peer."""
+    """State of a peer, judged by its silence."""
 
     ALIVE = "alive"
     SUSPECT = "suspect"
@@ -24,29 +24,29 @@ TRANSITIONS: dict[Liveness, frozenset[Liveness]] = {
     Liveness.SUSPECT: frozenset({Liveness.ALIVE, Liveness.SUSPECT, Liveness.DEAD}),
     Liveness.DEAD: frozenset({Liveness.DEAD}),
 }
-"""Where each state can go. Nobody returns from the dead: others have acted on the news."""
+"""Transitions allowed from each state. A dead peer stays dead, because other processes have acted on its death."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """How much silence is allowed.
+    """The limits on a peer's silence.
 
     Args:
-        suspect_s: silence after which nothing new is sent to the peer, in seconds.
-        dead_s: silence after which the peer counts as lost.
+        suspect_s: seconds of silence after which nothing new is sent to the peer.
+        dead_s: seconds of silence after which the peer is lost.
     """
 
     suspect_s: float
     dead_s: float
 
-    def judge(self, life: Liveness, heard_s: float, now_s: float) -> Liveness:
-        """Return the next state of a peer in state *life*.
+    def judge(self, state: Liveness, heard_s: float, now_s: float) -> Liveness:
+        """Return the next state of a peer in state *state*.
 
         Args:
-            heard_s: when it last gave a sign of life, in seconds of any clock that never goes back.
-            now_s: the same clock, now.
+            heard_s: time of the last sign of life, in seconds of any monotonic clock.
+            now_s: the current time, on the same clock.
         """
-        if life is Liveness.DEAD:
+        if state is Liveness.DEAD:
             return Liveness.DEAD
         silent_s = now_s - heard_s
         if silent_s >= self.dead_s:

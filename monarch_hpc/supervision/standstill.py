@@ -1,7 +1,7 @@
-"""When a process that a signal has stopped counts as suspect, and when as lost.
+"""Judges when a process that a signal has stopped becomes suspect, then lost.
 
-Only the kernel's word counts, never silence: a process that computes with the interpreter's lock held answers
-nobody and is well.
+The evidence is the process state in the kernel, never silence: a process that computes with the interpreter's lock held
+answers no messages, and is well.
 """
 
 from __future__ import annotations
@@ -11,29 +11,29 @@ from monarch_hpc.supervision.lease import Lease, Liveness
 __all__ = ["STOPPED", "Standstill"]
 
 STOPPED = "T"
-"""State of a stopped process in ``/proc/PID/stat``. One that a debugger holds is in ``t``: somebody looks after it."""
+"""State letter of a stopped process in ``/proc/PID/stat``. A traced process is in ``t``, which does not count."""
 
 
 class Standstill:
-    """One process, seen from time to time.
+    """One watched process, sampled periodically.
 
     Args:
         lease: how long it may be stopped.
-        step_s: how often it is seen. Who comes later was stopped or starved himself, as when a whole job is suspended,
-            and may wake up before those he watches: the time that he missed does not count.
-        now_s: seconds of any clock that never goes back.
+        step_s: sampling interval. A late sample means that the watcher itself was stopped or starved, as when a whole
+            job is suspended; it may be resumed before the watched process, so the missed time does not count.
+        now_s: the current time, in seconds of any monotonic clock.
     """
 
     def __init__(self, lease: Lease, step_s: float, now_s: float) -> None:
         self._lease = lease
         self._step_s = step_s
         self._ran_s = self._seen_s = now_s
-        self._life = Liveness.ALIVE
+        self._liveness = Liveness.ALIVE
 
     def see(self, state: str, now_s: float) -> tuple[Liveness, float]:
-        """Take note of the kernel's *state* letter; return what it makes of the process, and how long it has stood.
+        """Add a sample of the kernel's *state* letter; return the liveness and the stopped time in seconds.
 
-        The length is that of the standstill that ends now, where one ends.
+        If the process has just been resumed, the time is the length of the standstill that has ended.
         """
         late_s = now_s - self._seen_s - self._step_s
         if late_s > self._step_s:
@@ -42,5 +42,5 @@ class Standstill:
         self._seen_s = now_s
         if state != STOPPED:
             self._ran_s = now_s
-        self._life = self._lease.judge(self._life, self._ran_s, now_s)
-        return self._life, stood_s
+        self._liveness = self._lease.judge(self._liveness, self._ran_s, now_s)
+        return self._liveness, stood_s

@@ -1,1 +1,1 @@
-"""What a process leaves behind while it works: calls, waits and states, in memory that outlives it."""
+"""Records of calls, waits and states, which each process writes to memory that outlives it."""

@@ -1,7 +1,7 @@
-"""How long calls took, counted by powers of two: small, never full, and added up across processes. Pure.
+"""Histograms of durations in power-of-two buckets: fixed size, and additive across processes. Pure.
 
-Bucket 0 counts what took less than 2**BUCKET_BITS ns, bucket n what took at least 2**(BUCKET_BITS + n - 1) and less
-than twice that; the last one has no upper end.
+Bucket 0 counts durations below 2**BUCKET_BITS ns, bucket n those from 2**(BUCKET_BITS + n - 1) up to twice that; the
+last bucket has no upper bound.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ _FIRST_S = (1 << BUCKET_BITS) * 1e-9
 
 
 def bucket_of(ns: int) -> int:
-    """Return where a time that is not negative is counted."""
+    """Return the bucket of a duration that is not negative."""
     bits = (ns >> BUCKET_BITS).bit_length()
     return bits if bits < NUM_BUCKETS else NUM_BUCKETS - 1
 
 
 def added(one: Sequence[int], other: Sequence[int]) -> list[int]:
-    """Return the counts of both together; missing ones at the end are 0."""
+    """Return the sum of two histograms; missing buckets at the end count as 0."""
     return [first + second for first, second in zip_longest(one, other, fillvalue=0)]
 
 
 def quantile(counts: Sequence[int], share: float, longest_s: float) -> float:
-    """Return an estimate of the time in seconds that a share of the calls did not exceed; 0 if there were none.
+    """Return an estimate of a quantile of the durations, in seconds; 0 for an empty histogram.
 
-    It lies in the right bucket, so it is wrong by less than a factor of two where buckets have an end.
+    The estimate lies in the right bucket, so its error is less than a factor of two in bounded buckets.
 
     Args:
-        share: 0.99 for all but one of a hundred.
-        longest_s: the longest of them, which bounds it.
+        share: the quantile, such as 0.99.
+        longest_s: the longest duration, an upper bound on the estimate.
     """
     left = share * sum(counts)
     for bucket, count in enumerate(counts):

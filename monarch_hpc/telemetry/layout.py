@@ -2,22 +2,21 @@
 
 A record is 64 bytes, little-endian:
 
-    u64 t       CLOCK_MONOTONIC in nanoseconds, when it began
+    u64 t       start, in nanoseconds of CLOCK_MONOTONIC
     u16 kind    `RecordKind`
     u16 flags   `FAILED`
-    u32 actor   whose doing it is: a place in the actors' table plus 1; 0 for the program, or for the process
-    u32 name    an entry of the names: endpoint, mesh or cause; 0 for none
-    u32 peer    an entry of the names: the process at the other end; 0 for none, and for the many of a cast
-    u64 msg     number of the call among those of its caller, with the bit `CAST` of one that goes through the agents'
-                tree to many, which is counted apart; 0 for one without an answer; of an actor or a mesh its number
-    u64 bytes   size of the arguments; of an actor its rank
-    i64 dur     nanoseconds; `OPEN` while it goes on
-    u64 value   of a call that was sent: number of the called actor; of one that was handled, in the low half: for how
-                many microseconds it had waited here, in the high half: size of the answer; both end at 2**32 - 1;
-                of a proc its rank
-    u64 seq     not 0 in a record that is whole
+    u32 actor   acting actor: its slot in the actors' table plus 1; 0 for the program, or for the process
+    u32 name    number in the name table: endpoint, mesh or cause; 0 for none
+    u32 peer    number in the name table: the process at the other end; 0 for none, and for a cast
+    u64 msg     call: its number at the caller, with the bit `CAST` for a cast, which are numbered separately; 0 for a
+                call without an answer. Actor or mesh: its number
+    u64 bytes   call: size of the arguments. Actor: its rank
+    i64 dur     nanoseconds; `OPEN` while the call runs
+    u64 value   sent call: number of the called actor. Handled call: low half, microseconds queued in this process; high
+                half, size of the answer; both saturate at 2**32 - 1. Proc: its rank
+    u64 seq     not 0 in a complete record
 
-`seq` is last because it is written last: `struct.pack_into` clears the record and then fills in its fields in order,
+`seq` comes last because it is written last: `struct.pack_into` clears the record and then writes its fields in order,
 and a process may be killed between any two of them.
 """
 
@@ -67,73 +66,73 @@ MAGIC = b"MHPCTELE"
 VERSION = 3
 
 HEADER = struct.Struct("<8sIIQQQQ")
-"""Magic, version, bytes of it all, process id, incarnation, CLOCK_MONOTONIC and CLOCK_REALTIME at the start, in ns."""
+"""Magic, version, total size in bytes, pid, incarnation, CLOCK_MONOTONIC and CLOCK_REALTIME at the start, in ns."""
 
 REFUSED = struct.Struct("<Q")
 REFUSED_AT = HEADER.size
-"""How many connections the process has refused because they had no proof."""
+"""Number of connections that the process has refused because they did not prove the key."""
 
 RECORD = struct.Struct("<QHHIIIQQqQQ")
 RECORD_BYTES = RECORD.size
 
 NUMBER = (1 << 63) - 1
-"""The bits of a call's number that count; who numbers calls may use the last one for a mark of its own."""
+"""Mask of the significant bits of a call number; the highest bit is free for flags of the caller."""
 
 CAST = 1 << 62
-"""In the number of a call: it is a cast, whose numbers are counted apart from those of direct calls."""
+"""Bit of a call number: the call is a cast. Casts and direct calls are numbered separately."""
 
 HALF = (1 << 32) - 1
-"""The low half of a value."""
+"""Mask of the low half of a value."""
 
 OPEN = -1
 FAILED = 1
 
 
 class RecordKind(enum.IntEnum):
-    """What a record tells."""
+    """Kinds of records."""
 
-    SENT = 1  # a call of this process
-    HANDLED = 2  # a call by another, or by this one itself
-    ACTOR_SPAWNED = 3  # its constructor runs
+    SENT = 1  # a call sent by this process
+    HANDLED = 2  # a call handled by this process
+    ACTOR_SPAWNED = 3  # the constructor runs
     ACTOR_READY = 4
     ACTOR_STOPPED = 5  # name = cause
     ACTOR_FAILED = 6  # name = cause
-    MESH_SPAWNED = 7  # by this process; name = of the mesh, msg = its number, value = how many
+    MESH_SPAWNED = 7  # by this process; name = name of the mesh, msg = its number, value = its size
     MESH_STOPPED = 8  # likewise
-    PROC_STARTING = 9  # agents only: msg = number of its mesh, value = its rank
+    PROC_STARTING = 9  # agents only; msg = number of its mesh, value = its rank
     PROC_READY = 10  # likewise; peer = the proc
     PROC_ENDED = 11  # likewise; name = cause
 
 
-# Powers of two: a third of a second of a proc that handles 100 000 calls/s, minutes of others.
+# Powers of two: a third of a second of history at 100 000 calls/s, minutes at usual rates.
 NUM_SENT = 16384
 NUM_EVENTS = 32768
-# Calls that were sent that long ago and have no answer yet: they are moved here before they are overwritten.
+# Unanswered calls that are older than the table of sent calls holds: moved here before they are overwritten.
 NUM_OLD = 1024
-# What goes on at once. What finds no place is not seen, and works as well.
+# Concurrent calls, actors and waits. Without a free slot they work, but are not recorded.
 NUM_RUNNING = 1024
 NUM_ACTORS = 1024
 NUM_WAITS = 1024
 WAIT_BYTES = 16
-# By number of the name. Endpoints get theirs first; of later names nothing is counted.
+# Indexed by number of the name. Names beyond the table have no counters.
 NUM_COUNTERS = 1024
-# Times are counted by powers of two from 256 ns, shorter than any endpoint takes, to 275 s. The first bucket holds
-# what is shorter, the last what is longer.
+# Power-of-two buckets from 256 ns, shorter than any endpoint takes, to 275 s. The first bucket also holds shorter
+# durations, the last longer ones.
 NUM_BUCKETS = 32
 BUCKET_BITS = 8
 COUNTER = struct.Struct(f"<6Q{NUM_BUCKETS}Q{NUM_BUCKETS}Q")
-"""Calls handled, those that raised; nanoseconds that all ran, and the longest; nanoseconds that all had waited, and the
-longest; how many ran for how long; how many had waited for how long."""
+"""Number of calls handled, number of calls that raised; total and longest run time, total and longest queueing time, in
+ns; histogram of run times; histogram of queueing times."""
 NAMES_BYTES = 1 << 20
 
 SENT_AT = 4096
 OLD_AT = SENT_AT + NUM_SENT * RECORD_BYTES
 EVENTS_AT = OLD_AT + NUM_OLD * RECORD_BYTES
 COUNTERS_AT = EVENTS_AT + NUM_EVENTS * RECORD_BYTES
-# Of the next three tables one place more than is read: it takes what finds no place, so that nobody has to look.
+# The next three tables have an overflow slot that is never read, so that writers need no check.
 RUNNING_AT = COUNTERS_AT + NUM_COUNTERS * COUNTER.size
 ACTORS_AT = RUNNING_AT + (NUM_RUNNING + 1) * RECORD_BYTES
 WAITS_AT = ACTORS_AT + (NUM_ACTORS + 1) * RECORD_BYTES
 NAMES_AT = WAITS_AT + (NUM_WAITS + 1) * WAIT_BYTES
-"""Begins with the bytes in use, a u64; then entries: their length, a u32, and JSON."""
+"""The name table: bytes in use as u64, then entries of length as u32 and JSON."""
 TOTAL_BYTES = NAMES_AT + NAMES_BYTES

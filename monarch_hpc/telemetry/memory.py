@@ -1,4 +1,4 @@
-"""The memory of one recorder: shared with whoever holds a descriptor of it, and without a name."""
+"""Anonymous shared memory for a recorder, passed on by file descriptor."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _MAP_FIXED = 0x10
 
 
 def make_memory(name: str) -> int:
-    """Return a descriptor of memory for one recorder; no path leads to it, and it goes with its last holder.
+    """Return a descriptor of memory for one recorder; it has no path, and is freed with its last reference.
 
     Raises:
-        OSError: there is no memory or no descriptor left.
+        OSError: out of memory or descriptors.
     """
     fd = os.memfd_create(f"monarch-hpc {name}", os.MFD_CLOEXEC)
     try:
-        os.ftruncate(fd, layout.TOTAL_BYTES)  # a page takes memory once it is written to
+        os.ftruncate(fd, layout.TOTAL_BYTES)  # sparse: a page is allocated at its first write
     except OSError:
         os.close(fd)
         raise
@@ -30,10 +30,10 @@ def make_memory(name: str) -> int:
 
 
 def map_memory(fd: int) -> mmap.mmap:
-    """Map what `make_memory` gave; the mapping needs no descriptor.
+    """Map the memory behind a descriptor of `make_memory`; the mapping does not keep a descriptor.
 
     Raises:
-        OSError: there is no memory left, or *fd* is none.
+        OSError: out of memory, or *fd* is not valid.
     """
     try:
         return _map(fd)
@@ -44,19 +44,19 @@ def map_memory(fd: int) -> mmap.mmap:
 def _map(fd: int) -> mmap.mmap:
     if sys.version_info >= (3, 13):
         return mmap.mmap(fd, layout.TOTAL_BYTES, trackfd=False)
-    # Before that Python keeps a descriptor of its own for each mapping: so the place of one without any is used.
+    # Older versions of Python keep a descriptor for each file mapping: so map over an anonymous mapping.
     mapped = mmap.mmap(-1, layout.TOTAL_BYTES)
-    _place(mapped, mmap.MAP_SHARED, fd)
+    _map_over(mapped, mmap.MAP_SHARED, fd)
     return mapped
 
 
 def disown_memory(mapped: mmap.mmap) -> None:
-    """In a forked child: let what is still written there be written nowhere; the memory is the parent's."""
-    _place(mapped, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
+    """In a forked child: replace the mapping by private memory, so that the child cannot write to the parent's."""
+    _map_over(mapped, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
 
 
-def _place(mapped: mmap.mmap, kind: int, fd: int) -> None:
-    """Map something else at the place of *mapped*."""
+def _map_over(mapped: mmap.mmap, kind: int, fd: int) -> None:
+    """Map *fd*, or anonymous memory, at the address of *mapped*."""
     address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
     place = ctypes.CDLL(None, use_errno=True).mmap
     place.restype = ctypes.c_void_p

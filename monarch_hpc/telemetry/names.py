@@ -1,4 +1,4 @@
-"""The names in a recorder's memory: each is written once and has a number from then on."""
+"""The name table of a recorder: each name is written once, and then referred to by number."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Name = tuple[str, ...]
 """``("endpoint", actor's name, method)``, ``("proc", incarnation in hex, host)`` or ``("text", words)``."""
 
 _MAX_TEXT = 200
-"""Longer causes are cut: they are for one line of a table, and come from users' exceptions."""
+"""Longer texts are cut: causes come from user exceptions, and are shown in one line of a table."""
 
 _USED = struct.Struct("<Q")
 _LENGTH = struct.Struct("<I")
 
 
 class Names:
-    """Writes names; for any thread. What finds no room has number 0."""
+    """Writes names; for any thread. Once the table is full, new names have number 0."""
 
     def __init__(self, memory: mmap.mmap) -> None:
         self._memory = memory
@@ -32,15 +32,15 @@ class Names:
         self._lock = _thread.allocate_lock()
 
     def endpoint(self, actor: str, method: str) -> int:
-        """An endpoint of the actors of that name."""
+        """Return the number of an endpoint, by name of its actor mesh and method."""
         return self._number(("endpoint", actor[:_MAX_TEXT], method[:_MAX_TEXT]))
 
     def proc(self, incarnation: int, host: str) -> int:
-        """A process."""
+        """Return the number of a process."""
         return self._number(("proc", f"{incarnation:x}", host[:_MAX_TEXT]))
 
     def text(self, words: str) -> int:
-        """Any words; the first line of them."""
+        """Return the number of a text; only its first line is kept."""
         return self._number(("text", words.partition("\n")[0][:_MAX_TEXT]))
 
     def _number(self, name: Name) -> int:
@@ -57,14 +57,14 @@ class Names:
                 return 0
             at = NAMES_AT + self._used
             self._memory[at : at + _LENGTH.size + len(body)] = _LENGTH.pack(len(body)) + body
-            _USED.pack_into(self._memory, NAMES_AT, end)  # last: a reader never sees half an entry
+            _USED.pack_into(self._memory, NAMES_AT, end)  # last, so that a reader never sees half an entry
             self._used = end
             number = self._known[name] = len(self._known) + 1
             return number
 
 
 def parse_names(table: bytes) -> Callable[[int], Name]:
-    """Return the lookup of a table's names by number; of unknown ones it is empty. Any bytes will do."""
+    """Return a lookup of names by number, empty for unknown numbers. Accepts any bytes."""
     found: list[Name] = [()]
     used = min(_USED.unpack_from(table)[0], len(table)) if len(table) >= _USED.size else 0
     at = _USED.size

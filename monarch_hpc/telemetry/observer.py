@@ -1,4 +1,4 @@
-"""What a program does, read from its memory by another process of its machine: so it shows when it cannot answer."""
+"""Reads a program's records from another process on its machine, so that even a stopped program can be inspected."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pathlib import Path
 
 from monarch_hpc.core.place import read_place
 from monarch_hpc.telemetry import layout
-from monarch_hpc.telemetry.reading import memory_of, read_scene, tell
+from monarch_hpc.telemetry.reading import memory_of, read_scene, report_scene
 from monarch_hpc.wire.calls import PROGRAM_MESH, ProcCalls, Recording
 
 __all__ = ["Witness", "is_stopped", "open_witness"]
 
 _STOPPED = frozenset("Tt")
-"""Letters of /proc/PID/stat: stopped by a signal, or by a debugger."""
+"""State letters of /proc/PID/stat: stopped by a signal, or by a debugger."""
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a signal or a debugger has stopped a process."""
+    """Whether a process is stopped by a signal or a debugger."""
     with contextlib.suppress(OSError, IndexError):
         stat = Path(f"/proc/{pid}/stat").read_bytes()
         return stat.rpartition(b")")[2].split(maxsplit=1)[0].decode() in _STOPPED
@@ -28,39 +28,43 @@ def is_stopped(pid: int) -> bool:
 
 
 class Witness:
-    """Reads the memory of one program.
+    """Reads the records of one program.
 
     Args:
-        memory, life: descriptors of the memory and of the process, which are closed in the end.
+        memory, pidfd: descriptors of the memory and of the process, closed by `close`.
     """
 
-    def __init__(self, recording: Recording, memory: int, life: int) -> None:
+    def __init__(self, recording: Recording, memory: int, pidfd: int) -> None:
         self._recording = recording
-        self._fds = [memory, life]
+        self._fds = [memory, pidfd]
 
     def report(self) -> list[ProcCalls]:
-        """What it does; nothing once it has ended."""
+        """Return the program's calls; empty once it has ended."""
         if not self._fds or _has_ended(self._fds[1]):
             return []
-        told = self._recording
-        state = "stopped" if is_stopped(told.pid) else "ready"
+        recording = self._recording
+        state = "stopped" if is_stopped(recording.pid) else "ready"
         scene = read_scene(memory_of(self._fds[0]))
-        return [tell(scene, run=told.run, mesh=PROGRAM_MESH, rank=0, host=told.host, pid=told.pid, state=state)]
+        return [
+            report_scene(
+                scene, run=recording.run, mesh=PROGRAM_MESH, rank=0, host=recording.host, pid=recording.pid, state=state
+            )
+        ]
 
     def close(self) -> None:
-        """Look no more."""
+        """Close the descriptors."""
         while self._fds:
             os.close(self._fds.pop())
 
 
 def open_witness(recording: Recording) -> Witness | None:
-    """Begin to read what a program has told of; None where that is on another machine, or is none of ours."""
+    """Open the records that a program has announced; None if it is on another machine or they do not match."""
     if not recording.place or recording.place != read_place():
         return None
     with contextlib.ExitStack() as opened, contextlib.suppress(OSError):
-        # The process first: while it lives, its number and its descriptors are its own.
-        life = os.pidfd_open(recording.pid)
-        opened.callback(os.close, life)
+        # The pidfd first: while the process lives, its pid and its descriptors are not reused.
+        pidfd = os.pidfd_open(recording.pid)
+        opened.callback(os.close, pidfd)
         path = f"/proc/{recording.pid}/fd/{recording.fd}"
         memory = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         opened.callback(os.close, memory)
@@ -69,14 +73,14 @@ def open_witness(recording: Recording) -> Witness | None:
             stat.S_ISREG(found.st_mode)
             and found.st_size == layout.TOTAL_BYTES
             and read_scene(memory_of(memory)).incarnation == recording.incarnation
-            and not _has_ended(life)
+            and not _has_ended(pidfd)
         ):
             opened.pop_all()
-            return Witness(recording, memory, life)
+            return Witness(recording, memory, pidfd)
     return None
 
 
-def _has_ended(life: int) -> bool:
+def _has_ended(pidfd: int) -> bool:
     poll = select.poll()
-    poll.register(life, select.POLLIN)
+    poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(0))

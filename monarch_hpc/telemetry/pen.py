@@ -1,4 +1,4 @@
-"""Writes the records of calls where the extension `_pen` is missing: the same bytes, in several times the time."""
+"""Writes the records of calls if the extension `_pen` is missing: the same bytes, several times slower."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from monarch_hpc.telemetry.layout import (
 
 __all__ = ["Handling", "Pen"]
 
-_SENT = int(RecordKind.SENT)  # a member of an enum costs ten times a global
+_SENT = int(RecordKind.SENT)  # an enum member costs ten times a global
 _HANDLED = int(RecordKind.HANDLED)
 
-# In words of 8 bytes from the start of a record.
+# Offsets in a record, in words of 8 bytes.
 _WORDS = RECORD_BYTES // 8
 _DUR, _SEQ = 5, 7
 
@@ -36,15 +36,15 @@ _now = time.monotonic_ns
 
 
 class Pen:
-    """Writes into *memory*; for any thread.
+    """Writes records into *memory*; for any thread.
 
     Args:
-        sent: where the calls of this process are, and how many have room: a power of two.
-        events: likewise, of all else that happens.
-        running: likewise, of the calls that it handles.
-        counters: likewise, of what is counted of endpoints.
-        keep: given the place of a call without an answer, before another one takes that place.
-        forget: given the number of a call that has its answer, and is not at its place.
+        sent: offset and capacity of the table of sent calls; the capacity is a power of two.
+        events: likewise, of the ring of events.
+        running: likewise, of the table of running calls; any capacity.
+        counters: likewise, of the endpoint counters; any capacity.
+        keep: called with the slot of an unanswered call, before that slot is overwritten.
+        forget: called with the number of an answered call that is no longer in its slot.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Pen:
         self._forget = forget
 
     def sent(self, msg: int, mark: int, name: int, peer: int, num_bytes: int, callee: int, /) -> None:
-        """A call goes out; number 0 is for those that get no answer."""
+        """Record a call that is sent; *msg* is 0 for a call without an answer."""
         if not msg:
             self.put(_now(), _SENT, 0, mark, name, peer, 0, num_bytes, 0, callee)
             return
@@ -82,7 +82,7 @@ class Pen:
         _pack(self.memory, at, _now(), _SENT, 0, mark, name, peer, msg, num_bytes, OPEN, callee, msg)
 
     def answered(self, msg: int, /) -> None:
-        """The call has its answer, or will never have one."""
+        """Record that a call is answered, or never will be."""
         msg &= NUMBER
         word = self._sent_word + (msg & self._sent_mask) * _WORDS
         if self.words[word + _SEQ] == msg:
@@ -100,10 +100,10 @@ class Pen:
 
 
 class Handling:
-    """One handled call after the other, each from its beginning to its end, at a place of the running ones.
+    """Records consecutive handled calls in one slot of the table of running calls.
 
     Attributes:
-        place: which one.
+        place: index of the slot.
     """
 
     def __init__(self, pen: Pen, place: int, mark: int, /) -> None:
@@ -113,21 +113,21 @@ class Handling:
         self._mark = mark
         self._call: tuple[int, int, int, int, int, int] | None = None
 
-    def begin(self, name: int, peer: int, msg: int, num_bytes: int, came_ns: int, /) -> None:
-        """The call with number *msg* of the process *peer*, which came then, runs the endpoint *name* from now on."""
+    def begin(self, name: int, peer: int, msg: int, num_bytes: int, arrived_ns: int, /) -> None:
+        """Record that call *msg* of process *peer*, which arrived at *arrived_ns*, begins to run endpoint *name*."""
         t = _now()
         msg &= NUMBER
-        queued = t - came_ns if t > came_ns else 0  # max() and min() take as long as the rest
+        queued = t - arrived_ns if t > arrived_ns else 0  # max() and min() would double the time of this method
         self._call = t, name, peer, msg, num_bytes, queued
         value = queued // 1000 if queued < _MAX_QUEUED else HALF
         _pack(self._pen.memory, self._at, t, _HANDLED, 0, self._mark, name, peer, msg, num_bytes, OPEN, value, 1)
 
     def end(self, num_bytes: int, /) -> None:
-        """It has ended, and its answer has so many bytes; 0 where there is none. No-op if none goes on."""
+        """Record the end of the call, with an answer of *num_bytes* bytes; 0 for none. No-op if no call runs."""
         self._finish(0, num_bytes)
 
     def fail(self, num_bytes: int, /) -> None:
-        """Likewise, with an exception."""
+        """Likewise, for an exception."""
         self._finish(FAILED, num_bytes)
 
     def _finish(self, flags: int, answer_bytes: int) -> None:

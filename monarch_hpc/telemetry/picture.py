@@ -1,4 +1,4 @@
-"""Who runs what for whom, and who waits for whom: what the processes of an allocation tell, put together. Pure."""
+"""Combines the reports of all processes: each actor's call, its caller, its waits, and deadlocks. Pure."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from monarch_hpc.wire.calls import PROGRAM_MESH, ActorSeen, ProcCalls, RunningCa
 __all__ = ["Picture", "Row", "draw"]
 
 SETTLED_S = 0.5
-"""Younger waits are in no deadlock: what hosts tell is not of one moment, and a call may have been on its way."""
+"""Younger waits never count as a deadlock: hosts report at different moments, and a call may be in flight."""
 
 _OWN = 256
-"""Smaller are the numbers of actors that every program has, and nobody has spawned; others are random."""
+"""Actor numbers below this are built into every program; spawned actors have random numbers."""
 
 _RECORDS = ("ready", "stopped")
-"""In these states a proc has something to tell."""
+"""States in which a proc has records to read."""
 
 _MAX_TARGETS = 3
-"""Named of those that one waits for; a table has an end."""
+"""Upper bound on the callees named in one row."""
 
 _Key = tuple[str, str]
-"""Incarnation of a process, and number of an actor in it: 0 for all that is no actor."""
+"""Incarnation of a process, and number of an actor in it; 0 for code outside of actors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One actor, or one program, or one proc that has no actor.
+    """One actor, one program, or one proc without actors.
 
     Attributes:
-        actor: name and rank, or ``program``, or empty for a proc without actors.
-        proc: rank of the proc and name of its host, or of the program's.
+        actor: name and rank; ``program``; or empty for a proc without actors.
+        proc: rank and host of the proc; for a program, its host.
         state: ``idle``, ``running``, ``waiting``, ``starting``, ``stopping``, ``stopped by a signal``, ``dead: cause``,
             ``failed: cause`` or ``constructing``.
-        endpoint: what it runs; where that is several, one of them.
-        num_running: how many calls it runs.
-        caller: for whom; empty where that is not known.
-        runs_s: since when it runs that.
-        queued_s: how long that call had waited in the process before.
-        waits_for: what it waits for, in words; empty if it does not wait.
-        waits_s: since when.
-        num_queued: calls that were sent to it, want an answer, and do not run.
+        endpoint: the running endpoint; the oldest if there are several.
+        num_running: number of running calls.
+        caller: the caller of that endpoint; empty if there is none or it is unknown.
+        runs_s: seconds since that endpoint began.
+        queued_s: seconds for which that call was queued before.
+        waits_for: what the actor waits for, in words; empty if it does not wait.
+        waits_s: seconds since the wait began.
+        num_queued: calls sent to the actor that want an answer and do not run yet.
     """
 
     run: str
@@ -64,12 +64,12 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """What there is to see.
+    """The combined state of all processes.
 
     Attributes:
-        deadlocks: each a ring of actors; the first waits for the second, the last for the first.
-        problems: processes that could not be read, in words.
-        endpoints: how often and how long they ran.
+        deadlocks: rings of actors, in each of which every actor waits for the next and the last for the first.
+        problems: processes whose records could not be read, in words.
+        endpoints: call statistics by endpoint.
     """
 
     rows: list[Row]
@@ -88,7 +88,7 @@ class _Edge:
 
 
 def draw(procs: Sequence[ProcCalls]) -> Picture:
-    """Put together what *procs* tell; they may come in any order, and one of them twice."""
+    """Combine the reports of *procs*, which may come in any order and repeat."""
     return _Drawing(procs).picture()
 
 
@@ -169,7 +169,7 @@ class _Drawing:
             return self._label((call.caller, sent.actor))
         proc = self._by_incarnation.get(call.caller)
         if proc is None:
-            return f"a process on {call.caller_host} that is not known"
+            return f"an unknown process on {call.caller_host}"
         return self._label((call.caller, "0"))
 
     def _targets(self, proc: ProcCalls, waits: Iterable[Wait]) -> str:
@@ -208,25 +208,25 @@ class _Drawing:
             return f"{actor.name}[{actor.rank}]"
         proc = self._by_incarnation.get(key[0])
         if proc is None:
-            return "a process that is not known"
+            return "an unknown process"
         return f"program on {proc.host}" if proc.mesh == PROGRAM_MESH else f"a thread of {_where(proc)}"
 
-    # ---- who waits for whom ----
+    # ---- waits and deadlocks ----
 
     def _edges(self) -> dict[_Key, list[_Edge]]:
         edges: dict[_Key, list[_Edge]] = {}
         for proc in self._procs:
             if proc.state == "ended":
-                continue  # whoever waits for it is told
+                continue  # calls to a dead proc fail
             for wait in proc.waits:
-                # Threads of a program that are no actors do not wait for each other.
+                # Threads outside of actors do not wait for each other.
                 if wait.actor == "0":
                     continue
                 for number in wait.calls:
                     sent = self._sent.get((proc.incarnation, number))
                     if sent is not None:
                         running = self._running.get((proc.incarnation, number), [])
-                        # Of a cast those that run it are known; who has answered it, and who has not begun, is not.
+                        # For a cast, only the callees that run it are known; the others may have answered or not begun.
                         targets = running if number & CAST else [(sent.target, sent.target_actor)]
                         edges.setdefault((proc.incarnation, wait.actor), []).extend(
                             _Edge(target, bool(running), wait.age_s) for target in targets
@@ -235,9 +235,9 @@ class _Drawing:
 
 
 def find_rings(edges: Mapping[_Key, Sequence[_Edge]]) -> list[list[_Key]]:
-    """Return rings in which each waits for the next, each actor in one of them at most.
+    """Return the rings of actors in which each waits for the next; each actor appears in one ring at most.
 
-    A ring is a deadlock if one of its calls has not begun: if all run, the actors handle them beside what waits.
+    A ring is a deadlock if one of its calls has not begun: if all of them run, the actors handle them concurrently.
     """
     left = {
         key: [edge for edge in some if edge.age_s >= SETTLED_S and edge.target in edges] for key, some in edges.items()
@@ -249,7 +249,7 @@ def find_rings(edges: Mapping[_Key, Sequence[_Edge]]) -> list[list[_Key]]:
         key = next(iter(left))
         while key not in path:
             path.append(key)
-            # A call that has not begun, if there is one: it is what keeps the actor waiting.
+            # Prefer a call that has not begun: that is what blocks the actor.
             edge = min(left[key], key=lambda edge: edge.runs)
             edge_runs.append(edge.runs)
             key = edge.target
@@ -263,7 +263,7 @@ def find_rings(edges: Mapping[_Key, Sequence[_Edge]]) -> list[list[_Key]]:
 
 
 def _peel(edges: dict[_Key, list[_Edge]]) -> dict[_Key, list[_Edge]]:
-    """Leave those who wait for somebody that waits, and so on."""
+    """Keep the actors that wait for a waiting actor, and so on; the rest cannot be in a ring."""
     while True:
         kept = {key: [edge for edge in some if edge.target in edges] for key, some in edges.items()}
         kept = {key: some for key, some in kept.items() if some}

@@ -1,7 +1,7 @@
-"""Reads what a process has recorded, also while it writes, is stopped, or is dead.
+"""Reads the records of a process, even while it writes, is stopped, or is dead.
 
-The process may write whatever it likes there, on purpose or by a stray pointer: no number is taken for a place
-before it is compared with the size of the table, and any bytes give an answer.
+The process may write anything there, on purpose or by a stray pointer: no number is used as an index before it is
+checked against the size of the table, and any bytes give a result.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from monarch_hpc.telemetry.layout import COUNTER, HALF, HEADER, NUM_BUCKETS, OPE
 from monarch_hpc.telemetry.names import Name, parse_names
 from monarch_hpc.wire.calls import ActorSeen, EndpointCount, ProcCalls, RunningCall, SentCall, Wait
 
-__all__ = ["DecodedRecord", "Memory", "Scene", "memory_of", "read_events", "read_scene", "tell"]
+__all__ = ["DecodedRecord", "Memory", "Scene", "memory_of", "read_events", "read_scene", "report_scene"]
 
 Memory = Callable[[int, int], bytes]
-"""Returns so many bytes from an offset on, always all of them."""
+"""Takes offset and size; returns exactly that many bytes."""
 
 MAX_SENT = 256
-"""Calls without an answer that are told of one process: an actor that is stuck has a few, a flood has any number."""
+"""Upper bound on the unanswered calls reported for one process: a stuck actor has few, a flood any number."""
 
 MAX_CALLS_OF_WAIT = 64
-"""Likewise of one wait, which may be for all ranks of a mesh."""
+"""Upper bound on the calls reported for one wait, which may be for all ranks of a mesh."""
 
 _MAX_RANGE = 4096
-"""Looked at of one wait, so that a process with many waits and calls costs its agent little."""
+"""Upper bound on the calls examined for one wait, to limit the cost to the agent."""
 
 MAX_RUNNING = 256
 MAX_ENDPOINTS = 64
@@ -62,23 +62,23 @@ class DecodedRecord(NamedTuple):
 
     @property
     def queued_us(self) -> int:
-        """Of a handled call: how long it had waited in its process; `HALF` stands for that and all that is longer."""
+        """For a handled call: microseconds queued in its process; saturates at `HALF`."""
         return self.value & HALF
 
     @property
     def answer_bytes(self) -> int:
-        """Of a handled call: size of its answer; 0 where there is none, or none yet. `HALF` as above."""
+        """For a handled call: size of its answer; 0 without an answer, or before it. Saturates at `HALF`."""
         return self.value >> 32
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What a process does at one moment.
+    """The state of a process at one moment.
 
     Attributes:
-        problem: why nothing can be read; empty if it can.
-        incarnation: hexadecimal.
-        num_sent: calls without an answer; *sent* holds some of them.
+        problem: why the records cannot be read; empty if they can.
+        incarnation: in hexadecimal.
+        num_sent: number of unanswered calls; *sent* holds some of them.
     """
 
     problem: str
@@ -93,17 +93,18 @@ class Scene:
 
 
 def memory_of(fd: int) -> Memory:
-    """The memory behind a descriptor of `memory.make_memory`; it is read, not mapped.
+    """Return access to the memory behind a descriptor of `memory.make_memory`, by reading, not mapping.
 
-    To look at a page that nobody has written to would take memory, and what the process cuts off would kill who looks.
+    Touching an unwritten page of a mapping would allocate it, and if the process truncated the file, touching a page
+    beyond its end would kill the reader.
     """
     return lambda at, size: os.pread(fd, size, at).ljust(size, b"\0")
 
 
-def tell(
+def report_scene(
     scene: Scene, *, run: str, mesh: int, rank: int, host: str, pid: int, state: str, cause: str = ""
 ) -> ProcCalls:
-    """What a process does, in the words of a report."""
+    """Return a scene as the entry of a process in a report."""
     return ProcCalls(
         run=run,
         mesh=mesh,
@@ -124,10 +125,10 @@ def tell(
 
 
 def read_scene(memory: Memory, now_ns: int | None = None) -> Scene:
-    """Return what the process does; raises nothing.
+    """Return the state of the process; raises nothing.
 
     Args:
-        now_ns: CLOCK_MONOTONIC of this host; None asks it.
+        now_ns: CLOCK_MONOTONIC of this host; None reads the clock.
     """
     now_ns = time.monotonic_ns() if now_ns is None else now_ns
     problem, pid, incarnation = _header(memory)
@@ -157,8 +158,8 @@ def read_scene(memory: Memory, now_ns: int | None = None) -> Scene:
             oldest = by_number[calls[0]]
             waits.append(Wait(actor(oldest.actor), calls[:MAX_CALLS_OF_WAIT], len(calls), "", age_s(oldest.t)))
             awaited.update(calls[:MAX_CALLS_OF_WAIT])
-    told = [record for record in open_calls if record.msg in awaited]
-    told += [record for record in open_calls if record.msg not in awaited][: max(MAX_SENT - len(told), 0)]
+    reported = [record for record in open_calls if record.msg in awaited]
+    reported += [record for record in open_calls if record.msg not in awaited][: max(MAX_SENT - len(reported), 0)]
     running = sorted(_running(memory), key=lambda record: record.t)[:MAX_RUNNING]
     return Scene(
         "",
@@ -167,17 +168,17 @@ def read_scene(memory: Memory, now_ns: int | None = None) -> Scene:
         _seen(by_mark.values(), look, age_s),
         [_running_call(record, actor, look, age_s) for record in running],
         waits,
-        [_sent_call(record, actor, look, age_s) for record in told],
+        [_sent_call(record, actor, look, age_s) for record in reported],
         len(open_calls),
         _endpoints(memory, look),
     )
 
 
 def read_events(memory: Memory) -> list[DecodedRecord]:
-    """Return the events that are still there, oldest first, and nothing of those that were being written."""
+    """Return the events that are still in the ring, oldest first, without those that were being written."""
     if _header(memory)[0]:
         return []
-    # Twice: while a record was copied, the process may have written another one there.
+    # Read twice: the process may have overwritten a record while it was copied.
     first, second = (memory(layout.EVENTS_AT, layout.NUM_EVENTS * RECORD_BYTES) for _ in range(2))
     mask = layout.NUM_EVENTS - 1
     found = [
@@ -191,12 +192,12 @@ def read_events(memory: Memory) -> list[DecodedRecord]:
 
 
 def _header(memory: Memory) -> tuple[str, int, str]:
-    """Return what is wrong, the process id and the incarnation."""
+    """Return the problem, the process id and the incarnation."""
     magic, version, total, pid, incarnation, _, _ = HEADER.unpack(memory(0, HEADER.size))
     if not any(magic):
         return "it has not recorded anything yet", 0, ""
     if magic == layout.MAGIC and version != layout.VERSION:
-        return f"it records in version {version}, this is {layout.VERSION}", pid, ""
+        return f"its records have version {version}, expected {layout.VERSION}", pid, ""
     if magic != layout.MAGIC or total != layout.TOTAL_BYTES:
         return "something has overwritten its records", 0, ""
     return "", pid, f"{incarnation:x}"
@@ -206,7 +207,7 @@ def _header(memory: Memory) -> tuple[str, int, str]:
 
 
 def _open_calls(memory: Memory) -> Iterator[DecodedRecord]:
-    """Yield the calls that have no answer yet."""
+    """Yield the unanswered calls."""
     seen: set[int] = set()
     for start, num in ((layout.SENT_AT, layout.NUM_SENT), (layout.OLD_AT, layout.NUM_OLD)):
         table = memory(start, num * RECORD_BYTES)
@@ -233,7 +234,7 @@ def _actors(memory: Memory) -> Iterator[DecodedRecord]:
 
 
 def _table(memory: Memory, start: int, num: int) -> Iterator[DecodedRecord]:
-    """Yield the whole records of a table."""
+    """Yield the complete records of a table."""
     table = memory(start, num * RECORD_BYTES)
     for place, seq in enumerate(memoryview(table).cast("Q")[7::8].tolist()):
         if seq:
@@ -243,7 +244,7 @@ def _table(memory: Memory, start: int, num: int) -> Iterator[DecodedRecord]:
 
 
 def _stable(memory: Memory, at: int, table: bytes, place: int) -> DecodedRecord | None:
-    """Return a record that was the same twice: while it was copied the process may have written another one there."""
+    """Return a record if a second read is the same: the process may have overwritten it during the first."""
     first = table[place * RECORD_BYTES : (place + 1) * RECORD_BYTES]
     return DecodedRecord._make(RECORD.unpack(first)) if memory(at, RECORD_BYTES) == first else None
 
@@ -256,7 +257,7 @@ def _waits(memory: Memory) -> Iterator[tuple[int, int]]:
 
 
 def _range(by_number: dict[int, DecodedRecord], order: list[int], first: int, last: int) -> list[int]:
-    """The open calls from *first* to *last* of one call of a mesh, in order; others were numbered between them."""
+    """Return the open calls of one mesh call, in order: from *first* to *last*, without those of other threads."""
     if last == first:
         return [first] if first in by_number else []
     numbers = order[bisect_left(order, first) : bisect_right(order, last)][:_MAX_RANGE]

@@ -1,4 +1,4 @@
-"""Writes down what a process does, in memory that its agent holds too: nothing is lost when it is killed."""
+"""Records the calls, waits and states of a process, in memory that its agent holds too: a kill loses nothing."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 else:
     try:
         from monarch_hpc.telemetry import _pen as _fastest
-    except ImportError:  # there was no compiler
+    except ImportError:  # built without a compiler
         from monarch_hpc.telemetry import pen as _fastest
 
 __all__ = ["ActorRecord", "Recorder"]
 
-# In words of 8 bytes from the start of a record.
+# Offsets in a record, in words of 8 bytes.
 _DUR, _SEQ = 5, 7
 
 _pack = RECORD.pack_into
@@ -35,21 +35,22 @@ _now = time.monotonic_ns
 
 
 class Recorder:
-    """The pen of one process, and what it writes with it; for any thread.
+    """Writes the records of one process; for any thread.
 
-    `sent`, `answered`, `wait`, `waited` and the methods of `Handling` are on the way of every call: they take numbers.
+    `sent`, `answered`, `wait`, `waited` and the methods of `Handling` are on the path of every call, so they take plain
+    numbers.
 
     Args:
-        fd: what `make_memory` gave, which is closed; None makes one that only this process can read.
+        fd: a descriptor from `make_memory`, which is closed; None creates memory that only this process can read.
         plain: do not use the extension.
 
     Attributes:
-        sent: writes down a call: its number (0: no answer comes), the calling actor's mark, the names of the endpoint
-            and of the called process, bytes, number of the called actor.
-        answered: the call with that number has its answer, or will never have one.
-        wait: a thread or a task now waits for the answers to the calls with numbers from first to last; returns what
-            `waited` takes.
-        waited: it does not wait any more.
+        sent: records a call: its number (0 without an answer), mark of the calling actor, name numbers of the endpoint
+            and of the called process, size in bytes, number of the called actor.
+        answered: records that the call with that number is answered, or never will be.
+        wait: records that a thread or task waits for the calls numbered from first to last; returns a token for
+            `waited`.
+        waited: records the end of that wait.
     """
 
     def __init__(self, fd: int | None = None, incarnation: int = 0, *, plain: bool = False) -> None:
@@ -67,23 +68,23 @@ class Recorder:
             (layout.EVENTS_AT, layout.NUM_EVENTS),
             (layout.RUNNING_AT, layout.NUM_RUNNING + 1),
             (layout.COUNTERS_AT, layout.NUM_COUNTERS),
-            *_attic(self.memory, words),
+            *_old_calls(self.memory, words),
         )
         self.sent = self._pen.sent
         self.answered = self._pen.answered
-        self.wait, self.waited = _bench(words)
+        self.wait, self.waited = _wait_table(words)
         self._running = list(range(layout.NUM_RUNNING))
-        # The one that ended first is taken first: what became of the others can be seen for longer.
+        # The slot of the actor that ended first is reused first, so that ended actors stay visible for long.
         self._actors = deque(range(layout.NUM_ACTORS))
         self.open(incarnation)
         watch_forks(self)
 
     def forked(self, parent: int) -> None:
-        """The memory is the *parent*'s: what this process still does is written nowhere."""
+        """In a forked child: stop recording, because the memory belongs to *parent*."""
         disown_memory(self.memory)
 
     def open(self, incarnation: int) -> None:
-        """Say who writes here."""
+        """Write the header, which identifies the process."""
         HEADER.pack_into(
             self.memory,
             0,
@@ -97,27 +98,27 @@ class Recorder:
         )
 
     def close(self) -> None:
-        """Give the memory back. What is still written is forgotten; the place for it goes with the recorder."""
+        """Free the pages of the memory. Later records are lost; the mapping lives as long as the recorder."""
         self.memory.madvise(mmap.MADV_REMOVE)
 
     def refused(self, num_refused: int) -> None:
-        """So many connections have been refused by now."""
+        """Record the total number of refused connections."""
         REFUSED.pack_into(self.memory, REFUSED_AT, num_refused)
 
     def wait_for(self, what: str, mark: int) -> int:
-        """The actor with that mark now waits for something that is no call; otherwise as `wait`."""
+        """Record that the actor with that mark waits for something other than a call; otherwise like `wait`."""
         return self.wait(-self.names.text(what), mark)
 
     def change(
         self, kind: RecordKind, *, mark: int = 0, name: int = 0, peer: int = 0, msg: int = 0, value: int = 0
     ) -> None:
-        """Write down a change of state; see `layout` for the meaning of the numbers."""
+        """Record a change of state; see `layout` for the meaning of the numbers."""
         index = self._pen.event()
         at = layout.EVENTS_AT + (index & (layout.NUM_EVENTS - 1)) * RECORD_BYTES
         _pack(self.memory, at, _now(), kind, 0, mark, name, peer, msg, 0, 0, value, index)
 
     def actor(self, number: int, name: str, rank: int) -> ActorRecord:
-        """A new actor of this process, whose constructor now runs."""
+        """Return the record of a new actor, whose constructor is about to run."""
         try:
             place = self._actors.popleft()
         except IndexError:
@@ -125,7 +126,7 @@ class Recorder:
         return ActorRecord(self, place, self._actors, number, self.names.text(name), rank)
 
     def handling(self, mark: int) -> Handling:
-        """A place for the calls that the actor with that mark handles, one after the other; `release` it."""
+        """Return a slot for consecutive calls of the actor with that mark; free it with `release`."""
         try:
             place = self._running.pop()
         except IndexError:
@@ -134,17 +135,17 @@ class Recorder:
         return handling
 
     def release(self, handling: Handling) -> None:
-        """No more calls come there."""
+        """Free the slot of a `Handling`."""
         handling.end(0)
         if handling.place < layout.NUM_RUNNING:
             self._running.append(handling.place)
 
 
 class ActorRecord:
-    """The state of one actor.
+    """The record of one actor's state.
 
     Attributes:
-        mark: stands for it in records of this process; 0 where there were too many actors to have one.
+        mark: identifies the actor in the records of this process; 0 if the table of actors was full.
     """
 
     __slots__ = ("_name", "_number", "_place", "_places", "_rank", "_recorder", "mark")
@@ -160,7 +161,7 @@ class ActorRecord:
         self.change(RecordKind.ACTOR_SPAWNED)
 
     def change(self, kind: RecordKind, cause: str = "") -> None:
-        """It is in that state now. After the last one its place is free, but stays as it is until it is needed."""
+        """Record a new state. A final state frees the slot, whose content stays until the slot is reused."""
         recorder = self._recorder
         why = recorder.names.text(cause) if cause else 0
         at = layout.ACTORS_AT + self._place * RECORD_BYTES
@@ -170,10 +171,10 @@ class ActorRecord:
             self._places.append(self._place)
 
 
-def _attic(memory: mmap.mmap, words: memoryview[int]) -> tuple[Callable[[int], None], Callable[[int], None]]:
-    """Where calls without an answer go when the place that their number gives them is needed for later ones."""
+def _old_calls(memory: mmap.mmap, words: memoryview[int]) -> tuple[Callable[[int], None], Callable[[int], None]]:
+    """The table of old unanswered calls, moved here when a later call needs their slot; return `keep` and `forget`."""
     sent = layout.SENT_AT >> 3
-    old: dict[int, int] = {}  # number -> place
+    old: dict[int, int] = {}  # call number -> slot
     places = list(range(layout.NUM_OLD))
     lock = _thread.allocate_lock()
 
@@ -202,8 +203,8 @@ def _attic(memory: mmap.mmap, words: memoryview[int]) -> tuple[Callable[[int], N
     return keep, forget
 
 
-def _bench(words: memoryview[int]) -> tuple[Callable[[int, int], int], Callable[[int], None]]:
-    """Who waits for what: two words a place."""
+def _wait_table(words: memoryview[int]) -> tuple[Callable[[int, int], int], Callable[[int], None]]:
+    """The table of waits, two words per slot; return `wait` and `waited`."""
     start = layout.WAITS_AT >> 3
     scratch = start + 2 * layout.NUM_WAITS
     places = list(range(start, scratch, 2))

@@ -1,4 +1,4 @@
-"""How often and how long the endpoints of a run ran, and how long calls waited for them: of all its processes. Pure."""
+"""Call statistics by endpoint, summed over all processes of a run: counts, run times, queueing times. Pure."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["Tally", "Times", "tally"]
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Of all calls of one endpoint, in seconds.
+    """Durations of all calls of one endpoint, in seconds.
 
     Attributes:
-        p50_s: half of them took at most that long; an estimate, see `histogram.quantile`.
-        p99_s: 99 of 100 did; likewise.
+        p50_s: the median; an estimate, see `histogram.quantile`.
+        p99_s: the 99th percentile; likewise.
     """
 
     total_s: float
@@ -28,13 +28,13 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """One endpoint of one mesh of actors, since its processes started.
+    """Statistics of one endpoint of one actor mesh, since its processes started.
 
     Attributes:
-        name: of the mesh.
-        num_procs: how many processes have handled such calls, dead ones that are still known among them.
-        ran: how long calls took.
-        queued: how long they had waited, in the process that handled them.
+        name: name of the mesh.
+        num_procs: number of processes that have handled such calls, including dead ones that are still known.
+        ran: run times.
+        queued: queueing times, in the process that handled the call.
     """
 
     run: str
@@ -72,7 +72,7 @@ class _Sum:
 
 
 def tally(procs: Iterable[ProcCalls]) -> list[Tally]:
-    """Add up what *procs* have counted, none of them twice; by run, and those first that took most time."""
+    """Add up the counts of *procs*, which must not repeat; sorted by run, then by total run time, longest first."""
     sums: dict[tuple[str, str, str], _Sum] = {}
     for proc in procs:
         for count in proc.endpoints:

@@ -1,4 +1,4 @@
-"""Casts in any order of arrival and with any deaths: handled in the order sent, at most once, and answered in full."""
+"""Casts, arriving in any order and with any deaths: handled in the order sent, at most once, and fully answered."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _SPANS = st.sets(st.integers(0, 200)).map(spans_of)
 _BODIES = st.binary(max_size=40)
 
 
-# ---- what is on the wire ----
+# ---- wire format ----
 
 
 @given(
@@ -270,7 +270,7 @@ def test_the_senders_frames_do_not_grow_with_the_mesh(num_hosts: int) -> None:
         fabric.cast()
         fabric.run()
     assert fabric.sender.frames == {"sent": 2, "received": 2}
-    assert max(fabric.frames.values()) / 2 <= 16 + 2 + 1  # to others, to its procs, and up
+    assert max(fabric.frames.values()) / 2 <= 16 + 2 + 1  # to other agents, to its procs, and up
     assert fabric.hops == next(hops for hops in range(5) if sum(16**row for row in range(hops + 1)) >= num_hosts)
 
 

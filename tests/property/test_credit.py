@@ -1,4 +1,4 @@
-"""Credit: a mailbox never holds more than its window, no credit is lost, and everybody gets through."""
+"""Credit: a mailbox never holds more than its window, no credit is lost, and no sender starves."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _COSTS = st.integers(1, 30) | st.integers(1, 150)
 
 
 class Flow(RuleBasedStateMachine):
-    """Two sides of a channel, calls and grants on their way in between, at any speed."""
+    """Two sides of a channel with calls and grants in flight, delivered at any speed."""
 
     def __init__(self) -> None:
         super().__init__()
         self.window = 0
-        self.num_told = 0  # how often those who wait were told that some need not any more
-        self.sender = self.receiver = Credit(0, self.tell)
+        self.num_wakeups = 0  # number of wake-ups of waiting senders
+        self.sender = self.receiver = Credit(0, self.wake)
         self.waiting: dict[int, deque[Ticket]] = {}
         self.mailbox: dict[int, deque[int]] = {}
         self.grants: deque[tuple[int, int]] = deque()
@@ -31,18 +31,18 @@ class Flow(RuleBasedStateMachine):
     @initialize(window=st.integers(0, 100))
     def open(self, window: int) -> None:
         self.window = window
-        self.sender, self.receiver = Credit(window, self.tell), Credit(window, self.tell)
+        self.sender, self.receiver = Credit(window, self.wake), Credit(window, self.wake)
 
-    def tell(self) -> None:
-        self.num_told += 1
+    def wake(self) -> None:
+        self.num_wakeups += 1
 
     def _arrive(self) -> bool:
-        """What was granted is sent; whether anything was."""
+        """Send the granted calls; return whether there were any."""
         num_waiting = sum(map(len, self.waiting.values()))
         for dest, row in self.waiting.items():
             while row and row[0].granted:
                 self._put(dest, row.popleft().cost)
-            assert not any(ticket.granted for ticket in row), "somebody overtook"
+            assert not any(ticket.granted for ticket in row), "a later call overtook an earlier one"
         return sum(map(len, self.waiting.values())) < num_waiting
 
     def _put(self, dest: int, cost: int, *, forced: bool = False) -> None:
@@ -71,10 +71,10 @@ class Flow(RuleBasedStateMachine):
         row = self.waiting.get(dest)
         if row:
             ticket = row[data.draw(st.integers(0, len(row) - 1))]
-            num_told = self.num_told
+            num_wakeups = self.num_wakeups
             self.sender.leave(ticket)
             row.remove(ticket)
-            assert self._arrive() is (self.num_told > num_told), "somebody sleeps on"
+            assert self._arrive() is (self.num_wakeups > num_wakeups), "somebody sleeps on"
 
     @rule(dest=_ACTORS)
     def handle(self, dest: int) -> None:
@@ -87,19 +87,19 @@ class Flow(RuleBasedStateMachine):
     @rule()
     def give(self) -> None:
         if self.grants:
-            num_told = self.num_told
+            num_wakeups = self.num_wakeups
             self.sender.give(*self.grants.popleft())
-            assert self._arrive() is (self.num_told > num_told), "somebody sleeps on"
+            assert self._arrive() is (self.num_wakeups > num_wakeups), "somebody sleeps on"
 
     def teardown(self) -> None:
-        """Everybody gets through and no credit is lost, whatever was done before."""
+        """Check that every call is sent and no credit is lost, from any state."""
         while any(self.mailbox.values()) or self.grants:
             for dest in self.mailbox:
                 self.handle(dest)
             self.give()
         assert not any(self.waiting.values()), "somebody waits for ever"
         for dest in range(2):
-            # Whatever is withheld, it is less than a quarter: three quarters of the window are there again.
+            # Less than a quarter is withheld: three quarters of the window are available again.
             rest = max(self.window - max(self.window // 4, 1) + 1, 1)
             assert self.sender.try_take(dest, rest)
 
@@ -127,7 +127,7 @@ def test_who_gives_up_takes_nothing_along() -> None:
     granted, waiting = credit.queue(1, 80), credit.queue(1, 40)
     credit.give(1, 60)
     assert granted.granted and not waiting.granted
-    for ticket in (granted, granted):  # once counts
+    for ticket in (granted, granted):  # the second time is a no-op
         credit.abandon(ticket)
         credit.leave(ticket)
     assert waiting.granted

@@ -1,4 +1,4 @@
-"""Folding loses nothing, keeps each rank's order, and holds nothing back for long."""
+"""Folding loses no output, keeps each rank's order, and delays no line for long."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The frame parser is total, and reads back what was written."""
+"""The frame parser accepts any bytes without crashing, and reads back written frames."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever objects do, what is said of them is a text of bounded length, and they go into frames and out of them."""
+"""Hostile objects: their descriptions are texts of bounded length, and packing and unpacking always ends."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from tests.hostile import ERRORS, HUGE_CHARS, OBJECTS, Recipe, collected, make, 
 
 __all__ = ["collected"]
 
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of `__del__` that raise
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # raised in `__del__`
 
 _BOUND = 90_000
-"""More than a traceback and a message may have in characters."""
+"""Upper bound on the length of a traceback with its message, in characters."""
 
 
 def _raised(error: BaseException) -> BaseException:
     try:
         raise error
-    except BaseException as raised:  # noqa: BLE001 it is what an actor catches
+    except BaseException as raised:  # noqa: BLE001 as an actor does
         return raised
 
 
@@ -56,12 +56,12 @@ def test_all_exceptions_arrive_as_one_that_can_be_raised(recipe: Recipe) -> None
             raise ValueError("over a limit")
         sent.append(Frame(Kind.FAILURE, body=body, buffers=buffers))
 
-    raised = _raised(make(recipe))  # a class whose `__subclasscheck__` raises: of 3.11 what that raised
+    raised = _raised(make(recipe))  # if `__subclasscheck__` raises: on Python 3.11 the error that it raised
     send_failure("actor a[0] on n1, endpoint e", raised, send)
     (frame,) = sent
     try:
         arrived = unpack_failure(frame)
-    except KeyboardInterrupt:  # raised by its class where it is rebuilt, in the main thread: it may be Ctrl-C
+    except KeyboardInterrupt:  # raised while unpickling in the main thread: indistinguishable from Ctrl-C
         assert recipe.raises == "KeyboardInterrupt"
         return
     assert issubclass(type(arrived), Exception)
@@ -82,7 +82,7 @@ def test_all_results_go_into_a_frame_or_are_refused_by_name(recipe: Recipe) -> N
     else:
         try:
             loads(body, buffers)
-        except BaseException as error:  # noqa: BLE001 whatever rebuilding it raises
+        except BaseException as error:  # noqa: BLE001 raised while unpickling
             raised = error
     if refused is not None:
         assert "the result" in str(refused) and len(str(refused)) < _BOUND

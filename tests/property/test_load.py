@@ -1,4 +1,4 @@
-"""Whom `choose` takes: those that are equally busy have equal shares, whoever else is busy or dead."""
+"""`choose`: equally loaded ranks get equal shares, whatever the load and deaths of others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from monarch_hpc.core.shape import Extent, Region
 from monarch_hpc.mesh.calls.load import Load
 
 _WAITING = st.lists(st.integers(-1, 3), min_size=1, max_size=12)
-"""For each rank how many calls it has not answered; -1 for a dead one."""
+"""Number of unanswered calls of each rank; -1 for a dead rank."""
 
 
 def loaded(waiting: list[int]) -> Load:

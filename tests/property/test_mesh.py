@@ -1,4 +1,4 @@
-"""Meshes of hosts, procs, actors and values are cut and reshaped as NumPy's arrays are, and at no cost."""
+"""Meshes of hosts, procs, actors and values are sliced and reshaped like NumPy arrays, without copies."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SIZES = st.lists(st.sampled_from([1, 2, 3, 4, 6]), min_size=0, max_size=3)
 
 
 class Nobody(Actor):
-    """Is never made."""
+    """An actor that is never constructed."""
 
     @endpoint
     def nothing(self) -> None: ...
@@ -55,7 +55,7 @@ def values(region: Region) -> MeshView:
 
 
 def elements(mesh: MeshView) -> list[int]:
-    """The base ranks of what a mesh holds, in its order, each kind asked in its own words."""
+    """Return the base ranks of a mesh's elements in order, for each kind of mesh."""
     match mesh:
         case HostMesh():
             return [cast(int, entry) for entry in mesh.entries]
@@ -65,7 +65,7 @@ def elements(mesh: MeshView) -> list[int]:
             assert [value for _, value in mesh.items()] == list(mesh.values())
             return list(mesh.values())
         case ActorMesh():
-            callee = pickle.loads(pickle.dumps(mesh))._callee  # what travels to others
+            callee = pickle.loads(pickle.dumps(mesh))._callee  # as another process gets it
             region = callee.region
             assert sorted(callee.procs) == sorted(region.base_ranks())
             places = range(len(mesh))
@@ -115,7 +115,7 @@ def some_rename(draw: st.DrawFn, mesh: MeshView, array: np.ndarray) -> tuple[Mes
 
 
 def some_flatten(draw: st.DrawFn, mesh: MeshView, array: np.ndarray) -> tuple[MeshView, np.ndarray]:
-    """A view where NumPy has one, a copy of values, and a refusal of everything else."""
+    """A view where NumPy returns one, a copy for values, and an error for everything else."""
     flat = array.view()
     name = f"flat{draw(st.integers(0, 9))}"
     try:
@@ -208,7 +208,7 @@ def test_failures_keep_their_places_in_every_view() -> None:
 
 
 class Untouched(Mapping[int, ProcRef]):
-    """Procs that nobody has looked at."""
+    """Procs that have not been read yet."""
 
     def __len__(self) -> int:
         raise AssertionError("counted")

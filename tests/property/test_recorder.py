@@ -1,4 +1,4 @@
-"""Any bytes give an answer, and any history of calls reads back as what is left of it."""
+"""Readers accept any bytes, and any history of calls reads back as its remaining state."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def fd() -> Iterator[int]:
 
 
 def told(memory: Memory) -> ProcCalls:
-    """What an agent would tell, sent there and back."""
+    """The report that an agent would send, encoded and decoded."""
     scene = read_scene(memory)
     proc = ProcCalls(
         "run", 1, 0, "host", 1, scene.incarnation, "ready", "", scene.problem, scene.actors, scene.running,

@@ -1,4 +1,4 @@
-"""What one side seals the other opens, in whatever pieces it arrives; anything else is a FrameError."""
+"""Sealed records open on the other side, in whatever pieces they arrive; anything else is a FrameError."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_changed_byte_anywhere_is_a_frame_error_and_nothing_after_it_arrives(d
     place = data.draw(st.integers(0, len(sealed) - 1))
     sealed[place] ^= data.draw(st.integers(1, 255))
     received: list[Frame] = []
-    # A length that grew may ask for bytes that never come; what is there is not delivered all the same.
+    # A corrupted length may wait for bytes that never arrive; the data is not delivered in any case.
     with contextlib.suppress(FrameError):
         _feed(RecordReader(Cipher(_KEY), 2**30, received.append), bytes(sealed), 2**30)
     assert len(received) < len(sent)

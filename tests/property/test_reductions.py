@@ -1,4 +1,4 @@
-"""Answers that are combined on their way: in the order of ranks or not at all, whoever dies or fails."""
+"""Answers combined on the way: in rank order or not at all, whichever procs die or fail."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ANSWERS = st.builds(
 )
 
 
-# ---- what is on the wire ----
+# ---- wire format ----
 
 
 @given(_BODIES, st.lists(_ANSWERS, min_size=1, max_size=5))
@@ -73,7 +73,7 @@ def test_only_answers_without_a_gap_are_combined_and_in_order() -> None:
     reduction = _reduction({501: 5, 500: 4}, 9, 5, 4, 11, 10)
     assert _ordered(reduction) == (500, [4, 5])
     first = pack_span(NoteKind.PARTIAL, _KEY, (4, 6), b"45")
-    assert reduction.on_combined(501, first) == []  # who was not asked
+    assert reduction.on_combined(501, first) == []  # a proc that got no order
     assert reduction.on_combined(500, first) == []
     assert _ordered(reduction) == (500, [9, 10, 11])
     second = pack_span(NoteKind.PARTIAL, _KEY, (9, 12), b"9ab")
@@ -202,9 +202,9 @@ def test_what_comes_to_the_caller_does_not_grow_with_the_mesh(num_hosts: int) ->
         number = fabric.cast(reduced=True)
         fabric.run()
     assert fabric.sender.frames["sent"] == 2
-    assert fabric.sender.frames["received"] <= 4  # the answer, and that all have handled it
+    assert fabric.sender.frames["received"] <= 4  # the answer, and DONE
     assert fabric.sender.received_bytes < 400
     num = num_hosts * 4
     assert fabric.sender.parts[number] == {0: struct.pack(">I", num * (num - 1) // 2)}
     assert sum(proc.num_combined for proc in fabric.procs) == 2 * num_hosts
-    assert max(fabric.frames.values()) / 2 <= 16 + 4 + 1 + 2  # to others, to its procs, one of them twice, and up
+    assert max(fabric.frames.values()) / 2 <= 16 + 4 + 1 + 2  # to agents, to its procs (one of them twice), and up

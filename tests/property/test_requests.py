@@ -1,4 +1,4 @@
-"""Whatever programs and agents send to the head, it is done or refused: no other request suffers, no channel ends."""
+"""Any message to the head is carried out or refused: no other request fails, and no channel ends."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from monarch_hpc.wire.refusal import refuse
 from tests.unit.agent.test_head import Party, World, spawn
 
 _NUM_EXAMPLES = 20
-"""Of each kind of message: there are thirty tests, and what differs between kinds matters more."""
+"""Examples per kind of message: few, because there are thirty tests, and kinds differ more than examples."""
 
 ASKED = [OpenRun, SpawnProcs, StopProcs, SetLogs, CloseRun, RunLinks, Recording, Calls, CallsReport, Status]
 TOLD = [ProcReady, ProcLife, SpawnFailed, ProcEnded, ProcsStopped, Output, LogsSet, RunClosed, ShutDownDone, Refused]
@@ -57,7 +57,7 @@ plain = st.recursive(
 
 
 def fields_of(kind: type[Message], filler: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """Fields of the right types and any values; *filler* gives what other types have."""
+    """Strategy for fields of the right types with any values; *filler* gives the values of other types."""
     hints = typing.get_type_hints(kind)
     return st.fixed_dictionaries({name: _of(hint, filler) for name, hint in hints.items()})
 
@@ -124,7 +124,7 @@ def test_the_head_answers_what_it_cannot_use_and_ends_nothing_else(kind: type[Me
     try:
         message = decode(body_of(kind, data.draw(fields_of(kind, plain))))
     except FrameError:
-        return  # answered before the head
+        return  # answered before it reaches the head
     world.head.on_client(asker, message)
     world.sleep(0.0)
     ends_it = isinstance(message, CloseRun) and message.run == "run"

@@ -1,4 +1,4 @@
-"""Whatever is seen in whatever order: no allocation moves back, and no job is cancelled or forgotten wrongly."""
+"""Allocations seen in any states and order: none moves back, and no job is cancelled or forgotten wrongly."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_within_an_attempt_an_allocation_never_moves_back(
             life = life.see_detail(detail(event[0], restarts=event[1]))
         assert (life.attempt, life.restarts) >= (before.attempt, before.restarts)
         if life.restarts > before.restarts or 0 < before.attempt < life.attempt:
-            continue  # it began anew
+            continue  # requeued: a new attempt
         assert life.stage >= before.stage
         assert life.num_reported >= before.num_reported
         assert before.granted is None or life.granted == before.granted
@@ -67,7 +67,7 @@ def test_a_job_is_cancelled_only_if_it_is_nobodys_or_unwanted(
         orphan = found.job_id is None and lives is not True
         assert not found.live or found.release_why or orphan
     if isinstance(decision, CloseRecord):
-        # What squeue lists as alive is never closed, nor what a living process is about to submit.
+        # A job that squeue lists as alive is never closed, nor one that a living process is about to submit.
         assert not alive and found.job_id is None and lives is not True
     if alive and found.live and not isinstance(decision, CancelJob):
         assert decision == Keep()

@@ -1,4 +1,4 @@
-"""Whatever Slurm prints is read as it was meant, or refused: never half, never as something else."""
+"""Slurm's output is parsed correctly or refused: never partially, and never as something else."""
 
 from __future__ import annotations
 

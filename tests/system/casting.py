@@ -1,4 +1,4 @@
-"""Actors that casts go to, and a configuration by which few of them are many."""
+"""Actors for tests of casts, and a configuration in which a few of them already count as many."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from monarch_hpc.mesh.program.controller import Controller
 from monarch_hpc.testing import wait_until
 from tests.system.controlling import settle
 
-__all__ = ["NUM", "NUM_HOSTS", "PATIENCE_S", "PER_HOST", "Log", "caster", "casting", "procs", "until_over"]
+__all__ = ["NUM", "NUM_HOSTS", "PATIENCE_S", "PER_HOST", "Log", "cast_sender", "casting", "procs", "until_over"]
 
 PATIENCE_S = 30.0
 NUM_HOSTS = 5
@@ -30,12 +30,12 @@ _gates: dict[str, threading.Event] = {}
 
 
 def gate(name: str) -> threading.Event:
-    """A gate of this process."""
+    """Return a named event of this process."""
     return _gates.setdefault(name, threading.Event())
 
 
 class Log(Actor):
-    """Writes down what it is told, in the order in which it is."""
+    """Logs its calls in order."""
 
     def __init__(self) -> None:
         self.lines: list[object] = []
@@ -98,25 +98,25 @@ class Log(Actor):
 
 @pytest.fixture(scope="module")
 def procs(hosts: HostMesh) -> ProcMesh:
-    """Two on each of the module's hosts."""
+    """Two procs on each of the module's hosts."""
     procs = hosts.spawn_procs(per_host={"gpus": PER_HOST})
     settle(procs)
     return procs
 
 
 def casting(**transport: int) -> Config:
-    """Messages to more than two procs go through a tree in which each host has two others behind it."""
+    """Configure casts for more than two procs, through a tree with a fan-out of two."""
     loaded = load().config
     return replace(loaded, transport=replace(loaded.transport, cast_direct=2, cast_fanout=2, **transport))
 
 
-def caster() -> CastSender:
-    """What sends this process's casts."""
-    found = Controller.instance().casts.caster
+def cast_sender() -> CastSender:
+    """Return the sender of this process's casts."""
+    found = Controller.instance().casts.sender
     assert found is not None
     return found
 
 
 def until_over() -> None:
-    """Wait until no cast of this process is under way."""
-    wait_until("all casts to be over", lambda: caster().num_open, PATIENCE_S, accept=lambda num: not num)
+    """Wait until this process has no cast in flight."""
+    wait_until("all casts to be over", lambda: cast_sender().num_open, PATIENCE_S, accept=lambda num: not num)

@@ -39,5 +39,5 @@ def settle(procs: ProcMesh) -> None:
     channels = [Controller.instance().node.channels[proc.incarnation] for proc in procs.procs]
     wait_until("the choice of fabrics", lambda: all(channel.why for channel in channels))
     casts = Controller.instance().casts
-    if len(procs) > casts.most_direct:
-        assert casts.open().connect()  # keeps running, too
+    if len(procs) > casts.max_direct:
+        assert casts.open().connect()  # stays, too

@@ -1,4 +1,4 @@
-"""Where endpoints run, how long they may, and how actors end."""
+"""Endpoints: the threads that they run on, their timeouts, explicit ports; and the ends of actors."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _PATIENCE_S = 20.0
 
 
 def here() -> tuple[int, bool]:
-    """The running thread, and whether a loop is seen to run in it."""
+    """Name of the current thread, and whether it has a running event loop."""
     return threading.get_ident(), asyncio._get_running_loop() is not None
 
 
 class Blocking(Actor):
-    """All of it is functions."""
+    """An actor with functions only."""
 
     def __init__(self) -> None:
         self.born = here()
@@ -47,7 +47,7 @@ class Blocking(Actor):
 
 
 class Waiting(Actor):
-    """All of it is coroutines."""
+    """An actor with coroutines only."""
 
     def __init__(self) -> None:
         self.born = here()
@@ -74,7 +74,7 @@ class Waiting(Actor):
 
 
 class Mixed(Actor):
-    """Some of each; notes what happens in a file."""
+    """An actor with both, which logs its events to a file."""
 
     def __init__(self, path: str = "", *, cleans: bool = True) -> None:
         self.born = here()
@@ -140,7 +140,7 @@ def hosts() -> Iterator[HostMesh]:
 
 @pytest.fixture(scope="module")
 def proc(hosts: HostMesh) -> ProcMesh:
-    """One proc for all tests; the first starts UCX in this process, which stays, as does the event loop."""
+    """One proc for all tests. The first call starts UCX and the event loop in this process, which stay."""
     procs = hosts.slice(hosts=0).spawn_procs()
     settle(procs)
     monarch_hpc.this_proc().spawn("waiting", Waiting).places.call_one().get(_PATIENCE_S)
@@ -202,7 +202,7 @@ def test_an_actor_that_is_stopped_cleans_up_after_its_backlog(proc: ProcMesh, tm
     assert last.done() and aside.done()
     with pytest.raises(ActorDied, match="it was stopped"):
         actor.block.call_one().get(_PATIENCE_S)
-    actor.stop().get(_PATIENCE_S)  # again is no error
+    actor.stop().get(_PATIENCE_S)  # a second stop is not an error
 
 
 def test_the_end_of_a_proc_cancels_what_runs_refuses_what_waits_and_cleans_up(hosts: HostMesh, tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_a_failure_that_no_call_reports_ends_the_actor_and_is_told(
     path = tmp_path / "log"
     actor = proc.spawn("mixed", Mixed, str(path))
     with pytest.raises(ValueError, match="as asked"):
-        getattr(actor, endpoint_name).call_one().get(_PATIENCE_S)  # this one is reported
+        getattr(actor, endpoint_name).call_one().get(_PATIENCE_S)  # this failure is reported to its caller
     getattr(actor, endpoint_name).broadcast()
     (failure,) = wait_until("the failure", lambda: list(faults))
     assert failure.mesh_name == "mixed" and f"endpoint {endpoint_name} raised ValueError: as asked" in failure.cause
@@ -245,7 +245,7 @@ def test_a_failure_that_no_call_reports_ends_the_actor_and_is_told(
         actor.block.call_one().get(_PATIENCE_S)
     wait_until("the end", lambda: lines(path), accept=lambda seen: seen[-1:] == ["deleted"])
     assert lines(path)[0].startswith("cleanup ValueError('as asked")
-    # The proc is as good as before.
+    # The proc still works.
     assert proc.spawn("next", Blocking).places.call_one().get(_PATIENCE_S)
 
 
@@ -271,7 +271,7 @@ def test_actors_of_the_program_itself_live_in_its_process(proc: ProcMesh, tmp_pa
 
 
 class Asker(Actor):
-    """Calls an actor that it is given."""
+    """Calls an actor that it gets as an argument."""
 
     @endpoint
     def ask(self, other: ActorMesh[Mixed]) -> list[str]:
@@ -279,7 +279,7 @@ class Asker(Actor):
 
 
 class Desk(Actor):
-    """Answers when it likes."""
+    """Answers through explicit response ports."""
 
     def __init__(self) -> None:
         self.waiting: list[ResponsePort] = []
@@ -300,7 +300,7 @@ class Desk(Actor):
 
     @endpoint(explicit_response_port=True)
     def forget(self, port: ResponsePort) -> None:
-        """Lets go of the port."""
+        """Drop the port without an answer."""
 
     @endpoint(explicit_response_port=True)
     def fail(self, port: ResponsePort, *, late: bool) -> None:
@@ -353,7 +353,7 @@ def test_what_is_raised_after_the_answer_fails_the_actor(proc: ProcMesh, faults:
 class Hidden(Actor):
     @endpoint
     def stop(self) -> None:
-        """Nobody could call it."""
+        """Has no parameter for the port."""
 
 
 def test_an_endpoint_that_the_mesh_would_hide_is_refused(proc: ProcMesh) -> None:

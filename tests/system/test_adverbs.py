@@ -1,4 +1,4 @@
-"""The ways to call a mesh: all, one, any, one by one; with time limits, and for partial results."""
+"""The adverbs that call a mesh: all ranks, one, any, as a stream; with time limits and partial results."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from tests.system.controlling import controlled, settle
 
 _PATIENCE_S = 20.0
 _LIMIT_S = 0.5
-"""Time limit of calls that some ranks answer, and others do not."""
+"""Time limit of calls that some ranks answer and others do not."""
 
 _gates: dict[str, threading.Event] = {}
 
 
 def gate(name: str) -> threading.Event:
-    """An event of this process, by name, that endpoints wait for."""
+    """Return a named event of this process."""
     return _gates.setdefault(name, threading.Event())
 
 
 class Worker(Actor):
-    """Answers once its gate is open, or fails."""
+    """Answers once its gate opens, or fails."""
 
     def __init__(self) -> None:
         self.rank = monarch_hpc.context().proc.rank
@@ -48,7 +48,7 @@ class Worker(Actor):
 
     @endpoint
     def timeout(self, timeout: float, on_error: str) -> tuple[float, str]:
-        """Takes parameters with names that the library uses itself."""
+        """Endpoint with a parameter named like an option."""
         return timeout, on_error
 
     @endpoint
@@ -63,7 +63,7 @@ class Worker(Actor):
     async def idle(self) -> None:
         await asyncio.sleep(_PATIENCE_S)
 
-    # Names of internals of a mesh, which must not hide endpoints.
+    # Endpoints with names that a mesh must leave to them.
     @endpoint
     def where(self) -> str:
         return "where"
@@ -82,7 +82,7 @@ class Worker(Actor):
 
 
 class Opener(Actor):
-    """Opens gates in its proc."""
+    """Opens the gates of its proc."""
 
     @endpoint
     def open(self, name: str) -> None:
@@ -105,7 +105,7 @@ def procs(hosts: HostMesh) -> ProcMesh:
 @pytest.fixture
 def workers(procs: ProcMesh) -> Iterator[ActorMesh[Worker]]:
     mesh = procs.spawn("worker", Worker)
-    mesh.place.call().get(_PATIENCE_S)  # the actors exist, so the time limit covers only the call
+    mesh.place.call().get(_PATIENCE_S)  # the actors exist, so that the time limit covers only the call
     yield mesh
     mesh.stop()
 
@@ -117,7 +117,7 @@ def openers(procs: ProcMesh) -> ActorMesh[Opener]:
 
 @pytest.mark.slow
 def test_all_ranks_that_are_late_are_named_whoever_counts_faster(workers: ActorMesh[Worker]) -> None:
-    # The callees know the limit too: their errors must not arrive before the caller's own timeout.
+    # The callees know the limit too: their timeout errors must not arrive before the caller's own.
     for _ in range(20):
         with pytest.raises(CallTimeout) as caught:
             workers.idle.options(timeout=0.05).call().get(_PATIENCE_S)
@@ -191,7 +191,7 @@ def test_options_are_not_arguments_and_wrong_ones_are_refused(workers: ActorMesh
 
 
 def test_choose_takes_who_is_least_busy(workers: ActorMesh[Worker], openers: ActorMesh[Opener]) -> None:
-    busy = workers.slice(hosts=0).wait.call("choose", 0, 1)  # calls to a slice, and other than by choose, count too
+    busy = workers.slice(hosts=0).wait.call("choose", 0, 1)  # through a slice, not by choose: it counts as load
     chosen = [workers.wait.choose("choose", 2, 3) for _ in range(2)]
     more = [workers.wait.choose("choose", 0, 1, 2, 3) for _ in range(4)]
     openers.open.call("choose").get(_PATIENCE_S)
@@ -214,7 +214,7 @@ def test_choose_leaves_out_the_dead(hosts: HostMesh) -> None:
         with pytest.raises(ActorDied):
             mesh.slice(hosts=0).leave.call_one().get(_PATIENCE_S)
         assert [mesh.fail.choose().get(_PATIENCE_S) for _ in range(6)] == [1] * 6
-        # Calls that cannot be sent fail on this thread, others complete on the I/O thread, at the same time.
+        # Failed sends are answered on this thread, the others on the driver: concurrently.
         collecting = mesh.fail.options(on_error="collect", timeout=_PATIENCE_S)
         with concurrent.futures.ThreadPoolExecutor(4) as pool:
             calls = list(pool.map(lambda _: collecting.call(), range(200)))

@@ -1,4 +1,4 @@
-"""A call is always answered, and an actor never dies in silence, whatever an endpoint raises or returns."""
+"""Every call is answered, and every death of an actor reported, whatever an endpoint raises or returns."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _MIB = 2**20
 
 
 class Coded(Exception):
-    """A slip that is easily made."""
+    """An exception class with a common mistake."""
 
     def __str__(self) -> str:
         return f"code {self.args[0]:d}"
@@ -55,7 +55,7 @@ class Silent:
 
 
 class Unsettled:
-    """Can be sent, and not be rebuilt."""
+    """Pickles, but cannot be unpickled."""
 
     def __init__(self, error: str) -> None:
         self.error = error
@@ -78,7 +78,7 @@ MADE: dict[str, Callable[[], BaseException]] = {"coded": lambda: Coded("no numbe
 
 
 class Victim(Actor):
-    """Raises and returns what it is asked for."""
+    """Raises and returns values on request."""
 
     def __init__(self, raised: str = "") -> None:
         if raised:
@@ -138,7 +138,7 @@ class Victim(Actor):
 
     @endpoint
     def start_no_thread(self) -> None:
-        """Let the process be at its limit of threads."""
+        """Make the process hit its limit of threads."""
 
         def refuse(_thread: threading.Thread) -> None:
             raise RuntimeError("can't start new thread")
@@ -147,7 +147,7 @@ class Victim(Actor):
 
     @endpoint
     def pickle_nothing(self) -> None:
-        """Let memory be too short for any answer but one that stands ready."""
+        """Make memory too short for any answer that is not packed in advance."""
 
         def refuse(*_args: object) -> bytes:
             raise MemoryError
@@ -162,7 +162,7 @@ class Victim(Actor):
 
     @endpoint
     def strike_soon(self) -> None:
-        """Let an exception strike this actor's thread, wherever it is then."""
+        """Raise an exception asynchronously in this actor's thread."""
         ident = threading.get_ident()
 
         def strike() -> None:
@@ -176,7 +176,7 @@ class Victim(Actor):
 
 
 class Owner(Actor):
-    """Has a neighbour in its own process."""
+    """Calls another actor of its process."""
 
     def __init__(self) -> None:
         self.neighbour = monarch_hpc.this_proc().spawn("neighbour", Victim)
@@ -310,7 +310,7 @@ def test_the_task_factory_of_a_user_makes_the_users_tasks(hosts: HostMesh, refus
         raise RuntimeError("no tasks")
 
     def make(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[object, object, object]) -> asyncio.Task[object]:
-        return asyncio.Task(coroutine, loop=loop)  # takes no context, as those written before Python 3.11
+        return asyncio.Task(coroutine, loop=loop)  # takes no context, like factories written before Python 3.11
 
     with hosts.spawn_procs() as procs:
         victim = procs.spawn("victim", Victim)
@@ -355,7 +355,7 @@ def test_a_callback_that_raises_does_not_end_the_engine(victim: ActorMesh[Victim
         raise make_error(name)
 
     victim.alive.call_one().add_done_callback(callback)
-    assert done.wait(_PATIENCE_S)  # on the thread of the engine, as nobody drives
+    assert done.wait(_PATIENCE_S)  # on the engine's thread, as no other thread drives
     assert victim.alive.call_one().get(_PATIENCE_S)
 
 

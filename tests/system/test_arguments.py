@@ -1,4 +1,4 @@
-"""Wrong arguments raise at the line that passes them: no message is sent, and nothing else is disturbed."""
+"""Wrong arguments raise where they are passed: nothing is sent, and nothing else is affected."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.system.controlling import controlled, settle
 
 
 class Probe(Actor):
-    """Answers."""
+    """Has endpoints that answer."""
 
     def __init__(self, start: int = 0) -> None:
         self.start = start
@@ -36,7 +36,7 @@ class Probe(Actor):
 
 
 class Hiding(Actor):
-    """Has an endpoint that a mesh could not call."""
+    """Has an endpoint that a mesh cannot call."""
 
     @endpoint
     def slice(self) -> None:
@@ -45,7 +45,7 @@ class Hiding(Actor):
 
 @dataclass(frozen=True)
 class World:
-    """The objects to call; untyped, because the calls are wrong on purpose."""
+    """Targets of the calls; untyped, because the calls are wrong on purpose."""
 
     hosts: Any
     procs: Any
@@ -64,7 +64,7 @@ def world() -> Iterator[World]:
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[Frame]:
-    """Records the messages that this process sends from here on, except heartbeats."""
+    """Collect the messages that this process sends from now on, except heartbeats."""
     seen: list[Frame] = []
     through = PeerChannel.send
 
@@ -281,7 +281,7 @@ CALLS: list[tuple[str, Call, str]] = [
 
 
 def print_one(one: object) -> None:
-    """Takes a parameter, which a bootstrap must not."""
+    """Take an argument, although a bootstrap gets none."""
 
 
 def unpicklable() -> Callable[[], None]:
@@ -308,7 +308,7 @@ def test_a_wrong_argument_is_an_error_here_and_sends_nothing(
     assert words in str(caught.value)
     assert sent == []
     assert world.probe.slice(hosts=1, gpus=1).add.call_one(2).get() == 2
-    assert Controller.instance().fleet.hosts_of(world.procs._mesh)  # and the mesh still lives
+    assert Controller.instance().fleet.hosts_of(world.procs._mesh)  # and all its procs still run
 
 
 def test_every_kind_of_mesh_was_asked(world: World) -> None:

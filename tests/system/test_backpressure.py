@@ -1,4 +1,4 @@
-"""A sender that outruns its receiver is slowed, and no other sender is: memory is bounded, all other calls go on."""
+"""Backpressure: a sender that outruns its receiver is slowed, memory stays bounded, and all other calls proceed."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ _PATIENCE_S = 30.0
 _MIB = 2**20
 _WINDOW_BYTES = 32 * _MIB
 _SLACK_BYTES = 24 * _MIB
-"""Allowed beyond the window: one message being handled, socket buffers, Python's own."""
+"""Memory beyond the window: one message in use, socket buffers, Python's own."""
 
 _gates: dict[str, threading.Event] = {}
 
 
 def gate(name: str) -> threading.Event:
-    """An event of this process, by name."""
+    """Return a named event of this process."""
     return _gates.setdefault(name, threading.Event())
 
 
 class Sink(Actor):
-    """Takes its arguments when it is allowed to."""
+    """Takes messages once its gate is open."""
 
     def __init__(self) -> None:
         self.num = 0
@@ -71,14 +71,14 @@ class Sink(Actor):
 
 
 class Broken(Sink):
-    """Fails in its constructor."""
+    """An actor whose constructor fails."""
 
     def __init__(self) -> None:
         raise ValueError("no")
 
 
 class Opener(Actor):
-    """Opens gates of its proc, reports when one is reached, and forwards calls."""
+    """Opens the gates of its proc, reports the calls that wait for them, and forwards calls."""
 
     @endpoint
     def reached(self, name: str) -> None:
@@ -137,14 +137,14 @@ def second(procs: ProcMesh) -> ProcMesh:
 
 
 def blocked_s(procs: ProcMesh) -> float:
-    """Total time that calls to the only proc of *procs* were blocked so far."""
+    """Seconds for which calls to the only proc of *procs* have been blocked so far."""
     runtime = Runtime.current
     assert runtime is not None
     return runtime.node.channels[procs.procs[0].incarnation].blocked_s
 
 
 def until_taken(sink: ActorMesh[Sink], num: int) -> None:
-    """Wait until it has taken *num* calls: calls of other senders may arrive after a query of ours."""
+    """Wait until it has taken that many messages: other senders' messages may arrive after our query."""
 
     def taken() -> int:
         return int(sink.taken.call_one().get(_PATIENCE_S)[0])
@@ -153,7 +153,7 @@ def until_taken(sink: ActorMesh[Sink], num: int) -> None:
 
 
 class Background(threading.Thread):
-    """Sends to the only proc of *procs*, counting its steps."""
+    """Sends to the only proc of *procs*, and counts its sends."""
 
     def __init__(self, procs: ProcMesh, step: Callable[[int], None], num: int) -> None:
         super().__init__(daemon=True)
@@ -170,7 +170,7 @@ class Background(threading.Thread):
             self.done += 1
 
     def until_held(self) -> int:
-        """Wait until it makes no more progress; return its count."""
+        """Wait until it makes no progress; return the number of sends."""
 
         def held() -> tuple[bool, int]:
             return blocked_s(self._procs) > self._before_s + 0.1, self.done
@@ -183,15 +183,15 @@ class Background(threading.Thread):
 
 
 class Memory:
-    """The memory growth of some processes since its construction."""
+    """Growth of the peak memory of some processes from now on."""
 
     def __init__(self, *pids: int) -> None:
         self._before = {pid: self._read(pid, "VmRSS") for pid in pids}
         for pid in pids:
-            Path(f"/proc/{pid}/clear_refs").write_text("5")  # forget the peak
+            Path(f"/proc/{pid}/clear_refs").write_text("5")  # reset the peak
 
     def growth(self) -> list[int]:
-        """Return the peaks since then, in bytes."""
+        """Peak minus initial size of each process, in bytes."""
         return [self._read(pid, "VmHWM") - before for pid, before in self._before.items()]
 
     @staticmethod
@@ -261,7 +261,7 @@ def test_an_actor_that_handles_nothing_keeps_no_credit(first: ProcMesh, kind: st
 
 
 def test_a_full_mailbox_holds_back_only_who_writes_to_it(first: ProcMesh, second: ProcMesh) -> None:
-    """Both procs flood a full mailbox of the other, and the controller floods both: all else goes on."""
+    """Both procs flood each other's full mailbox, and the controller floods both: all other calls proceed."""
     sinks = [mesh.spawn("sink", Sink) for mesh in (first, second)]
     pourers = [mesh.spawn("pourer", Opener) for mesh in (first, second)]
     openers = [mesh.spawn("opener", Opener) for mesh in (first, second)]
@@ -269,7 +269,7 @@ def test_a_full_mailbox_holds_back_only_who_writes_to_it(first: ProcMesh, second
     data = np.zeros(_MIB, np.uint8)
     for sink in sinks:
         sink.wait.broadcast("full")
-    for opener in openers:  # other senders follow, whose calls are not ordered with ours
+    for opener in openers:  # concurrent senders, whose calls are not ordered with ours
         opener.reached.call_one("full").get(_PATIENCE_S)
     poured = [pourers[0].pour.call_one(sinks[1], 100), pourers[1].pour.call_one(sinks[0], 100)]
     mine = [
@@ -278,7 +278,7 @@ def test_a_full_mailbox_holds_back_only_who_writes_to_it(first: ProcMesh, second
     ]
     for flood in mine:
         assert flood.until_held() <= _WINDOW_BYTES / _MIB
-    # A waits in its endpoint for B, which waits for another actor of A's proc, and so on.
+    # A blocks in its endpoint on B, which waits for another actor of A's proc, and so on.
     way = [openers[1], others[0], others[1]]
     for _ in range(100):
         assert openers[0].pass_on.call_one(way).get(_PATIENCE_S) == 3
@@ -294,7 +294,7 @@ def test_a_full_mailbox_holds_back_only_who_writes_to_it(first: ProcMesh, second
 
 
 def test_a_coroutine_is_slowed_but_never_stopped(first: ProcMesh, second: ProcMesh) -> None:
-    """The loop that a coroutine would block may run the very actor that its receiver waits for."""
+    """The loop that it would block may run the actor that its receiver waits for."""
     sink, opener = second.spawn("sink", Sink), second.spawn("opener", Opener)
     pourer = first.spawn("pourer", Opener)
     sink.wait.broadcast("coroutine")
@@ -323,7 +323,7 @@ def test_who_is_held_back_hears_of_deaths_and_lives_on(hosts: HostMesh, first: P
         with pytest.raises(ActorDied, match="signal 9"):
             waiting.get(_PATIENCE_S)
         assert time.monotonic() - begun_s < 5.0
-        flood.finish()  # messages to a dead proc are lost, and block no sender
+        flood.finish()  # messages to a dead actor are lost, and block no sender
         assert held.is_alive()
         directory = Path(os.environ[DIRECTORY_VARIABLE])
         status = query_status(directory, 5.0)

@@ -1,4 +1,4 @@
-"""What only looks like death: the interpreter's lock held, long transfers, a stop that ends in time."""
+"""Procs that only look dead: the interpreter's lock held, long transfers, a short suspension."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _LONGEST_S = 30.0  # and on a machine that is busy with other things no more tha
 
 
 class Busy(Actor):
-    """Is hard to tell from dead."""
+    """An actor that looks dead from outside."""
 
     @endpoint
     def hold_the_lock(self, seconds: float) -> None:
-        ctypes.PyDLL(None).usleep(int(seconds * 1e6))  # unlike CDLL, this does not release it
+        ctypes.PyDLL(None).usleep(int(seconds * 1e6))  # unlike CDLL, PyDLL keeps the interpreter's lock
 
     @endpoint
     def double(self, array: np.ndarray) -> np.ndarray:
@@ -94,14 +94,14 @@ def busy(hosts: HostMesh) -> Iterator[ActorMesh[Busy]]:
 
 
 def listen(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
-    """What the controller prints from now on. No fixture: pytest puts back its own streams before each test."""
+    """Capture the controller's output. Not a fixture: pytest restores its streams before each test."""
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
     return stream
 
 
 def stop(pid: int) -> None:
-    """Stop a process, and wait until it stands."""
+    """Suspend a process, and wait until it is stopped."""
     os.kill(pid, signal.SIGSTOP)
     status = Path(f"/proc/{pid}/status")
     wait_until("the stop", status.read_text, accept=lambda text: "T (stopped)" in text)
@@ -151,7 +151,7 @@ def test_a_proc_that_stays_stopped_is_dead_and_its_callers_told(
 
 @pytest.mark.slow
 def test_a_lock_held_for_eight_seconds_on_both_sides_and_ten_gigabytes_are_no_death(tmp_path: Path) -> None:
-    """As a user starts it, with an owner of the run beside the program. The eight seconds are four times `dead_s`."""
+    """Started by `run`, with an owner of the run beside the program. Eight seconds are four times `dead_s`."""
     program = tmp_path / "toiling.py"
     program.write_text(TOILING)
     values = {"DEAD_S": _DEAD_S, "SUSPECT_S": 0.4, "HEARTBEAT_S": 0.1}

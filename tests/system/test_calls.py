@@ -1,4 +1,4 @@
-"""`status --calls` on real procs: what they do is seen without their help."""
+"""`status --calls` on real procs: their state is read without their cooperation."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ASK_S = 20.0
 
 
 class Probe(Actor):
-    """Runs, waits, and gets stuck on demand."""
+    """Runs, waits, and blocks on demand."""
 
     def __init__(self) -> None:
         self.me: ActorMesh[Probe] | None = None
@@ -62,7 +62,7 @@ class Probe(Actor):
 
     @endpoint
     def hold_the_lock(self) -> None:
-        ctypes.PyDLL(None).usleep(int(_LONG_S * 1e6))  # unlike CDLL, this does not release it
+        ctypes.PyDLL(None).usleep(int(_LONG_S * 1e6))  # unlike CDLL, PyDLL keeps the interpreter's lock
 
     @endpoint
     def listen(self) -> object:
@@ -72,7 +72,7 @@ class Probe(Actor):
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[HostMesh]:
     loaded = load().config
-    patient = replace(loaded.liveness, dead_s=_LONG_S)  # what is stopped is not to be killed under the test's eyes
+    patient = replace(loaded.liveness, dead_s=_LONG_S)  # a stopped proc must not be killed during the test
     with controlled(replace(loaded, liveness=patient, procs=replace(loaded.procs, stop_s=0.5))) as hosts:
         with hosts.spawn_procs() as procs:
             settle(procs)
@@ -105,7 +105,7 @@ def look() -> Picture:
 
 
 def row(name: str, **wanted: object) -> Row:
-    """The row of an actor, once it is as wanted."""
+    """Return the row of an actor, once it has the wanted state."""
 
     def probe() -> list[Row]:
         return [row for row in look().rows if row.actor == name]
@@ -207,7 +207,7 @@ sleeper = this_host().spawn_procs().spawn("sleeper", Sleeper)
 call = sleeper.sleep.call_one()
 print("asleep", flush=True)
 if sys.argv[1] == "bound":
-    ctypes.PyDLL(None).usleep(int(600e6))  # with the interpreter's lock
+    ctypes.PyDLL(None).usleep(int(600e6))  # holding the interpreter's lock
 call.get()
 """
 
@@ -237,7 +237,7 @@ def test_how_long_endpoints_ran(stage: Stage) -> None:
     assert header.split()[:4] == ["ENDPOINT", "PROCS", "CALLS", "FAILED"]
     (line,) = [line.split() for line in lines if line.startswith("left.meet ")]
     assert line[3] == "-"  # none failed
-    assert len(line) == 4 + 2 * 6  # each time with its unit
+    assert len(line) == 4 + 2 * 6  # each duration has its unit
 
 
 def status(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -287,7 +287,7 @@ def test_a_writer_that_is_killed_leaves_no_wrong_record(pen: str) -> None:
             writer.kill()
         events = read_events(memory)
         check(events, memory)
-        # Each thread may have been about to write one.
+        # Each thread may have been about to write one record.
         assert events[-1].seq - 2 <= len(events) or len(events) >= layout.NUM_EVENTS - 2
     finally:
         os.close(fd)

@@ -1,4 +1,4 @@
-"""Calls that nobody waits for any more: those that wait do not run, coroutines are cancelled, functions can ask."""
+"""Cancelled calls: queued ones do not run, coroutines are cancelled, and functions can check for it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.system.controlling import controlled, settle
 
 _PATIENCE_S = 30.0
 _SOON_S = 0.2
-"""A time limit that is to pass."""
+"""A time limit that is meant to expire."""
 
 _MIB = 2**20
 _WINDOW_BYTES = 8 * _MIB
@@ -30,12 +30,12 @@ _gates: dict[str, threading.Event] = {}
 
 
 def gate(name: str) -> threading.Event:
-    """A gate of this process."""
+    """Return a named event of this process."""
     return _gates.setdefault(name, threading.Event())
 
 
 class Worker(Actor):
-    """Notes what it does, and asks for whom."""
+    """Logs its calls, and whether their callers still wait."""
 
     def __init__(self) -> None:
         self.log: list[str] = []
@@ -51,7 +51,7 @@ class Worker(Actor):
 
     @endpoint
     def block(self, name: str) -> str:
-        """Until the gate opens; then note whether the caller still waits."""
+        """Wait for the gate; then log whether the caller still waits."""
         self.log.append(f"begin {name}")
         assert gate(name).wait(_PATIENCE_S)
         self.log.append(f"end {name} {monarch_hpc.context().cancelled}")
@@ -95,8 +95,8 @@ class Worker(Actor):
         return monarch_hpc.context().deadline_left_s
 
     @endpoint
-    def ask(self, other: ActorMesh[Worker], name: str, hold: str = "") -> str:
-        """Calls another one without a time limit, which has that of this call; then answers once *hold* opens."""
+    def ask(self, other: ActorMesh[Worker], name: str) -> str:
+        """Call another actor without a time limit; the call inherits the limit of this one."""
         try:
             other.block.call_one(name).get()
         except CallTimeout as late:
@@ -131,14 +131,14 @@ def hosts() -> Iterator[HostMesh]:
 def procs(hosts: HostMesh) -> ProcMesh:
     procs = hosts.slice(hosts=0).spawn_procs(per_host={"gpus": 2})
     settle(procs)
-    # The program's own loop stays.
+    # The program's event loop stays.
     monarch_hpc.this_proc().spawn("warm", Worker).noted.call_one().get(_PATIENCE_S)
     return procs
 
 
 @pytest.fixture(params=["remote", "local"])
 def place(request: pytest.FixtureRequest, procs: ProcMesh) -> ProcMesh:
-    """Another process, or this one."""
+    """A proc of another process, or of this one."""
     return procs.slice(gpus=0) if request.param == "remote" else monarch_hpc.this_proc()
 
 
@@ -151,7 +151,7 @@ def worker(place: ProcMesh) -> Iterator[ActorMesh[Worker]]:
 
 
 def noted(worker: ActorMesh[Worker], *expected: str) -> list[str]:
-    """What a worker noted, once it is as expected; a concurrent endpoint waits for a function to end all the same."""
+    """Return the log of a worker, once it is as expected; even a concurrent endpoint waits until a function ends."""
     return wait_until(
         "its notes",
         lambda: worker.noted.call_one().get(_PATIENCE_S),
@@ -190,7 +190,7 @@ def test_the_credit_of_cancelled_calls_is_given_back_while_the_actor_is_busy(
 ) -> None:
     running = worker.block.call_one("credit")
     data = np.zeros(_MIB, np.uint8)
-    for _ in range(5):  # five times what the mailbox holds
+    for _ in range(5):  # five times the capacity of the mailbox
         calls = [worker.take.call_one(data) for _ in range(_WINDOW_BYTES // _MIB - 2)]
         for call in calls:
             call.cancel()
@@ -219,7 +219,7 @@ def test_a_running_function_can_ask_and_goes_on(
     until_open(place, name)
     call.cancel()
     assert worker.note.call_one("next").get(_PATIENCE_S) == "next"
-    # That one call was cancelled is not said of the next.
+    # The next call is not seen as cancelled.
     assert worker.block.call_one(name).get(_PATIENCE_S) == name
     noted(worker, "begin", "cancelled", "next", f"begin {name}", f"end {name} False")
 
@@ -282,7 +282,7 @@ def test_calls_made_for_a_call_end_with_its_time(procs: ProcMesh) -> None:
     noted(first, "late")
     open_gate(procs.slice(gpus=1), "nested")
     assert behind.get(_PATIENCE_S) == "behind"
-    # A call without a limit has none, also after one with a limit.
+    # A call without a limit has none, even after a call with one.
     again = first.ask.call_one(second, "nested")
     assert again.get(_PATIENCE_S) == "answered"
 
@@ -312,10 +312,10 @@ def test_time_held_back_by_a_full_mailbox_counts(place: ProcMesh, worker: ActorM
     with pytest.raises(CallTimeout, match=r"no answer within 0\.2 s from actor worker"):
         worker.take.options(timeout=_SOON_S).broadcast(data)
     runtime = current_runtime()
-    assert len(runtime._slots) == 1  # of the call that blocks
+    assert len(runtime._slots) == 1  # the blocking call's
     open_gate(place, "full")
     running.get(_PATIENCE_S)
-    # Nothing of what was given up is in the way, or arrives late.
+    # Cancelled calls neither block others nor answer late.
     worker.take.options(timeout=_PATIENCE_S).call_one(data).get(_PATIENCE_S)
     assert noted(worker) == ["begin full", "end full False", *["took 1"] * (num + 1)]
 
@@ -356,7 +356,7 @@ def test_a_coroutine_that_is_held_back_gives_up_too(procs: ProcMesh) -> None:
 
 
 class Slow:
-    """Takes longer to pickle than the time limit of the call that it is for."""
+    """Takes longer to pickle than the time limit of its call."""
 
     def __reduce__(self) -> tuple[object, ...]:
         current_runtime().engine.wait(lambda: False, _SOON_S)

@@ -1,4 +1,4 @@
-"""Casts when hosts and agents die on their way."""
+"""Casts when hosts and agents die on the way."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_death_of_an_agent_in_the_middle_ends_no_more_than_it_must(hosts: Ho
     os.kill(hosts.entries[1].pid, signal.SIGKILL)
     failures = wait_for_death(others)
     assert sorted(point.rank for point in failures) == [2, 3]
-    # Host 2 is behind host 1 in the tree. What is sent directly does not wait for casts that were lost on the way.
+    # Host 2 is below host 1 in the tree. Direct messages do not wait for casts that were lost on the way.
     behind = logs.slice(hosts=2, gpus=0)
     last = behind.write.call_one("after")
     for host in (0, 2, 3, 4):
@@ -59,7 +59,7 @@ def test_the_death_of_an_agent_ends_a_reduction_and_no_other(hosts: HostMesh, pr
 
 
 def wait_for_death(logs: ActorMesh[Log]) -> dict[monarch_hpc.Point, BaseException]:
-    """Cast until all that fails is what died: casts under way when the agent died may miss others, too."""
+    """Cast until only dead procs fail: casts in flight when the agent died may miss others too."""
 
     def failures() -> dict[monarch_hpc.Point, BaseException]:
         return logs.rank.options(on_error="collect", timeout=PATIENCE_S).call().get(PATIENCE_S).failures()

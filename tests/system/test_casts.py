@@ -1,4 +1,4 @@
-"""Messages to many procs go through the agents' tree, and all laws hold as if each had gone directly."""
+"""Casts: messages to many procs go through the agents' tree, with the same guarantees as direct messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from monarch_hpc.attach.attach import query_calls
 from monarch_hpc.config.program import DIRECTORY_VARIABLE
 from monarch_hpc.telemetry.picture import Row, draw
 from monarch_hpc.testing import wait_until
-from tests.system.casting import NUM, NUM_HOSTS, PATIENCE_S, PER_HOST, Log, caster, casting, procs, until_over
+from tests.system.casting import NUM, NUM_HOSTS, PATIENCE_S, PER_HOST, Log, cast_sender, casting, procs, until_over
 from tests.system.controlling import controlled
 from tests.system.test_backpressure import Memory
 
@@ -26,11 +26,11 @@ __all__ = ["procs"]
 _MIB = 2**20
 _WINDOW_BYTES = 8 * _MIB
 _SLACK_BYTES = 24 * _MIB
-"""Beside the window: messages that are taken out, buffers of sockets, Python's own."""
+"""Memory beyond the window: messages in use, socket buffers, Python's own."""
 
 
 class Talker(Actor):
-    """Talks to others from a proc."""
+    """Calls other actors from a proc."""
 
     @endpoint
     def talk(self, logs: ActorMesh[Log], num: int) -> list[int]:
@@ -58,13 +58,13 @@ def logs(procs: ProcMesh) -> Iterator[ActorMesh[Log]]:
 
 
 def test_every_rank_answers_through_the_tree(logs: ActorMesh[Log]) -> None:
-    before = caster().num_sent
+    before = cast_sender().num_sent
     assert list(logs.rank.call().get(PATIENCE_S).values()) == list(range(NUM))
-    assert caster().num_sent == before + 1
+    assert cast_sender().num_sent == before + 1
     assert list(logs.slice(gpus=1).rank.call().get(PATIENCE_S).values()) == [1, 3, 5, 7, 9]
     backwards = logs.slice(hosts=slice(4, None, -2), gpus=0)
     assert list(backwards.rank.call().get(PATIENCE_S).values()) == [8, 4, 0]
-    assert caster().num_sent == before + 3
+    assert cast_sender().num_sent == before + 3
     until_over()
 
 
@@ -107,7 +107,7 @@ def test_actors_cast_too_and_keep_their_order(procs: ProcMesh, logs: ActorMesh[L
         assert ranks == list(range(NUM))
     seen = logs.slice(hosts=3, gpus=0).read.call_one().get(PATIENCE_S)
     assert len(seen) == 4 * 2 * 10
-    # Each of the four talkers says 0, -0, 1, -1, 2, -2, ... and waits for every second one.
+    # Each of the four talkers sends 0, -0, 1, -1, 2, -2, ... and waits for every second answer.
     for number in range(1, 10):
         assert seen.count(number) == 4 and seen.count(-number) == 4
 
@@ -148,7 +148,7 @@ def test_who_is_late_hears_that_nobody_waits_any_more(logs: ActorMesh[Log]) -> N
     wait_until("all were interrupted while they ran", interrupted, accept=all)
     lingering = logs.linger.call()
     assert lingering.cancel()
-    # It was interrupted where it ran, and did not begin where it had not: nobody has to wait for it.
+    # It was cancelled where it ran, and never began elsewhere.
     for lines in logs.read.call().get(PATIENCE_S).values():
         assert set(lines) == {"cancelled"}
     until_over()
@@ -181,7 +181,7 @@ def test_the_death_of_a_proc_ends_its_part_of_a_cast(hosts: HostMesh) -> None:
     assert isinstance(death, ActorDied) and "SIGKILL" in str(death)
     answers = [future.exception(PATIENCE_S) or future.get() for future in stream]
     assert sum(isinstance(answer, ActorDied) for answer in answers) == 1
-    # Afterwards, too, and nobody was told that nobody had handled it: the calls did.
+    # Likewise afterwards; and no failure is unhandled, because the calls report it.
     assert [point.rank for point in logs.rank.options(on_error="collect").call().get(PATIENCE_S).failures()] == [5]
     until_over()
     procs.stop()
@@ -200,9 +200,9 @@ def test_what_nobody_calls_for_fails_the_actor(procs: ProcMesh, faults: list[mon
 def test_a_mesh_is_stopped_after_what_it_has(procs: ProcMesh) -> None:
     logs = procs.spawn("log", Log)
     answers = logs.write.call(1)
-    before = caster().num_sent
+    before = cast_sender().num_sent
     logs.stop().get(PATIENCE_S)
-    assert caster().num_sent == before + 1
+    assert cast_sender().num_sent == before + 1
     assert list(answers.get(PATIENCE_S).values()) == [1] * NUM
     with pytest.raises((ActorDied, MeshError)):
         logs.rank.call().get(PATIENCE_S)
@@ -225,9 +225,9 @@ def test_casts_to_a_sleeper_grow_nobody_by_more_than_the_window(hosts: HostMesh,
 
     pourer = threading.Thread(target=pour, daemon=True)
     pourer.start()
-    wait_until("the sender is held back", lambda: caster().num_waiting, PATIENCE_S)
+    wait_until("the sender is held back", lambda: cast_sender().num_waiting, PATIENCE_S)
     assert sent <= _WINDOW_BYTES / _MIB
-    # It holds back nobody else.
+    # No other sender is blocked.
     assert list(other.rank.call().get(PATIENCE_S).values()) == list(range(NUM))
     other.slice(hosts=1, gpus=0).open.call_one("pour").get(PATIENCE_S)
     pourer.join(PATIENCE_S)

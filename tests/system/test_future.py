@@ -1,4 +1,4 @@
-"""Futures: read by threads, by coroutines and by the tools of the standard library, as often as one likes."""
+"""Futures: read by threads, by coroutines and by the standard library, any number of times."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_the_engine_goes_on_where_even_the_log_fails(
     monkeypatch.setattr(logging.getLogger("monarch_hpc.actor.future"), "filter", refuse.__get__(engine))
     monkeypatch.setattr(logging.getLogger("monarch_hpc.transport.engine.engine"), "filter", refuse.__get__(engine))
     futures[0].add_done_callback(lambda _: fail(KeyError("mine")))
-    engine.call_soon(lambda: futures[0].set_result(1))  # on the thread of the engine, as nobody drives
+    engine.call_soon(lambda: futures[0].set_result(1))  # on the engine's thread, as no other thread drives
     assert refused.wait(_PATIENCE_S)
     engine.call_soon(lambda: futures[1].set_result(2))
     assert asyncio.run(awaited(futures[1])) == 2
@@ -213,7 +213,7 @@ def test_an_answer_after_the_loop_is_gone_harms_nobody(
     asyncio.run(main())
     for future in futures:
         future.set_result(1)
-    assert caplog.text.count("failed") == 1  # the user's own callback, and not ours
+    assert caplog.text.count("failed") == 1  # the user's callback, not ours
     assert [future.get() for future in futures] == [1, 1, 1]
 
 

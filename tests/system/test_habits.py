@@ -1,4 +1,4 @@
-"""Behaviour that programs take for granted: where code runs, the order of shutdown, and who handles failures."""
+"""Implicit assumptions of programs: where code runs, the order in which things end, and who gets failures."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def here() -> str:
 
 
 class Child(Actor):
-    """Fails on request, and records its end."""
+    """Fails on request, and logs its end."""
 
     def __init__(self, path: str = "", name: str = "", *, fails: bool = False) -> None:
         if fails:
@@ -79,7 +79,7 @@ class Child(Actor):
 
 
 class Function(Actor):
-    """Has only functions, which record the thread they run on."""
+    """An actor with functions only, which log where they run."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -100,7 +100,7 @@ class Function(Actor):
 
 
 class Coroutine(Actor):
-    """Has only coroutines, which record the thread they run on."""
+    """Likewise with coroutines."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -121,7 +121,7 @@ class Coroutine(Actor):
 
 
 class Owner(Child):
-    """Records its end, and so does its child after it."""
+    """Owns a child actor, which ends with it."""
 
     @endpoint
     def adopt(self) -> None:
@@ -236,7 +236,7 @@ def test_a_slice_knows_of_the_failures_of_its_mesh(procs: ProcMesh, faults: list
 
 
 def test_workers_have_the_programs_pythonpath_of_the_moment(hosts: HostMesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", "/one:/two")  # the agents have started already
+    monkeypatch.setenv("PYTHONPATH", "/one:/two")  # the agents are already running
     for env, expected in (({}, "/one:/two"), ({"PYTHONPATH": "/three"}, "/three"), ({"PYTHONPATH": None}, None)):
         with hosts.slice(hosts=0).spawn_procs(env=env) as procs:
             assert procs.spawn("child", Child).variable.call_one("PYTHONPATH").get(_PATIENCE_S) == expected
@@ -244,7 +244,7 @@ def test_workers_have_the_programs_pythonpath_of_the_moment(hosts: HostMesh, mon
 
 @pytest.mark.slow
 def test_workers_see_the_programs_pythonpath(tmp_path: Path) -> None:
-    """Procs, and programs that they start, can import the same modules as the program."""
+    """Procs import what the program can import, and so do processes that they start."""
     library = tmp_path / "library"
     library.mkdir()
     (library / "only_there.py").write_text("VALUE = 42\n")

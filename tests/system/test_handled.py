@@ -1,4 +1,4 @@
-"""What is written down of the calls that an actor handles: how long they had waited, and what they answer."""
+"""Records of the calls that an actor handles: their time in the queue, and their answers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def pass_gate(name: str) -> None:
 
 
 class Worker(Actor):
-    """Has one endpoint of each kind; each answers with an array."""
+    """Has an endpoint of each kind; each answers with an array."""
 
     @endpoint
     def plain(self) -> object:
@@ -98,7 +98,7 @@ class Worker(Actor):
 
 
 class Witness(Actor):
-    """In the same process: tells what is written down there, and opens gates."""
+    """Reads the records of its process, and opens gates."""
 
     @endpoint
     def handled(self, method: str) -> list[DecodedRecord]:
@@ -204,7 +204,7 @@ def test_a_call_has_waited_since_it_came(stage: Stage) -> None:
     held = stage.worker.hold.call_one()
     sent_ns = time.monotonic_ns()
     waiting = stage.worker.queued.call_one()
-    opened_ns = stage.ask("open", "hold")  # on the same channel: the call before it has come
+    opened_ns = stage.ask("open", "hold")  # on the same channel: the earlier call has arrived
     queued_s = waiting.get(_PATIENCE_S)
     held.get(_PATIENCE_S)
     (record,) = stage.ask("handled", "queued")

@@ -1,7 +1,7 @@
-"""Random traffic under deaths, stops and cancels keeps the laws of calls: who did what is written down, and checked.
+"""Random traffic under deaths, stops and cancels obeys the laws of calls: all events are logged and checked.
 
-``HISTORY_SEEDS=7,8`` runs these seeds, ``HISTORY_SEEDS=random:50`` fifty fresh ones, ``HISTORY_STEPS`` as many steps
-of each sender. What a seed repeats is what is sent; threads and processes race anew each time.
+``HISTORY_SEEDS=7,8`` runs these seeds, ``HISTORY_SEEDS=random:50`` fifty fresh ones; ``HISTORY_STEPS`` sets the steps
+of each sender. A seed determines what is sent; threads and processes race differently in each run.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _STEPS = int(os.environ.get("HISTORY_STEPS", "300"))
 _NUM_SENDERS = 3
 _MAX_OPEN = 40
 _WINDOW_BYTES = 2**20
-"""Of a mailbox: small, so that senders are held back."""
+"""Size of a mailbox: small, so that senders block."""
 
 
 def seeds() -> list[int]:
-    """Which to run."""
+    """The seeds to run."""
     words = os.environ.get("HISTORY_SEEDS", "1,2,3,4,5,6")
     if words.startswith("random:"):
         return [random.SystemRandom().randrange(2**31) for _ in range(int(words.partition(":")[2]))]
@@ -43,7 +43,7 @@ def seeds() -> list[int]:
 
 @pytest.fixture(scope="module", params=[16, 1], ids=["direct", "tree"])
 def hosts(request: pytest.FixtureRequest) -> Iterator[HostMesh]:
-    """Where calls of many go to each directly, and where they go through the agents."""
+    """Calls to many: sent directly, or through the agents."""
     loaded = load().config
     transport = replace(loaded.transport, mailbox_bytes=_WINDOW_BYTES, cast_direct=request.param)
     with controlled(replace(loaded, transport=transport)) as hosts:
@@ -53,7 +53,7 @@ def hosts(request: pytest.FixtureRequest) -> Iterator[HostMesh]:
 
 
 class Run:
-    """One run: a mesh of four procs, two meshes of nodes and one of relays on it, some senders, and trouble."""
+    """One run: four procs with two meshes of nodes and one of relays, some senders, and injected faults."""
 
     def __init__(self, procs: ProcMesh, folder: str, seed: int) -> None:
         self.folder = folder
@@ -67,7 +67,7 @@ class Run:
         self.num_done = 0
 
     def drive(self, sender: Sender, seed: int) -> None:
-        """What one thread of the program does."""
+        """Run one sending thread of the program."""
         dice = random.Random(seed)
         try:
             for _ in range(_STEPS):
@@ -79,7 +79,7 @@ class Run:
             self.errors.append(error)
 
     def trouble(self) -> None:
-        """One by one, as the traffic goes on: procs stand still, actors are stopped, a proc is killed."""
+        """Inject faults during the traffic, one at a time: suspend procs, stop actors, kill a proc."""
         total = _STEPS * _NUM_SENDERS
         plan = ["freeze", "stop", "freeze", self.dice.choice(["kill", "freeze"])]
         for step, what in enumerate(plan):
@@ -88,7 +88,7 @@ class Run:
             proc = self.procs.procs[rank]
             if what == "freeze" and rank not in self.killed:
                 os.kill(proc.pid, signal.SIGSTOP)
-                time.sleep(self.dice.uniform(0.01, 0.2))  # it is time that passes here
+                time.sleep(self.dice.uniform(0.01, 0.2))  # the passing of time is the point
                 os.kill(proc.pid, signal.SIGCONT)
             elif what == "stop":
                 note(self.folder, Gone([f"mortal{rank}"]))
@@ -103,7 +103,7 @@ class Run:
             time.sleep(0.002)
 
     def run(self) -> None:
-        """All of it."""
+        """Run everything."""
         threads = [
             threading.Thread(target=self.drive, args=(sender, self.dice.randrange(2**31))) for sender in self.senders
         ]
@@ -138,7 +138,7 @@ def test_random_traffic_keeps_the_laws(hosts: HostMesh, tmp_path: Path, faults: 
 
 
 def summary(folder: str) -> str:
-    """What happened, in a line: a history in which nothing does proves nothing."""
+    """Summarize the run in a line: a history without events proves nothing."""
     counts: Counter[str] = Counter()
     for event in read_history(folder):
         counts[type(event).__name__.lower()] += 1

@@ -1,4 +1,4 @@
-"""Every call ends, with a value or an error, wherever a hostile object passes; and an actor that dies of it says so."""
+"""Every call ends with a value or an error, wherever a hostile object passes; an actor that dies reports the cause."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _PATIENCE_S = 30.0
 _FRAME_BYTES = HUGE_CHARS // 3
 
 pytestmark = [
-    pytest.mark.slow,  # dozens of calls for each place, and procs that end
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # of `__del__` that raise
+    pytest.mark.slow,  # dozens of calls per case, and dying procs
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # raised in `__del__`
 ]
 
 
 class Victim(Actor):
-    """Makes hostile objects, and lets them pass in every way."""
+    """Makes hostile objects, and passes them in every way."""
 
     def __init__(self, recipe: Recipe | None = None, given: object = None) -> None:
         self.neighbour: ActorMesh[Victim] | None = None
@@ -113,7 +113,7 @@ class Victim(Actor):
 
     @endpoint
     def pass_on(self, way: str, recipe: Recipe) -> object:
-        """Let it pass between two actors of one process."""
+        """Pass it between two actors of one process."""
         if self.neighbour is None:
             self.neighbour = monarch_hpc.this_proc().spawn("neighbour", Victim)
         return getattr(self.neighbour, way).call_one(recipe).get(_PATIENCE_S)
@@ -135,7 +135,7 @@ def hosts() -> Iterator[HostMesh]:
 
 
 class Stage:
-    """A victim, and a new one whenever it has died."""
+    """A victim, replaced whenever it has died."""
 
     def __init__(self, hosts: HostMesh, faults: list[MeshFailure]) -> None:
         self._hosts = hosts
@@ -144,7 +144,7 @@ class Stage:
         self._victim: ActorMesh[Victim] | None = None
         self._num = 0
         self.pool = ThreadPoolExecutor(1)
-        """Reads answers: what a class raises where it is rebuilt might be Ctrl-C in the main thread."""
+        """Reads answers on another thread: in the main thread, an error of unpickling might be Ctrl-C."""
 
     def victim(self) -> ActorMesh[Victim]:
         if self._procs is None:
@@ -162,7 +162,7 @@ class Stage:
         return self._victim
 
     def ends(self, start: Callable[[], Any]) -> BaseException | None:
-        """The error that a call ended with; it is one that can be caught as such, and not the end of our patience."""
+        """Return the error of a call; check that it can be caught as `Exception`, and is not our own timeout."""
 
         def read() -> BaseException | None:
             error: BaseException | None = start().exception(_PATIENCE_S)
@@ -172,21 +172,21 @@ class Stage:
         assert error is None or issubclass(type(error), Exception)
         return error
 
-    def look(self, *, told: bool = False) -> None:
-        """The actor answers, or says how it died; then a new one takes its place."""
+    def look(self, *, died: bool = False) -> None:
+        """Check that the actor answers or reports its death; replace it if it died."""
         assert self._victim is not None
         error = self.ends(self._victim.alive.call_one)
         if error is None:
-            assert not told
+            assert not died
             return
         assert isinstance(error, SupervisionError) and str(error)
         name, self._victim = f"victim{self._num}", None
         try:
             self.victim().alive.call_one().get(_PATIENCE_S)
-        except SupervisionError:  # it was the proc that ended
+        except SupervisionError:  # the proc ended
             self._procs = self._victim = None
             return
-        wait_until("the owner's being told", lambda: [f.mesh_name for f in self._faults], accept=lambda s: name in s)
+        wait_until("the report to the owner", lambda: [f.mesh_name for f in self._faults], accept=lambda s: name in s)
 
     def close(self) -> None:
         self.pool.shutdown()
@@ -215,7 +215,7 @@ def test_arguments(stage: Stage, way: str, recipe: Recipe) -> None:
     called = getattr(stage.victim(), way)
     try:
         future = called.call_one(make(recipe))
-    except BaseException:  # noqa: BLE001 what its class raises in this process, or a TypeError, or a limit
+    except BaseException:  # noqa: BLE001 raised by its class here, a TypeError, or a limit
         pass
     else:
         stage.ends(lambda: future)
@@ -244,25 +244,25 @@ def test_exceptions(stage: Stage, way: str, recipe: Recipe) -> None:
 def test_constructors(stage: Stage, recipe: Recipe) -> None:
     victim = stage.spawn(recipe)
     assert isinstance(stage.ends(victim.alive.call_one), SupervisionError)
-    stage.look(told=True)
+    stage.look(died=True)
 
 
 @_few
 @given(way=st.sampled_from(["fail", "fail_waiting", "fail_beside"]), recipe=_ERRORS)
 def test_broadcasts(stage: Stage, way: str, recipe: Recipe) -> None:
     getattr(stage.victim(), way).broadcast(recipe)
-    if way == "fail":  # of the others a call may come before they have failed
-        stage.look(told=True)
+    if way == "fail":  # with the others, a call may arrive before they have failed
+        stage.look(died=True)
     else:
         wait_until("its end", lambda: stage.ends(stage.victim().alive.call_one), accept=bool)
-        stage.look(told=True)
+        stage.look(died=True)
 
 
 @_few
 @given(recipe=_ERRORS)
 def test_hooks(stage: Stage, recipe: Recipe) -> None:
     stage.victim().fail_to_clean_up.broadcast(recipe)
-    stage.look(told=True)
+    stage.look(died=True)
 
 
 @_relaxed

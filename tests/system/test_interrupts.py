@@ -1,4 +1,4 @@
-"""Ctrl-C in a program that then continues: no answer is lost, and nothing waits for ever."""
+"""Ctrl-C in a program that continues: no answer is lost, and nothing waits forever."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def engine() -> Iterator[Engine]:
 
 @pytest.fixture(autouse=True)
 def handler() -> Iterator[Handler]:
-    """The default handler of SIGINT, whatever pytest was started with."""
+    """Install the default SIGINT handler, whatever pytest inherited."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield signal.default_int_handler
     signal.signal(signal.SIGINT, before)
@@ -91,7 +91,7 @@ def test_whoever_ignores_it_goes_on_to_do_so(engine: Engine) -> None:
 
 def test_it_is_raised_at_the_end_of_the_outermost(engine: Engine) -> None:
     done: list[str] = []
-    with pytest.raises(KeyboardInterrupt), engine.undisturbed():  # noqa: PT012 raised when the context ends
+    with pytest.raises(KeyboardInterrupt), engine.undisturbed():  # noqa: PT012 raised at the end of the block
         signal.raise_signal(signal.SIGINT)
         assert not engine.wait(lambda: False, _PATIENCE_S), "a wait within it ends before its timeout"
         with engine.undisturbed():
@@ -133,7 +133,7 @@ over = False
 def shoot():
     dice = random.Random(int(sys.argv[1]))
     for _ in range(300):
-        time.sleep(dice.uniform(0.0005, 0.01))  # it is time that passes here
+        time.sleep(dice.uniform(0.0005, 0.01))  # the passing of time is the point
         os.kill(os.getpid(), signal.SIGINT)
     global over
     over = True

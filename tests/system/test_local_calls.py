@@ -1,4 +1,4 @@
-"""Actors of one process: found by name, called without a socket, under the same laws."""
+"""Actors of one process: found by name, and called without a socket, with the same guarantees."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PATIENCE_S = 20.0
 
 
 class Keeper(Actor):
-    """Keeps the values that it gets."""
+    """Keeps its arguments."""
 
     def __init__(self) -> None:
         self.kept: list[object] = []
@@ -50,7 +50,7 @@ class Neighbour(Actor):
 
     @endpoint
     def share(self, num: int) -> tuple[float, float, bool]:
-        """Pass an array, change it and the returned one; return the first and last element that the keeper has."""
+        """Send an array, modify the original and the answer; return the keeper's copy."""
         given = np.ones(num)
         answer = self.keeper.keep.call_one(given).get(_PATIENCE_S)
         given[0] = answer[0] = 7.0
@@ -65,7 +65,7 @@ class Neighbour(Actor):
 
     @endpoint
     def channels(self) -> int:
-        """The number of channels from this process to itself."""
+        """Number of channels of this process to itself."""
         runtime = Runtime.current
         assert runtime is not None
         return int(runtime.own.incarnation in runtime.node.channels)
@@ -104,7 +104,7 @@ def hosts() -> Iterator[HostMesh]:
 
 @pytest.fixture(scope="module")
 def procs(hosts: HostMesh) -> ProcMesh:
-    """Two procs for all tests; as the first ones they start UCX in this process, which then keeps running."""
+    """Two procs for all tests. The first call starts UCX in this process, which stays."""
     procs = hosts.slice(hosts=0).spawn_procs(per_host={"gpus": 2})
     settle(procs)
     return procs
@@ -178,6 +178,6 @@ print("procs", sorted(this_host().spawn_procs({"gpus": 2}).spawn("where", Where)
 
 
 def test_a_program_knows_its_gpus_as_procs_do(programs: Programs) -> None:
-    said = programs.run(PLACE, env={"CUDA_VISIBLE_DEVICES": "4,2", DIRECTORY_VARIABLE: ""})  # on its own embedded host
+    said = programs.run(PLACE, env={"CUDA_VISIBLE_DEVICES": "4,2", DIRECTORY_VARIABLE: ""})  # on its own hosts
     assert "before ('4', '2')" in said and "beside ('4', '2') ('4', '2')" in said
     assert "procs [('2', '4'), ('4', '2')]" in said

@@ -1,4 +1,4 @@
-"""Long-lived allocations, programs and procs: their memory of ended objects is bounded, and no numbers run out."""
+"""Long-lived allocations, programs and procs: state kept of ended things is bounded, and no resource runs out."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def hosts() -> Iterator[HostMesh]:
 # ---- openings of one allocation ----
 
 
-@pytest.mark.slow  # five thousand openings, more than 12 bits can number
+@pytest.mark.slow  # five thousand openings, more than the former limit of 4095
 def test_procs_start_after_thousands_of_openings(directory: Path) -> None:
     with Client(directory, "aaaaaaaa") as client:
         for _ in range(5000):
@@ -88,7 +88,7 @@ def faulty_handle(self, message):
 
 Ledger.starts, Reaper.watch, Agent._handle = faulty_starts, faulty_watch, faulty_handle
 """
-"""Makes the agents' callbacks fail: for the first mesh of a program before the fork, then after it, then in the end."""
+"""Makes the agents' callbacks fail: for a program's first mesh before the fork, then after it, then at the end."""
 
 
 @pytest.mark.parametrize(("number", "ranks"), [(1, [0, 1]), (2, [1]), (3, [0, 1])])
@@ -119,7 +119,7 @@ def test_an_agent_that_fails_says_so_at_once_and_leaves_no_proc(
 
 
 class Worker(Actor):
-    """Holds some memory, so that a leaked instance shows."""
+    """Holds memory, so that a leak of it shows."""
 
     def __init__(self) -> None:
         self.load = bytearray(10_000)
@@ -130,7 +130,7 @@ class Worker(Actor):
 
 
 class Meter(Actor):
-    """Reports the state that its proc keeps."""
+    """Measures the memory of its proc."""
 
     @endpoint
     def start(self) -> None:
@@ -158,7 +158,7 @@ def test_an_actor_that_has_ended_takes_no_memory(hosts: HostMesh) -> None:
 
     tracemalloc.start()
     try:
-        spawn_and_stop(1100)  # more than the proc's caches hold
+        spawn_and_stop(1100)  # more ended actors than the proc keeps
         gc.collect()
         there, here = meter.used_bytes.call_one().get(_PATIENCE_S), tracemalloc.get_traced_memory()[0]
         spawn_and_stop(3000)
@@ -167,7 +167,7 @@ def test_an_actor_that_has_ended_takes_no_memory(hosts: HostMesh) -> None:
         more_here = tracemalloc.get_traced_memory()[0] - here
     finally:
         tracemalloc.stop()
-    # A leak kept 9.5 KiB for each actor in the proc.
+    # A leak of 9.5 KiB per actor would exceed this many times.
     assert more_there < 300_000 and more_here < 300_000, (more_there, more_here)
 
 
@@ -183,7 +183,7 @@ def test_who_calls_late_is_told_what_the_actor_died_of_and_much_later_that_there
         last = procs.spawn("worker", Worker)
         last.stop()
     last.stop().get(_PATIENCE_S)
-    with pytest.raises(DeliveryUnknown, match="it ended long ago, or never was here"):
+    with pytest.raises(DeliveryUnknown, match="it ended long ago, or was never here"):
         stopped.touch.call_one().get(_PATIENCE_S)
     with pytest.raises(ActorDied, match="it was stopped"):
         last.touch.call_one().get(_PATIENCE_S)

@@ -37,7 +37,7 @@ class _Odd(Exception):
 
 
 class Probe(Actor):
-    """Does what a test asks for."""
+    """Does whatever a test needs."""
 
     def __init__(self, start: int = 0) -> None:
         if start < 0:
@@ -66,7 +66,7 @@ class Probe(Actor):
 
     @endpoint
     def double(self, array: np.ndarray) -> np.ndarray:
-        array *= 2  # received arrays belong to the receiver
+        array *= 2  # the receiver owns its copy
         return array
 
     @endpoint
@@ -235,7 +235,7 @@ def test_failures_of_many_ranks_come_as_one_error(probes: ActorMesh[Probe]) -> N
 
 def test_what_cannot_be_pickled_fails_that_call_alone(probes: ActorMesh[Probe]) -> None:
     one = probes.slice(hosts=0, gpus=0)
-    with pytest.raises(monarch_hpc.ActorFailed, match="could not travel") as caught:
+    with pytest.raises(monarch_hpc.ActorFailed, match="could not be sent") as caught:
         one.odd.call_one().get(_PATIENCE_S)
     assert caught.value.type_name == "_Odd"
     with pytest.raises(TypeError, match="the result, a lock, cannot be sent") as refused:
@@ -303,7 +303,7 @@ def test_actors_call_actors_directly(probes: ActorMesh[Probe], procs: ProcMesh) 
     others = procs.spawn("others", Probe, start=100)
     answers = probes.slice(hosts=0, gpus=0).ask.call_one(others.slice(hosts=1), 1).get(_PATIENCE_S)
     assert answers == [101, 101]
-    # Both directions at once.
+    # Both ways at once: each side drives its own I/O.
     futures = [probes.slice(hosts=h, gpus=0).ask.call_one(others, 1) for h in (0, 1)]
     values = [value for future in futures for value in future.get(_PATIENCE_S)]
     assert len(values) == 8 and max(values) == 103

@@ -1,4 +1,4 @@
-"""Ports: values that actors send without being asked, in order, bounded, and lost to nobody."""
+"""Ports: values that actors send outside of calls, in order, bounded, and without loss."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _WINDOW_BYTES = 32 * 2**20
 
 
 class Sender(Actor):
-    """Sends what it is told to where it is told."""
+    """Sends given values to given ports."""
 
     def __init__(self) -> None:
         self.sent = 0
@@ -155,7 +155,7 @@ def test_ranked_messages_say_who_sent_them(senders: ActorMesh[Sender]) -> None:
     senders.send.call(port, "x").get(_PATIENCE_S)
     senders.slice(hosts=1).send.call(port, "y").get(_PATIENCE_S)
     seen = [ranked.recv().get(_PATIENCE_S) for _ in range(3)]
-    assert sorted(seen) == [(0, "x"), (0, "y"), (1, "x")]  # ranks are those of the mesh that was called
+    assert sorted(seen) == [(0, "x"), (0, "y"), (1, "x")]  # ranks in the mesh that was called
     port, receiver = Channel.open()
     port.send("z")
     assert receiver.ranked().recv().get(_PATIENCE_S) == (0, "z")
@@ -241,7 +241,7 @@ def test_a_port_for_one_message_takes_one(sender: ActorMesh[Sender]) -> None:
     sender.count.broadcast(port, 2)
     sender.progress.call_one().get(_PATIENCE_S)
     assert receiver.recv().get(_PATIENCE_S) == 0
-    with pytest.raises(PortClosed, match="it took the one message that it was for"):
+    with pytest.raises(PortClosed, match="it was opened for one message, which has arrived"):
         receiver.recv().get(_PATIENCE_S)
     assert list(receiver) == []
 
@@ -285,7 +285,7 @@ def test_readers_hear_that_a_port_is_closed() -> None:
         assert reading.result(_PATIENCE_S) in ([1], [])
     with pytest.raises(PortClosed, match="its receiver was closed"):
         receiver.recv().get(_PATIENCE_S)
-    port.send(2)  # lost, as said
+    port.send(2)  # lost, as documented
     assert not current_runtime().ports
 
 
@@ -309,7 +309,7 @@ def test_ports_of_actors_are_passed_on(senders: ActorMesh[Sender]) -> None:
     assert first.read.call_one(10).get(_PATIENCE_S) == list(range(10))
     assert first.read_in_a_coroutine.call_one(10).get(_PATIENCE_S) == list(range(10, 20))
     port.send(7)
-    first.send.call_one(pickle.loads(pickle.dumps(port)), 8).get(_PATIENCE_S)  # to its own proc
+    first.send.call_one(pickle.loads(pickle.dumps(port)), 8).get(_PATIENCE_S)  # to a port of its own process
     assert first.read.call_one(2).get(_PATIENCE_S) == [7, 8]
 
 
@@ -324,7 +324,7 @@ def test_who_sends_to_the_dead_is_not_held_back(procs: ProcMesh, faults: list[Me
     with monarch_hpc.hosts().slice(hosts=0).spawn_procs() as mortal:
         actor = mortal.spawn("mortal", Sender)
         port = actor.open.call_one().get(_PATIENCE_S)
-        bounded: Port[int] = Port(port._home, port._number + 1, 1)  # its receiver is gone already
+        bounded: Port[int] = Port(port._home, port._number + 1, 1)  # has no receiver
         with pytest.raises(PortClosed):
             send_until_refused(bounded)
         actor.leave.broadcast()

@@ -1,4 +1,4 @@
-"""A call that is cancelled between its actor's look into the mailbox and its grip: the actor looks again."""
+"""A call that is cancelled after its actor has seen it in the mailbox, but before it takes it: the actor retries."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _gates: dict[str, threading.Event] = {}
 
 
 def gate(name: str) -> threading.Event:
-    """A gate of this process."""
+    """Return a named event of this process."""
     return _gates.setdefault(name, threading.Event())
 
 
@@ -31,7 +31,7 @@ class Dawdler(Actor):
 
     @endpoint
     def dawdle(self) -> None:
-        """See the next message, and reach for it only when somebody else has taken it away."""
+        """See the next message, but take it only after another thread has removed it."""
         cell = current_runtime().cell(monarch_hpc.context().actor)
         assert cell is not None
         wait = cell._wait
@@ -63,7 +63,7 @@ def procs() -> Iterator[ProcMesh]:
 
 @pytest.fixture(params=["remote", "local"])
 def place(request: pytest.FixtureRequest, procs: ProcMesh) -> ProcMesh:
-    """Another process, or this one."""
+    """A proc of another process, or of this one."""
     return procs if request.param == "remote" else monarch_hpc.this_proc()
 
 

@@ -1,4 +1,4 @@
-"""Results combined on the hosts, by procs of the mesh: the same value as when combined by the caller, or an error."""
+"""Reductions on the hosts, by procs of the mesh: the same result as a fold at the caller, or an error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import monarch_hpc
 from monarch_hpc import Accumulator, Actor, ActorDied, ActorMesh, CallTimeout, HostMesh, MeshError, ProcMesh, endpoint
 from monarch_hpc.mesh.scripts.spmd import spmd
 from monarch_hpc.testing import wait_until
-from tests.system.casting import NUM, NUM_HOSTS, PATIENCE_S, PER_HOST, caster, casting, procs, until_over
+from tests.system.casting import NUM, NUM_HOSTS, PATIENCE_S, PER_HOST, cast_sender, casting, procs, until_over
 from tests.system.controlling import controlled
 
 __all__ = ["procs"]
@@ -55,12 +55,12 @@ class Worker(Actor):
 
 
 def where_merged(so_far: frozenset[int], more: frozenset[int]) -> frozenset[int]:
-    """Merge two values, and add the id of the merging process."""
+    """Return both, and the process that combined them."""
     return so_far | more | {os.getpid()}
 
 
 def linger(folder: Path, so_far: int, rank: int) -> int:
-    """Add, but block for ever at rank 5, on the third host."""
+    """Add, but block forever on the third host."""
     if rank == 5:
         (folder / "combining").touch()
         threading.Event().wait()
@@ -68,7 +68,7 @@ def linger(folder: Path, so_far: int, rank: int) -> int:
 
 
 def refuse(so_far: int, rank: int) -> int:
-    """Add, but raise at rank 7."""
+    """Add, but fail at rank 7."""
     if rank == 7:
         raise LookupError(f"rank {rank} is not to be added")
     return so_far + rank
@@ -80,21 +80,21 @@ class Coded(Exception):
 
 
 def fail_hostile(so_far: int, rank: int) -> int:
-    """Add, but raise an exception at rank 7 whose text cannot be obtained."""
+    """Add, but fail at rank 7 with an exception that cannot be described."""
     if rank == 7:
         raise Coded(rank)
     return so_far + rank
 
 
 def exit_at(so_far: int, rank: int) -> int:
-    """Add, but raise `SystemExit` at rank 7."""
+    """Add, but try to end the process at rank 7."""
     if rank == 7:
         raise SystemExit(7)
     return so_far + rank
 
 
 def grow(so_far: object, rank: int) -> object:
-    """Return a value at rank 7 that cannot be pickled."""
+    """Return a value that cannot be sent."""
     return threading.Lock() if rank == 7 else 0
 
 
@@ -112,14 +112,14 @@ def workers(procs: ProcMesh) -> Iterator[ActorMesh[Worker]]:
 
 
 def test_the_order_of_ranks_is_kept(workers: ActorMesh[Worker]) -> None:
-    before = caster().num_sent
+    before = cast_sender().num_sent
     names = Accumulator(workers.tag, "", operator.add, merge=operator.add)
     assert names.accumulate().get(PATIENCE_S) == "".join(f"<{rank}>" for rank in range(NUM))
     lists: Accumulator[[], int, list[int]] = Accumulator(
         workers.rank, [], lambda seen, rank: [*seen, rank], merge=operator.add
     )
     assert lists.accumulate().get(PATIENCE_S) == list(range(NUM))
-    assert caster().num_sent == before + 2
+    assert cast_sender().num_sent == before + 2
     views: list[tuple[ActorMesh[Worker], list[int]]] = [
         (workers.slice(gpus=1), [1, 3, 5, 7, 9]),
         (workers.slice(hosts=slice(4, None, -2)), [8, 9, 4, 5, 0, 1]),
@@ -136,12 +136,12 @@ def test_the_order_of_ranks_is_kept(workers: ActorMesh[Worker]) -> None:
 def test_procs_combine_and_the_caller_gets_one_answer(workers: ActorMesh[Worker]) -> None:
     pids = set(workers.pid.call().get(PATIENCE_S).values())
     until_over()
-    before = caster().num_received
+    before = cast_sender().num_received
     none: frozenset[int] = frozenset()
     merged = Accumulator(workers.rank, none, lambda so_far, _rank: so_far | {os.getpid()}, merge=where_merged)
     found = merged.accumulate().get(PATIENCE_S)
     until_over()
-    assert caster().num_received - before <= 3  # the answer, and that all have handled it
+    assert cast_sender().num_received - before <= 3  # the answer, and DONE
     assert found - {os.getpid()} <= pids and len(found - {os.getpid()}) == NUM_HOSTS
 
 
@@ -196,7 +196,7 @@ def test_what_combining_raises_fails_the_call(
     for each in error.failures.values() if isinstance(error, MeshError) else [error]:
         assert isinstance(each, kind)
         assert "which combined results" in str(each.__notes__)
-    # Nothing is left of it.
+    # It leaves nothing behind.
     assert Accumulator(workers.rank, 0, operator.add, merge=operator.add).accumulate().get(PATIENCE_S) == 45
     until_over()
 

@@ -1,4 +1,4 @@
-"""Procs that a signal stops, that a debugger holds, or that hold the interpreter's lock: who of them is dead."""
+"""Procs stopped by a signal, held by a debugger, or holding the interpreter's lock: only the first are killed."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def suspects(directory: Path) -> object:
 
 
 def lives(client: Client, rank: int) -> list[str]:
-    """What the agents have said of a proc."""
+    """Return the agents' reports on a proc."""
     return [m.life for m in list(client.messages) if isinstance(m, ProcLife) and m.rank == rank]
 
 
 @contextlib.contextmanager
 def traced(pid: int) -> Iterator[None]:
-    """Hold a process as a debugger does."""
+    """Attach to a process like a debugger."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
     if libc.ptrace(_PTRACE_ATTACH, pid, None, None):
@@ -98,7 +98,7 @@ def test_one_that_a_debugger_holds_is_left_alone(directory: Path) -> None:
         held, stopped = client.pids(mesh, 2)
         with traced(held):
             os.kill(stopped, signal.SIGSTOP)
-            assert client.wait(ProcEnded).rank == 1  # so much time has passed
+            assert client.wait(ProcEnded).rank == 1  # enough time has passed
         assert lives(client, 0) == []
         assert alive(held)
 

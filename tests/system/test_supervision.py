@@ -1,4 +1,4 @@
-"""Who is told of a failure: the owner, its owner, the program."""
+"""Supervision: a failure goes to the owner, then to the owner's owner, then to the program."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def hosts() -> Iterator[HostMesh]:
 
 @pytest.fixture(scope="module")
 def proc(hosts: HostMesh) -> ProcMesh:
-    """One proc for all tests; the first starts UCX in this process, which stays."""
+    """One proc for all tests. The first call starts UCX in this process, which stays."""
     procs = hosts.slice(hosts=0).spawn_procs()
     settle(procs)
     return procs
@@ -164,7 +164,7 @@ def test_the_death_of_a_proc_is_told_to_who_spawned_there(
         os.kill(procs.procs[1].pid, signal.SIGKILL)
         (failure,) = wait_until("the failure", lambda: owner.failures.call_one().get(_PATIENCE_S))
         assert (failure.mesh_name, failure.rank) == ("child", 1)
-    # That the other one was stopped is no failure.
+    # Stopping the other one is not a failure.
     assert len(owner.failures.call_one().get(_PATIENCE_S)) == 1
     assert faults == []
 
@@ -192,12 +192,12 @@ class Lender(Owner):
 @pytest.mark.slow
 @pytest.mark.parametrize("armed", [True, False])
 def test_it_ends_a_program_whose_main_thread_hangs_in_c(tmp_path: Path, *, armed: bool) -> None:
-    """Also where it cannot be armed, because the first use of the hosts was on another thread."""
+    """Also if the signal handler cannot be installed, because the hosts were first used on another thread."""
     program = tmp_path / "program.py"
     program.write_text(
         "import ctypes, threading, monarch_hpc\n"
         "from monarch_hpc.actor import fault\n"
-        "fault._HEAR_S = 0.5\n"
+        "fault._REACT_S = 0.5\n"
         "class Bad(monarch_hpc.Actor):\n"
         "    @monarch_hpc.endpoint\n    def fail(self):\n        raise KeyError('as asked')\n"
         "def begin():\n    global procs\n    procs = monarch_hpc.hosts().slice(hosts=0).spawn_procs()\n"
@@ -212,8 +212,8 @@ def test_it_ends_a_program_whose_main_thread_hangs_in_c(tmp_path: Path, *, armed
     command = [sys.executable, "-m", "monarch_hpc.cli", "run", "--local", "1", str(program)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1
-    assert "nobody handled a failure" in done.stderr and "endpoint fail raised KeyError" in done.stderr
-    assert "the main thread has not heard of that in 0.5 s" in done.stderr
+    assert "unhandled failure" in done.stderr and "endpoint fail raised KeyError" in done.stderr
+    assert "the main thread did not react within 0.5 s" in done.stderr
     assert "c.pthread_mutex_lock(mutex)" in done.stderr
     assert not Path(f"/proc/{int(done.stdout)}").exists()
 

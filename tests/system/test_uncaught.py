@@ -1,4 +1,4 @@
-"""The output of a program that does not catch the failure of a call."""
+"""Output of a program that does not catch the failure of a call."""
 
 from __future__ import annotations
 

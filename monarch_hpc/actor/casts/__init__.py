@@ -1,1 +1,1 @@
-"""Messages to many actors at once: targets, sending, receiving, merging of answers."""
+"""Messages to many actors at once: targets, sending, receiving, and the combining of their answers."""

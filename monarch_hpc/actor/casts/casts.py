@@ -1,4 +1,4 @@
-"""A process's part in casts: when messages go through the agents, and who takes what comes through them."""
+"""One process's side of casts: decides which messages go through the agents, and dispatches those that arrive."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from monarch_hpc.actor.casts.receiver import CastReceiver, ReceptionProcess
+from monarch_hpc.actor.casts.receiver import CastReceiver, CastReceiverProcess
 from monarch_hpc.actor.casts.sender import CastSender
-from monarch_hpc.actor.casts.targets import Answered, CastingNode, CastRecord, OpenCast, Reduce
+from monarch_hpc.actor.casts.targets import Answered, CastRecord, CastSenderProcess, OpenCast, Reduce
 from monarch_hpc.actor.messages.line import MessageLink
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.core.errors import TransportError
@@ -21,37 +21,39 @@ from monarch_hpc.wire.frames import Buffer, Frame, Kind
 __all__ = ["Casts"]
 
 
-class _Process(CastingNode, ReceptionProcess, Protocol):
-    """What both need of their process."""
+class _Process(CastSenderProcess, CastReceiverProcess, Protocol):
+    """The process interface that sender and receiver need."""
 
 
 class Casts:
-    """Both ends of casts, each made when it is needed: a process without casts pays for none."""
+    """Sender and receiver of casts, each created at first use: a process without casts pays for neither."""
 
     def __init__(self, process: _Process) -> None:
-        self.caster: CastSender | None = None
-        """What sends casts, and all that goes directly from then on, so that they keep their order."""
-        self.reception: CastReceiver | None = None
-        """What puts casts and direct messages in line; None while no cast has come."""
-        self.most_direct = sys.maxsize
-        """Messages to more procs than this go through the agents, see config key `transport.cast_direct`."""
+        self.sender: CastSender | None = None
+        """Sends casts, and then direct messages too, so that both keep their order; None before the first cast."""
+        self.receiver: CastReceiver | None = None
+        """Merges casts and direct messages into one order; None until the first cast arrives."""
+        self.max_direct = sys.maxsize
+        """Messages to more procs than this go through the agents; see config key `transport.cast_direct`."""
         self._process = process
         self._addresses: Sequence[str] = ()
-        self._attend: Callable[[FrameChannel], None] = lambda _channel: None
+        self._on_channel: Callable[[FrameChannel], None] = lambda _channel: None
         self._making = _thread.allocate_lock()
 
-    def through(self, addresses: Sequence[str], attend: Callable[[FrameChannel], None] = lambda _channel: None) -> None:
-        """Send messages to many procs to the agent that listens at *addresses*; *attend* is told of the channel."""
+    def route_through(
+        self, addresses: Sequence[str], on_channel: Callable[[FrameChannel], None] = lambda _channel: None
+    ) -> None:
+        """Send messages to many procs through the agent at *addresses*; *on_channel* gets the channel to that agent."""
         self._addresses = addresses
-        self._attend = attend
-        self.most_direct = self._process.node.limits.cast_direct
+        self._on_channel = on_channel
+        self.max_direct = self._process.node.limits.cast_direct
 
     def open(self) -> CastSender:
-        """What sends casts from here."""
+        """Return the sender; create it if this is the first cast."""
         with self._making:
-            if self.caster is None:
-                self.caster = CastSender(self._process, self._addresses, self._attend)
-        return self.caster
+            if self.sender is None:
+                self.sender = CastSender(self._process, self._addresses, self._on_channel)
+        return self.sender
 
     def send(
         self,
@@ -63,34 +65,34 @@ class Casts:
         answer: Answered | None,
         end_s: float | None = None,
         reduce: Reduce | None = None,
-        written: CastRecord | None = None,
+        record: CastRecord | None = None,
     ) -> OpenCast | None:
-        """Send one message to many procs; None if each is to be sent it directly. See `CastSender.cast`."""
-        if len(region) <= self.most_direct:
+        """Send one message to many procs; None if the caller must send it to each directly. See `CastSender.cast`."""
+        if len(region) <= self.max_direct:
             return None
-        return self.open().cast(kind, region, procs, message, where, answer, end_s, reduce, written)
+        return self.open().cast(kind, region, procs, message, where, answer, end_s, reduce, record)
 
     def direct(self, proc: ProcRef, line: MessageLink, frame: Frame, until_s: float | None = None) -> bool:
         """Send a message to one proc; see `MessageLink.send`."""
-        if self.caster is not None:
-            return self.caster.send(proc, line, frame, until_s)
+        if self.sender is not None:
+            return self.sender.send(proc, line, frame, until_s)
         sent = line.send(frame, until_s)
-        if self.caster is not None:  # another thread has made it meanwhile
-            self.caster.sent(proc.incarnation)
+        if self.sender is not None:  # another thread has created it meanwhile
+            self.sender.sent(proc.incarnation)
         return sent
 
     def cancel(self, cast: OpenCast | None) -> None:
-        """Tell those who have not answered a cast that nobody waits for them any more."""
-        if cast is not None and self.caster is not None:
-            self.caster.cancel(cast)
+        """Cancel a cast at the callees that have not answered yet."""
+        if cast is not None and self.sender is not None:
+            self.sender.cancel(cast)
 
     def spawn(
         self, region: Region, procs: Mapping[int, ProcRef], actor: int, body: bytes, buffers: Sequence[Buffer]
     ) -> bool:
-        """Make an actor in many procs; False if each is to be told directly.
+        """Spawn an actor in many procs; False if the caller must send SPAWN to each directly.
 
-        The program has channels to all procs, and so hears of their deaths. Others have to open them, and then may as
-        well use them.
+        Only the program casts spawns: it has channels to all procs, and so detects their deaths. Any other process
+        would have to open those channels, and may then as well use them.
         """
         if self._process.node.identity.role is not Role.CONTROLLER:
             return False
@@ -99,43 +101,43 @@ class Casts:
         return self.send(Kind.SPAWN, region, by_rank, message, lambda _place: f"actor {actor:x}", None) is not None
 
     def stop(self, region: Region, procs: Mapping[int, ProcRef], actor: int, answer: Answered) -> bool:
-        """End an actor in many procs; False if each is to be told directly."""
+        """Stop an actor in many procs; False if the caller must send STOP to each directly."""
 
         def where(place: int) -> str:
             return f"the end of actor {actor:x} on {procs[region.base_rank(place)].host}"
 
         return self.send(Kind.STOP, region, procs, (actor, b"", ()), where, answer) is not None
 
-    def takes(self, channel: MessageLink, frame: Frame) -> bool:
-        """Take what belongs to casts, and messages that must wait for one.
+    def take(self, channel: MessageLink, frame: Frame) -> bool:
+        """Take frames of casts, and direct messages that must wait for a cast; False for all other frames.
 
         Raises:
-            FrameError: it is not what its kind says.
+            FrameError: the frame is malformed.
         """
         kind = frame.kind
         if kind is Kind.NOTES:
-            if self.caster is not None:
-                self.caster.on_notes(frame)
+            if self.sender is not None:
+                self.sender.on_notes(frame)
             return True
         if kind is Kind.CAST or kind is Kind.MARK or kind is Kind.REDUCE:
-            if self.reception is None:
-                self.reception = CastReceiver(self._process, self._process.node.limits.mailbox_bytes)
-            self.reception.on_frame(channel, frame)
+            if self.receiver is None:
+                self.receiver = CastReceiver(self._process, self._process.node.limits.mailbox_bytes)
+            self.receiver.on_frame(channel, frame)
             return True
-        return kind is not Kind.CANCEL and self.reception is not None and self.reception.held(channel, frame)
+        return kind is not Kind.CANCEL and self.receiver is not None and self.receiver.take_direct(channel, frame)
 
     def on_answer(self, frame: Frame) -> None:
-        """An answer that no call waits for; it may be one to a cast."""
-        if self.caster is not None:
-            self.caster.on_answer(frame)
+        """Take an answer that matches no direct call; it may answer a cast."""
+        if self.sender is not None:
+            self.sender.on_answer(frame)
 
     def on_lost(self, channel: FrameChannel, error: TransportError) -> None:
-        """A channel is over."""
-        if self.caster is not None:
-            self.caster.on_lost(channel, error)
-        if self.reception is not None:
-            self.reception.on_lost(channel.peer.incarnation)
+        """Handle the end of a channel."""
+        if self.sender is not None:
+            self.sender.on_lost(channel, error)
+        if self.receiver is not None:
+            self.receiver.on_lost(channel.peer.incarnation)
 
     def reports(self, proc: ProcRef) -> bool:
-        """Whether a cast reports the death of a proc, or has done so."""
-        return self.caster is not None and self.caster.reports(proc)
+        """Whether a cast reports the death of a proc, or has reported it."""
+        return self.sender is not None and self.sender.reports(proc)

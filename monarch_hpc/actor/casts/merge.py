@@ -1,8 +1,8 @@
-"""Two streams of one sender become one again, in the order in which it sent: what came directly, and its casts.
+"""Merges the direct messages and the casts of one sender back into the order in which they were sent.
 
-Each stream keeps its own order. Marks among the direct messages say where casts belong: BEFORE a cast all that precedes
-the mark was sent, AFTER one all that follows it. A cast that has direct messages before it says that it waits for its
-mark. A machine without I/O, locks or time.
+Each stream keeps its own order. Marks among the direct messages place the casts: whatever precedes a BEFORE mark was
+sent before that cast, whatever follows an AFTER mark was sent after it. A cast sent after direct messages carries a
+flag that it waits for its mark. A state machine without I/O, locks or time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _Held(Generic[T]):
-    """A cast that has come."""
+    """A cast that has arrived."""
 
     number: int
     waits: bool
@@ -28,37 +28,37 @@ class _Held(Generic[T]):
 
 
 class Merge(Generic[T]):
-    """What one sender has sent; each method returns what can be handed on now, in order."""
+    """The merged stream of one sender; each method returns the items that can be delivered now, in order."""
 
     def __init__(self) -> None:
         self._direct: deque[T | tuple[Mark, int]] = deque()
         self._casts: deque[_Held[T]] = deque()
-        self._announced = 0  # all that was sent directly before this cast has come
-        self._cast = 0  # number of the last cast that was handed on, or will not come
+        self._announced = 0  # all direct messages sent before this cast have arrived
+        self._cast = 0  # number of the last cast that was delivered, or will never arrive
         self._cut = False
 
     @property
     def num_held(self) -> int:
-        """How many messages and marks wait."""
+        """Number of messages and marks held back."""
         return len(self._direct) + len(self._casts)
 
     def direct(self, item: T) -> list[T]:
-        """A message came directly."""
+        """Add a direct message."""
         if not self._direct:
             return [item]
         self._direct.append(item)
         return []
 
     def mark(self, mark: Mark, number: int) -> list[T]:
-        """A mark came directly."""
-        if mark is Mark.SKIP:  # does not stand in line: those that do may wait for it
+        """Add a mark."""
+        if mark is Mark.SKIP:  # takes effect at once: queued marks may wait for it
             self._cast = max(self._cast, number)
         else:
             self._direct.append((mark, number))
         return self._go_on()
 
     def cast(self, number: int, item: T, *, waits: bool) -> list[T] | None:
-        """A cast came; None if it is too late, and must not be handed on at all."""
+        """Add a cast; None if it is too late and must never be delivered."""
         last = self._casts[-1].number if self._casts else 0
         if number <= max(self._cast, last):
             return None
@@ -66,7 +66,7 @@ class Merge(Generic[T]):
         return self._go_on()
 
     def cut(self) -> list[T]:
-        """The channel of the direct messages is over: those that wait are lost with it, and no cast waits for more."""
+        """Handle the end of the direct channel: messages held back are lost, and casts stop waiting for marks."""
         self._cut = True
         self._direct.clear()
         return self._go_on()

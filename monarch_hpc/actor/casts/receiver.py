@@ -1,4 +1,4 @@
-"""What reaches the actors of a process through the agents' tree, put in line with what their callers send directly."""
+"""Receives casts from the agents' tree, and merges them with the direct messages of their senders."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.casts import Cast, Mark, Note, NoteKind, pack_notes, parse_cast, parse_number, parse_target
 from monarch_hpc.wire.frames import Frame, Kind
 
-__all__ = ["BULK_BYTES", "CastLine", "CastReceiver", "ReceptionProcess"]
+__all__ = ["BULK_BYTES", "CastLine", "CastReceiver", "CastReceiverProcess"]
 
 BULK_BYTES = 64 << 10
-"""A larger answer goes directly to the caller where there is a channel: agents combine what is small."""
+"""A larger answer goes directly to the caller where there is a channel: agents combine only small ones."""
 
-_TELL_S = 0.05
-"""How long news that casts were handled waits for more of it: a sender that is held back is not held much longer."""
+_FLUSH_S = 0.05
+"""How long DONE notes are batched before they are sent: short, because a sender may be waiting for that credit."""
 
 
-class ReceptionProcess(Protocol):
-    """What a reception needs of its process."""
+class CastReceiverProcess(Protocol):
+    """The process interface that a `CastReceiver` needs."""
 
     engine: Engine
     info: ProcInfo
@@ -42,89 +42,89 @@ class ReceptionProcess(Protocol):
 
     @property
     def node(self) -> Node:
-        """Its channels."""
+        """The node, which holds the channels."""
         ...
 
     @property
     def own(self) -> ProcRef:
-        """The process itself."""
+        """The address of this process."""
         ...
 
     def dispatch(self, channel: MessageLink, frame: Frame) -> None:
-        """Hand a frame to the actor that it is for."""
+        """Deliver a frame to its actor."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class CastLine:
-    """The way back to the sender of one cast: what is answered goes to the agent, and up with others' answers."""
+    """The link back to the sender of one cast: answers go to the agent, which combines them on the way up the tree."""
 
-    reception: CastReceiver
+    receiver: CastReceiver
     agent: MessageLink
     cast: Cast
     mark: int
 
     @property
     def peer(self) -> object:
-        """Who brought it."""
+        """The agent that delivered the cast."""
         return self.agent.peer
 
     @property
     def slot(self) -> int:
-        """The reply slot of its call, also of an answer that goes directly; 0 where there is to be no answer."""
+        """The reply slot of the call, used for direct answers too; 0 if no answer is wanted."""
         if not self.cast.answered:
             return 0
         return CAST | self.cast.number | (LIMITED if self.cast.limited else 0)
 
     def send(self, frame: Frame, end_s: float | None = None) -> bool:
-        """Answer, or tell the sender of a failure."""
-        self.reception.answer(self, frame)
+        """Send an answer, or the failure of an actor, to the sender."""
+        self.receiver.answer(self, frame)
         return True
 
     def consumed(self, dest: int, cost: int) -> None:
-        """Say that it was handled."""
-        self.reception.handled(self, cost)
+        """Report that the cast was handled."""
+        self.receiver.handled(self, cost)
 
     def retire(self, dest: int) -> None:
-        """Of a cast each was told to be handled."""
+        """Do nothing: `consumed` returns the credit of each cast."""
 
 
 class CastReceiver:
-    """The casts that come to a process; made when the first comes.
+    """Delivers the casts that arrive at a process; created when the first one arrives.
 
     Args:
-        window_bytes: of the senders, see `transport.credit`.
+        window_bytes: the credit window of senders, see `transport.credit`.
     """
 
-    def __init__(self, process: ReceptionProcess, window_bytes: int) -> None:
+    def __init__(self, process: CastReceiverProcess, window_bytes: int) -> None:
         self._process = process
-        self._quarter = max(window_bytes // 4, 1)
-        # Messages are handed on under it, so that two threads cannot swap them; one that hands on may send to itself.
+        self._flush_bytes = max(window_bytes // 4, 1)
+        # Held during delivery, so that two threads cannot reorder messages. Reentrant: a delivery may send to itself.
         self._lock = threading.RLock()
-        self._lines: dict[tuple[int, int], CastLine] = {}  # by sender and number, of calls that are not handled
+        self._lines: dict[tuple[int, int], CastLine] = {}  # calls not handled yet, by sender and number
         self._senders: dict[int, Merge[Callable[[], None]]] = {}
-        self._marks: dict[int, int] = {}  # what stands for a sender in what is recorded
+        self._marks: dict[int, int] = {}  # names of senders in the records
         self._handled: list[Note] = []
         self._handled_bytes = 0
         self._agent: MessageLink | None = None
-        self._telling = False
+        self._flush_scheduled = False
 
     # ---- in ----
 
-    def held(self, channel: MessageLink, frame: Frame) -> bool:
-        """Take a message that came directly, if its sender casts too: it is handed on when it is its turn."""
+    def take_direct(self, channel: MessageLink, frame: Frame) -> bool:
+        """Take a direct message if its sender also casts, and deliver it in order; False for other senders."""
         merge = self._senders.get(self._sender(channel))
         if merge is None:
             return False
         with self._lock:
-            self._hand_on(merge.direct(lambda: self._process.dispatch(channel, frame)))
+            self._deliver(merge.direct(lambda: self._process.dispatch(channel, frame)))
         return True
 
     def on_frame(self, channel: MessageLink, frame: Frame) -> None:
-        """A cast, a mark, or an order of the agent came.
+        """Handle a cast, a mark, or the agent's order to combine results.
 
         Raises:
-            FrameError: it is none.
+            FrameError: the frame is malformed.
         """
         if frame.kind is Kind.MARK:
             self.on_mark(channel, frame)
@@ -135,16 +135,16 @@ class CastReceiver:
             self.on_cast(channel, frame)
 
     def on_mark(self, channel: MessageLink, frame: Frame) -> None:
-        """A mark came directly."""
+        """Handle a mark among the direct messages."""
         try:
             mark = Mark(frame.dest)
         except ValueError:
             return
         with self._lock:
-            self._hand_on(self._merge(self._sender(channel)).mark(mark, frame.reply))
+            self._deliver(self._merge(self._sender(channel)).mark(mark, frame.reply))
 
     def on_cast(self, channel: MessageLink, frame: Frame) -> None:
-        """A cast came from the agent."""
+        """Handle a cast from the agent."""
         if not isinstance(channel.peer, Peer) or channel.peer.role is not Role.AGENT:
             return
         cast = parse_cast(frame)
@@ -159,11 +159,11 @@ class CastReceiver:
                 waits=self._process.own.rank in cast.waits,
             )
             if ready is not None:
-                self._hand_on(ready)
+                self._deliver(ready)
                 return
         self._lines.pop((cast.origin, cast.number), None)
         late = Note(NoteKind.UNKNOWN, cast.origin, cast.number, 0, b"it came too late")
-        self._tell(channel, [late, Note(NoteKind.DONE, cast.origin, cast.number)])
+        self._send_notes(channel, [late, Note(NoteKind.DONE, cast.origin, cast.number)])
 
     def _mark_of(self, sender: int) -> int:
         mark = self._marks.get(sender)
@@ -181,15 +181,15 @@ class CastReceiver:
                 self._process.dispatch(cancelled, Frame(cast.kind, cast.actor, cancelled.slot))
         else:
             self._process.dispatch(line, Frame(cast.kind, cast.actor, line.slot, cast.body, cast.buffers))
-        if cast.kind is not Kind.CALL:  # of a call the actor says so
+        if cast.kind is not Kind.CALL:  # for a call, the actor reports it
             self.handled(line, 0)
 
     def on_lost(self, incarnation: int) -> None:
-        """The channel with a sender is over."""
+        """Handle the end of the channel to a sender."""
         merge = self._senders.get(incarnation)
         if merge is not None:
             with self._lock:
-                self._hand_on(merge.cut())
+                self._deliver(merge.cut())
 
     def _merge(self, sender: int) -> Merge[Callable[[], None]]:
         merge = self._senders.get(sender)
@@ -202,14 +202,14 @@ class CastReceiver:
         return peer.incarnation if isinstance(peer, Peer) else self._process.own.incarnation
 
     @staticmethod
-    def _hand_on(ready: list[Callable[[], None]]) -> None:
+    def _deliver(ready: list[Callable[[], None]]) -> None:
         for deliver in ready:
             deliver()
 
     # ---- out ----
 
     def answer(self, line: CastLine, frame: Frame) -> None:
-        """Send an answer, or the news of a failure, to the sender of a cast.
+        """Send an answer, or the failure of an actor, to the sender of a cast.
 
         Raises:
             TransportError: the sender or the agent is gone.
@@ -222,7 +222,7 @@ class CastReceiver:
             return
         tag = NoteKind.RESULT if frame.kind is Kind.RESULT else NoteKind.FAILURE
         size = len(frame.body) + sum([memoryview(buffer).nbytes for buffer in frame.buffers])
-        # To be combined on this host, however large.
+        # Answers of a reduction are combined on this host, however large.
         bulk = size > BULK_BYTES and not cast.functions
         if bulk and direct is not None and direct.error is None:
             place = parse_target(cast.target).place_of(self._process.own.rank) or 0
@@ -233,30 +233,30 @@ class CastReceiver:
         line.agent.send(pack_notes([note]))
 
     def handled(self, line: CastLine, cost: int) -> None:
-        """Tell, soon, that a cast was handled; from any thread."""
+        """Report soon that a cast was handled; from any thread."""
         with self._lock:
             self._lines.pop((line.cast.origin, line.cast.number), None)
             self._handled.append(Note(NoteKind.DONE, line.cast.origin, line.cast.number))
             self._handled_bytes += cost
-            enough = self._handled_bytes >= self._quarter
-            begin = not (enough or self._telling)
-            self._telling |= begin
+            enough = self._handled_bytes >= self._flush_bytes
+            begin = not (enough or self._flush_scheduled)
+            self._flush_scheduled |= begin
         if enough:
-            self._tell_handled()
+            self._flush_handled()
         elif begin:
-            self._process.engine.call_later(_TELL_S, self._tell_in_time)
+            self._process.engine.call_later(_FLUSH_S, self._flush_in_time)
 
-    def _tell_in_time(self) -> None:
-        self._telling = False
-        self._tell_handled()
+    def _flush_in_time(self) -> None:
+        self._flush_scheduled = False
+        self._flush_handled()
 
-    def _tell_handled(self) -> None:
+    def _flush_handled(self) -> None:
         with self._lock:
             notes, self._handled, self._handled_bytes = self._handled, [], 0
         if notes and self._agent is not None:
-            self._tell(self._agent, notes)
+            self._send_notes(self._agent, notes)
 
     @staticmethod
-    def _tell(agent: MessageLink, notes: list[Note]) -> None:
-        with contextlib.suppress(TransportError, FrameError):  # without its agent a proc ends
+    def _send_notes(agent: MessageLink, notes: list[Note]) -> None:
+        with contextlib.suppress(TransportError, FrameError):  # a proc ends with its agent
             agent.send(pack_notes(notes))

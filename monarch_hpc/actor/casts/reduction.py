@@ -1,7 +1,7 @@
-"""How the results of a call become one value: at the caller, and in procs that combine those of others.
+"""Combines the results of a call into one value: at the caller, and in procs on the way to the caller.
 
-A proc combines on a thread of its own for each order: user code must not run where the I/O is driven, and one that
-waits for another reduction must not stand in its way.
+A proc runs each order on a separate thread: user code must not run on the thread that drives the I/O, and a reduction
+that waits for another one must not block it.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Folding(Generic[A, R]):
-    """What makes one value of many.
+    """The functions that combine many values into one.
 
     Attributes:
-        identity: to begin with; neutral for *merge*.
-        combine: takes what there is and one result.
-        merge: takes what came of two ranges of ranks, the second right behind the first.
+        identity: initial value; neutral for *merge*.
+        combine: takes the value so far and one result.
+        merge: takes the values of two adjacent ranges of ranks, in order.
     """
 
     identity: A
@@ -44,17 +44,17 @@ class Folding(Generic[A, R]):
     merge: Callable[[A, A], A]
 
     def fold(self, parts: Iterable[tuple[bool, Any]]) -> A:
-        """One value of *parts*, which are in the order of ranks: whether it came of many, and the value itself."""
+        """Combine *parts*, given in rank order as pairs: whether the part is itself combined, and its value."""
         value = self.identity
         for merged, part in parts:
             value = self.merge(value, part) if merged else self.combine(value, part)
         return value
 
     def pack(self) -> bytes:
-        """Serialize it, so that procs can combine.
+        """Serialize the functions for the procs that combine.
 
         Raises:
-            TypeError: a part of it cannot be pickled; it names which.
+            TypeError: one of them cannot be pickled; the text names it.
         """
         try:
             body, buffers = dumps((self.identity, self.combine, self.merge))
@@ -65,27 +65,27 @@ class Folding(Generic[A, R]):
 
 
 def take_part(cast: OpenCast, note: Note) -> None:
-    """Take the answers of many places as one, or the news that their content goes nowhere.
+    """Take the combined answer of several places, or the note that their answers were dropped.
 
     Raises:
-        FrameError: the cast has no such places, or is not reduced.
+        FrameError: the cast has no such places, or is not a reduction.
     """
     start, end = span_of(note)
-    if cast.reduce is None or end > len(cast.aim.region):
+    if cast.reduce is None or end > len(cast.target.region):
         raise FrameError(f"a part of a reduction for the places from {start} up to {end}")
     fresh = cast.left.intersection(range(start, end))
     cast.left -= fresh
-    cast.excused -= fresh
+    cast.elsewhere -= fresh
     if fresh:
         whole = note.tag is NoteKind.PARTIAL and len(fresh) == end - start
         cast.reduce.take(fresh, Frame(Kind.RESULT, 0, 0, content_of(note), note.buffers) if whole else None)
 
 
 def combine(agent: MessageLink, frame: Frame, info: ProcInfo) -> None:
-    """Combine what the agent has ordered, and give it back, soon.
+    """Start combining the results that the agent sent; the combined value goes back to the agent.
 
     Raises:
-        FrameError: it is no order.
+        FrameError: the frame is malformed.
     """
     order = parse_order(frame)
     threading.Thread(target=_combine, args=(agent, order, info), name="monarch-reduction", daemon=True).start()
@@ -98,8 +98,8 @@ def _combine(agent: MessageLink, order: Order, info: ProcInfo) -> None:
     try:
         body, buffers = pack_result(_fold(order))
         agent.send(pack_notes([pack_span(NoteKind.PARTIAL, key, span, body, buffers)]))
-    except BaseException as error:  # noqa: BLE001 user code; whatever it is, the caller waits for it
-        with contextlib.suppress(TransportError):  # without its agent a proc ends
+    except BaseException as error:  # noqa: BLE001 user code; the caller waits for an answer in any case
+        with contextlib.suppress(TransportError):  # a proc ends with its agent
             send_failure(where, error, lambda *given: agent.send(pack_notes([Note(NoteKind.FAILURE, *key, 0, *given)])))
 
 

@@ -1,4 +1,4 @@
-"""Whom a process casts to, and which of its casts are under way."""
+"""The targets of a process's casts, and its casts in flight."""
 
 from __future__ import annotations
 
@@ -19,24 +19,23 @@ from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.casts import Spans, Target, pack_target, spans_of
 from monarch_hpc.wire.frames import Frame
 
-__all__ = ["Answered", "CastRecord", "CastTarget", "CastTargets", "CastingNode", "OpenCast", "Reduce"]
+__all__ = ["Answered", "CastRecord", "CastSenderProcess", "CastTarget", "CastTargets", "OpenCast", "Reduce"]
 
-_MAX_AIMS = 64
-"""So many slices are remembered with their hosts and ranks; those of a loop, not of a day."""
+_MAX_TARGETS = 64
+"""Number of slices cached with their hosts and ranks: enough for the slices of a loop."""
 
 Answered = Callable[[int, Frame | MonarchError], None]
-"""Called with the place of a proc and its RESULT or FAILURE frame, or why there is none; once for each place."""
+"""Called once for each place, with its RESULT or FAILURE frame, or with the error that explains the missing answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """How the answers to a cast are combined on their way.
+    """How the answers to a cast are combined on the way.
 
     Attributes:
         functions: see `actor.casts.reduction.Folding.pack`.
-        take: called with places that follow each other and what their answers came to; or with any places, and None
-            where what they answered goes nowhere, because the call fails. Each place is named once, here or to the
-            `Answered` of the cast.
+        take: called with adjacent places and their combined answer; or with any places and None, if their answers were
+            dropped because the call fails. Each place is passed once, either here or to the cast's `Answered`.
     """
 
     functions: bytes
@@ -45,19 +44,19 @@ class Reduce:
 
 @dataclass(frozen=True, slots=True)
 class CastRecord:
-    """What is recorded of a cast beside its number.
+    """Fields of a cast's telemetry record.
 
     Attributes:
-        mark: of the actor that makes it, see `telemetry.recorder`.
-        name: of the endpoint, see `telemetry.names`.
+        mark: mark of the calling actor, see `telemetry.recorder`.
+        name: number of the endpoint's name, see `telemetry.names`.
     """
 
     mark: int
     name: int
 
 
-class CastingNode(Protocol):
-    """What a caster needs of its process."""
+class CastSenderProcess(Protocol):
+    """The process interface that a `CastSender` needs."""
 
     engine: Engine
     info: ProcInfo
@@ -65,47 +64,49 @@ class CastingNode(Protocol):
 
     @property
     def node(self) -> Node:
-        """Its channels."""
+        """The node, which holds the channels."""
         ...
 
     @property
     def own(self) -> ProcRef:
-        """The process itself."""
+        """The address of this process."""
         ...
 
     def on_failure(self) -> None:
-        """A call has failed."""
+        """Handle the failure of a call."""
         ...
 
     def line_to(self, proc: ProcRef) -> MessageLink:
-        """The channel to a proc."""
+        """Return the link to a proc; connect if there is none."""
         ...
 
-    def explain(self, incarnation: int, where: str, error: TransportError, tell: Callable[[ActorError], None]) -> None:
-        """Say why a proc does not answer, now or when it is known."""
+    def explain(
+        self, incarnation: int, where: str, error: TransportError, on_cause: Callable[[ActorError], None]
+    ) -> None:
+        """Call *on_cause* with the reason why a proc does not answer, now or once it is known."""
         ...
 
-    def mourn(self, incarnation: int, where: str, cause: str, tell: Callable[[ActorError], None]) -> None:
-        """The same of a proc that is known to be dead."""
+    def report_death(self, incarnation: int, where: str, cause: str, on_cause: Callable[[ActorError], None]) -> None:
+        """Likewise for a proc that is known to be dead."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class CastTarget:
-    """Procs that are cast to together.
+    """A set of procs that casts go to.
 
     Attributes:
-        target: as it travels, see `wire.casts.Target`.
-        hosts: where they are.
-        places: by incarnation.
-        in_blocks: the places of each host follow each other.
-        last: number of the last cast to them.
-        num_open: casts to them that some may not have handled.
+        packed: the serialized `wire.casts.Target`.
+        hosts: ranks of their hosts.
+        places: place in the region, by incarnation.
+        in_blocks: whether the places of each host are adjacent.
+        last: number of the last cast to this target.
+        num_open: number of casts that some of the procs may not have handled.
     """
 
     region: Region
     procs: Mapping[int, ProcRef]
-    target: bytes
+    packed: bytes
     hosts: Spans
     places: dict[int, int]
     in_blocks: bool
@@ -119,22 +120,22 @@ class CastTarget:
 
 @dataclass(slots=True, eq=False)
 class OpenCast:
-    """A cast that is not answered and handled by all.
+    """A cast that some callee has not answered or not handled.
 
     Attributes:
-        cost: its credit.
-        where: the callee at a place, in words.
-        answer: who takes the answers; None where there are none.
-        reduce: who takes those that were combined; None where none are.
-        limited: the callers of the actors give up at some time, see `actor.cell.cancellation.LIMITED`.
-        held: it was not sent, because a mailbox was full until its callers gave up.
-        written: see `Caster.cast`; None once it is recorded that all have answered.
+        cost: the credit that it takes.
+        where: describes the callee at a place.
+        answer: takes the answers; None for a message without answers.
+        reduce: takes combined answers; None if they are not combined.
+        limited: whether the call has a deadline, see `actor.cell.cancellation.LIMITED`.
+        held: whether it was never sent, because a mailbox was full until the deadline.
+        record: see `CastSender.cast`; None once the end of the call is recorded.
         left: places whose answer is missing.
-        excused: those of them whose answer comes by another way than the notes.
-        done: all have handled it, or never will.
+        elsewhere: places in *left* whose outcome arrives by another path than a note.
+        done: whether every callee has handled the cast, or never will.
     """
 
-    aim: CastTarget
+    target: CastTarget
     number: int
     actor: int
     cost: int
@@ -142,50 +143,50 @@ class OpenCast:
     answer: Answered | None
     reduce: Reduce | None = None
     limited: bool = False
-    written: CastRecord | None = None
+    record: CastRecord | None = None
     held: bool = False
     left: set[int] = field(default_factory=set)
-    excused: set[int] = field(default_factory=set)
+    elsewhere: set[int] = field(default_factory=set)
     done: bool = False
 
     @property
     def call(self) -> int:
-        """Its number among the calls of its process, as it is recorded; 0 where it was not sent."""
+        """The call number in the records; 0 if the cast was not sent."""
         return CAST | self.number if self.number else 0
 
-    def write_down(self, recorder: Recorder, num_bytes: int) -> None:
-        """Record that it is sent."""
-        if self.written is not None:
-            recorder.sent(self.call, self.written.mark, self.written.name, 0, num_bytes, self.actor)
+    def record_sent(self, recorder: Recorder, num_bytes: int) -> None:
+        """Record that the cast is sent."""
+        if self.record is not None:
+            recorder.sent(self.call, self.record.mark, self.record.name, 0, num_bytes, self.actor)
 
-    def write_down_answers(self, recorder: Recorder) -> None:
-        """Record that all have answered, or never will; once."""
-        if self.written is not None:
-            self.written = None
+    def record_answered(self, recorder: Recorder) -> None:
+        """Record, once, that every callee has answered or never will."""
+        if self.record is not None:
+            self.record = None
             recorder.answered(self.call)
 
 
 class CastTargets:
-    """The aims of one process; from any thread."""
+    """The cache of a process's cast targets; for any thread."""
 
     def __init__(self) -> None:
-        self._aims: dict[object, CastTarget] = {}
+        self._targets: dict[object, CastTarget] = {}
 
     def of(self, run: str, region: Region, procs: Mapping[int, ProcRef]) -> CastTarget | None:
-        """The aim at *region*; None where its procs are not of one mesh of *run*'s hosts."""
+        """The target for *region*; None unless its procs belong to one mesh on the hosts of *run*."""
         some = procs[region.base_rank(0)]
         key = some.incarnation, region.offset, region.extent.sizes, region.strides
-        aim = self._aims.pop(key, None)
-        if aim is not None:
-            self._aims[key] = aim  # the last to be forgotten
-            return aim
+        target = self._targets.pop(key, None)
+        if target is not None:
+            self._targets[key] = target  # most recently used
+            return target
         chosen = [procs[rank] for rank in region.base_ranks()]
         if any(proc.mesh != some.mesh or proc.host_rank < 0 for proc in chosen):
             return None
-        if len(self._aims) >= _MAX_AIMS:
-            for old in [old for old, one in list(self._aims.items()) if not one.num_open][: _MAX_AIMS // 2]:
-                self._aims.pop(old, None)
-        aim = CastTarget(
+        if len(self._targets) >= _MAX_TARGETS:
+            for old in [old for old, one in list(self._targets.items()) if not one.num_open][: _MAX_TARGETS // 2]:
+                self._targets.pop(old, None)
+        target = CastTarget(
             region,
             procs,
             pack_target(Target(run, some.mesh, region)),
@@ -193,14 +194,14 @@ class CastTargets:
             {proc.incarnation: place for place, proc in enumerate(chosen)},
             _in_blocks([proc.host_rank for proc in chosen]),
         )
-        return self._aims.setdefault(key, aim)
+        return self._targets.setdefault(key, target)
 
     def last_to(self, incarnation: int) -> int:
-        """Number of the last cast to a proc that it may not have had; 0 if there is none."""
+        """Number of the last cast to a proc that may still be in flight; 0 if there is none."""
         last = 0
-        for aim in list(self._aims.values()):
-            if aim.num_open and aim.last > last and incarnation in aim.places:
-                last = aim.last
+        for target in list(self._targets.values()):
+            if target.num_open and target.last > last and incarnation in target.places:
+                last = target.last
         return last
 
 

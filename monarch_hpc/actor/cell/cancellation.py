@@ -1,9 +1,9 @@
-"""What became of calls while they waited or ran: their callers gave up, or their time is over.
+"""Cancellation and time limits of the calls that an actor has queued or runs.
 
-The actor's thread takes messages out of its mailbox without a lock, and others take cancelled ones out beside it.
-Two rules make that safe. Who removes a message from the mailbox has it: removing is atomic. And the actor's thread
-says which call it begins before it looks whether that was cancelled, while who cancels notes that before it looks
-what runs: so at least one of the two sees the other.
+The actor's thread takes messages out of its mailbox without a lock, while other threads remove cancelled ones. Two
+rules make that safe. Removal is atomic, and the thread that removes a message owns it. And the actor's thread publishes
+the call that it begins before it checks for a cancellation, while the cancelling thread publishes the cancellation
+before it checks what runs: so at least one of the two sees the other.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from monarch_hpc.actor.context import deadline_came
+from monarch_hpc.actor.context import note_deadline
 from monarch_hpc.actor.messages.line import MessageLink
 from monarch_hpc.wire.frames import Buffer, Frame
 
 __all__ = ["LIMITED", "Cancellations", "Due", "Mail", "limited"]
 
 LIMITED = 1 << 63
-"""This bit of a reply slot says that the body of the call begins with how many seconds its caller waits."""
+"""Bit of a reply slot: the body of the call begins with its time limit in seconds."""
 
 _LIMIT = struct.Struct("<d")
 
 Mail = tuple[int, MessageLink | None, Frame, int, int]
-"""Reply slot, where it came from, the frame, what it costs, and when it came, in nanoseconds of CLOCK_MONOTONIC.
+"""Reply slot, link to the sender, frame, cost in credit, and time of arrival in nanoseconds of CLOCK_MONOTONIC.
 
-The slot is first: so mails are told apart without a look at their frames, which would run Python code and let
+The slot comes first, so that comparing two entries never reaches their frames: that would run Python code and let
 other threads in.
 """
 
 Due = tuple[float, float]
-"""When the caller of a call gives up, on the engine's clock, and after how many seconds."""
+"""Deadline of a call, on the engine's clock, and its time limit in seconds."""
 
 Key = tuple[int, MessageLink]
 
 
 def limited(limit_s: float, body: Buffer) -> bytes:
-    """The body of a call whose caller waits *limit_s* seconds; see `LIMITED`."""
+    """Prefix the body of a call with its time limit in seconds; see `LIMITED`."""
     return _LIMIT.pack(limit_s) + body
 
 
@@ -48,51 +48,51 @@ Refuse = Callable[[MessageLink, int, int, float], None]
 
 
 class Withdrawable(Protocol):
-    """A call that runs and can be interrupted."""
+    """A running call that can be cancelled."""
 
     def cancel(self) -> None:
-        """Interrupt it soon; from any thread."""
+        """Request cancellation; from any thread."""
         ...
 
 
 class Cancellations:
-    """The calls of one actor that are cancelled or limited in time.
+    """The cancelled and the time-limited calls of one actor.
 
-    It is also what the actor's thread knows of the call that it handles, see `actor.context.Errand`.
+    Implements `actor.context.CallerState` for the call that the actor's thread handles.
 
     Args:
-        mailbox: of the actor.
-        refuse: answers a call that does not run, gives back what it costs, and says how long its caller waited.
+        mailbox: the actor's mailbox.
+        refuse: answers a call that does not run; takes its link, reply slot, cost in credit and time limit in seconds.
     """
 
-    __slots__ = ("_clock", "_due", "_lock", "_mailbox", "_refuse", "_running", "_told", "channel", "keys", "slot")
+    __slots__ = ("_cancelled", "_clock", "_due", "_lock", "_mailbox", "_refuse", "_running", "channel", "keys", "slot")
 
     def __init__(self, mailbox: deque[Mail], clock: Callable[[], float], refuse: Refuse) -> None:
         self.slot = 0
         self.channel: MessageLink | None = None
-        """With `slot` the call that the actor's thread handles, or handled last; set there, and this one first."""
+        """With `slot`, the call that the actor's thread handles or handled last. That thread sets `channel` first."""
         self.keys: set[Key] = set()
-        """Cancelled calls that are in the mailbox no more: begun, or answered already."""
+        """Cancelled calls that have left the mailbox: begun, or answered already."""
         self._refuse = refuse
         self._mailbox = mailbox
         self._clock = clock
         self._due: dict[Key, Due] = {}
         self._running: dict[Key, Withdrawable] = {}
-        self._told = False
+        self._cancelled = False
         self._lock = _thread.allocate_lock()
 
     # ---- from other threads ----
 
     def arrive(self, channel: MessageLink, frame: Frame) -> None:
-        """A call that is limited in time came: its time runs."""
-        deadline_came()
+        """Start the time limit of a call that has arrived, and strip the limit from its body."""
+        note_deadline()
         limit_s = _LIMIT.unpack_from(frame.body)[0] if len(frame.body) >= _LIMIT.size else 0.0
         limit_s = limit_s if math.isfinite(limit_s) else 0.0
         self._due[frame.reply, channel] = self._clock() + limit_s, limit_s
         frame.body = memoryview(frame.body)[_LIMIT.size :]
 
     def cancel(self, channel: MessageLink, slot: int) -> None:
-        """The caller waits no longer. No-op for a call that is answered already."""
+        """Cancel a call. No-op for a call that is answered already."""
         for mail in list(self._mailbox):
             if mail[0] == slot and mail[1] is channel:
                 try:
@@ -106,22 +106,23 @@ class Cancellations:
             self.keys.add(key)
             running = self._running.pop(key, None)
             if self.slot == slot and self.channel is channel:
-                self._told = True
+                self._cancelled = True
         if running is not None:
             running.cancel()
 
     # ---- the actor's thread ----
 
     def refuses(self, channel: MessageLink, slot: int) -> bool:
-        """Whether the call that is about to begin must not, and is answered; to be asked if it is limited, or there
-        are `keys`.
+        """Refuse the call that is about to begin if it is cancelled or late; return whether it was refused.
+
+        Needed only for a limited call, and while there are `keys`.
         """
         key = slot, channel
         with self._lock:
-            # Of those that are noted, this is the only one that has not begun.
+            # Of the calls in `keys`, only this one has not begun.
             refused = key in self.keys
             self.keys.clear()
-            self._told = False
+            self._cancelled = False
         due = self._due.get(key)
         if refused or (due is not None and self._clock() >= due[0]):
             self._drop(channel, slot, 0)
@@ -133,30 +134,30 @@ class Cancellations:
         self._refuse(channel, slot, cost, limit_s)
 
     def runs(self, channel: MessageLink, slot: int, running: Withdrawable) -> None:
-        """The call goes on as a coroutine, until it is `over`."""
+        """Register the coroutine of a call, until the call is `over`."""
         key = slot, channel
         self._running[key] = running
         if key in self.keys and self._running.pop(key, None) is not None:
             running.cancel()
 
     def over(self, channel: MessageLink, slot: int) -> None:
-        """The call is answered; from any thread."""
+        """Forget a call that is answered; from any thread."""
         self._running.pop((slot, channel), None)
         self._due.pop((slot, channel), None)
 
     def due(self, channel: MessageLink, slot: int) -> Due | None:
-        """When the caller of a call gives up; None if it waits for ever."""
+        """The deadline of a call; None if it has none."""
         return self._due.get((slot, channel)) if slot >= LIMITED else None
 
     # ---- for the endpoint that the actor's thread runs ----
 
     @property
     def cancelled(self) -> bool:
-        """Whether the caller is known to have given up."""
-        return self._told
+        """Whether the caller has cancelled the call."""
+        return self._cancelled
 
     @property
     def deadline_s(self) -> float | None:
-        """When the caller gives up, on the engine's clock."""
+        """The caller's deadline, on the engine's clock; None if it set none."""
         due = None if self.channel is None else self.due(self.channel, self.slot)
         return None if due is None else due[0]

@@ -1,4 +1,4 @@
-"""One actor in its proc: its thread, its mailbox, its object."""
+"""One actor in its proc: the thread, the mailbox, the object."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from typing import Any
 from monarch_hpc.actor.cell.cancellation import LIMITED, Cancellations, Mail
 from monarch_hpc.actor.cell.endpoint_table import EndpointEntry, EndpointTable, place_of
 from monarch_hpc.actor.cell.event_loop import Running
-from monarch_hpc.actor.cell.idle import rest
+from monarch_hpc.actor.cell.idle import idle_wait
 from monarch_hpc.actor.cell.invocation import Invocation
 from monarch_hpc.actor.cell.process import CellProcess
 from monarch_hpc.actor.cell.recording import CellRecorder
 from monarch_hpc.actor.cell.replies import Ending
-from monarch_hpc.actor.context import Context, entered, sent_on
-from monarch_hpc.actor.fault import MeshFailure, complain
+from monarch_hpc.actor.context import Context, set_caller, set_context
+from monarch_hpc.actor.fault import MeshFailure, print_error
 from monarch_hpc.actor.messages.line import MessageLink
 from monarch_hpc.actor.messages.payload import unpack_call, unpack_spawn
 from monarch_hpc.core.description import summary_of, trace_of, traceback_of
@@ -35,29 +35,29 @@ __all__ = ["CLEANUP_S", "Cell"]
 CLEANUP_S = 3.0
 """How long cancelled endpoints and `__cleanup__` may take; less than `procs.stop_s`, after which procs are killed."""
 
-# In the place of what a call costs, which is more than any of them.
-_STOP = 0  # the actor ends here, after what came before
-_FAULT = -1  # the next of `_faults` is to be handled
-_END = -2  # the actor ends now
+# Stand in for the cost of a call, which is always positive.
+_STOP = 0  # the actor ends here, after all earlier messages
+_FAULT = -1  # handle the next entry of `_faults`
+_END = -2  # the actor ends at once
 _NOTHING = Frame(Kind.STOP)
 
 _now = time.monotonic_ns
 
 _Begun = Callable[[], object]
-"""Gives the coroutine of a function that was called already."""
+"""Returns the coroutine of a function that has been called already."""
 
 
 class Cell:
-    """Runs one actor: constructor first, then its messages, one at a time, on a thread of its own.
+    """Runs one actor on a dedicated thread: the constructor first, then its messages, one at a time.
 
-    Coroutines run on the process's event loop; those of a class that has only coroutines for endpoints
-    share it with its constructor and hooks. In a proc the idle thread waits in the engine, and
-    thereby drives the I/O: a call to an idle actor runs on the thread that read it from the socket.
+    Coroutines run on the process's event loop. If all endpoints of a class are coroutines, its constructor and hooks
+    run there too. In a proc the idle thread waits in the engine, and thereby drives the I/O: a call to an idle actor
+    runs on the thread that read it from the socket.
     """
 
     def __init__(self, process: CellProcess, channel: MessageLink, spawn: Frame) -> None:
         self.engine = process.engine
-        # Not class and arguments: to rebuild those runs user code, which may fail, on a thread that may not start.
+        # Class and arguments stay packed: unpacking them runs user code, which may fail, on the actor's thread.
         self._name, region, self._made = unpack_spawn(spawn)
         self._place = place_of(process.info, region)
         self.where = f"actor {self._name}{self._place} on {process.info.host or 'this host'}"
@@ -68,22 +68,22 @@ class Cell:
         self._actor = spawn.dest
         self._owner = spawn.reply
         self._mailbox: deque[Mail] = deque()
-        self._recalls = Cancellations(self._mailbox, process.engine.clock, self._refuse)
+        self._cancellations = Cancellations(self._mailbox, process.engine.clock, self._refuse)
         self._faults: deque[tuple[MeshFailure, bool]] = deque()
         self._on_loop = False  # constructor and hooks run on the loop too
         self._busy = False  # in code that cannot be cancelled
-        self._journal = CellRecorder(process.recorder)
-        self._entries = EndpointTable(self._journal)
+        self._records = CellRecorder(process.recorder)
+        self._entries = EndpointTable(self._records)
         self._running: set[Running] = set()
-        self._verdict: tuple[str, BaseException] | None = None  # what it dies of
-        self._over = ""  # why no message is handled any more; empty while they are
-        self._context: Context | None = None  # of its thread
-        self._wait, self._wake = rest(process.engine, drives=process.cells_drive)
+        self._failure: tuple[str, BaseException] | None = None  # the cause of a failure that ends the actor
+        self._end_cause = ""  # why the actor has ended; empty before
+        self._context: Context | None = None  # of the actor's thread
+        self._wait, self._wake = idle_wait(process.engine, drives=process.cells_drive)
         self._thread = threading.Thread(target=self._run, name=f"actor {self._name}", daemon=True)
         try:
             self._thread.start()
-        except RuntimeError as error:  # the process may have no more of them, or memory is short
-            self._fall(error)
+        except RuntimeError as error:  # no threads left, or memory is short
+            self._thread_failed(error)
 
     # ---- from other threads ----
 
@@ -92,51 +92,51 @@ class Cell:
         cost = cost_of(frame)
         slot = frame.reply
         if slot >= LIMITED:
-            self._recalls.arrive(channel, frame)
+            self._cancellations.arrive(channel, frame)
         self._put((slot, channel, frame, cost, _now()))
 
     def cancel(self, channel: MessageLink, slot: int) -> None:
-        """Forget a call if it has not begun; else interrupt it, if it can be."""
-        self._recalls.cancel(channel, slot)
+        """Cancel a call: remove it if it has not begun, else cancel its coroutine if it has one."""
+        self._cancellations.cancel(channel, slot)
 
     def stop(self, channel: MessageLink, frame: Frame) -> None:
-        """Let the actor end after what is queued, and answer then."""
+        """Stop the actor after all queued messages; answer once it has ended."""
         self._put((frame.reply, channel, frame, _STOP, 0))
 
-    def supervise(self, failure: MeshFailure, *, told: bool) -> None:
-        """Hand on the failure of something that this actor spawned, before all that is queued.
+    def supervise(self, failure: MeshFailure, *, reported: bool) -> None:
+        """Queue the failure of something that this actor spawned, ahead of all messages.
 
         Args:
-            told: a call of this process reports it already.
+            reported: whether a call of this process already reports the failure.
         """
-        self._faults.append((failure, told))
+        self._faults.append((failure, reported))
         self._put_first(_FAULT)
 
     def end(self) -> None:
-        """End the actor now: what runs is cancelled, what is queued is refused."""
+        """End the actor at once: running coroutines are cancelled, queued messages refused."""
         self.ending = True
         self._put_first(_END)
 
-    def condemn(self, reason: str) -> None:
-        """Let the actor fail once it has handled the message that it handles now; its owner is told."""
-        if self._verdict is None:
-            self._verdict = f"it was killed: {reason}", RuntimeError(reason)
+    def kill(self, reason: str) -> None:
+        """Make the actor fail after the message that it currently handles; the failure is reported to its owner."""
+        if self._failure is None:
+            self._failure = f"it was killed: {reason}", RuntimeError(reason)
             self._put_first(_END)
 
     @property
     def ended(self) -> bool:
         """Whether the actor has ended and cleaned up."""
-        return bool(self._over)
+        return bool(self._end_cause)
 
     @property
-    def deaf(self) -> bool:
-        """Whether it runs code that cannot be cancelled, and has nothing to clean up after that."""
+    def abandonable(self) -> bool:
+        """Whether shutdown need not wait: the actor runs code that cannot be cancelled, and has no `__cleanup__`."""
         return self._busy and inspect.getattr_static(self._entries.target, "__cleanup__", None) is None
 
     def _put(self, mail: Mail) -> None:
         self._mailbox.append(mail)
-        # In this order: whoever ends the actor says so first and then looks for mail.
-        if self._over:
+        # In this order: an ending actor sets `_end_cause` first and then empties its mailbox.
+        if self._end_cause:
             self._refuse_all()
         else:
             self._wake()
@@ -149,27 +149,27 @@ class Cell:
 
     def _run(self) -> None:
         try:
-            self._live()
-        except BaseException as error:  # noqa: BLE001 the last line of defence: nobody is to wait for a dead thread
-            self._fall(error)
+            self._serve()
+        except BaseException as error:  # noqa: BLE001 the last line of defence: no caller may wait for a dead thread
+            self._thread_failed(error)
 
-    def _live(self) -> None:
+    def _serve(self) -> None:
         self._construct()
         mailbox = self._mailbox
-        while not self._over:
+        while not self._end_cause:
             if not mailbox and not self._wait(lambda: bool(mailbox), None):
                 return  # the process ends
             try:
-                _, channel, frame, cost, came_ns = mailbox.popleft()
-            except IndexError:  # it was cancelled between the look and the grip
+                _, channel, frame, cost, arrived_ns = mailbox.popleft()
+            except IndexError:  # another thread removed a cancelled call meanwhile
                 continue
             if cost > 0:
                 assert channel is not None
                 over = True
                 try:
-                    over = self._handle(channel, frame, cost, came_ns)
+                    over = self._handle(channel, frame, cost, arrived_ns)
                 finally:
-                    frame = _NOTHING  # what the actor does not keep is freed before its sender may send more
+                    frame = _NOTHING  # free the payload before its sender gets credit for more
                     if over:
                         channel.consumed(self._actor, cost)
             elif cost == _FAULT:
@@ -178,43 +178,43 @@ class Cell:
                 self._finish("it was stopped")
                 if cost == _STOP and channel is not None and frame.reply:
                     self._process.reply(channel, frame.reply, None)
-            if self._verdict is not None and not self._over:
-                self._finish(*self._verdict)
+            if self._failure is not None and not self._end_cause:
+                self._finish(*self._failure)
 
     def _construct(self) -> None:
         try:
             self._try_construct()
         except SystemExit as leaving:
-            self.leave(leaving)
-        except BaseException as error:  # noqa: BLE001 user code; owner and callers are told
-            complain(trace_of(error))
+            self.exit_process(leaving)
+        except BaseException as error:  # noqa: BLE001 user code; reported to owner and callers
+            print_error(trace_of(error))
             self._finish(f"its constructor raised {summary_of(error)}", error)
 
     def _try_construct(self) -> None:
         made: Any = loads(self._made, self._spawn.buffers)
         cls, args, kwargs = made
-        born = self._entries.begin(self._name, cls, self._place, self._process.info, self._actor)
-        self._enter(born)
-        sent_on(self._recalls)
+        base = self._entries.begin(self._name, cls, self._place, self._process.info, self._actor)
+        self._enter(base)
+        set_caller(self._cancellations)
         methods = self._entries.endpoints.values()
         self._on_loop = bool(methods) and all(method.is_async for method in methods)
         self._entries.target = self._call(cls, *args, **kwargs)
-        self._journal.ready()
-        self._made, self._spawn = b"", _NOTHING  # the arguments are the actor's now
+        self._records.ready()
+        self._made, self._spawn = b"", _NOTHING  # drop the packed arguments
 
     def _enter(self, context: Context) -> None:
         self._context = context
-        entered(context)
+        set_context(context)
 
-    def _handle(self, channel: MessageLink, frame: Frame, cost: int, came_ns: int) -> bool:
-        """Run one call; False if it goes on, and whoever ends it answers and gives credit back."""
+    def _handle(self, channel: MessageLink, frame: Frame, cost: int, arrived_ns: int) -> bool:
+        """Run one call; False if it continues as a coroutine, whose end answers it and returns its credit."""
         method = ""
-        recalls, slot = self._recalls, frame.reply
-        recalls.channel = channel
-        recalls.slot = slot
-        if (recalls.keys or slot >= LIMITED) and recalls.refuses(channel, slot):
+        cancellations, slot = self._cancellations, frame.reply
+        cancellations.channel = channel
+        cancellations.slot = slot
+        if (cancellations.keys or slot >= LIMITED) and cancellations.refuses(channel, slot):
             return True
-        handling = self._journal.handling
+        handling = self._records.handling
         try:
             head, args, kwargs = unpack_call(frame)
             entry = self._entries[head]
@@ -222,18 +222,18 @@ class Cell:
             if entry.context is not self._context:
                 self._enter(entry.context)
             if entry.plain is None:
-                handling = self._journal.turn(channel, entry.name, slot, len(frame.body), came_ns)
+                handling = self._records.begin_concurrent(channel, entry.name, slot, len(frame.body), arrived_ns)
                 return self._start(channel, frame, cost, entry, args, kwargs, handling)
-            handling.begin(entry.name, channel.mark or self._journal.peer(channel), slot, len(frame.body), came_ns)
+            handling.begin(entry.name, channel.mark or self._records.peer(channel), slot, len(frame.body), arrived_ns)
             self._busy = True
             value = entry.plain(*args, **kwargs)
-            if type(value) is CoroutineType:  # of a `def` that wraps an `async def`
+            if type(value) is CoroutineType:  # a `def` that wraps an `async def`
                 self._busy = False
-                self._journal.detach()
+                self._records.detach()
                 return self._start(channel, frame, cost, entry, (), {}, handling, lambda: value)
         except SystemExit as leaving:
-            self.leave(leaving)
-        except BaseException as error:  # noqa: BLE001 user code; the caller is told
+            self.exit_process(leaving)
+        except BaseException as error:  # noqa: BLE001 user code; reported to the caller
             self.fail(channel, slot, method, error, handling)
         else:
             if slot:
@@ -242,10 +242,10 @@ class Cell:
                 handling.end(0)
         self._busy = False
         if slot >= LIMITED:
-            recalls.over(channel, slot)
+            cancellations.over(channel, slot)
         return True
 
-    # ---- endpoints that are not simply called ----
+    # ---- endpoints that need an `Invocation` ----
 
     def _start(
         self,
@@ -258,33 +258,33 @@ class Cell:
         handling: Handling,
         begun: _Begun | None = None,
     ) -> bool:
-        marked, slot = entry.marked, frame.reply
-        function = begun or marked.__get__(self._entries.target, type(self._entries.target))
-        recalls = self._recalls
-        turn = Invocation(self, channel, slot, marked, recalls.due(channel, slot), handling)
-        if begun is None and not marked.is_async:
+        endpoint, slot = entry.endpoint, frame.reply
+        function = begun or endpoint.__get__(self._entries.target, type(self._entries.target))
+        cancellations = self._cancellations
+        invocation = Invocation(self, channel, slot, endpoint, cancellations.due(channel, slot), handling)
+        if begun is None and not endpoint.is_async:
             self._busy = True
-            turn.call(function, args, kwargs)
+            invocation.call(function, args, kwargs)
             self._busy = False
-            self._journal.finish(handling)
-            recalls.over(channel, slot)
+            self._records.finish(handling)
+            cancellations.over(channel, slot)
             return True
 
-        def leave(running: Running) -> None:
+        def done(running: Running) -> None:
             self._running.discard(running)
-            self._journal.finish(handling)
-            recalls.over(channel, slot)
+            self._records.finish(handling)
+            cancellations.over(channel, slot)
             channel.consumed(self._actor, cost)
             self._wake()
 
-        running = turn.running = self._process.loop.start(turn.perform(function, args, kwargs), leave)
+        running = invocation.running = self._process.loop.start(invocation.perform(function, args, kwargs), done)
         self._running.add(running)
         if slot:
-            recalls.runs(channel, slot, turn)
+            cancellations.runs(channel, slot, invocation)
         if running.over:
             self._running.discard(running)
-            recalls.over(channel, slot)
-        if not marked.concurrent:
+            cancellations.over(channel, slot)
+        if not endpoint.concurrent:
             self._wait(lambda: running.over or self.ending, None)
         return False
 
@@ -294,50 +294,50 @@ class Cell:
         self._process.reply_failure(channel, slot, self.where, CallTimeout(self.where, (), limit_s))
 
     def succeed(self, channel: MessageLink, slot: int, method: str, value: object, ending: Ending) -> None:
-        """Give a caller the result."""
+        """Answer a call with its result."""
         self._process.reply(channel, slot, value, self.where, method, ending)
 
     def fail(self, channel: MessageLink, slot: int, method: str, error: BaseException, ending: Ending) -> None:
-        """Give a caller the exception; where nobody waits, the actor dies of it."""
+        """Answer a call with an exception; the exception of a broadcast makes the actor fail."""
         if slot:
             self._process.reply_failure(channel, slot, f"{self.where}, endpoint {method}", error, ending)
             return
         ending.fail(0)
-        if self._verdict is None:
-            self._verdict = f"endpoint {method} raised {summary_of(error)}", error
+        if self._failure is None:
+            self._failure = f"endpoint {method} raised {summary_of(error)}", error
             if threading.current_thread() is not self._thread:
                 self._put_first(_END)
 
-    def leave(self, leaving: SystemExit) -> None:
+    def exit_process(self, leaving: SystemExit) -> None:
         """End the process."""
-        self._process.leave(leaving)
+        self._process.exit_process(leaving)
 
     def _call(self, function: Callable[..., object], *args: Any, **kwargs: Any) -> object:
-        """Call the constructor or a hook where this actor runs."""
+        """Call the constructor or a hook, on the event loop if this actor runs there."""
         if self._on_loop or inspect.iscoroutinefunction(function):
             return self._process.loop.call(lambda: function(*args, **kwargs), self._wait, self._wake)
         return function(*args, **kwargs)
 
     # ---- failures and the end ----
 
-    def _supervise(self, failure: MeshFailure, told: bool) -> None:
-        assert self._entries.born is not None
-        self._enter(self._entries.born)
+    def _supervise(self, failure: MeshFailure, reported: bool) -> None:
+        assert self._entries.base_context is not None
+        self._enter(self._entries.base_context)
         try:
             hook = getattr(self._entries.target, "__supervise__", None)
-            handled = told if hook is None else bool(self._call(hook, failure))
+            handled = reported if hook is None else bool(self._call(hook, failure))
         except SystemExit as leaving:
-            self.leave(leaving)
-        except BaseException as error:  # noqa: BLE001 user code; the next owner is told
-            cause = f"its __supervise__ raised {summary_of(error)}, when told that {failure}"
-            self._verdict = cause, error
+            self.exit_process(leaving)
+        except BaseException as error:  # noqa: BLE001 user code; reported to the next owner
+            cause = f"its __supervise__ raised {summary_of(error)}, when called with the failure: {failure}"
+            self._failure = cause, error
         else:
             if not handled:
-                self._verdict = f"it does not handle that {failure}", RuntimeError(failure.report())
+                self._failure = f"it did not handle the failure: {failure}", RuntimeError(failure.report())
 
     def _finish(self, cause: str, error: BaseException | None = None) -> None:
-        if self._verdict is not None:
-            cause, error = self._verdict
+        if self._failure is not None:
+            cause, error = self._failure
         trace = "" if error is None else trace_of(error)
         if error is not None:
             failure = MeshFailure(self._name, self._place.rank, self.where, cause, trace)
@@ -349,37 +349,37 @@ class Cell:
         self._clean_up(error)
         self._process.stop_owned(self._actor)
         self._entries.close()
-        self._verdict = None
+        self._failure = None
         if error is not None:
-            traceback.clear_frames(traceback_of(error))  # they hold the object
-        self._over = f"{cause}\n{trace}".rstrip()
-        self._journal.ended(cause, failed=error is not None)
-        self._process.bury(self._actor, self.where, self._over)
+            traceback.clear_frames(traceback_of(error))  # its frames hold the object
+        self._end_cause = f"{cause}\n{trace}".rstrip()
+        self._records.ended(cause, failed=error is not None)
+        self._process.forget_actor(self._actor, self.where, self._end_cause)
         self._refuse_all()
         self.engine.wake_waiters()
 
-    def _fall(self, error: BaseException) -> None:
-        complain(f"{self.where} cannot go on:\n{trace_of(error)}")
-        channel, slot = self._recalls.channel, self._recalls.slot
+    def _thread_failed(self, error: BaseException) -> None:
+        print_error(f"{self.where} cannot go on:\n{trace_of(error)}")
+        channel, slot = self._cancellations.channel, self._cancellations.slot
         try:
-            if not self._over:
+            if not self._end_cause:
                 self._finish(f"its thread failed: {summary_of(error)}", error)
         finally:
-            self._over = self._over or "its thread failed"
+            self._end_cause = self._end_cause or "its thread failed"
             self._refuse_all()
-            if channel is not None and slot:  # if it has an answer already it ignores this
-                self._process.reply_failure(channel, slot, self.where, ActorDied(self.where, self._over))
+            if channel is not None and slot:  # a call that has been answered ignores this
+                self._process.reply_failure(channel, slot, self.where, ActorDied(self.where, self._end_cause))
 
     def _clean_up(self, error: BaseException | None) -> None:
-        if self._entries.born is None or self._entries.target is None:
+        if self._entries.base_context is None or self._entries.target is None:
             return
-        self._enter(self._entries.born)
+        self._enter(self._entries.base_context)
         try:
             hook = getattr(self._entries.target, "__cleanup__", None)
             if hook is not None:
                 self._call(hook, error)
         except BaseException as another:  # noqa: BLE001 user code; the actor ends all the same
-            complain(f"{self.where}: its __cleanup__ failed:\n{trace_of(another)}")
+            print_error(f"{self.where}: its __cleanup__ failed:\n{trace_of(another)}")
 
     def _refuse_all(self) -> None:
         while True:
@@ -392,7 +392,7 @@ class Cell:
             if cost > 0:
                 channel.consumed(self._actor, cost)
                 if slot:
-                    self._recalls.over(channel, slot)
-                    self._process.reply_failure(channel, slot, self.where, ActorDied(self.where, self._over))
+                    self._cancellations.over(channel, slot)
+                    self._process.reply_failure(channel, slot, self.where, ActorDied(self.where, self._end_cause))
             elif slot:
                 self._process.reply(channel, slot, None)

@@ -1,4 +1,4 @@
-"""The one event loop of a process, on which the coroutines of all its actors run."""
+"""The event loop of a process, which runs the coroutines of all its actors."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["EventLoop", "Running"]
 _log = Logger(__name__)
 
 _CLOSE_S = 1.0
-"""How long coroutines may take to end when the loop is closed; actors have waited for their own before."""
+"""How long coroutines may take to end when the loop is closed; actors have waited for theirs before that."""
 
 
 class Running:
-    """A coroutine on the loop; *done* is called there when it is over."""
+    """A coroutine on the loop; *done* is called there when it has ended."""
 
     __slots__ = ("_done", "_loop", "_task", "over")
 
@@ -32,8 +32,8 @@ class Running:
         self.over = False
 
     def begin(self, coroutine: Coroutine[object, object, None], context: contextvars.Context) -> None:
-        """Make it a task; on the loop."""
-        # Not by the loop's `create_task`: that asks a task factory, which users may set, and which may refuse.
+        """Make the coroutine a task; on the loop."""
+        # Not `loop.create_task`: that calls a task factory, which users may set, and which may raise.
         self._task = asyncio.Task(coroutine, loop=self._loop, context=context)
         self._task.add_done_callback(self._finish)
 
@@ -42,44 +42,44 @@ class Running:
         self._done(self)
 
     def cancel(self) -> None:
-        """Raise CancelledError in it; from any thread."""
+        """Raise CancelledError in the coroutine; from any thread."""
         self._loop.call_soon_threadsafe(self._cancel)
 
     def _cancel(self) -> None:
-        # After its first step: a task that is cancelled before never runs, and its caller would hear nothing.
+        # After its first step: a task that is cancelled before that never runs, and would never answer its caller.
         if self._task is not None:
             self._loop.call_soon(self._task.cancel)
 
 
 class EventLoop:
-    """An asyncio loop on a thread of its own, which the first coroutine starts.
+    """An asyncio loop on a dedicated thread, which the first coroutine starts.
 
     Args:
-        leave: ends the process, as a task has asked for.
+        exit_process: ends the process when a task raises SystemExit.
     """
 
-    def __init__(self, leave: Callable[[SystemExit], None]) -> None:
-        self._leave = leave
+    def __init__(self, exit_process: Callable[[SystemExit], None]) -> None:
+        self._exit_process = exit_process
         self._closing = False
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
     def start(self, coroutine: Coroutine[object, object, None], done: Callable[[Running], None]) -> Running:
-        """Run *coroutine*, which must not raise, with the context of the calling thread."""
+        """Run *coroutine*, which must not raise, in a copy of the calling thread's context."""
         loop = self._loop or self._open()
         running = Running(loop, done)
         loop.call_soon_threadsafe(running.begin, coroutine, contextvars.copy_context())
         return running
 
     def call(self, function: Callable[[], object], wait: Wait, wake: Callable[[], None]) -> object:
-        """Call *function* on the loop; return what it returns, or what that gives if it is awaitable.
+        """Call *function* on the loop; return its result, awaited if it is awaitable.
 
         Args:
-            wait, wake: of the calling thread, see `actor.cell.idle`.
+            wait, wake: how the calling thread waits, see `actor.cell.idle`.
 
         Raises:
-            RuntimeError: the process ends.
+            RuntimeError: the process is ending.
             BaseException: what *function* raises.
         """
         outcome: list[object] = []
@@ -97,7 +97,7 @@ class EventLoop:
         if raised:
             raise raised[0]
         if not outcome:
-            raise RuntimeError("the process ends")
+            raise RuntimeError("the process is ending")
         return outcome[0]
 
     def _open(self) -> asyncio.AbstractEventLoop:
@@ -110,13 +110,13 @@ class EventLoop:
             return self._loop
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
-        # Tasks of users can stop the loop of all actors: by `loop.stop()`, and by what asyncio does not catch.
+        # A user's task can stop the loop of all actors: by `loop.stop()`, or by what asyncio does not catch.
         while not self._closing:
             try:
                 loop.run_forever()
             except SystemExit as leaving:
-                self._leave(leaving)
-            except BaseException as error:  # noqa: BLE001 whoever awaits the task has it too
+                self._exit_process(leaving)
+            except BaseException as error:  # noqa: BLE001 also raised where the task is awaited
                 _log.error("a task on the event loop of the actors failed:\n%s", trace_of(error))
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Where the thread of an actor waits: in the engine, which it drives then, or beside it."""
+"""Waiting for an actor's idle thread: inside the engine, driving it, or outside."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Callable
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.engine.sleeper import Sleeper
 
-__all__ = ["Wait", "rest"]
+__all__ = ["Wait", "idle_wait"]
 
 
 Wait = Callable[[Callable[[], bool], float | None], bool]
-"""Waits until something is so, for at most so many seconds; False if it is not, or if the engine is closed."""
+"""Waits until a condition holds, at most so many seconds; False if it timed out or the engine is closed."""
 
 
-def rest(engine: Engine, *, drives: bool) -> tuple[Wait, Callable[[], None]]:
-    """Return how one thread waits, and what wakes it: from any thread, and also before it waits.
+def idle_wait(engine: Engine, *, drives: bool) -> tuple[Wait, Callable[[], None]]:
+    """Return the wait function of one thread, and the function that wakes it from any thread, also ahead of the wait.
 
     Args:
-        drives: it waits in the engine.
+        drives: whether the thread waits in the engine, and thereby drives it.
     """
     if drives:
         return engine.wait, engine.wake_waiters
-    bed = Sleeper()
+    sleeper = Sleeper()
 
     def wait(ready: Callable[[], bool], timeout_s: float | None) -> bool:
         end_s = None if timeout_s is None else engine.clock() + timeout_s
@@ -30,7 +30,7 @@ def rest(engine: Engine, *, drives: bool) -> tuple[Wait, Callable[[], None]]:
             left_s = None if end_s is None else end_s - engine.clock()
             if engine.closed or (left_s is not None and left_s <= 0):
                 return False
-            bed.sleep(left_s)
+            sleeper.sleep(left_s)
         return True
 
-    return wait, bed.wake
+    return wait, sleeper.wake

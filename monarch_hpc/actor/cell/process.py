@@ -1,4 +1,4 @@
-"""What an actor needs of the process that it runs in."""
+"""The process interface that an actor needs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["CellProcess"]
 
 
 class CellProcess(Protocol):
-    """What a cell needs of its process."""
+    """The process interface that a `Cell` needs."""
 
     engine: Engine
     info: ProcInfo
@@ -43,17 +43,17 @@ class CellProcess(Protocol):
         ...
 
     def report(self, channel: MessageLink, owner: int, actor: int, failure: MeshFailure) -> None:
-        """Tell who spawned an actor that it failed."""
+        """Report the failure of an actor to the process that spawned it."""
         ...
 
     def stop_owned(self, owner: int) -> None:
-        """Stop all that an actor has spawned."""
+        """Stop everything that an actor has spawned."""
         ...
 
-    def bury(self, actor: int, where: str, cause: str) -> None:
-        """Keep nothing of an actor that has ended but what its callers are told."""
+    def forget_actor(self, actor: int, where: str, cause: str) -> None:
+        """Drop an actor that has ended, except for the cause that late callers get."""
         ...
 
-    def leave(self, leaving: SystemExit) -> None:
+    def exit_process(self, leaving: SystemExit) -> None:
         """End the process."""
         ...

@@ -1,4 +1,4 @@
-"""How calls are answered."""
+"""Sends the answers to calls."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn, Protocol
 
 from monarch_hpc.actor.context import ProcInfo
-from monarch_hpc.actor.fault import MeshFailure, complain
+from monarch_hpc.actor.fault import MeshFailure, print_error
 from monarch_hpc.actor.messages.line import MessageLink
 from monarch_hpc.actor.messages.payload import pack_fault, pack_result, send_failure
 from monarch_hpc.core.description import trace_of
@@ -22,43 +22,43 @@ __all__ = ["Ending", "Replier"]
 _log = Logger(__name__)
 
 _CODE: Any = vars(SystemExit)["code"]
-"""A subclass may have an attribute of that name that does anything."""
+"""The descriptor itself: a subclass may define an attribute of that name with any behaviour."""
 
 
 class Ending(Protocol):
-    """Writes down how a call ends, before its caller can know."""
+    """Records the end of a call, before the caller can see it."""
 
     def end(self, num_bytes: int, /) -> None:
-        """With an answer of so many bytes; 0 where nobody waits for one."""
+        """Record an answer of *num_bytes* bytes; 0 if the call wants none."""
         ...
 
     def fail(self, num_bytes: int, /) -> None:
-        """With an exception of so many bytes. No-op for a call that has ended."""
+        """Record an exception of *num_bytes* bytes. No-op for a call that has ended."""
         ...
 
 
 class Replier:
-    """Who answers calls in this process.
+    """Answers the calls that this process handles.
 
     Attributes:
-        info: of the process.
+        info: the place of this process.
     """
 
     info: ProcInfo
     engine: Engine
 
-    def leave(self, leaving: SystemExit) -> NoReturn:
-        """End the process at once, with what was printed and the status that Python would give it."""
+    def exit_process(self, leaving: SystemExit) -> NoReturn:
+        """Flush output and end the process at once, with the exit status that Python would use."""
         code = _CODE.__get__(leaving)
         status = 0 if code is None else int.__and__(code, 0xFF) if issubclass(type(code), int) else 1
         try:
             sys.stdout.flush()
             sys.stderr.flush()
-        finally:  # users may have replaced them, or closed them
+        finally:  # user code may have replaced or closed the streams
             os._exit(status)
 
     def report(self, channel: MessageLink, owner: int, actor: int, failure: MeshFailure) -> None:
-        """Tell who spawned *actor* that it failed."""
+        """Report the failure of *actor* to the process that spawned it."""
         body, buffers = pack_fault(actor, failure)
         self.answer(channel, Frame(Kind.FAILURE, 0, owner, body, buffers))
 
@@ -74,24 +74,24 @@ class Replier:
         """Answer a call.
 
         Args:
-            where, method: the actor in words and its endpoint, for a result that cannot travel.
-            ending: of a call whose end is to be written down.
+            where, method: the actor in words and its endpoint, for the error if the result cannot be sent.
+            ending: records the end of the call; None if it is not recorded.
         """
         try:
             body, buffers = pack_result(value)
             if ending is not None:
                 ending.end(_size(body, buffers) if buffers else len(body))
             self.answer(channel, Frame(Kind.RESULT, slot, 0, body, buffers))
-        except Exception as error:  # noqa: BLE001 it does not pickle, is too large, or memory is short: the caller is told
+        except Exception as error:  # noqa: BLE001 not picklable, too large, or memory is short: the caller gets that error
             self.reply_failure(channel, slot, f"{where or self.info.host}, endpoint {method}", error, ending)
 
     def reply_failure(
         self, channel: MessageLink, slot: int, where: str, error: BaseException, ending: Ending | None = None
     ) -> None:
-        """Answer a call with an exception, or with as much of it as can be sent; otherwise as `reply`."""
+        """Answer a call with an exception, or with as much of it as can be sent; otherwise like `reply`."""
         if self.engine.forked_from:
-            complain(trace_of(error))
-            self.leave(SystemExit(1))
+            print_error(trace_of(error))
+            self.exit_process(SystemExit(1))
 
         def send(body: Buffer, buffers: Sequence[Buffer]) -> None:
             if ending is not None:
@@ -101,21 +101,21 @@ class Replier:
         send_failure(where, error, send)
 
     def answer(self, channel: MessageLink, frame: Frame) -> None:
-        """Send *frame*, if anybody is still there.
+        """Send *frame*; drop it if the caller's channel is gone.
 
         Raises:
-            FrameError: it is over a limit; the caller still waits.
+            FrameError: the frame is over a limit; the caller still waits.
         """
         if self.engine.forked_from:
-            complain(f"{ForkedError(self.engine.forked_from)}; an endpoint goes on in its process alone")
-            self.leave(SystemExit(1))
+            print_error(f"{ForkedError(self.engine.forked_from)}; an endpoint must not continue in a forked child")
+            self.exit_process(SystemExit(1))
         try:
             channel.send(frame)
         except FrameError:
             raise
         except TransportError as error:
-            # The caller is told by its own side of the channel.
-            _log.info("an answer found no caller: %s", error)
+            # The caller's side of the channel reports the loss.
+            _log.info("could not deliver an answer: %s", error)
 
 
 def _size(body: Buffer, buffers: Sequence[Buffer]) -> int:

@@ -1,4 +1,4 @@
-"""The way of a process to itself: no socket, and the same laws."""
+"""The link interface that actors use, and the loopback link: no socket, but the same guarantees as a channel."""
 
 from __future__ import annotations
 
@@ -14,48 +14,48 @@ from monarch_hpc.wire.frames import Frame, Kind
 
 __all__ = ["LoopbackLink", "MessageLink"]
 
-_CALL = Kind.CALL  # on the way of every frame: a member of an enum costs ten times a global
+_CALL = Kind.CALL  # on the path of every frame: an enum member costs ten times a global
 _RESULT = Kind.RESULT
 _FAILURE = Kind.FAILURE
 
 _HOLD_S = 0.1
-"""How long one call of a coroutine is held back at most, as in `transport.channel`, and why."""
+"""Upper bound on blocking one call of a coroutine; as in `transport.channel`, for the same reason."""
 
 
 class MessageLink(Protocol):
-    """What actors need of a channel."""
+    """The channel interface that actors need."""
 
     mark: int
-    """Stands for the process at the other end in what this one records, see `telemetry.recorder`; 0 at first."""
+    """Identifies the peer in the records of this process, see `telemetry.recorder`; 0 at first."""
 
     @property
     def peer(self) -> object:
-        """Who is at the other end."""
+        """The process at the other end."""
         ...
 
     def send(self, frame: Frame, end_s: float | None = None) -> bool:
-        """Send *frame*; see `transport.api.Channel.send`."""
+        """Send *frame*; see `transport.api.FrameChannel.send`."""
         ...
 
     def consumed(self, dest: int, cost: int) -> None:
-        """Say that a call was handled; see `transport.api.Channel.consumed`."""
+        """Return the credit of a call that was handled; see `transport.api.FrameChannel.consumed`."""
         ...
 
     def retire(self, dest: int) -> None:
-        """Say that an actor has ended; see `transport.api.Channel.retire`."""
+        """Return the credit of an actor that has ended; see `transport.api.FrameChannel.retire`."""
         ...
 
 
 class LoopbackLink:
-    """Delivers to this process what its actors send each other.
+    """Delivers messages between actors of this process.
 
-    Calls are handed over on the thread that sends, so that those of one thread keep their order;
-    answers on the driver, where all answers are given. Buffers are copied: what travels belongs to its
-    receiver, and an array that two actors share would change under both.
+    Calls are delivered on the sending thread, so that the calls of one thread keep their order; answers on the driver,
+    like all answers. Buffers are copied: a payload belongs to its receiver, and an array that two actors shared would
+    change under both.
 
     Args:
         deliver: takes each frame.
-        window_bytes: how much may wait for one actor, before its senders do.
+        window_bytes: bytes that may be queued for one actor before its senders block.
     """
 
     def __init__(self, engine: Engine, deliver: Callable[[MessageLink, Frame], None], window_bytes: int) -> None:
@@ -66,11 +66,11 @@ class LoopbackLink:
 
     @property
     def peer(self) -> str:
-        """Who is at the other end."""
+        """The process at the other end."""
         return "this process"
 
     def send(self, frame: Frame, end_s: float | None = None) -> bool:
-        """Deliver a copy of *frame*; waits while the mailbox of a called actor is full, until *end_s* at most."""
+        """Deliver a copy of *frame*; block while the callee's mailbox is full, until *end_s* at most."""
         kind = frame.kind
         copy = Frame(kind, frame.dest, frame.reply, frame.body, [bytearray(buffer) for buffer in frame.buffers])
         if kind is _RESULT or kind is _FAILURE:
@@ -84,7 +84,7 @@ class LoopbackLink:
         return True
 
     def _wait_for_credit(self, dest: int, cost: int, end_s: float | None) -> bool:
-        # An actor that writes to itself would wait for ever.
+        # An actor that waited for room in its own mailbox would wait forever.
         if self._engine.driving or context().actor == dest:
             self._credit.take(dest, cost)
             return True
@@ -103,11 +103,11 @@ class LoopbackLink:
         return True
 
     def consumed(self, dest: int, cost: int) -> None:
-        """An actor has handled a call: who waits may send."""
+        """Return the credit of a call that was handled; blocked senders may continue."""
         grant = self._credit.consumed(dest, cost)
         if grant:
             self._credit.give(dest, grant)
 
     def retire(self, dest: int) -> None:
-        """An actor has ended."""
+        """Return the credit of an actor that has ended."""
         self._credit.give(dest, self._credit.retire(dest))

@@ -1,6 +1,6 @@
-"""What the frames between actors carry: spawns, calls, results and failures.
+"""Serializes the payloads of frames between actors: spawns, calls, results and failures.
 
-Tuples of plain values on purpose: those take the serializer's fast path.
+Payloads are tuples of plain values, because those take the serializer's fast path.
 """
 
 from __future__ import annotations
@@ -42,26 +42,26 @@ __all__ = [
 View = tuple[tuple[str, ...], tuple[int, ...], int, tuple[int, ...]]
 """A `Region` as plain values: labels, sizes, offset, strides."""
 
-_CALL = struct.Struct("<BI")  # whether there are keyword arguments; how long the head is
+_CALL = struct.Struct("<BI")  # whether there are keyword arguments; length of the head
 _WITH_NAMES = b"\x01"
 
 
-_LAST_WORDS = dumps((("an actor", "an exception", "neither it nor a description of it can be sent", ""), b"", ()))
+_UNSENDABLE = dumps((("an actor", "an exception", "neither the exception nor a description can be sent", ""), b"", ()))
 
 
 def view_of(region: Region) -> View:
-    """*region* as plain values."""
+    """Return *region* as plain values."""
     return region.extent.labels, region.extent.sizes, region.offset, region.strides
 
 
 def region_of(view: View) -> Region:
-    """The region that `view_of` flattened."""
+    """Return the region that `view_of` flattened."""
     labels, sizes, offset, strides = view
     return Region(Extent(labels, sizes), offset, strides)
 
 
 def call_head(method: str, region: Region) -> bytes:
-    """What all calls of an endpoint of a view begin with: made once, and read once by each actor."""
+    """Return the prefix of all calls to an endpoint of a view; packed once, and parsed once by each actor."""
     head = dumps((method, view_of(region)))[0]
     return _CALL.pack(0, len(head)) + head
 
@@ -70,10 +70,10 @@ def pack_call(head: bytes, args: tuple[object, ...], kwargs: dict[str, object]) 
     """Serialize a call; the same bytes serve every rank of the view.
 
     Args:
-        head: of `call_head`.
+        head: from `call_head`.
 
     Raises:
-        TypeError: an argument cannot be pickled; it names which part of it.
+        TypeError: an argument cannot be pickled; the text names the part that fails.
     """
     try:
         if not kwargs:
@@ -88,7 +88,7 @@ def pack_call(head: bytes, args: tuple[object, ...], kwargs: dict[str, object]) 
 def pack_spawn(
     name: str, region: Region, cls: type, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> tuple[bytes, list[Buffer]]:
-    """Serialize what makes an actor; otherwise as `pack_call`."""
+    """Serialize class and arguments of an actor; otherwise like `pack_call`."""
     try:
         made, buffers = dumps((cls, args, kwargs))
     except Exception as error:  # pickling runs user code
@@ -97,9 +97,9 @@ def pack_spawn(
 
 
 def unpack_spawn(frame: Frame) -> tuple[str, Region, bytes]:
-    """The name and the region of the actors' mesh, and what `loads` makes class and arguments of.
+    """Return name and region of the actors' mesh, and the still pickled class and arguments.
 
-    Runs no user code: who an actor is, is known also where its class or its arguments cannot be rebuilt.
+    Runs no user code, so the actor can be named in errors even if its class or arguments cannot be unpickled.
     """
     named: Any = loads(frame.body)
     name, view, made = named
@@ -110,11 +110,11 @@ def pack_result(value: object) -> tuple[bytes, list[Buffer]]:
     """Serialize the result of a call.
 
     Raises:
-        TypeError: it cannot be pickled.
+        TypeError: *value* cannot be pickled.
     """
     try:
         return dumps(value)
-    except BaseException as error:  # pickling runs user code, and a caller waits for what comes of it
+    except BaseException as error:  # pickling runs user code, and the caller needs an answer
         raise refusal({"the result": value}, error) from error
 
 
@@ -123,7 +123,7 @@ def _by_name(args: tuple[object, ...], kwargs: dict[str, object]) -> dict[str, o
 
 
 def unpack_call(frame: Frame) -> tuple[bytes, tuple[Any, ...], dict[str, Any]]:
-    """The head of a call, to be read by `unpack_head`, its arguments and keyword arguments."""
+    """Return the head of a call, for `unpack_head`, its arguments and its keyword arguments."""
     body = frame.body
     flags, size = _CALL.unpack_from(body)
     end = _CALL.size + size
@@ -136,26 +136,26 @@ def unpack_call(frame: Frame) -> tuple[bytes, tuple[Any, ...], dict[str, Any]]:
 
 
 def unpack_head(head: bytes) -> tuple[str, Region]:
-    """The method and the view that was called."""
+    """Return the called method and view."""
     named: Any = loads(head)
     method, view = named
     return method, region_of(view)
 
 
 def send_failure(where: str, error: BaseException, send: Callable[[bytes, Sequence[Buffer]], object]) -> None:
-    """Send *error*, raised at *where*: whole if it can be pickled and sent, else in words, else a constant.
+    """Send *error*, raised at *where*: pickled if possible, else its description, else a constant.
 
     Args:
-        send: takes the body and the buffers of a FAILURE frame; called with the next smaller ones after it has raised.
+        send: takes body and buffers of a FAILURE frame; if it raises, it is called again with a smaller form.
 
     Raises:
-        Exception: what *send* raised of the smallest.
+        Exception: raised by *send* for the smallest form.
     """
     refused: Exception | None = None
     for form in _forms(where, error):
         try:
             send(*form)
-        except Exception as raised:  # noqa: BLE001 a limit, or memory is short: less of it may pass
+        except Exception as raised:  # noqa: BLE001 over a limit, or memory is short: a smaller form may pass
             refused = raised
         else:
             return
@@ -164,7 +164,7 @@ def send_failure(where: str, error: BaseException, send: Callable[[bytes, Sequen
 
 
 def _forms(where: str, error: BaseException) -> Iterator[tuple[bytes, Sequence[Buffer]]]:
-    """What `send_failure` sends, the largest first; whatever the exception is and does, there is one."""
+    """Yield the forms of an exception for `send_failure`, largest first; at least one, for any exception."""
     words = where, class_name(error), text_of(error), trace_of(error) if issubclass(type(error), BaseException) else ""
     try:
         exception, buffers = dumps(error)
@@ -173,23 +173,23 @@ def _forms(where: str, error: BaseException) -> Iterator[tuple[bytes, Sequence[B
         why = text_of(refusal({words[1]: error}, unpicklable))
     else:
         yield whole
-        why = f"it is too large, {len(whole[0])} bytes"
+        why = f"{len(whole[0])} bytes are too many"
         del exception, buffers, whole
-    with contextlib.suppress(Exception):  # memory is short, or somebody has changed what pickles
-        yield dumps(((*words[:3], f"{words[3]}(the exception itself could not travel: {why})\n"), b"", ()))
-    yield _LAST_WORDS
+    with contextlib.suppress(Exception):  # memory is short, or user code has changed how strings pickle
+        yield dumps(((*words[:3], f"{words[3]}(the exception itself could not be sent: {why})\n"), b"", ()))
+    yield _UNSENDABLE
 
 
 def pack_failure(where: str, error: BaseException) -> tuple[bytes, Sequence[Buffer]]:
-    """Serialize *error*, raised at *where*: whole if it can be pickled, else in words."""
+    """Serialize *error*, raised at *where*: pickled if possible, else its description."""
     return next(_forms(where, error))
 
 
 def unpack_failure(frame: Frame) -> BaseException:
-    """The remote exception, an `ActorError` too, with the remote traceback, rank and host as a note.
+    """Return the remote exception, made an `ActorError` too, with a note of the remote traceback, rank and host.
 
-    In words, as `ActorFailed`, where it cannot be rebuilt here, and where it is not an `Exception`: what ends a process
-    or a task there, such as `KeyboardInterrupt`, is not to end one here.
+    Returns an `ActorFailed` with its description if it cannot be unpickled here, or is not an `Exception`: what ends a
+    remote process or task, such as `KeyboardInterrupt`, must not end one here.
     """
     document = loads(frame.body, frame.buffers)
     assert isinstance(document, tuple)
@@ -208,10 +208,10 @@ def unpack_failure(frame: Frame) -> BaseException:
 
 
 def unloadable(raised: BaseException) -> BaseException:
-    """The error of an answer whose value could not be rebuilt here: what its class *raised*, as an `ActorError`.
+    """Return the error of an answer that could not be unpickled here: the exception *raised* by that, as `ActorError`.
 
     Raises:
-        BaseException: *raised* itself, if it may have come from a signal handler.
+        BaseException: *raised* itself, if it may come from a signal handler.
     """
     if issubclass(type(raised), Exception):
         return as_actor_error(raised)
@@ -221,12 +221,12 @@ def unloadable(raised: BaseException) -> BaseException:
 
 
 def pack_fault(actor: int, failure: MeshFailure) -> tuple[bytes, list[Buffer]]:
-    """Serialize the failure of an actor that no call reports."""
+    """Serialize an actor failure that no call reports."""
     return dumps((actor, failure.mesh_name, failure.rank, failure.where, failure.cause, failure.trace))
 
 
 def unpack_fault(frame: Frame) -> tuple[int, MeshFailure]:
-    """The number of the actor, and its failure."""
+    """Return the number of the actor, and its failure."""
     fault = loads(frame.body, frame.buffers)
     assert isinstance(fault, tuple)
     actor, *fields = fault

@@ -1,4 +1,4 @@
-"""What waits for the answer to a call, a stop, or a message to a port."""
+"""Pending answers: to calls, to stops, and to messages sent to a port."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from monarch_hpc.wire.frames import Frame
 __all__ = ["Answer", "Pending", "Slot"]
 
 Answer = Callable[[Frame | MonarchError], None]
-"""Called on the driver with the RESULT or FAILURE frame of a call, or with why there is none."""
+"""Called on the driver with the RESULT or FAILURE frame, or with the error that explains the missing answer."""
 
 
 class Pending(Protocol):
-    """Who waits for one answer."""
+    """One pending answer."""
 
     @property
     def incarnation(self) -> int:
-        """Of the process that is to answer: when it is gone, no answer comes."""
+        """Incarnation of the callee's process; if that process is lost, the answer fails."""
         ...
 
     @property
     def where(self) -> str:
-        """Who is to answer, in words."""
+        """The callee, in words."""
         ...
 
     @property
     def answer(self) -> Answer:
-        """Told exactly once how it ended."""
+        """Called exactly once, with the outcome."""
         ...
 
 
 @dataclass(slots=True)
 class Slot:
-    """The plain one."""
+    """A pending answer that only holds its fields."""
 
     incarnation: int
     where: str

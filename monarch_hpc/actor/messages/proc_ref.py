@@ -1,4 +1,4 @@
-"""How processes name each other in messages."""
+"""References to procs in messages."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ __all__ = ["ProcRef"]
 
 @dataclass(frozen=True, slots=True)
 class ProcRef:
-    """Where a proc is; may travel in messages.
+    """Identity and addresses of a proc; may be sent in messages.
 
     Attributes:
-        rank: rank in its proc mesh.
-        mesh: number of that mesh in its run.
-        addresses: where it listens, ``tcp://address:port``, best first.
+        mesh: number of its proc mesh in the run.
+        rank: rank in that mesh.
+        addresses: listening addresses, ``tcp://address:port``, best first.
     """
 
     mesh: int

@@ -1,8 +1,8 @@
-"""What a remote actor raised, caught by its own class and by `ActorError`.
+"""Makes remote exceptions catchable both by their original class and by `ActorError`.
 
-Whoever knows what an endpoint raises writes ``except ValueError``; programs written for Monarch write ``except
-ActorError``. So an exception that comes from another actor is of a class that is both, and otherwise like its own: same
-name, same attributes, pickled as its own class. ``type(error) is ValueError`` alone tells them apart.
+Callers write ``except ValueError`` if they know what an endpoint raises; programs written for Monarch write ``except
+ActorError``. So an exception from another actor gets a class derived from both, with the name and the attributes of the
+original, and pickled as the original. Only ``type(error) is ValueError`` can see the difference.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from monarch_hpc.core.errors import ActorError
 __all__ = ["as_actor_error"]
 
 _NUM_CLASSES = 1024
-"""How many classes are remembered; a program that makes more at run time makes some of these again."""
+"""Number of derived classes that are cached; a program that creates more classes at run time only loses speed."""
 
 _CLASS: Any = vars(object)["__class__"]
-"""An exception may have an attribute of that name that does anything."""
+"""The descriptor itself: an exception may define an attribute of that name with any behaviour."""
 
 
 def as_actor_error(error: BaseException) -> BaseException:
-    """*error*, or its like, of a class that is also an `ActorError`; itself where its class allows no such thing."""
-    cls: Any = type(error)  # `isinstance` would ask the exception itself
+    """Return *error*, or a copy, as an `ActorError` too; unchanged if its class does not allow that."""
+    cls: Any = type(error)  # `isinstance` would run user code
     if not issubclass(cls, Exception) or issubclass(cls, (ActorError, BaseExceptionGroup)):
         return error
     try:
-        # A metaclass may say of any two classes that they are equal.
+        # Not cached: a metaclass may define any two classes as equal.
         both = _both(cls) if type(cls) is type else _both.__wrapped__(cls)
-        with contextlib.suppress(TypeError):  # of classes written in C the class cannot be changed
+        with contextlib.suppress(TypeError):  # not possible for instances of classes written in C
             _CLASS.__set__(error, both)
             return error
         again = _again(cast(Exception, error), both)
-    except BaseException:  # noqa: BLE001 constructors and metaclasses of users; what they raised is what counts
+    except BaseException:  # noqa: BLE001 user constructors and metaclasses; *error* matters, not theirs
         return error
     return again if type.__subclasscheck__(cls, type(again)) else error
 
 
 def _again(error: Exception, both: type[Exception]) -> Exception:
-    """The same exception once more, of another class."""
-    reduced: Any = error.__reduce__()  # of exceptions it is a tuple: class, arguments, and perhaps attributes
+    """Copy an exception, with another class."""
+    reduced: Any = error.__reduce__()  # a tuple: class, arguments, and perhaps attributes
     if reduced[0] is not type(error):
         return error
     copy: Exception = both(*reduced[1])
@@ -66,6 +66,6 @@ def _both(cls: type[Exception]) -> type[Exception]:
         "__reduce_ex__": reduce,
     }
     if not hasattr(cls, "exception"):
-        body["exception"] = property(lambda self: self)  # where Monarch keeps what was raised
+        body["exception"] = property(lambda self: self)  # Monarch's attribute for the original exception
     both = type(cls.__name__, (cls, ActorError), body)
     return both

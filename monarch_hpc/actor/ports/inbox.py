@@ -1,4 +1,4 @@
-"""The messages of one port, and those who wait for them."""
+"""The queue of one port: messages not yet read, and claims not yet served."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ Mail = tuple[MessageLink, Frame]
 
 
 class Claim(Protocol):
-    """Who will have the next message."""
+    """A claim on the next message."""
 
     def deliver(self, frame: Frame) -> bool:
-        """Have it; False if it is no longer wanted."""
+        """Take the message; False if it is no longer wanted."""
         ...
 
     def fail(self, error: PortClosed) -> None:
-        """There is none, and none will come."""
+        """Fail the claim: no message will arrive."""
         ...
 
 
 class PortInbox:
-    """Messages in the order in which they came; for any thread.
+    """Messages in order of arrival; for any thread.
 
-    What was sent counts for its sender until it is taken out: so its mailbox limit holds for ports too.
+    A message holds the credit of its sender until it is taken, so the mailbox limit applies to ports too.
     """
 
     def __init__(self, runtime: Runtime, number: int, *, once: bool) -> None:
         self.runtime = runtime
         self.wakers: set[Callable[[], None]] = set()
-        """Called, on any thread, when there may be something to take."""
+        """Called, on any thread, when there may be a message to take."""
         self._number = number
         self._once = once
         self._lock = _thread.allocate_lock()
@@ -54,23 +54,23 @@ class PortInbox:
         return f"port {self._number:x} of {self.runtime.info.host or 'this process'}"
 
     def put(self, line: MessageLink, frame: Frame) -> None:
-        """A message came."""
+        """Add a message."""
         with self._lock:
             refused = bool(self._closed)
             if not refused:
                 self._mail.append((line, frame))
                 if self._once:
-                    self._closed = "it took the one message that it was for"
+                    self._closed = "it was opened for one message, which has arrived"
         if refused:
             self._refuse(line, frame)
             return
-        self._serve()
+        self._match()
         self._wake()
         if self._once:
             self.runtime.ports.pop(self._number, None)
 
     def take(self, claim: Claim) -> None:
-        """Give *claim* the next message if there is one, or the news that none will come."""
+        """Give *claim* the next message if there is one; fail it if none will arrive."""
         with self._lock:
             mail = self._mail.popleft() if self._mail else None
             closed = self._closed
@@ -78,17 +78,17 @@ class PortInbox:
             if closed:
                 claim.fail(PortClosed(self.where, closed))
         elif not self._deliver(claim, mail):
-            self._serve()
+            self._match()
             self._wake()
 
     def queue(self, claim: Claim) -> None:
-        """Give *claim* the next message, now or when it comes."""
+        """Give *claim* the next message, now or on arrival."""
         with self._lock:
             self._claims.append(claim)
-        self._serve()
+        self._match()
 
     def close(self, why: str) -> None:
-        """Take no more; what was not read yet is lost."""
+        """Refuse further messages, and drop unread ones."""
         self.runtime.ports.pop(self._number, None)
         with self._lock:
             self._closed = self._closed or why
@@ -96,15 +96,15 @@ class PortInbox:
             self._mail.clear()
         for line, frame in left:
             self._refuse(line, frame)
-        self._serve()
+        self._match()
         self._wake()
 
     def abandon(self) -> None:
-        """Close soon: nobody can read any more. The garbage collector says so, at any point of any code."""
-        self.runtime.engine.call_soon(lambda: self.close("nobody holds its receiver"))
+        """Close soon, because the receiver was garbage-collected; may be called at any point of any code."""
+        self.runtime.engine.call_soon(lambda: self.close("its receiver was garbage-collected"))
 
-    def _serve(self) -> None:
-        """Bring claims and messages together."""
+    def _match(self) -> None:
+        """Match claims with messages."""
         unwanted = False
         while True:
             with self._lock:
@@ -117,7 +117,7 @@ class PortInbox:
             elif not self._deliver(claim, mail):
                 unwanted = True
         if unwanted:
-            self._wake()  # who looked while it was out saw nothing
+            self._wake()  # a reader that looked while the message was out saw none
 
     def _deliver(self, claim: Claim, mail: Mail) -> bool:
         line, frame = mail

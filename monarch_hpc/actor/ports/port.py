@@ -1,4 +1,4 @@
-"""Ports: ways for values that travel in messages themselves, from many senders to one receiver."""
+"""Ports: channels from many senders to one receiver, which can themselves be sent in messages."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ __all__ = ["Channel", "Port", "PortReceiver"]
 T = TypeVar("T")
 
 _HOLD_S = 0.1
-"""How long a coroutine is held back at most: the loop that it blocks may be what the receiver waits for."""
+"""Upper bound on blocking a coroutine: the receiver may depend on the event loop that it blocks."""
 
 
 class _Flow:
-    """What this process has sent to one bounded port and what was not read yet; for any thread."""
+    """The unread messages that this process has sent to one bounded port; for any thread."""
 
     def __init__(self) -> None:
         self.num = 0
-        self.refusal = ""  # why nobody will read, once that is known
+        self.refusal = ""  # why the port is closed, once known
         self._lock = _thread.allocate_lock()
 
     def take(self, capacity: int, *, forced: bool = False) -> bool:
-        """Make room for one more; False if there is none."""
+        """Count one more message; False if the port is full."""
         with self._lock:
             if self.num >= capacity and not forced:
                 return False
@@ -47,17 +47,17 @@ class _Flow:
             return True
 
     def give(self) -> None:
-        """One was read."""
+        """Count one message as read."""
         with self._lock:
             self.num -= 1
 
 
 _flows: weakref.WeakValueDictionary[int, _Flow] = weakref.WeakValueDictionary()
-"""By number of the port: all copies of one port in a process share its capacity."""
+"""By number of the port: all copies of a port in one process share its capacity."""
 
 
 class Port(Generic[T]):
-    """The end to send to. It may be sent in messages; made by `Channel.open`."""
+    """The sending end of a channel; may be sent in messages. Made by `Channel.open`."""
 
     def __init__(self, home: ProcRef, number: int, capacity: int, returning: bool = True) -> None:
         self._home = home
@@ -65,7 +65,7 @@ class Port(Generic[T]):
         self._capacity = capacity
         self._flow = _flows.setdefault(number, _Flow())
         self.return_undeliverable = returning
-        """Whether `send` raises `PortClosed` once the port is known to be closed. False drops the message instead."""
+        """Whether `send` raises `PortClosed` once the port is known to be closed; if False, it drops the message."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return Port, (self._home, self._number, self._capacity, self.return_undeliverable)
@@ -74,32 +74,32 @@ class Port(Generic[T]):
         return f"<Port {self._number:x} to {self._home.host}>"
 
     def send(self, value: T) -> None:
-        """Send *value*; those of one sender arrive in their order.
+        """Send *value*; values from one sender arrive in order.
 
-        Waits while the port is full. A coroutine, which would block all others, is held up for a moment only,
-        and may thereby exceed the capacity.
+        Blocks while the port is full. A coroutine would block all others on its loop, so it waits for a tenth of a
+        second at most, and may then exceed the capacity.
 
         Raises:
-            PortClosed: the port has a capacity, and is known to be closed. Without one, and until that is known,
-                what is sent to a closed port is lost.
-            Exception: what pickling *value* raises.
+            PortClosed: the port has a capacity and is known to be closed. Without a capacity, and until the closing is
+                known, values sent to a closed port are lost.
+            Exception: raised while pickling *value*.
         """
         self.send_as(current_rank().rank, value)
 
     def send_as(self, rank: int, value: T) -> None:
-        """`send`, on behalf of another sender: *rank* is what a ranked receiver reads."""
+        """Like `send`, on behalf of another sender: *rank* is the rank that a ranked receiver gets."""
         self._send(dumps((rank, value, None)))
 
     def exception(self, error: BaseException) -> None:
-        """Raise *error* where the receiver reads; otherwise as `send`.
+        """Send *error*, which the receiver's read raises; otherwise like `send`.
 
         Raises:
-            TypeError: it is not an exception.
+            TypeError: *error* is not an exception.
         """
         self.exception_as(current_rank().rank, error)
 
     def exception_as(self, rank: int, error: BaseException) -> None:
-        """`exception`, on behalf of another sender."""
+        """Like `exception`, on behalf of another sender."""
         check_instance("error", error, BaseException, "an exception, such as ValueError('why')")
         send_failure(
             f"the sender with rank {rank}",
@@ -141,9 +141,9 @@ class Port(Generic[T]):
 
 
 class PortReceiver(Generic[T]):
-    """The end to read from, in the process that opened it; iterating waits for each message.
+    """The receiving end of a channel, in the process that opened it; iteration waits for each message.
 
-    Closed with `close`, by ``with``, or when nobody holds it any more.
+    Closed by `close`, by ``with``, or when it is garbage-collected.
     """
 
     def __init__(self, inbox: PortInbox, *, ranked: bool) -> None:
@@ -151,21 +151,21 @@ class PortReceiver(Generic[T]):
         self._ranked = ranked
 
     def recv(self) -> Receipt[T]:
-        """A future of the next message. It takes one when it is read, not before.
+        """Return a future of the next message, which takes a message only when it is read.
 
-        So a `get` that times out takes none, and futures that nobody reads do not either. One that has a
-        callback, or that `concurrent.futures.wait` waits for, takes the next that comes unless it is cancelled.
+        So a `get` that times out takes no message, and neither does a future that is never read. A future with a
+        callback, or in `concurrent.futures.wait`, takes the next message unless it is cancelled.
 
-        Its errors are those that were sent by `Port.exception`, and `PortClosed`.
+        Reading it raises errors sent by `Port.exception`, and `PortClosed`.
         """
         return Receipt(self, self._inbox, ranked=self._ranked)
 
     def ranked(self) -> PortReceiver[tuple[int, T]]:
-        """The same end, with the sender's rank beside each message: see `Channel.open`."""
-        return cast("PortReceiver[tuple[int, T]]", _Sibling(self, self._inbox, ranked=True))
+        """The same receiver, with the sender's rank beside each message; see `Channel.open`."""
+        return cast("PortReceiver[tuple[int, T]]", _ReceiverView(self, self._inbox, ranked=True))
 
     def close(self) -> None:
-        """Take no more: messages that were not read are lost."""
+        """Close the port: unread messages are lost, further ones refused."""
         self._inbox.close("its receiver was closed")
 
     def __iter__(self) -> Iterator[T]:
@@ -201,8 +201,8 @@ class PortReceiver(Generic[T]):
         self.close()
 
 
-class _Sibling(PortReceiver[T]):
-    """Another view of a receiver, which lives as long as this."""
+class _ReceiverView(PortReceiver[T]):
+    """A view of another receiver, which it keeps alive."""
 
     def __init__(self, receiver: PortReceiver[Any], inbox: PortInbox, *, ranked: bool) -> None:
         super().__init__(inbox, ranked=ranked)
@@ -210,7 +210,7 @@ class _Sibling(PortReceiver[T]):
 
 
 class Channel(Generic[T]):
-    """Makes ports: ``port, receiver = Channel.open()``."""
+    """A channel for messages outside of calls: ``port, receiver = Channel.open()``."""
 
     @overload
     @staticmethod
@@ -229,14 +229,14 @@ class Channel(Generic[T]):
         """Open a port in this process; return its two ends.
 
         Args:
-            once: it takes one message and is closed.
-            ranked: each message comes with the rank of its sender in the mesh that was called: ``(rank, message)``.
-            capacity: how many messages of each sending process may wait to be read before its senders do. None
-                bounds their bytes alone, by ``transport.mailbox_bytes``.
+            once: close the port after one message.
+            ranked: deliver ``(rank, message)``, with the rank of the sender in the mesh that was called.
+            capacity: number of unread messages from each sending process at which its senders block. None bounds
+                only their bytes, by ``transport.mailbox_bytes``.
 
         Raises:
             RuntimeError: this process is not part of an allocation yet.
-            TypeError: *capacity* is not a whole number, or a switch neither True nor False.
+            TypeError: *capacity* is not a whole number, or a flag is not a bool.
             ValueError: *capacity* is below 1.
         """
         check_flag("once", once)
@@ -252,5 +252,5 @@ class Channel(Generic[T]):
 
     @staticmethod
     def open_ranked(*, once: bool = False) -> tuple[Port[Any], PortReceiver[tuple[int, Any]]]:
-        """``open(ranked=True)``."""
+        """Shorthand for ``open(ranked=True)``."""
         return Channel.open(once=once, ranked=True)

@@ -1,4 +1,4 @@
-"""The future of one message of a port: nobody's message until it is read."""
+"""A future for a port's next message; it claims a message only when read."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ T = TypeVar("T")
 
 
 class Receipt(Future[T], Generic[T]):
-    """Takes a message when somebody looks, so that none is lost to a future that nobody reads.
+    """Takes a message when it is read, so that no message is lost to a future that is never read.
 
     Args:
-        receiver: kept alive with this.
-        ranked: the value is a pair of the sender's rank and the message.
+        receiver: kept alive by this future.
+        ranked: whether the value is a pair of the sender's rank and the message.
     """
 
     def __init__(self, receiver: object, inbox: PortInbox, *, ranked: bool) -> None:
         super().__init__(inbox.runtime.engine, lambda: inbox.where)
         self.closed = False
-        """Whether there was no message, and none will come."""
+        """Whether the port was closed without a message for this future."""
         self._receiver = receiver
         self._inbox = inbox
         self._ranked = ranked
         self._queued = False
 
-    # ---- looking ----
+    # ---- reading ----
 
     def done(self) -> bool:
-        """Whether there is a message: if so it is taken."""
+        """Whether there is a message; if so, take it."""
         return self._has_ended()
 
     def result(self, timeout: float | None = None) -> T:
@@ -49,7 +49,7 @@ class Receipt(Future[T], Generic[T]):
         return super().result(timeout)
 
     def add_done_callback(self, callback: Callable[[Future[T]], object]) -> None:
-        """See `Future.add_done_callback`; takes the next message that comes."""
+        """See `Future.add_done_callback`; claims the next message."""
         super().add_done_callback(callback)
         self._queue()
 
@@ -69,34 +69,34 @@ class Receipt(Future[T], Generic[T]):
                     waiter.set_result(None)
 
             def look(_future: object = None, wake: Callable[[], None] = wake) -> None:
-                with contextlib.suppress(RuntimeError):  # the loop was closed, and whoever waited there is gone
+                with contextlib.suppress(RuntimeError):  # the loop is closed, and the waiting coroutine gone
                     loop.call_soon_threadsafe(wake)
 
             self._inbox.wakers.add(look)
             Future.add_done_callback(self, look)
-            place = self._sit_down()
+            place = self._begin_wait()
             try:
-                # Not while it is looked at: what comes from here on wakes.
+                # Checked again: a message may have arrived before `look` was registered.
                 if not self._has_ended():
                     yield from waiter.__await__()
             finally:
-                self._stand_up(place)
+                self._end_wait(place)
                 self._inbox.wakers.discard(look)
                 self._abandon(look)
         return (yield from super().__await__())
 
     def _has_ended(self) -> bool:
-        # Also what a waiting thread asks over and over: it takes a message the moment there is one.
+        # Polled by a waiting thread: it takes a message as soon as there is one.
         if super()._has_ended():
             return True
         if not self._queued:
             self._inbox.take(self)
         return super()._has_ended()
 
-    def _sit_down(self) -> int:
+    def _begin_wait(self) -> int:
         return self._inbox.runtime.recorder.wait_for("a message to a port", context().mark)
 
-    def _stand_up(self, place: int) -> None:
+    def _end_wait(self, place: int) -> None:
         self._inbox.runtime.recorder.waited(place)
 
     def _queue(self) -> None:
@@ -107,7 +107,7 @@ class Receipt(Future[T], Generic[T]):
     # ---- for the inbox ----
 
     def deliver(self, frame: Frame) -> bool:
-        """Have the message in *frame*; False if this was cancelled."""
+        """Take the message in *frame*; False if this future was cancelled."""
 
         def resolve() -> T:
             try:
@@ -124,6 +124,6 @@ class Receipt(Future[T], Generic[T]):
         return self._complete(resolve, fails=False)
 
     def fail(self, error: PortClosed) -> None:
-        """There is no message, and none will come."""
+        """Fail the future: no message will arrive."""
         self.closed = True
         self.set_exception(error)

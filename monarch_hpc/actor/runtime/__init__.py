@@ -1,1 +1,1 @@
-"""The actor runtime of a process: its actors, what they own, failures, deadlines."""
+"""The actor runtime of a process: dispatch, ownership, failures, deadlines."""

@@ -1,4 +1,4 @@
-"""Why a proc died, for processes that are not its program: they ask the program, whom its agent tells."""
+"""Finds out why a proc died, for other procs: by asking the program, which gets the cause from the agents."""
 
 from __future__ import annotations
 
@@ -17,92 +17,92 @@ from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.frames import Buffer, Frame, Kind
 from monarch_hpc.wire.serializer import loads
 
-__all__ = ["DEPUTY", "WORD_S", "CauseLookup", "Mourner", "Tell", "program_of"]
+__all__ = ["CAUSE_WAIT_S", "DEPUTY", "CauseLookup", "CauseReporter", "OnCause", "program_of"]
 
 DEPUTY = 2
-"""Number of the program's actor that its procs ask, see `mesh.requests`. All processes know it; others are random."""
+"""Number of the program's actor that answers its procs, see `mesh.requests`. Fixed; all others are random."""
 
-WORD_S = 3.0
-"""How long a lost proc's calls wait for its agent to say why; agents say so within milliseconds."""
+CAUSE_WAIT_S = 3.0
+"""How long the calls of a lost proc wait for the cause from its agent; agents send it within milliseconds."""
 
 _WAY_S = 1.0
-"""How much longer other procs wait for the program, which itself waits that long for the agent."""
+"""How much longer other procs wait for the program, which itself waits `CAUSE_WAIT_S` for the agent."""
 
 _KEEP = 1024
-"""Causes that are remembered; of earlier deaths the program is asked again."""
+"""Number of causes that are cached; for earlier deaths the program is asked again."""
 
-Tell = Callable[[ActorError], None]
+OnCause = Callable[[ActorError], None]
 
 
 class Asker(Protocol):
-    """What an inquest needs of its process."""
+    """The process interface that a `CauseLookup` needs."""
 
     engine: Engine
 
     @property
     def node(self) -> Node:
-        """Its seat in the allocation."""
+        """The node, which holds the channels."""
         ...
 
     def call(self, proc: ProcRef, actor: int, body: bytes, buffers: Sequence[Buffer], pending: Pending | None) -> int:
         """Send one call."""
         ...
 
-    def give_up(self, where: str, error: TransportError, tell: Tell) -> None:
-        """Say that nobody knows."""
+    def report_unknown(self, where: str, error: TransportError, on_cause: OnCause) -> None:
+        """Report that the outcome is unknown."""
         ...
 
 
-class Mourner:
-    """Says why a call has no answer, as far as this process knows."""
+class CauseReporter:
+    """Builds the error of a call that gets no answer."""
 
-    def give_up(self, where: str, error: TransportError, tell: Callable[[ActorError], None]) -> None:
-        """Nobody says why there is no answer."""
+    def report_unknown(self, where: str, error: TransportError, on_cause: Callable[[ActorError], None]) -> None:
+        """Report that the outcome of a call is unknown."""
         unknown = DeliveryUnknown(where, str(error))
         unknown.__cause__ = error
-        tell(unknown)
+        on_cause(unknown)
 
-    def mourn(self, incarnation: int, where: str, cause: str, tell: Callable[[ActorError], None]) -> None:
-        """Say why a call to a proc that is known to be dead has no answer."""
-        tell(ActorDied(where, cause))
+    def report_death(self, incarnation: int, where: str, cause: str, on_cause: Callable[[ActorError], None]) -> None:
+        """Report that the callee is dead; called once that is known."""
+        on_cause(ActorDied(where, cause))
 
 
 class CauseLookup:
-    """Asks once for each lost proc."""
+    """Asks the program for the cause, once for each lost proc."""
 
     def __init__(self, asker: Asker) -> None:
         self._asker = asker
         self._causes: Recent[int, str] = Recent(_KEEP)
         self._expected: Recent[int, bool] = Recent(_KEEP)
-        self._waiting: dict[int, list[tuple[str, TransportError, Tell]]] = {}
+        self._waiting: dict[int, list[tuple[str, TransportError, OnCause]]] = {}
 
-    def ask(self, incarnation: int, where: str, error: TransportError, tell: Tell) -> None:
-        """Tell why what was at *where* died, when the program says so; or that it may have, if nobody does.
+    def ask(self, incarnation: int, where: str, error: TransportError, on_cause: OnCause) -> None:
+        """Ask why the callee at *where* was lost; report `ActorDied` with the cause, or `DeliveryUnknown` without one.
 
-        On any thread; told on the driver.
+        May be called on any thread; *on_cause* is called on the driver.
         """
-        self._asker.engine.call_soon(lambda: self._ask(incarnation, where, error, tell))
+        self._asker.engine.call_soon(lambda: self._ask(incarnation, where, error, on_cause))
 
-    def _ask(self, incarnation: int, where: str, error: TransportError, tell: Tell) -> None:
+    def _ask(self, incarnation: int, where: str, error: TransportError, on_cause: OnCause) -> None:
         cause = self._causes.get(incarnation)
         if cause is not None:
-            tell(ActorDied(where, cause))
+            on_cause(ActorDied(where, cause))
             return
         program = program_of(self._asker.node)
         if program is None or program.incarnation == incarnation:
-            self._asker.give_up(where, error, tell)
+            self._asker.report_unknown(where, error, on_cause)
             return
         waiting = self._waiting.setdefault(incarnation, [])
-        waiting.append((where, error, tell))
+        waiting.append((where, error, on_cause))
         if len(waiting) > 1:
             return
-        self._asker.engine.call_later(WORD_S + _WAY_S, lambda: self._close(incarnation))
+        self._asker.engine.call_later(CAUSE_WAIT_S + _WAY_S, lambda: self._close(incarnation))
         body, buffers = pack_call(call_head("why", Region(Extent((), ()), program.rank, ())), (incarnation,), {})
         asked = Slot(program.incarnation, "the program", lambda answer: self._on_answer(incarnation, answer))
         self._asker.call(program, DEPUTY, body, buffers, asked)
 
     def was_expected(self, incarnation: int) -> bool:
-        """Whether the program has said that the proc was asked to end."""
+        """Whether the program has reported the end of the proc as requested."""
         return incarnation in self._expected
 
     def _on_answer(self, incarnation: int, answer: Frame | MonarchError) -> None:
@@ -119,15 +119,15 @@ class CauseLookup:
         cause = self._causes.get(incarnation)
         if cause is not None:
             self._asker.node.bar(incarnation, cause)
-        for where, error, tell in self._waiting.pop(incarnation, ()):
+        for where, error, on_cause in self._waiting.pop(incarnation, ()):
             if cause is None:
-                self._asker.give_up(where, error, tell)
+                self._asker.report_unknown(where, error, on_cause)
             else:
-                tell(ActorDied(where, cause))
+                on_cause(ActorDied(where, cause))
 
 
 def program_of(node: Node) -> ProcRef | None:
-    """The process of the program that this proc belongs to; None while there is no connection to it."""
+    """The program that this proc belongs to; None without a connection to it."""
     for channel in list(node.channels.values()):
         peer = channel.peer
         if peer.role is Role.CONTROLLER and channel.error is None:

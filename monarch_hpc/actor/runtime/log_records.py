@@ -1,7 +1,7 @@
-"""Records of `logging` in a proc: without a word from the actors' code they go to the program, as records.
+"""Forwards `logging` records of a proc to the program, without any code in the actors.
 
-A handler at the root logger takes what nobody else takes. Code that configures logging finds it as in any
-program: whatever handler there is for a record has it alone, and `basicConfig` does what it does elsewhere.
+A fallback handler at the root logger takes the records that no other handler takes. Code that configures logging sees
+no difference to any other program: its handlers take their records exclusively, and `basicConfig` works as usual.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Level", "RecordHandler", "listen", "set_level"]
 _STDERR = 2
 
 _configured = logging.WARNING
-"""The level of config key `logs.level`, in a proc."""
+"""In a proc, the level from config key `logs.level`."""
 
 _formatter = logging.Formatter()
 
@@ -29,8 +29,8 @@ _formatter = logging.Formatter()
 class RecordHandler(logging.Handler):
     """Sends records to the program, with logger, level, rank and host; for code that configures logging itself.
 
-    In an actor: ``logging.basicConfig(level=logging.INFO, handlers=[RecordHandler()])``. Outside of a proc
-    there is nobody to send to: there it writes the plain text to stderr.
+    In an actor: ``logging.basicConfig(level=logging.INFO, handlers=[RecordHandler()])``. Outside of a proc it writes
+    the plain text to stderr.
     """
 
     _in_proc = False
@@ -57,7 +57,7 @@ class RecordHandler(logging.Handler):
                 )
             )
             _write(line)
-        except Exception:  # noqa: BLE001 as all handlers do: logging.raiseExceptions decides
+        except Exception:  # noqa: BLE001 as all handlers: logging.raiseExceptions decides
             self.handleError(record)
 
 
@@ -73,20 +73,20 @@ def _text(record: logging.LogRecord) -> str:
 
 
 def _write(line: bytes) -> None:
-    # What was printed before it, without a line feed, comes before it.
+    # Output without a line feed that was printed before stays before the record.
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stderr.flush()
-    # Straight to the pipe: sys.stderr may be somebody's StringIO, and text layers break lines as they like.
+    # Directly to the pipe: sys.stderr may be a StringIO, and text layers may split lines.
     left = memoryview(line)
     while left:
         left = left[os.write(_STDERR, left) :]
 
 
 class _Fallback(RecordHandler):
-    """At the root logger: takes the records that no other handler takes."""
+    """The handler at the root logger for records that no other handler takes."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send *record* if nobody else has it."""
+        """Send *record* unless another handler takes it."""
         logger: logging.Logger | None = logging.getLogger(record.name)
         while logger is not None:
             # Libraries give their loggers a NullHandler, which takes nothing.
@@ -97,7 +97,7 @@ class _Fallback(RecordHandler):
 
 
 def listen(level: str) -> None:
-    """Take the records of this proc that nobody else takes, from *level* on, a name of `logging`."""
+    """Install the fallback handler of this proc; *level* is the name of a `logging` level."""
     global _configured
     _configured = logging.getLevelNamesMapping()[level]
     RecordHandler._in_proc = True
@@ -108,8 +108,8 @@ def listen(level: str) -> None:
     configure = logging.basicConfig
 
     def basic_config(**options: Any) -> None:
-        # It does nothing where the root logger has a handler, and users did not put this one there. Not
-        # `logging.lastResort` instead: `logging.warning` and the like configure a root logger that has none.
+        # `basicConfig` does nothing if the root logger has a handler, so the fallback must go first. `lastResort` would
+        # not do: `logging.warning` and the like configure a root logger that has no handler.
         if fallback in root.handlers:
             root.removeHandler(fallback)
             root.setLevel(logging.WARNING)
@@ -119,7 +119,7 @@ def listen(level: str) -> None:
 
 
 def set_level(level: int) -> None:
-    """Let records of *level* and above pass, unless the actors' code has configured logging itself."""
+    """Pass records of *level* and above, unless the actors' code has configured logging itself."""
     root = logging.getLogger()
     if root.handlers and all(isinstance(handler, _Fallback) for handler in root.handlers):
         root.setLevel(level)
@@ -130,5 +130,5 @@ class Level(Actor):
 
     @endpoint
     def set(self, level: int | None) -> None:
-        """Let records of *level* and above pass; None is the level of the configuration."""
+        """Pass records of *level* and above; None restores the configured level."""
         set_level(_configured if level is None else level)

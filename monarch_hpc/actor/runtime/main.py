@@ -1,4 +1,4 @@
-"""The main function of a proc, named by the agent's zygote."""
+"""The main function of a proc, which the agent's zygote calls by name."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ __all__ = ["main"]
 
 
 class _Term:
-    """Whether SIGTERM came, which ends a proc in good order; in what it forks the signal does what it always does."""
+    """Catches SIGTERM, which ends a proc cleanly; in forked children the signal has its default action."""
 
     def __init__(self) -> None:
         self.came = False
         signal.signal(signal.SIGTERM, self._take)
         watch_forks(self)
-        # Held back in the thread that forks: Python forgets what comes to a child before it is told of the fork.
+        # Blocked in the forking thread: Python drops a signal that reaches a child before its after-fork hooks run.
         hold, let_go = (
             partial(signal.pthread_sigmask, how, {signal.SIGTERM}) for how in (signal.SIG_BLOCK, signal.SIG_UNBLOCK)
         )
@@ -41,14 +41,14 @@ class _Term:
         self.came = True
 
     def forked(self, parent: int) -> None:
-        """A child of *parent*: the pipe that wakes that one is not its own either."""
+        """In a forked child: restore the default action, and detach from the wake-up pipe of *parent*."""
         if signal.getsignal(signal.SIGTERM) == self._take:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.set_wakeup_fd(-1)
 
 
 def main(start: ProcStart) -> int:
-    """Serve actors until SIGTERM; return minus its number: the process is to end by it, once it has cleaned up."""
+    """Serve actors until the agent sends SIGTERM; return the exit status."""
     info = ProcInfo(
         allocation=start.allocation,
         run=start.run,
@@ -64,8 +64,8 @@ def main(start: ProcStart) -> int:
         python=start.python,
     )
     outside(info)
-    # The main thread stays out of the engine, so that an idle actor's thread drives it: see actor.cell. It
-    # waits in a pipe, not in a lock: a signal that another thread takes does not wake who waits for a lock.
+    # The main thread stays out of the engine, so that an idle actor's thread drives it: see actor.cell. It waits on a
+    # pipe, not on a lock: a signal that another thread receives does not wake a thread that waits for a lock.
     signals_fd, wakeup_fd = os.pipe2(os.O_CLOEXEC)
     os.set_blocking(wakeup_fd, False)
     term = _Term()
@@ -108,7 +108,7 @@ def main(start: ProcStart) -> int:
         addresses=tuple(addresses),
     )
     runtime.bind(node, own)
-    runtime.casts.through(start.agent)
+    runtime.casts.route_through(start.agent)
     hello = ProcHello(start.mesh, start.rank, identity.incarnation, addresses)
     os.write(start.hello_fd, encode(hello) + b"\n")
     os.close(start.hello_fd)

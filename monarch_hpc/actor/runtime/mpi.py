@@ -1,4 +1,4 @@
-"""Whether MPI finds the world that a step was started for. This is the door to mpi4py, imported only in such procs."""
+"""Checks that MPI sees the world that its step was started for. The door to mpi4py, imported only in MPI procs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["check_world"]
 
 
 def check_world() -> None:
-    """Start MPI in this proc and compare its world with the proc mesh; nothing where mpi4py is not installed.
+    """Start MPI in this proc and compare its world with the proc mesh; do nothing if mpi4py is not installed.
 
     Raises:
-        RuntimeError: they differ: with a plugin that the library does not speak, each rank is alone.
+        RuntimeError: they differ; if the library does not support the PMI plugin, each rank is alone in its world.
     """
     if importlib.util.find_spec("mpi4py") is None:
         return
@@ -25,5 +25,5 @@ def check_world() -> None:
         library = MPI.Get_library_version().splitlines()[0]
         raise RuntimeError(
             f"MPI says rank {found[0]} of {found[1]}, the mesh rank {expected[0]} of {expected[1]}: {library} does not "
-            "speak the plugin of config key 'procs.mpi'"
+            "support the plugin of config key 'procs.mpi'"
         )

@@ -1,4 +1,4 @@
-"""The actors and procs that a process has spawned: who owns them, and which of them have failed."""
+"""The actors and procs that a process has spawned, with their owners and failures."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class OwnedMesh:
     """A mesh of actors, or of procs, that was spawned here.
 
     Attributes:
-        actor: its number; that of the mesh in its run for procs.
-        owner: number of the actor that spawned it; 0 for the program.
-        procs: by rank of the mesh.
-        ranks: by incarnation of the proc, those that are not known to have failed.
-        end: for procs: ends them all, and waits for nothing.
+        actor: number of the actor mesh; for procs, number of the proc mesh in its run.
+        owner: number of the actor that spawned the mesh; 0 for the program.
+        procs: procs by rank in the mesh.
+        ranks: ranks not known to have failed, by incarnation of their proc.
+        end: for procs: requests the end of all without waiting. None for actors.
     """
 
     actor: int
@@ -33,86 +33,88 @@ class OwnedMesh:
     end: Callable[[], None] | None = None
 
     def where(self, rank: int) -> str:
-        """One of its actors, or procs, in words."""
+        """Describe the actor, or proc, at *rank*."""
         if self.end is not None:
             return f"proc {rank} of {self.name} on {self.procs[rank].host}"
         return f"actor {self.name}[{rank}] on {self.procs[rank].host}"
 
 
 class Ownership:
-    """Each failure is told once: whoever takes a rank out of its ward tells the owner. From any thread."""
+    """Spawned meshes by number. A failure is reported once: by the caller that removes its rank. For any thread."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._wards: dict[int, OwnedMesh] = {}
-        self._told: set[tuple[int, int]] = set()  # owners, and procs of whose death they hear through an actor there
+        self._meshes: dict[int, OwnedMesh] = {}
+        # Owner and incarnation of each lost proc whose death is reported through an actor of that owner.
+        self._reported: set[tuple[int, int]] = set()
 
     def add(
         self, actor: int, owner: int, name: str, procs: Mapping[int, ProcRef], end: Callable[[], None] | None = None
     ) -> None:
-        """Note that *owner* spawns *actor* in each of *procs*; with *end* it is the procs that it has spawned."""
+        """Add a mesh of actors that *owner* spawns in *procs*; or, with *end*, a mesh of procs that it has spawned."""
         ranks = {proc.incarnation: rank for rank, proc in procs.items()}
-        self._wards[actor] = OwnedMesh(actor, owner, name, procs, ranks, end)
-        self._note(RecordKind.MESH_SPAWNED, self._wards[actor])
+        self._meshes[actor] = OwnedMesh(actor, owner, name, procs, ranks, end)
+        self._note(RecordKind.MESH_SPAWNED, self._meshes[actor])
 
     def remove(self, actor: int) -> None:
         """Forget a mesh of actors, or procs."""
-        ward = self._wards.pop(actor, None)
-        if ward is not None:
-            self._note(RecordKind.MESH_STOPPED, ward)
+        mesh = self._meshes.pop(actor, None)
+        if mesh is not None:
+            self._note(RecordKind.MESH_STOPPED, mesh)
 
-    def _note(self, kind: RecordKind, ward: OwnedMesh) -> None:
-        name = self._recorder.names.text(ward.name)
-        self._recorder.change(kind, mark=context().mark, name=name, msg=ward.actor, value=len(ward.procs))
+    def _note(self, kind: RecordKind, mesh: OwnedMesh) -> None:
+        name = self._recorder.names.text(mesh.name)
+        self._recorder.change(kind, mark=context().mark, name=name, msg=mesh.actor, value=len(mesh.procs))
 
     def stop(self, actor: int, incarnation: int) -> OwnedMesh | None:
-        """Note that the actor in that proc is asked to end: that it does is no failure.
+        """Note that one actor is asked to end, so that its end is not a failure.
 
         Returns:
-            The mesh, if it was the last of it.
+            The mesh, if this was its last actor; else None.
         """
-        ward = self._wards.get(actor)
-        if ward is None:
+        mesh = self._meshes.get(actor)
+        if mesh is None:
             return None
-        ward.ranks.pop(incarnation, None)
-        if ward.ranks:
+        mesh.ranks.pop(incarnation, None)
+        if mesh.ranks:
             return None
         self.remove(actor)
-        return ward
+        return mesh
 
     def stop_many(self, actor: int, procs: Iterable[ProcRef]) -> None:
-        """The same for all of *procs*."""
+        """Likewise for all of *procs*."""
         for proc in procs:
             self.stop(actor, proc.incarnation)
 
     def lose(self, incarnation: int) -> list[tuple[OwnedMesh, int]]:
-        """A proc is gone: return those that had an actor there, and its rank."""
+        """Remove a lost proc; return the meshes that had an actor there, each with the rank of that actor."""
         lost = []
-        for ward in list(self._wards.values()):
-            # That a proc is lost does not mean that it is dead: who started it is told of that.
-            rank = ward.ranks.pop(incarnation, None) if ward.end is None else None
+        for mesh in list(self._meshes.values()):
+            # Actor meshes only: losing the channel to a proc does not prove its death, which its starter reports.
+            rank = mesh.ranks.pop(incarnation, None) if mesh.end is None else None
             if rank is not None:
-                self._told.add((ward.owner, incarnation))
-                lost.append((ward, rank))
+                self._reported.add((mesh.owner, incarnation))
+                lost.append((mesh, rank))
         return lost
 
     def fail(self, actor: int, rank: int) -> int | None:
-        """The actor or proc at *rank* has failed: return its owner, None if he knows, or it is none of ours.
+        """Remove a rank that has failed; return the owner to notify, or None.
 
-        Who hears of the end of his actors in a proc is not told of that of the proc as well.
+        None if the mesh is unknown, the failure is reported already, or a proc has failed and its owner gets the
+        failure of an actor in that proc.
         """
-        ward = self._wards.get(actor)
-        if ward is None:
+        mesh = self._meshes.get(actor)
+        if mesh is None:
             return None
-        incarnation = ward.procs[rank].incarnation
-        if ward.ranks.pop(incarnation, None) is None:
+        incarnation = mesh.procs[rank].incarnation
+        if mesh.ranks.pop(incarnation, None) is None:
             return None
-        if ward.end is not None:
-            actors = [other for other in self.of(ward.owner) if other.end is None]
-            if (ward.owner, incarnation) in self._told or any(incarnation in other.ranks for other in actors):
+        if mesh.end is not None:
+            actors = [other for other in self.of(mesh.owner) if other.end is None]
+            if (mesh.owner, incarnation) in self._reported or any(incarnation in other.ranks for other in actors):
                 return None
-        return ward.owner
+        return mesh.owner
 
     def of(self, owner: int) -> list[OwnedMesh]:
-        """All that an actor has spawned, actors and procs."""
-        return [ward for ward in list(self._wards.values()) if ward.owner == owner]
+        """The meshes, of actors and of procs, that an actor has spawned."""
+        return [mesh for mesh in list(self._meshes.values()) if mesh.owner == owner]

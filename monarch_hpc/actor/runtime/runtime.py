@@ -1,4 +1,4 @@
-"""The actor side of a process: its actors, the calls it waits for, and the frames between them."""
+"""The actor runtime of a process: dispatches frames to its actors, and answers to its pending calls."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from monarch_hpc.actor.messages.line import LoopbackLink, MessageLink
 from monarch_hpc.actor.messages.pending import Answer, Pending, Slot
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.deadlines import Deadlines
-from monarch_hpc.actor.runtime.death_causes import CauseLookup, Mourner
-from monarch_hpc.actor.runtime.failures import Guardian
+from monarch_hpc.actor.runtime.death_causes import CauseLookup, CauseReporter
+from monarch_hpc.actor.runtime.failures import FailureRouter
 from monarch_hpc.actor.runtime.ownership import Ownership
 from monarch_hpc.core.errors import ActorDied, ActorError, DeliveryUnknown, FrameError, PeerLost, TransportError
 from monarch_hpc.core.fork import watch_forks
@@ -36,41 +36,41 @@ from monarch_hpc.wire.frames import Buffer, Frame, Kind
 
 __all__ = ["HELD", "STOPPED", "Runtime", "current_runtime"]
 
-_CALL = Kind.CALL  # on the way of every frame: a member of an enum costs ten times a global
+_CALL = Kind.CALL  # on the path of every frame: an enum member costs ten times a global
 _RESULT = Kind.RESULT
 _FAILURE = Kind.FAILURE
 
 _log = Logger(__name__)
 
 HELD = -1
-"""In the place of the number of a call that was not sent."""
+"""Returned by `Runtime.call` instead of a number for a call that was not sent."""
 
-_KEEP_GRAVES = 1024
-"""Ended actors of which a process can say what they died of, about a kilobyte each. Whoever calls an actor that ended
-before these is told that there is none of that number: all that was sent to it then has been answered."""
+_KEEP_ENDED = 1024
+"""Number of ended actors whose cause is kept, about a kilobyte each. A call to an actor that ended before these fails
+with "no such actor"; messages that were queued at its end have been answered."""
 
 _MAX_CAUSE_CHARS = 4096
-"""Of a cause with its traceback, as it is kept: the last lines say most."""
+"""Upper bound on a kept cause with its traceback; the last lines are the most useful."""
 
 STOPPED = "the proc was stopped"
-"""What a proc that was asked to end says to all it is connected with."""
+"""The reason with which a stopped proc closes its channels."""
 
 
-class Runtime(Replier, Mourner, Guardian):
+class Runtime(Replier, CauseReporter, FailureRouter):
     """Dispatches frames to actors and answers to callers; one per process.
 
     It is the `transport.api.Listener` of the process's node. Answers and deaths are reported on the
-    driver; calls may come from any thread.
+    driver; calls may be made from any thread.
     """
 
     current: ClassVar[Runtime | None] = None
     """The runtime of this process, for references that arrive in messages."""
 
     cells_drive: bool = True
-    """Whether idle actors drive the engine; not beside a program, whose main thread is to drive it."""
+    """Whether idle actors drive the engine; False in a program, whose main thread drives it."""
 
     is_program: bool = False
-    """Whether this process is the program itself, not a proc of it."""
+    """Whether this process is the program, not one of its procs."""
 
     def __init__(self, engine: Engine, info: ProcInfo, recorder: Recorder | None = None) -> None:
         self.engine = engine
@@ -79,58 +79,58 @@ class Runtime(Replier, Mourner, Guardian):
         self._node: Node | None = None
         self._channels: Mapping[int, FrameChannel] = {}
         self._own: ProcRef | None = None
-        self._line: LoopbackLink | None = None
+        self._loopback: LoopbackLink | None = None
         self._cells: dict[int, Cell] = {}
-        self._graves: Recent[int, tuple[str, str]] = Recent(_KEEP_GRAVES)  # actors that have ended -> where, cause
+        self._ended: Recent[int, tuple[str, str]] = Recent(_KEEP_ENDED)  # actors that have ended -> where, cause
         self._slots: dict[int, Pending] = {}
         self._next_slot = itertools.count(1)
         self.deadlines = Deadlines(engine.clock, engine.call_later)
         self.ports: dict[int, Callable[[MessageLink, Frame], None]] = {}
-        """Who takes what is sent to ports of this process, by number of the port; on any thread."""
-        self.wards = Ownership(self.recorder)
-        self._inquest = CauseLookup(self)
-        self.loop = EventLoop(self.leave)
+        """Receivers of messages to ports of this process, by number of the port; called on any thread."""
+        self.ownership = Ownership(self.recorder)
+        self._death_causes = CauseLookup(self)
+        self.loop = EventLoop(self.exit_process)
         self.casts = Casts(self)
         watch_forks(self)
 
     def forked(self, parent: int) -> None:
-        """Nothing of the *parent* can be reached from here: what tries ends with `ForkedError`."""
-        self._channels, self._line = {}, None
+        """In a forked child: drop the channels of *parent*; their use raises `ForkedError`."""
+        self._channels, self._loopback = {}, None
 
     def bind(self, node: Node, own: ProcRef) -> None:
-        """Use *node* for all channels; others reach this process by *own*."""
+        """Use *node* for all channels; *own* is the address under which other processes reach this one."""
         self._node = node
         self._channels = node.channels
         self._own = own
-        self._line = LoopbackLink(self.engine, self.on_frame, node.limits.mailbox_bytes)
-        self._line.mark = self.recorder.names.proc(node.identity.incarnation, node.identity.host)
+        self._loopback = LoopbackLink(self.engine, self.on_frame, node.limits.mailbox_bytes)
+        self._loopback.mark = self.recorder.names.proc(node.identity.incarnation, node.identity.host)
 
     @property
     def node(self) -> Node:
-        """The process's seat in the allocation."""
+        """The node, which holds the channels."""
         assert self._node is not None, "bind() comes first"
         self.engine.check_own()
         return self._node
 
     @property
     def own(self) -> ProcRef:
-        """This process, as others reach it."""
+        """The address of this process."""
         assert self._own is not None, "bind() comes first"
         return self._own
 
-    # ---- calls from here ----
+    # ---- outgoing ----
 
     def line_to(self, proc: ProcRef) -> MessageLink:
-        """The channel to *proc*; connects if there is none, unless on the driver. This process needs none to itself.
+        """Return the link to *proc*; connect if there is none, unless on the driver. Loopback for this process itself.
 
         Raises:
-            TransportError: it cannot be reached.
+            TransportError: the proc cannot be reached.
         """
         channel = self.node.channels.get(proc.incarnation)
         if channel is not None and channel.error is None:
             return channel
-        if self._line is not None and proc.incarnation == self.node.identity.incarnation:
-            return self._line
+        if self._loopback is not None and proc.incarnation == self.node.identity.incarnation:
+            return self._loopback
         return self.node.connect(proc.addresses, proc.incarnation)
 
     def spawn(
@@ -143,16 +143,16 @@ class Runtime(Replier, Mourner, Guardian):
         buffers: Sequence[Buffer],
         region: Region | None = None,
     ) -> None:
-        """Make an actor in each of *procs*, which are given by rank of the actors' mesh.
+        """Spawn an actor in each of *procs*, given by rank in the actors' mesh.
 
         Args:
-            owner: the actor that is told of their failures, see `actor.context.Context.actor`.
-            region: which procs of their mesh these are; many may be told through the agents.
+            owner: the actor that gets their failures, see `actor.context.Context.actor`.
+            region: the place of *procs* in their mesh; needed to spawn through the agents.
 
         Raises:
             ActorDied: a proc is gone.
         """
-        self.wards.add(actor, owner, name, procs)
+        self.ownership.add(actor, owner, name, procs)
         frame = Frame(Kind.SPAWN, actor, owner, body, buffers)
         try:
             lines = [self._line_for_spawn(rank, proc) for rank, proc in procs.items()]
@@ -160,7 +160,7 @@ class Runtime(Replier, Mourner, Guardian):
                 for proc, line in zip(procs.values(), lines, strict=True):
                     self.casts.direct(proc, line, frame)
         except BaseException:
-            self.wards.remove(actor)
+            self.ownership.remove(actor)
             raise
 
     def _line_for_spawn(self, rank: int, proc: ProcRef) -> MessageLink:
@@ -172,12 +172,12 @@ class Runtime(Replier, Mourner, Guardian):
             ) from error
 
     def stop(self, proc: ProcRef, actor: int, answer: Answer | None = None) -> None:
-        """End an actor after what is queued for it; *answer* is told when it has cleaned up.
+        """Stop an actor after all messages queued for it; *answer* is called after its clean-up.
 
         Raises:
             TransportError: the proc cannot be reached.
         """
-        self.wards.stop(actor, proc.incarnation)
+        self.ownership.stop(actor, proc.incarnation)
         slot = 0
         if answer is not None:
             slot = next(self._next_slot)
@@ -199,16 +199,16 @@ class Runtime(Replier, Mourner, Guardian):
         end_s: float | None = None,
         name: int = 0,
     ) -> int:
-        """Send one call; *pending* is told exactly once how it ended. None sends and forgets.
+        """Send one call; *pending* gets its outcome exactly once. None for a call without an answer.
 
         Args:
-            until_s: how long to wait while the mailbox there is full, on the engine's clock.
-            end_s: when the caller gives up, which the actor is told.
-            name: of the endpoint, see `telemetry.names`.
+            until_s: deadline for waiting on a full mailbox, on the engine's clock.
+            end_s: the caller's deadline, on the same clock; sent to the actor.
+            name: number of the endpoint's name, see `telemetry.names`.
 
         Returns:
-            What `cancel` takes; `HELD` if the mailbox was full until *until_s*: nothing was sent, and *pending* is
-            not told.
+            The call's number, for `cancel`; `HELD` if the mailbox was full until *until_s*. Then nothing was sent, and
+            *pending* is not called.
 
         Raises:
             FrameError: the call is over a limit; nothing was sent.
@@ -244,25 +244,25 @@ class Runtime(Replier, Mourner, Guardian):
         self.recorder.answered(number)
 
     def cancel(self, actor: int, slots: Sequence[int]) -> None:
-        """Tell *actor* that nobody waits for these calls any more. Each is answered all the same. From any thread."""
+        """Cancel calls to *actor*, each of which is still answered; from any thread."""
         for number in slots:
             pending = self._slots.get(number)
             if pending is not None:
                 own = pending.incarnation == self.node.identity.incarnation
-                line = self._line if own else self._channels.get(pending.incarnation)
+                line = self._loopback if own else self._channels.get(pending.incarnation)
                 if line is not None:
-                    with contextlib.suppress(TransportError):  # the call ends as all that are lost
+                    with contextlib.suppress(TransportError):  # the call ends like all calls of a lost channel
                         line.send(Frame(Kind.CANCEL, actor, number))
 
-    # ---- frames from elsewhere ----
+    # ---- incoming ----
 
     def on_channel(self, channel: FrameChannel) -> None:
-        """A channel that the other side opened; nothing to prepare."""
+        """Accept a channel that the peer opened; nothing to prepare."""
 
     def on_frame(self, channel: MessageLink, frame: Frame) -> None:
         """Dispatch one frame; on the driver."""
         kind = frame.kind
-        if kind is _CALL and self.casts.reception is None:
+        if kind is _CALL and self.casts.receiver is None:
             cell = self._cells.get(frame.dest)
             (self.dispatch if cell is None else cell.put)(channel, frame)
         elif kind is _RESULT or kind is _FAILURE:
@@ -278,11 +278,11 @@ class Runtime(Replier, Mourner, Guardian):
                 self.on_fault(frame)
         elif kind is Kind.CONTROL:
             self.on_control(channel, frame)
-        elif not self.casts.takes(channel, frame):
+        elif not self.casts.take(channel, frame):
             self.dispatch(channel, frame)
 
     def dispatch(self, channel: MessageLink, frame: Frame) -> None:
-        """Hand a message to the actor or the port that it is for."""
+        """Deliver a message to its actor or port."""
         kind, cell = frame.kind, self._cells.get(frame.dest)
         if kind is _CALL:
             port = self.ports.get(frame.dest)
@@ -294,7 +294,7 @@ class Runtime(Replier, Mourner, Guardian):
                 self._refuse(channel, frame)
         elif kind is Kind.SPAWN:
             cell = Cell(self, channel, frame)
-            if not cell.ended:  # for want of a thread
+            if not cell.ended:  # its thread could not start
                 self._cells[frame.dest] = cell
         elif kind is Kind.STOP:
             if cell is not None:
@@ -305,48 +305,48 @@ class Runtime(Replier, Mourner, Guardian):
             cell.cancel(channel, frame.reply)
 
     def _refuse(self, channel: MessageLink, frame: Frame) -> None:
-        """Answer a call of an actor that has ended, or is not known here."""
+        """Answer a call to an actor that has ended or is unknown here."""
         channel.consumed(frame.dest, cost_of(frame))
         channel.retire(frame.dest)
-        grave = self._graves.get(frame.dest)
+        ended = self._ended.get(frame.dest)
         if not frame.reply:
             return
-        if grave is not None:
-            self.reply_failure(channel, frame.reply, grave[0], ActorDied(*grave))
+        if ended is not None:
+            self.reply_failure(channel, frame.reply, ended[0], ActorDied(*ended))
             return
         gone = DeliveryUnknown(
-            f"actor {frame.dest:x}", "this proc has no such actor: it ended long ago, or never was here"
+            f"actor {frame.dest:x}", "this proc has no such actor: it ended long ago, or was never here"
         )
         self.reply_failure(channel, frame.reply, self.info.host, gone)
 
-    def bury(self, actor: int, where: str, cause: str) -> None:
-        """Keep nothing of an actor that has ended but what its callers are told; on its thread."""
+    def forget_actor(self, actor: int, where: str, cause: str) -> None:
+        """Drop an actor that has ended, except for the cause that late callers get; on its thread."""
         if len(cause) > _MAX_CAUSE_CHARS:
             first, _, rest = cause.partition("\n")
             cause = f"{first[:_MAX_CAUSE_CHARS]}\n...\n{rest[-_MAX_CAUSE_CHARS:]}"
-        self._graves[actor] = where, cause
+        self._ended[actor] = where, cause
         self._cells.pop(actor, None)
-        for line in [self._line, *self._channels.values()]:
+        for line in [self._loopback, *self._channels.values()]:
             if line is not None:
                 line.retire(actor)
 
     def on_failure(self) -> None:
-        """A call to another process has failed; who shows output does so at once."""
+        """Handle a failed call; a program that holds back output shows it at once."""
 
     def on_control(self, channel: MessageLink, frame: Frame) -> None:
-        """A control message; procs expect none."""
+        """Handle a control message; procs expect none."""
         _log.warning("unexpected control message from %s", channel.peer)
 
     def on_lost(self, channel: FrameChannel, error: TransportError) -> None:
-        """A channel is over: whatever waits for it is told why."""
+        """Handle the end of a channel: fail everything that waits for it."""
         incarnation = channel.peer.incarnation
         lost = [number for number, slot in list(self._slots.items()) if slot.incarnation == incarnation]
         for number in lost:
             self._lost_slot(number, error)
-        for ward, rank in self.wards.lose(incarnation):
-            told = bool(lost) or self.casts.reports(ward.procs[rank])
-            tell = partial(self.on_death, ward, rank, incarnation, told)
-            self.explain(incarnation, ward.where(rank), error, tell)
+        for owned, rank in self.ownership.lose(incarnation):
+            reported = bool(lost) or self.casts.reports(owned.procs[rank])
+            on_cause = partial(self.on_death, owned, rank, incarnation, reported)
+            self.explain(incarnation, owned.where(rank), error, on_cause)
         self.casts.on_lost(channel, error)
 
     def _lost_slot(self, number: int, error: TransportError) -> None:
@@ -355,25 +355,27 @@ class Runtime(Replier, Mourner, Guardian):
             self.recorder.answered(number)
             self.explain(slot.incarnation, slot.where, error, slot.answer)
 
-    def explain(self, incarnation: int, where: str, error: TransportError, tell: Callable[[ActorError], None]) -> None:
-        """Say why a call to a lost proc has no answer, when the program has told."""
-        self._inquest.ask(incarnation, where, error, tell)
+    def explain(
+        self, incarnation: int, where: str, error: TransportError, on_cause: Callable[[ActorError], None]
+    ) -> None:
+        """Report why a call to a lost proc gets no answer, once the program has sent the cause."""
+        self._death_causes.ask(incarnation, where, error, on_cause)
 
     def was_stopped(self, incarnation: int, cause: str) -> bool:
-        """Tell whether the proc ended because it was asked to; who hears of deaths knows better."""
-        return STOPPED in cause or self._inquest.was_expected(incarnation)
+        """Whether the proc ended because it was asked to; the program overrides this with what its agents report."""
+        return STOPPED in cause or self._death_causes.was_expected(incarnation)
 
     def cell(self, actor: int) -> Cell | None:
-        """An actor of this process, by its number."""
+        """Return an actor of this process by its number; None if it has none."""
         return self._cells.get(actor)
 
     def shut_down(self) -> None:
-        """End all actors of this process now, with their clean-up; return when they have, or after `CLEANUP_S`."""
+        """End all actors of this process at once; return after their clean-up, or after `CLEANUP_S`."""
         cells = list(self._cells.values())
         for cell in cells:
             cell.end()
         if cells:
-            self.engine.wait(lambda: all(cell.ended or cell.deaf for cell in cells), CLEANUP_S)
+            self.engine.wait(lambda: all(cell.ended or cell.abandonable for cell in cells), CLEANUP_S)
         self.loop.close()
 
 
@@ -381,8 +383,8 @@ def current_runtime() -> Runtime:
     """The runtime of this process.
 
     Raises:
-        RuntimeError: there is none.
-        ForkedError: it is that of the process that this one was forked from.
+        RuntimeError: this process has none.
+        ForkedError: this process was forked, and the runtime belongs to its parent.
     """
     runtime = Runtime.current
     if runtime is None:

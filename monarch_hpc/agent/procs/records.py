@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from monarch_hpc.agent.procs.proc import Proc, ProcState
 from monarch_hpc.telemetry.layout import RecordKind
 from monarch_hpc.telemetry.observer import is_stopped
-from monarch_hpc.telemetry.reading import memory_of, read_scene, tell
+from monarch_hpc.telemetry.reading import memory_of, read_scene, report_scene
 from monarch_hpc.telemetry.recorder import Recorder
 from monarch_hpc.wire.calls import ProcCalls
 
@@ -75,7 +75,7 @@ class HostRecords:
 def _proc_calls(proc: Proc, state: str, cause: str) -> ProcCalls:
     start = proc.start
     scene = read_scene(memory_of(proc.record_fd))
-    return tell(
+    return report_scene(
         scene,
         run=start.run,
         mesh=start.mesh,

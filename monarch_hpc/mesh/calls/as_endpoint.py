@@ -73,6 +73,7 @@ def attribute_of(callee: Callee, cls: type[Actor], name: str) -> PlainMethod | F
     `PlainMethod`, to be passed to `as_endpoint`.
     """
     if name == "initialized":
-        return Endpoint(callee, "_born()", EndpointMethod(Actor._born)).fold(lambda _answers: True)
+        method = EndpointMethod(Actor._monarch_initialized)
+        return Endpoint(callee, "_monarch_initialized()", method).fold(lambda _answers: True)
     found = None if name.startswith("__") else inspect.getattr_static(cls, name, None)
     return PlainMethod(callee, name, found) if inspect.isfunction(found) and not hasattr(Actor, name) else None

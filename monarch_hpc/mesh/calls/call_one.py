@@ -67,12 +67,12 @@ class SingleCall(Future[R], Generic[R]):
         if self._number == HELD and callee.load is not None:
             callee.load.end(self._rank)
 
-    def _sit_down(self) -> int:
-        # A call that was held back gets no answer: it times out.
+    def _begin_wait(self) -> int:
+        # A call that was held back is not answered: its time ends.
         number = self._number if self._number != HELD else 0
         return self._runtime.recorder.wait(number, number)
 
-    def _stand_up(self, place: int) -> None:
+    def _end_wait(self, place: int) -> None:
         self._runtime.recorder.waited(place)
 
     @property

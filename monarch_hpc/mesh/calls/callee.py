@@ -122,7 +122,7 @@ class Callee:
         body, buffers = pack_call(head, args, kwargs)
         name = self.name_of(method)
         ranks = self.ranks
-        if len(ranks) > runtime.casts.most_direct and self._cast(runtime, name, body, buffers, taker):
+        if len(ranks) > runtime.casts.max_direct and self._cast(runtime, name, body, buffers, taker):
             return
         for place, rank in enumerate(self.ranks):
             proc = self.procs[rank]
@@ -151,7 +151,7 @@ class Callee:
         clock = runtime.engine.clock
         body, buffers = pack_call(head, args, kwargs)
         name = self.name_of(method)
-        if len(self.ranks) > runtime.casts.most_direct and (
+        if len(self.ranks) > runtime.casts.max_direct and (
             cast := self._cast(runtime, name, body, buffers, taker, end_s)
         ):
             return list(range(len(self.ranks))) if cast.held else []

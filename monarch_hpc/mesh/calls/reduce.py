@@ -35,8 +35,8 @@ class ReducedCall(Gather, Generic[A, R]):
     ) -> None:
         super().__init__(runtime, callee, method, options)
         self._folding = folding
-        self._parts: list[tuple[int, int, Frame]] = []  # first place, number of places, combined value
-        if len(callee.ranks) > runtime.casts.most_direct:
+        self._parts: list[tuple[int, int, Frame]] = []  # first place, number of places, what they came to
+        if len(callee.ranks) > runtime.casts.max_direct:
             self.reduce = Reduce(folding.pack(), self._take_part)
 
     def _take_part(self, places: Iterable[int], given: Frame | None) -> None:

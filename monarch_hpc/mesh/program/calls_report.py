@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from monarch_hpc.actor.runtime.runtime import Runtime
-from monarch_hpc.telemetry.reading import read_scene, tell
+from monarch_hpc.telemetry.reading import read_scene, report_scene
 from monarch_hpc.wire.calls import PROGRAM_MESH, ProcCalls
 
 __all__ = ["own_report"]
@@ -16,4 +16,4 @@ def own_report(runtime: Runtime, run: str) -> ProcCalls:
     memory = runtime.recorder.memory
     scene = read_scene(lambda at, size: memory[at : at + size])
     host, pid = runtime.info.host, os.getpid()
-    return tell(scene, run=run, mesh=PROGRAM_MESH, rank=0, host=host, pid=pid, state="ready")
+    return report_scene(scene, run=run, mesh=PROGRAM_MESH, rank=0, host=host, pid=pid, state="ready")

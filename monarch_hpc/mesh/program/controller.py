@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from monarch_hpc.actor.context import outside, own_info
-from monarch_hpc.actor.fault import MeshFailure, leaving_on_faults, tell_program
+from monarch_hpc.actor.fault import MeshFailure, exit_on_faults, run_fault_hook
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.messages.line import MessageLink
 from monarch_hpc.actor.messages.proc_ref import ProcRef
@@ -83,7 +83,7 @@ class Controller(Runtime):
                 Runtime.current = cls._instance
                 open_registry(cls._instance)
                 open_deputy(cls._instance)
-                cls._instance._resources.enter_context(leaving_on_faults(cls._instance.abandon))
+                cls._instance._resources.enter_context(exit_on_faults(cls._instance.abandon))
                 atexit.register(cls._instance.close)
             return cls._instance
 
@@ -141,8 +141,8 @@ class Controller(Runtime):
         engine.call_soon(lambda: self._heartbeat.watch(self._head))
         self.recorder.open(node.identity.incarnation)
         ready = self._attachment.ready
-        self.casts.through(ready.addresses, lambda line: engine.call_soon(lambda: self._heartbeat.watch(line)))
-        self._send_to_head(messages.OpenRun(run, " ".join(sys.argv) or "python", host, os.getpid(), opened.owner))
+        self.casts.route_through(ready.addresses, lambda line: engine.call_soon(lambda: self._pulse.watch(line)))
+        self._tell(messages.OpenRun(run, " ".join(sys.argv) or "python", host, os.getpid(), opened.owner))
         if not self._opened.wait(config.transport.connect_s) or self._refusal:
             raise AllocationError(directory.name, self._refusal or "its head agent does not answer")
 
@@ -217,9 +217,9 @@ class Controller(Runtime):
         self.recorder.close()
         Runtime.current = Controller._instance = None
 
-    def _send_to_head(self, message: Message) -> None:
-        if isinstance(message, messages.SpawnProcs) and message.num_ranks > self.casts.most_direct:
-            self.casts.open()  # before there are channels to these procs through which messages may have been sent
+    def _tell(self, message: Message) -> None:
+        if isinstance(message, messages.SpawnProcs) and message.num_ranks > self.casts.max_direct:
+            self.casts.open()  # before there are channels to them that something may have been sent through
         self._head.send(Frame(Kind.CONTROL, body=messages.encode(message)))
 
     def _summarize_links(self) -> Links:
@@ -311,11 +311,11 @@ class Controller(Runtime):
         super().on_lost(channel, error)
 
     def explain(self, incarnation: int, where: str, error: TransportError, tell: Callable[[ActorError], None]) -> None:
-        """Report why a call failed, after a short wait for the agent's report on how the proc ended."""
-        self.deaths.explain(incarnation, where, tell, lambda where, tell: self.give_up(where, error, tell))
+        """Wait a moment for the agent's word on how the proc ended."""
+        self.deaths.explain(incarnation, where, tell, lambda where, tell: self.report_unknown(where, error, tell))
 
-    def mourn(self, incarnation: int, where: str, cause: str, tell: Callable[[ActorError], None]) -> None:
-        """Report the death of a proc, preferably with the cause from its agent's report, which has more detail."""
+    def report_death(self, incarnation: int, where: str, cause: str, tell: Callable[[ActorError], None]) -> None:
+        """Wait for the agent's own words: they say more."""
         self.deaths.explain(incarnation, where, tell, lambda where, tell: tell(ActorDied(where, cause)))
 
     def was_stopped(self, incarnation: int, cause: str) -> bool:
@@ -325,7 +325,7 @@ class Controller(Runtime):
     def unhandled(self, failure: MeshFailure) -> None:
         """Report a failure that no actor has handled to the program."""
         if not self._closed:
-            tell_program(failure)
+            run_fault_hook(failure)
 
     def _on_ready(self, ready: messages.ProcReady) -> None:
         proc = ProcRef(
@@ -385,7 +385,7 @@ class Controller(Runtime):
         """Report the death of a proc to the actor that started it."""
         name = self.fleet.name_of(proc.mesh) or "procs"
         failure = MeshFailure(name, proc.rank, f"proc {proc.rank} of {name} on {proc.host}", cause)
-        line = self._line if owner.proc == self.own.incarnation else self.node.channels.get(owner.proc)
+        line = self._loopback if owner.proc == self.own.incarnation else self.node.channels.get(owner.proc)
         if line is not None:
             self.report(line, owner.actor, proc.mesh, failure)
 

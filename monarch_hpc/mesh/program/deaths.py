@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from monarch_hpc.actor.runtime.death_causes import WORD_S, Tell
+from monarch_hpc.actor.runtime.death_causes import CAUSE_WAIT_S, OnCause
 from monarch_hpc.core.errors import ActorDied
 from monarch_hpc.core.recent import Recent
 
@@ -25,29 +25,22 @@ class Deaths:
     def __init__(self, later: Callable[[float, Callable[[], None]], object]) -> None:
         self._later = later
         self._causes: Recent[int, str] = Recent(_KEEP)
-        self._unexplained: dict[int, list[tuple[str, Tell]]] = {}
+        self._unexplained: dict[int, list[tuple[str, OnCause]]] = {}
         self._stopped: Recent[int, bool] = Recent(_KEEP)
 
-    def explain(self, incarnation: int, where: str, tell: Tell, give_up: Callable[[str, Tell], None]) -> None:
-        """Report the cause of a proc's death through *tell*, as soon as it is known.
-
-        Args:
-            incarnation: the proc.
-            where: the actor or proc that the caller has lost, in words.
-            tell: called with the error that names the cause.
-            give_up: called with *where* and *tell* instead, if the cause is not known in time.
-        """
+    def explain(self, incarnation: int, where: str, on_cause: OnCause, give_up: Callable[[str, OnCause], None]) -> None:
+        """Tell why what was at *where* died, now or when it is known; *give_up* tells if nobody says so in time."""
         cause = self._causes.get(incarnation)
         if cause is not None:
-            tell(ActorDied(where, cause))
+            on_cause(ActorDied(where, cause))
             return
-        self._unexplained.setdefault(incarnation, []).append((where, tell))
+        self._unexplained.setdefault(incarnation, []).append((where, on_cause))
 
         def too_late() -> None:
             for waiting in self._unexplained.pop(incarnation, ()):
                 give_up(*waiting)
 
-        self._later(WORD_S, too_late)
+        self._later(CAUSE_WAIT_S, too_late)
 
     def record(self, incarnation: int, cause: str, *, expected: bool = False) -> None:
         """Record a death; the first cause recorded for a proc counts.
@@ -60,8 +53,8 @@ class Deaths:
         if expected:
             self._stopped[incarnation] = True
         cause = self._causes.setdefault(incarnation, cause)
-        for where, tell in self._unexplained.pop(incarnation, ()):
-            tell(ActorDied(where, cause))
+        for where, on_cause in self._unexplained.pop(incarnation, ()):
+            on_cause(ActorDied(where, cause))
 
     def was_expected(self, incarnation: int) -> bool:
         """Whether a proc ended because it was asked to."""

@@ -1,4 +1,4 @@
-"""Time limits: each expires once, in time, and thousands of calls need one timer."""
+"""Deadlines: each call expires once and on time, and thousands of calls share one timer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from monarch_hpc.actor.runtime.deadlines import Deadlines
 
 
 class Clock:
-    """Time and timers that a test moves on."""
+    """A clock and timers that a test advances."""
 
     def __init__(self) -> None:
         self.now_s = 100.0

@@ -1,4 +1,4 @@
-"""What `@endpoint` marks, and what it refuses before anything is sent."""
+"""`@endpoint`: the methods that it marks, and the mistakes that it refuses before anything is sent."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Derived(Base):
         return sum(numbers)
 
     def two(self) -> None:
-        """No endpoint any more."""
+        """Overrides an endpoint by a plain method."""
 
 
 def test_endpoints_are_found_with_those_of_the_bases() -> None:

@@ -1,4 +1,4 @@
-"""Failures and calls survive the wire, whatever users raise."""
+"""Calls and failures survive serialization, whatever users raise."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Locked(Exception):
 def _travel(error: BaseException) -> BaseException:
     try:
         raise error
-    except BaseException as raised:  # noqa: BLE001 it is what a cell catches
+    except BaseException as raised:  # noqa: BLE001 as a cell does
         body, buffers = pack_failure("actor a[0] on n1, endpoint e", raised)
     return unpack_failure(Frame(Kind.FAILURE, body=body, buffers=list(buffers)))
 
@@ -51,7 +51,7 @@ def test_an_exception_arrives_as_itself_with_its_traceback(error: Exception) -> 
 
 
 @pytest.mark.parametrize(
-    ("error", "words"), [(_Picky(1, 2), "could not be rebuilt here"), (_Locked(), "itself could not travel")]
+    ("error", "words"), [(_Picky(1, 2), "could not be rebuilt here"), (_Locked(), "itself could not be sent")]
 )
 def test_one_that_cannot_travel_arrives_in_words(error: Exception, words: str) -> None:
     arrived = _travel(error)

@@ -1,4 +1,4 @@
-"""What programs declare of their connections is checked."""
+"""Declarations of transports are checked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def undeclared(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_transport_may_be_declared_again_and_no_other() -> None:
     enable_transport("tcp")
     enable_transport(ChannelTransport.TcpWithHostname)
-    with pytest.raises(RuntimeError, match=r"'tcp\(hostname\)' is enabled already.*'ipc' is another"):
+    with pytest.raises(RuntimeError, match=r"'tcp\(hostname\)' is enabled already.*cannot also enable 'ipc'"):
         enable_transport("ipc")
 
 

@@ -11,7 +11,7 @@ def standstill() -> Standstill:
 
 
 def watch(standstill: Standstill, states: str, start_s: float = 101.0) -> list[tuple[Liveness, float]]:
-    """See one state each second; return what was made of it."""
+    """Feed one state per second; return the results."""
     return [standstill.see(state, start_s + index) for index, state in enumerate(states)]
 
 
@@ -39,7 +39,7 @@ def test_nobody_returns_from_the_dead(standstill: Standstill) -> None:
 
 def test_who_was_away_himself_condemns_nobody(standstill: Standstill) -> None:
     watch(standstill, "SSSS")
-    # The whole job was suspended for an hour, and we wake up first.
+    # The whole job was suspended for an hour, and the watcher is resumed first.
     seen = watch(standstill, "TTTRR", start_s=3700.0)
     assert {life for life, _ in seen} == {Liveness.ALIVE}
     seen = watch(standstill, "T" * 15, start_s=3705.0)

@@ -6,7 +6,7 @@ from monarch_hpc.wire.calls import PROGRAM_MESH, ActorSeen, ProcCalls, RunningCa
 
 
 class Tale:
-    """Processes that tell what they do, put together call by call."""
+    """Reports of processes, built call by call."""
 
     def __init__(self) -> None:
         self.procs: dict[str, ProcCalls] = {}
@@ -14,7 +14,7 @@ class Tale:
         self.add("p", mesh=PROGRAM_MESH, actors=())
 
     def add(self, name: str, *, mesh: int = 1, state: str = "ready", cause: str = "", actors: tuple[str, ...]) -> None:
-        """One process, whose incarnation is its name, with actors whose numbers are their names."""
+        """Add a process whose incarnation is its name, with actors whose numbers are their names."""
         seen = [ActorSeen(actor, actor, 0, "ready", "", 1.0) for actor in actors]
         self.procs[name] = ProcCalls(
             "run", mesh, len(self.procs) - 1, "host", 1, name, state, cause, "", seen, [], [], [], 0, []
@@ -31,7 +31,7 @@ class Tale:
         waits: bool = True,
         age_s: float = 9.0,
     ) -> None:
-        """One call without an answer."""
+        """Add an unanswered call."""
         self._number += 1
         number = self._number
         self.procs[caller].sent.append(SentCall(number, actor, target, "host", callee, callee, "do", age_s))
@@ -86,7 +86,7 @@ def test_what_only_looks_like_a_deadlock() -> None:
     tale.call("x", "a", "y", "b")
     tale.call("y", "b", "x", "a")  # it runs: its endpoint is concurrent
     tale.call("x", "c", "y", "d")
-    tale.call("y", "d", "x", "c", runs=False, age_s=0.1)  # on its way a moment ago
+    tale.call("y", "d", "x", "c", runs=False, age_s=0.1)  # in flight a moment ago
     assert draw(list(tale.procs.values())).deadlocks == []
 
 
@@ -126,7 +126,7 @@ def test_a_program_that_says_nothing_is_named_by_its_host() -> None:
     tale.call("p", "0", "x", "a")
     del tale.procs["p"]
     (row,) = draw(list(tale.procs.values())).rows
-    assert row.caller == "a process on host that is not known"
+    assert row.caller == "an unknown process on host"
 
 
 def test_states_and_problems() -> None:
@@ -158,7 +158,7 @@ def test_many_targets_are_counted() -> None:
 
 
 def cast(tale: Tale, caller: str, actor: str, running: dict[str, str], age_s: float = 9.0) -> None:
-    """A call through the tree that *running*, actors by process, have begun; it has the number of a direct one."""
+    """Add a cast that runs in the actors *running*, by process; its number equals that of a direct call."""
     number = CAST | 1
     tale.procs[caller].sent.append(SentCall(number, actor, "", "", "squad", "squad", "do", age_s))
     tale.procs[caller].waits.append(Wait(actor, [number], 1, "", age_s))

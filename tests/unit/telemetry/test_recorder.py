@@ -1,4 +1,4 @@
-"""What is written is read back, by both pens, and nothing else is."""
+"""Both pens: records are read back as written, and incomplete ones are not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.pen
 HERE = 0xFEED
 
 _LATER = 2**64 - 1
-"""A call that comes then has not waited, whatever the clock says."""
+"""Arrival time of a call that was not queued, whatever the clock says."""
 
 
 @pytest.fixture(params=[False, True], ids=["compiled", "plain"])
@@ -64,7 +64,7 @@ def test_a_recorder_holds_no_descriptor_and_gives_its_memory_back(make: Make) ->
     assert os.fstat(fd).st_blocks > 0 and read_scene(memory).actors
     recorder.close()
     assert os.fstat(fd).st_blocks == 0
-    # What is late is written, and is nothing.
+    # Records after the end are dropped.
     recorder.waited(place)
     recorder.answered(1)
     recorder.sent(5000, actor.mark, recorder.names.endpoint("trainer", "other"), 0, 10, 0xABC)
@@ -136,13 +136,13 @@ def test_both_pens_write_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None
         first.begin(3, 4, 5, 6, _LATER)
         second.begin(4, 5, 6, 7, _LATER)
         second.fail(8)
-        second.end(9)  # nothing has begun
+        second.end(9)  # no call has begun
         for num_bytes in (0, 1, layout.HALF, layout.HALF + 1):
             second.begin(4, 5, 6, 7, _LATER)
             second.end(num_bytes)
         at = (layout.SENT_AT, layout.NAMES_AT)
         written = bytearray(recorder.memory[at[0] : at[1]])
-        # Times differ, and so does what is made of them.
+        # Times differ, and so do the values computed from them.
         for offset in range(0, (layout.COUNTERS_AT - at[0]), 64):
             written[offset : offset + 8] = bytes(8)
             if written[offset + 40 : offset + 48] != OPEN.to_bytes(8, "little", signed=True):
@@ -166,7 +166,7 @@ def test_waiting_times_are_counted_as_they_are_recorded(make: Make) -> None:
     waited_ns = [0, 10**3, 10**6, 10**9, 10**11, 10**12, 10**13]
     for number, waited in enumerate(waited_ns, 1):
         name = recorder.names.endpoint("a", str(number))
-        handling.begin(name, 0, number, 0, max(time.monotonic_ns() - waited, 0))  # this machine may have just started
+        handling.begin(name, 0, number, 0, max(time.monotonic_ns() - waited, 0))  # the machine may have just booted
         handling.end(0)
     counts = {int(count.endpoint): count for count in read_scene(memory).endpoints}
     records = read_events(memory)
@@ -185,7 +185,7 @@ def test_a_call_of_a_mesh_waits_for_the_ranks_that_have_not_answered(make: Make)
     recorder, memory = make()
     endpoint, other = recorder.names.endpoint("a", "e"), recorder.names.endpoint("b", "f")
     for number in range(1, 9):
-        recorder.sent(number, 0, other if number == 4 else endpoint, 0, 0, 1)  # another thread's came in between
+        recorder.sent(number, 0, other if number == 4 else endpoint, 0, 0, 1)  # a call of another thread in between
     recorder.wait(2, 8)
     for number in (2, 5):
         recorder.answered(number)
@@ -214,7 +214,7 @@ def test_a_flood_of_calls_is_counted_and_the_oldest_are_told(make: Make) -> None
     for number in range(1, num + 1):
         recorder.sent(number, 0, 0, 0, 0, 1)
     scene = read_scene(memory)
-    assert scene.num_sent == layout.NUM_SENT + layout.NUM_OLD  # the first hundred found no room
+    assert scene.num_sent == layout.NUM_SENT + layout.NUM_OLD  # the first hundred were dropped
     assert [call.call for call in scene.sent] == list(range(101, 101 + MAX_SENT))
 
 
@@ -227,7 +227,7 @@ def test_the_ring_keeps_the_latest_events(make: Make) -> None:
 
 
 def test_a_record_that_is_being_written_is_not_whole() -> None:
-    """`struct.pack_into` clears the record first and fills it in order: so what a killed process leaves is known."""
+    """`struct.pack_into` clears the record and writes fields in order, which bounds what a killed process leaves."""
     seen: list[bytes] = []
 
     class Number:
@@ -304,7 +304,7 @@ def test_what_cannot_be_read_says_why(make: Make) -> None:
     try:
         assert read_scene(memory_of(fd)).problem == "it has not recorded anything yet"
         os.pwrite(fd, HEADER.pack(layout.MAGIC, 9, layout.TOTAL_BYTES + 64, 1, 2, 3, 4), 0)
-        assert read_scene(memory_of(fd)).problem == "it records in version 9, this is 3"
+        assert read_scene(memory_of(fd)).problem == "its records have version 9, expected 3"
         os.pwrite(fd, b"x" * 64, 0)
         assert read_scene(memory_of(fd)).problem == "something has overwritten its records"
         assert read_events(memory_of(fd)) == []

@@ -1,4 +1,4 @@
-"""Counts of many processes are added up, and their quantiles are as good as was promised."""
+"""Counts of many processes are summed, and their quantiles are within the promised error."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_quantile_lies_in_its_bucket(seed: int, share: float) -> None:
 
 def test_quantiles_of_nothing_and_of_one() -> None:
     assert quantile([], 0.5, 0.0) == quantile([0, 0], 0.5, 0.0) == 0.0
-    assert quantile(counted([10**12]), 1.0, 1e3) == pytest.approx(1e3)  # the last bucket has no end, but a longest
+    assert quantile(counted([10**12]), 1.0, 1e3) == pytest.approx(1e3)  # the last bucket ends at the longest
     assert 275 < quantile(counted([10**12]), 0.5, 1e3) < 1e3
 
 

@@ -1,4 +1,4 @@
-"""Cancelled and limited calls of one actor: what is taken out, what is told, what is refused."""
+"""Cancelled and limited calls of one actor: removed from the mailbox, flagged, or refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from monarch_hpc.wire.frames import Frame, Kind
 
 
 class Wire:
-    """One of several lines; all that counts is which one."""
+    """A link; only its identity matters."""
 
     peer = "a peer"
 
@@ -38,28 +38,30 @@ class Coroutine:
 
 
 class Bench:
-    """Recalls with a mailbox, a clock, and a list of what was refused."""
+    """`Cancellations` with a mailbox, a clock, and a list of the refused calls."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
         self.mailbox: deque[Mail] = deque()
         self.refused: list[tuple[MessageLink, int, int, float]] = []
-        self.recalls = Cancellations(self.mailbox, lambda: self.now_s, lambda *refused: self.refused.append(refused))
+        self.cancellations = Cancellations(
+            self.mailbox, lambda: self.now_s, lambda *refused: self.refused.append(refused)
+        )
 
     def put(self, line: MessageLink, slot: int, cost: int = 5, limit_s: float = 0.0) -> None:
         frame = Frame(Kind.CALL, 7, slot, limited(limit_s, b"body") if slot >= LIMITED else b"body")
         if slot >= LIMITED:
-            self.recalls.arrive(line, frame)
+            self.cancellations.arrive(line, frame)
             assert frame.body == b"body"
         self.mailbox.append((slot, line, frame, cost, 0))
 
     def begin(self) -> bool:
-        """What the actor's thread does before it runs the next call; False if it is refused."""
+        """Do what the actor's thread does before it runs the next call; False if the call is refused."""
         slot, line, *_ = self.mailbox.popleft()
         assert line is not None
-        self.recalls.channel = line
-        self.recalls.slot = slot
-        return not ((self.recalls.keys or slot >= LIMITED) and self.recalls.refuses(line, slot))
+        self.cancellations.channel = line
+        self.cancellations.slot = slot
+        return not ((self.cancellations.keys or slot >= LIMITED) and self.cancellations.refuses(line, slot))
 
 
 @pytest.fixture
@@ -73,36 +75,36 @@ def test_what_waits_is_taken_out_and_refused_once(bench: Bench) -> None:
     for line in (one, other):
         for slot in (0, 1, 2):
             bench.put(line, slot, cost=10 * slot)
-    bench.recalls.cancel(other, 1)
-    bench.recalls.cancel(one, 2)
+    bench.cancellations.cancel(other, 1)
+    bench.cancellations.cancel(one, 2)
     assert bench.refused == [(other, 1, 10, 0.0), (one, 2, 20, 0.0)]
     left = [(line, slot) for slot, line, *_ in bench.mailbox]
     assert left == [(None, 0), (one, 0), (one, 1), (other, 0), (other, 2)]
-    assert not bench.recalls.keys
+    assert not bench.cancellations.keys
 
 
 def test_who_runs_is_told_and_the_next_one_is_not(bench: Bench) -> None:
     line = Wire()
     for slot in (1, 2, 3):
         bench.put(line, slot)
-    assert bench.begin() and not bench.recalls.cancelled
-    bench.recalls.cancel(line, 1)
-    assert bench.recalls.cancelled
-    bench.recalls.cancel(line, 1)  # once more, for nothing
-    assert bench.begin() and not bench.recalls.cancelled
-    bench.recalls.cancel(line, 1)  # it was answered meanwhile
-    assert not bench.recalls.cancelled
-    assert bench.begin() and not bench.recalls.keys and bench.refused == []
+    assert bench.begin() and not bench.cancellations.cancelled
+    bench.cancellations.cancel(line, 1)
+    assert bench.cancellations.cancelled
+    bench.cancellations.cancel(line, 1)  # again: a no-op
+    assert bench.begin() and not bench.cancellations.cancelled
+    bench.cancellations.cancel(line, 1)  # answered meanwhile
+    assert not bench.cancellations.cancelled
+    assert bench.begin() and not bench.cancellations.keys and bench.refused == []
 
 
 def test_a_call_cancelled_between_the_mailbox_and_its_begin_does_not_run(bench: Bench) -> None:
     line = Wire()
     bench.put(line, 1)
-    mail = bench.mailbox.popleft()  # the actor's thread stands still here
-    bench.recalls.cancel(line, 1)
+    mail = bench.mailbox.popleft()  # the actor's thread is preempted here
+    bench.cancellations.cancel(line, 1)
     bench.mailbox.appendleft(mail)
     assert not bench.begin()
-    assert bench.refused == [(line, 1, 0, 0.0)]  # whoever has taken it out gives its credit back
+    assert bench.refused == [(line, 1, 0, 0.0)]  # cost 0: the caller of `refuses` returns the credit
 
 
 def test_coroutines_are_cancelled_once_and_only_while_they_run(bench: Bench) -> None:
@@ -111,16 +113,16 @@ def test_coroutines_are_cancelled_once_and_only_while_they_run(bench: Bench) -> 
     for slot in (1, 2, 3):
         bench.put(line, slot)
     assert bench.begin()
-    bench.recalls.runs(line, 1, running)
-    bench.recalls.cancel(line, 1)
-    bench.recalls.cancel(line, 1)
+    bench.cancellations.runs(line, 1, running)
+    bench.cancellations.cancel(line, 1)
+    bench.cancellations.cancel(line, 1)
     assert bench.begin()
-    bench.recalls.cancel(line, 2)  # before it is made a coroutine
-    bench.recalls.runs(line, 2, unborn)
+    bench.cancellations.cancel(line, 2)  # before the coroutine exists
+    bench.cancellations.runs(line, 2, unborn)
     assert bench.begin()
-    bench.recalls.runs(line, 3, done)
-    bench.recalls.over(line, 3)
-    bench.recalls.cancel(line, 3)
+    bench.cancellations.runs(line, 3, done)
+    bench.cancellations.over(line, 3)
+    bench.cancellations.cancel(line, 3)
     assert (running.num_cancelled, unborn.num_cancelled, done.num_cancelled) == (1, 1, 0)
 
 
@@ -130,18 +132,18 @@ def test_a_limit_counts_from_the_arrival_and_ends_with_its_call(bench: Bench) ->
         bench.put(line, LIMITED | number, limit_s=limit_s)
     bench.put(line, 9)
     bench.now_s += 2.0
-    assert bench.begin() and bench.recalls.deadline_s == 105.0
-    assert bench.recalls.due(line, LIMITED) == (105.0, 5.0)
-    bench.recalls.over(line, LIMITED)
-    assert bench.recalls.deadline_s is None
-    bench.recalls.cancel(line, LIMITED | 1)
+    assert bench.begin() and bench.cancellations.deadline_s == 105.0
+    assert bench.cancellations.due(line, LIMITED) == (105.0, 5.0)
+    bench.cancellations.over(line, LIMITED)
+    assert bench.cancellations.deadline_s is None
+    bench.cancellations.cancel(line, LIMITED | 1)
     assert not bench.begin()
-    assert bench.begin() and bench.recalls.deadline_s is None
+    assert bench.begin() and bench.cancellations.deadline_s is None
     assert bench.refused == [(line, LIMITED | 1, 5, 5.0), (line, LIMITED | 2, 0, 1.0)]
 
 
 @pytest.mark.parametrize("body", [b"", b"short", struct.pack("<d", float("nan")), struct.pack("<d", float("inf"))])
 def test_a_limit_that_is_none_is_over_at_once(bench: Bench, body: bytes) -> None:
     frame = Frame(Kind.CALL, 7, LIMITED, body)
-    bench.recalls.arrive(line := Wire(), frame)
-    assert frame.body == b"" and bench.recalls.refuses(line, LIMITED)
+    bench.cancellations.arrive(line := Wire(), frame)
+    assert frame.body == b"" and bench.cancellations.refuses(line, LIMITED)

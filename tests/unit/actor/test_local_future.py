@@ -1,4 +1,4 @@
-"""Futures of coroutines: run for the first who wants them."""
+"""Futures of coroutines: the first read runs the body."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_it_runs_once_when_it_is_read_in_the_context_of_the_caller() -> None:
     assert runs == [] and not future.done()
     assert future.get() == future.get() == 8
     assert runs == ["here"]
-    double(1)  # nobody wants it
+    double(1)  # never read
 
 
 def test_a_coroutine_reads_it_on_its_own_loop() -> None:

@@ -1,4 +1,4 @@
-"""What a remote actor raised is caught by its own class and by `ActorError`, and is otherwise what it was."""
+"""A remote exception is caught by its original class and by `ActorError`, and is otherwise unchanged."""
 
 from __future__ import annotations
 

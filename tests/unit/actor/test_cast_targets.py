@@ -21,5 +21,5 @@ WHOLE = Region.whole(Extent(("hosts", "gpus"), (3, 2)))
     ids=["whole", "one of each host", "backwards", "hosts in turns"],
 )
 def test_an_aim_knows_whether_the_places_of_each_host_follow_each_other(region: Region, in_blocks: bool) -> None:
-    aim = CastTargets().of("feedbeef", region, PROCS)
-    assert aim is not None and aim.in_blocks is in_blocks
+    target = CastTargets().of("feedbeef", region, PROCS)
+    assert target is not None and target.in_blocks is in_blocks
