@@ -95,8 +95,8 @@ class Worker(Actor):
         return monarch_hpc.context().deadline_left_s
 
     @endpoint
-    def ask(self, other: ActorMesh[Worker], name: str) -> str:
-        """Call another actor without a time limit; the call inherits the limit of this one."""
+    def ask(self, other: ActorMesh[Worker], name: str, hold: str = "") -> str:
+        """Call another actor without a time limit: the call inherits this one's. Answer once *hold* opens."""
         try:
             other.block.call_one(name).get()
         except CallTimeout as late:

@@ -1,4 +1,4 @@
-"""Actors that start procs: ownership, reports of deaths, ending with the owner; and causes of other procs' deaths."""
+"""Actors that start procs: they own them, handle their deaths, and end them; and they learn why other procs died."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PATIENCE_S = 30.0
 
 
 class Worker(Actor):
-    """An actor in a proc that another actor started."""
+    """Works in a proc that an actor started."""
 
     @endpoint
     def pid(self) -> int:
@@ -34,8 +34,8 @@ class Worker(Actor):
         os._exit(code)
 
 
-class Chief(Actor):
-    """An actor that starts procs."""
+class Owner(Actor):
+    """Starts procs."""
 
     def __init__(self, *, handles: bool = True) -> None:
         self.handles = handles
@@ -46,7 +46,7 @@ class Chief(Actor):
         return self.handles
 
     @endpoint
-    def hire(self, hosts: HostMesh | None = None, num: int = 2, *, busy: bool = True) -> list[int]:
+    def start_procs(self, hosts: HostMesh | None = None, num: int = 2, *, busy: bool = True) -> list[int]:
         """Start procs, with or without workers in them; return their process ids."""
         self.procs = (hosts or monarch_hpc.this_host()).spawn_procs(per_host={"gpus": num}, name="staff")
         if busy:
@@ -55,8 +55,8 @@ class Chief(Actor):
         return [proc.pid for proc in self.procs.procs]
 
     @endpoint
-    async def hire_in_coroutine(self, *, beside: bool) -> tuple[list[int], int]:
-        """Likewise, next to another coroutine; return the number of its steps too."""
+    async def start_in_coroutine(self, *, beside: bool) -> tuple[list[int], int]:
+        """Start a proc in a coroutine; return its process id, and how often another task ran meanwhile."""
         ticks = 0
 
         async def tick() -> None:
@@ -106,7 +106,7 @@ class Chief(Actor):
 
     @endpoint
     def ask(self, worker: ActorMesh[Worker]) -> tuple[str, str, float]:
-        """Call a worker that dies of the call, then again; return both errors and their times in seconds."""
+        """Make a call that kills the worker, then another one; return both errors, and the seconds they took."""
         begun_s = time.monotonic()
         first = worker.end.call_one(9).exception(_PATIENCE_S)
         second = worker.pid.call_one().exception(_PATIENCE_S)
@@ -130,7 +130,7 @@ def hosts() -> Iterator[HostMesh]:
 
 @pytest.fixture(scope="module")
 def proc(hosts: HostMesh) -> ProcMesh:
-    """One proc for all tests. The first call starts UCX in this process, which stays."""
+    """One proc for all tests; as the first one it starts UCX in this process, which then keeps running."""
     procs = hosts.slice(hosts=0).spawn_procs()
     settle(procs)
     return procs
@@ -155,13 +155,13 @@ def test_an_actor_starts_procs_while_the_program_is_busy(owner: ActorMesh[Owner]
     assert owner.failures.call_one().get(_PATIENCE_S) == []
 
 
-def test_hosts_that_came_in_a_message_start_procs(chief: ActorMesh[Chief], hosts: HostMesh) -> None:
-    pids = chief.hire.call_one(hosts.split(hosts=("a", "b"), a=2), 1).get(_PATIENCE_S)
-    lent = chief.lend.call_one().get(_PATIENCE_S)
-    assert lent.sizes == {"a": 2, "b": 1, "gpus": 1}
-    assert [proc.host for proc in lent.procs] == ["local0", "local1"]
-    # Other actors may use them, but not stop them.
-    assert list(lent.spawn("mine", Worker).pid.call().get(_PATIENCE_S).values()) == pids
+def test_hosts_that_came_in_a_message_start_procs(owner: ActorMesh[Owner], hosts: HostMesh) -> None:
+    pids = owner.start_procs.call_one(hosts.split(hosts=("a", "b"), a=2), 1).get(_PATIENCE_S)
+    received = owner.get_procs.call_one().get(_PATIENCE_S)
+    assert received.sizes == {"a": 2, "b": 1, "gpus": 1}
+    assert [proc.host for proc in received.procs] == ["local0", "local1"]
+    # Others may use the procs, but not stop them.
+    assert list(received.spawn("mine", Worker).pid.call().get(_PATIENCE_S).values()) == pids
     with pytest.raises(RuntimeError, match="not owned here"):
         received.stop()
 
@@ -226,8 +226,8 @@ def test_the_death_of_a_proc_is_told_to_its_owner_once(
         assert (failure.mesh_name, failure.where) == ("worker", "actor worker[1] on local0")
     else:
         assert (failure.mesh_name, failure.where) == ("staff", "proc 1 of staff on local0")
-    # A requested end is not a failure.
-    chief.dismiss.call_one().get(_PATIENCE_S)
+    # Procs that are asked to end are not failures.
+    owner.stop_procs.call_one().get(_PATIENCE_S)
     wait_until("the end of its procs", lambda: gone(pids))
     assert len(owner.failures.call_one().get(_PATIENCE_S)) == 1 and faults == []
 

@@ -48,7 +48,7 @@ class _Term:
 
 
 def main(start: ProcStart) -> int:
-    """Serve actors until the agent sends SIGTERM; return the exit status."""
+    """Serve actors until SIGTERM; return minus its number: the process ends by it, once it has cleaned up."""
     info = ProcInfo(
         allocation=start.allocation,
         run=start.run,

@@ -141,8 +141,8 @@ class Controller(Runtime):
         engine.call_soon(lambda: self._heartbeat.watch(self._head))
         self.recorder.open(node.identity.incarnation)
         ready = self._attachment.ready
-        self.casts.route_through(ready.addresses, lambda line: engine.call_soon(lambda: self._pulse.watch(line)))
-        self._tell(messages.OpenRun(run, " ".join(sys.argv) or "python", host, os.getpid(), opened.owner))
+        self.casts.route_through(ready.addresses, lambda line: engine.call_soon(lambda: self._heartbeat.watch(line)))
+        self._send_to_head(messages.OpenRun(run, " ".join(sys.argv) or "python", host, os.getpid(), opened.owner))
         if not self._opened.wait(config.transport.connect_s) or self._refusal:
             raise AllocationError(directory.name, self._refusal or "its head agent does not answer")
 
@@ -217,9 +217,9 @@ class Controller(Runtime):
         self.recorder.close()
         Runtime.current = Controller._instance = None
 
-    def _tell(self, message: Message) -> None:
+    def _send_to_head(self, message: Message) -> None:
         if isinstance(message, messages.SpawnProcs) and message.num_ranks > self.casts.max_direct:
-            self.casts.open()  # before there are channels to them that something may have been sent through
+            self.casts.open()  # before there are channels to these procs through which messages may have been sent
         self._head.send(Frame(Kind.CONTROL, body=messages.encode(message)))
 
     def _summarize_links(self) -> Links:
@@ -311,11 +311,11 @@ class Controller(Runtime):
         super().on_lost(channel, error)
 
     def explain(self, incarnation: int, where: str, error: TransportError, tell: Callable[[ActorError], None]) -> None:
-        """Wait a moment for the agent's word on how the proc ended."""
+        """Report why a call failed, after a short wait for the agent's report on how the proc ended."""
         self.deaths.explain(incarnation, where, tell, lambda where, tell: self.report_unknown(where, error, tell))
 
     def report_death(self, incarnation: int, where: str, cause: str, tell: Callable[[ActorError], None]) -> None:
-        """Wait for the agent's own words: they say more."""
+        """Report the death of a proc, preferably with the cause from its agent's report, which has more detail."""
         self.deaths.explain(incarnation, where, tell, lambda where, tell: tell(ActorDied(where, cause)))
 
     def was_stopped(self, incarnation: int, cause: str) -> bool:
