@@ -22,7 +22,7 @@ TARGETS = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of code: where it is, its language, what else its first line says, its text."""
+    """A fenced block of code: its place, its language, the rest of its first line, its text."""
 
     place: str
     language: str
@@ -42,7 +42,7 @@ BLOCKS = [block for path in DOCUMENTS for block in blocks(path)]
 
 
 def commands(text: str) -> list[list[str]]:
-    """Return the simple commands of a shell text, without comments, redirections and what follows a pipe."""
+    """Return the simple commands of a shell text, without comments."""
     found: list[list[str]] = []
     for line in text.replace("\\\n", " ").splitlines():
         lexer = shlex.shlex(line.removeprefix("$ "), posix=True, punctuation_chars=True)

@@ -44,15 +44,20 @@ REQUIRED = {
 PICTURES = {
     "aim": "target",
     "aims": "targets",
+    "allowance": "token_bucket",
     "attendant": "private_folder",
     "bear": "launch",
     "bed": "sleeper",
     "birth": "spawn",
     "births": "spawner",
     "born": "spawned, started",
+    "buried": "ended, reaped",
+    "bury": "end, reap",
+    "caster": "sender",
     "crowd": "half_open, limit",
     "deaf": "closed",
     "grave": "record, cause",
+    "graves": "records, causes",
     "guardian": "failures",
     "hire": "attach",
     "hired": "attached",
@@ -121,7 +126,7 @@ def test_each_meaning_is_one_line_that_does_not_repeat_the_word() -> None:
 
 
 def identifiers(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield line and name of all that a module names or uses by name: variables, attributes, parameters, definitions."""
+    """Yield line and name of the variables, attributes, parameters and definitions of a module."""
     for node in ast.walk(tree):
         match node:
             case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name) | ast.keyword(arg=str(name)):
@@ -139,7 +144,9 @@ def pictures_in(name: str) -> list[str]:
 @pytest.mark.parametrize("module", modules(), ids=lambda module: module.name)
 def test_no_identifier_is_a_picture(module: Module) -> None:
     names = [(1, module.path.stem), *identifiers(module.tree)]
-    found = sorted({f"{name} (line {line}): write {PICTURES[word]}" for line, name in names for word in pictures_in(name)})
+    found = sorted(
+        {f"{name} (line {line}): write {PICTURES[word]}" for line, name in names for word in pictures_in(name)}
+    )
     assert not found, f"{module.path.relative_to(ROOT)}: {found}"
 
 

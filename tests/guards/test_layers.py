@@ -1,4 +1,4 @@
-"""Imports point down, and each vendor has one door: these tables are the architecture that docs/architecture.md draws."""
+"""Checks that imports point down and each vendor has one door, by the tables that docs/architecture.md draws."""
 
 from __future__ import annotations
 
