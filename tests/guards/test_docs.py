@@ -1,4 +1,4 @@
-"""What the documents say is true: links lead somewhere, commands exist, code runs."""
+"""Checks the documents against the code: links lead somewhere, commands exist, Python blocks run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TARGETS = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of code: where it is, its language, what else its first line says, its text."""
+    """A fenced block of code: its place, its language, the rest of its first line, its text."""
 
     place: str
     language: str
@@ -42,7 +42,7 @@ BLOCKS = [block for path in DOCUMENTS for block in blocks(path)]
 
 
 def commands(text: str) -> list[list[str]]:
-    """Return the simple commands of a shell text, without comments, redirections and what follows a pipe."""
+    """Return the simple commands of a shell text, without comments."""
     found: list[list[str]] = []
     for line in text.replace("\\\n", " ").splitlines():
         lexer = shlex.shlex(line.removeprefix("$ "), posix=True, punctuation_chars=True)
@@ -139,6 +139,12 @@ def test_the_readme_leads_to_every_page_and_concepts_to_every_example() -> None:
     readme, concepts = ((ROOT / name).read_text() for name in ("README.md", "docs/concepts.md"))
     assert [path.name for path in (ROOT / "docs").glob("*.md") if f"(docs/{path.name})" not in readme] == []
     assert [path.name for path in (ROOT / "examples").glob("*.py") if f"/{path.name})" not in concepts] == []
+
+
+def test_the_architecture_leads_to_the_page_of_each_part() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    parts = sorted(path.name for path in (ROOT / "docs" / "architecture").glob("*.md"))
+    assert parts and [name for name in parts if f"(architecture/{name}" not in page] == []
 
 
 def test_the_readmes_first_screen_shows_both_commands() -> None:

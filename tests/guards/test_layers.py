@@ -1,14 +1,15 @@
-"""Imports point down, and each vendor has one door: the tables are the architecture, docs/architecture.md draws it."""
+"""Checks that imports point down and each vendor has one door, by the tables that docs/architecture.md draws."""
 
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 
 import pytest
 
-from tests.guards.tree import Module, imports, modules
+from tests.guards.tree import ROOT, Module, imports, modules
 
 # Top to bottom. A package imports only from lower rows, never from its neighbours in the same row.
 LAYERS = (
@@ -174,3 +175,13 @@ def test_the_tables_name_no_module_that_is_gone() -> None:
     names = {module.name.removeprefix("monarch_hpc.") for module in modules()}
     doors = set().union(*LAYERS, *DOORS.values(), PROCESS_DOORS, ENVIRON_DOORS)
     assert doors <= names, f"not in the tree: {sorted(doors - names)}"
+
+
+def test_the_pages_draw_these_layers() -> None:
+    rows = [sorted(row) for row in LAYERS]
+    _, _, contributing = (ROOT / "CONTRIBUTING.md").read_text().partition("\n## Layers\n")
+    block = contributing.split("```")[1].strip().splitlines()
+    assert [sorted(re.split(r"\s{2,}", line)[0].split(" | ")) for line in block] == rows, "CONTRIBUTING.md"
+    _, _, architecture = (ROOT / "docs" / "architecture.md").read_text().partition("\n## Layers\n")
+    cells = re.findall(r"^\| (`[^|]+`) \|", architecture.partition("\n## ")[0], re.MULTILINE)
+    assert [sorted(re.findall(r"`(\w+)`", cell)) for cell in cells] == rows, "docs/architecture.md"

@@ -1,4 +1,4 @@
-"""What is installed is what is in the tree, and it finds its files from any working directory."""
+"""Checks that the tree and nothing else is installed, and that it finds its files from any working directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A module is one noun and is read in one sitting."""
+"""Checks that a module is one noun and short enough to read in one sitting."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ FILES = [
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_module_is_short_and_well_named(path: Path) -> None:
     lines = len(path.read_text().splitlines())
-    assert lines <= MAX_LINES, f"{path} has {lines} lines; split it by what it says"
+    assert lines <= MAX_LINES, f"{path} has {lines} lines; split it by reason, not by length"
     assert not {part.strip("_") for part in path.relative_to(ROOT).with_suffix("").parts} & BANNED
