@@ -11,6 +11,8 @@ import os
 import reprlib
 from collections.abc import Iterable, Mapping
 
+from monarch_hpc.core.description import literal_of
+
 __all__ = [
     "check_callable",
     "check_flag",
@@ -47,8 +49,8 @@ def _short(value: object) -> str:
     try:
         text = _repr.repr(value)
         return text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}..."
-    except Exception:  # noqa: BLE001 user code: `__repr__` and what reprlib asks of containers
-        return f"<{type(value).__name__}>"
+    except BaseException:  # noqa: BLE001 user code: `__repr__` and what reprlib asks of containers
+        return literal_of(value)
 
 
 def check_text(what: str, value: object, *, filled: bool = False) -> str:

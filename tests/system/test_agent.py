@@ -174,6 +174,31 @@ def test_a_killed_zygote_is_replaced(directory: Path) -> None:
         assert alive(first[0])
 
 
+_DAEMON = """
+import os, time
+read, write = os.pipe()
+if not os.fork():
+    os.setsid()
+    os.setuid(65534)
+    if not os.fork():
+        os.write(write, str(os.getpid()).encode())
+        time.sleep(600)
+    os._exit(0)
+print(os.read(read, 10).decode(), flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_daemon_that_became_another_user_ends_with_its_run(directory: Path) -> None:
+    with Client(directory, "aaaaaaaa") as client:
+        mesh = client.spawn([0], 1, _DAEMON)
+        eventually(lambda: client.lines(mesh, 0), "the daemon's process id")
+        daemon = int(client.lines(mesh, 0)[0])
+        assert os.stat(f"/proc/{daemon}").st_uid == 65534
+    eventually(lambda: not alive(daemon), "the end of the daemon")
+
+
 def test_two_runs_at_once(directory: Path) -> None:
     with Client(directory, "aaaaaaaa") as one, Client(directory, "bbbbbbbb") as two:
         first, second = one.spawn_ready([0, 1]), two.spawn_ready([0, 1])

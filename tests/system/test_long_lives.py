@@ -65,10 +65,10 @@ def test_an_order_that_makes_no_sense_is_refused_at_once(directory: Path, mesh: 
 
 _FAULTY = """
 from monarch_hpc.agent.agent import Agent
-from monarch_hpc.agent.procs.records import Ledger
+from monarch_hpc.agent.procs.records import HostRecords
 from monarch_hpc.agent.children.reaper import Reaper
 
-starts, watch, handle = Ledger.starts, Reaper.watch, Agent._handle
+starts, watch, handle = HostRecords.starts, Reaper.watch, Agent._handle
 
 def faulty_starts(self, proc):
     if proc.start.mesh & 0xFFFF == 1 and proc.start.rank == 1:
@@ -86,7 +86,7 @@ def faulty_handle(self, message):
     if getattr(message, "mesh", 0) & 0xFFFF == 3:
         raise RuntimeError("an afterthought")
 
-Ledger.starts, Reaper.watch, Agent._handle = faulty_starts, faulty_watch, faulty_handle
+HostRecords.starts, Reaper.watch, Agent._handle = faulty_starts, faulty_watch, faulty_handle
 """
 """Makes the agents' callbacks fail: for a program's first mesh before the fork, then after it, then at the end."""
 

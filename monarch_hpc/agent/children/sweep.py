@@ -85,7 +85,8 @@ def _others() -> Iterator[int]:
     for name in os.listdir(_PROC):
         if name.isdecimal() and int(name) not in spared:
             with contextlib.suppress(OSError):  # the process has just ended
-                if os.stat(_PROC / name).st_uid == own_uid:
+                # Root's procs may have become another user's, and a change of user clears PR_SET_PDEATHSIG.
+                if own_uid == 0 or os.stat(_PROC / name).st_uid == own_uid:
                     yield int(name)
 
 

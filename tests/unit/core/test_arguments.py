@@ -25,6 +25,13 @@ class _Unshowable:
         raise RuntimeError("not to be shown")
 
 
+class _Fatal:
+    """A value whose `__repr__` raises what `except Exception` does not catch."""
+
+    def __repr__(self) -> str:
+        raise KeyboardInterrupt
+
+
 class _Text(str):
     """A subclass, which must not be sent to other processes."""
 
@@ -81,6 +88,7 @@ def test_what_is_good_comes_back_plain() -> None:
         (lambda: check_variables("env", {"A": "x\0"}), "env['A'] is 'x\\x00': a value holds no NUL"),
         (lambda: check_variables("env", {"A": "\ud800"}), "a value holds no NUL, and can be encoded"),
         (lambda: check_variables("env", {"A": _Unshowable()}), "a _Unshowable: give a string or None"),
+        (lambda: check_variables("env", {"A": _Fatal()}), "a _Fatal: give a string or None"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_value_and_what_is_allowed(check: Callable[[], object], words: str) -> None:

@@ -1,4 +1,4 @@
-"""What a host is shown of closed folders: enough to run, nothing beside it."""
+"""The closed folders of a lab host: they show enough for it to run, and nothing else."""
 
 from __future__ import annotations
 

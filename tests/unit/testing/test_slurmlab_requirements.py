@@ -1,4 +1,4 @@
-"""What is missing is named, with whom to ask for what."""
+"""Missing requirements of the lab: each is named, with the package to install or the person to ask."""
 
 from __future__ import annotations
 
