@@ -106,5 +106,5 @@ def test_a_job_whose_alloc_died_before_it_heard_the_number_is_cancelled_by_the_n
         alice.status()
         return [json.loads(path.read_text())["reason"] for path in alice.state.glob("*/ended.json")]
 
-    wait_until("its end", reasons, accept=lambda found: found == ["who asked for it is gone"])
+    wait_until("its end", reasons, accept=lambda found: found == ["the command that requested it is gone"])
     assert alice.jobs() == {}
