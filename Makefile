@@ -49,7 +49,7 @@ demo: $(VENV)/installed-examples
 	@$(BIN)/monarch-hpc run --local 2 examples/digits_ddp.py
 
 test: system-packages $(VENV)/installed-$(EXTRA) $(if $(filter dev,$(EXTRA)),lint)
-	$(BIN)/pytest --numprocesses 2 --dist loadgroup
+	$(BIN)/pytest --numprocesses 2 --dist loadscope
 	VENV=$(VENV) .ci/asan
 
 lint: $(VENV)/installed-dev

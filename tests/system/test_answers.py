@@ -224,7 +224,7 @@ def test_an_exception_that_cannot_travel_whole_is_answered(victim: ActorMesh[Vic
         assert "Coded: <exception str() failed>" in error.__notes__[0]
     else:
         assert isinstance(error, ActorFailed) and error.type_name == "ValueError"
-        assert len(str(error)) < 100_000 and "it is too large" in error.remote_traceback
+        assert len(str(error)) < 100_000 and "bytes are too many" in error.remote_traceback
     (collected,) = getattr(victim, way).options(on_error="collect").call("coded").get(_PATIENCE_S).values()
     assert isinstance(collected, Coded)
     assert victim.alive.call_one().get(_PATIENCE_S)
