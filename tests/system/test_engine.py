@@ -161,7 +161,7 @@ def test_closing_wakes_those_who_wait() -> None:
         waiting = pool.submit(future.get)
         engine.call_later(0.01, lambda: None)
         engine.close()
-        with pytest.raises(RuntimeError, match="closed while a call was under way"):
+        with pytest.raises(RuntimeError, match="closed while a call was in flight"):
             waiting.result(_PATIENCE_S)
 
 

@@ -264,7 +264,7 @@ def test_procs_get_the_variables_of_torchrun(grid: ProcMesh) -> None:
     assert address == "127.0.0.1" and 0 < int(port or 0) < 65536
     asyncio.run(setup_torch_elastic_env_async(grid, "n1", 1234))
     assert set(map(tuple, workers.environment.call("MASTER_ADDR", "MASTER_PORT").get().values())) == {("n1", "1234")}
-    with pytest.raises(ValueError, match="both, or none"):
+    with pytest.raises(ValueError, match="both master_addr and master_port, or neither"):
         setup_torch_elastic_env(grid, master_addr="n1")
 
 

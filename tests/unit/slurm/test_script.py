@@ -117,7 +117,7 @@ def test_a_directory_is_not_taken_for_a_file_name_pattern(tmp_path: Path) -> Non
 def test_no_placeholder_is_left_and_a_value_is_never_taken_for_one(tmp_path: Path) -> None:
     script = render_script(config(tmp_path), request(name="@{python}", directory=Path("/s/@{name}")))
     assert '\ndirectory="/s/@{name}"\n' in script
-    assert "allocation '@{python}' of" in script
+    assert "allocation '@{python}':" in script
     assert "@{" not in script.replace("@{name}", "").replace("@{python}", "")
 
 
