@@ -144,7 +144,8 @@ def test_who_asks_and_does_not_read_is_given_up(directory: Path) -> None:
             held.wait()
             for _ in range(2000):  # each answer has 200 KB
                 deaf.send(Status())
-            eventually(lambda: "deaf" not in runs_of(directory), "the end of the run")
+            # While the head works off the requests, a tool may find it busy.
+            eventually(lambda: (runs := runs_of(directory)) is not None and "deaf" not in runs, "the end of the run")
             assert memory_bytes(head) - before_bytes < 150 << 20
         finally:
             over.set()
@@ -152,10 +153,9 @@ def test_who_asks_and_does_not_read_is_given_up(directory: Path) -> None:
         assert bystander.lost is None and all(map(alive, pids))
 
 
-def runs_of(directory: Path) -> list[object]:
+def runs_of(directory: Path) -> list[object] | None:
     report = query_status(directory, 10.0)
-    assert report is not None
-    return [run["run"] for run in report["runs"]]
+    return None if report is None else [run["run"] for run in report["runs"]]
 
 
 def memory_bytes(pid: int) -> int:
