@@ -23,7 +23,7 @@ _SIGNAL = signal.SIGURG
 
 
 _REACT_S = 10.0
-"""How long the main thread may take to react to the signal that ends the program.
+"""Time that the main thread may take to react to the signal that ends the program.
 
 It reacts within milliseconds, also while it sleeps or waits for a Python lock, unless it is in C code that no signal
 interrupts. The limit is longer than a loaded machine needs, and longer than most calls into C take.
@@ -33,7 +33,7 @@ _POLL_S = 0.1
 """Poll interval while waiting for the main thread to react."""
 
 _ABANDON_S = 20.0
-"""How long procs may take to end after that: longer than the agents of an embedded allocation take."""
+"""Time that procs may take to end after that: longer than the agents of an embedded allocation take."""
 
 
 @dataclass(frozen=True, slots=True)

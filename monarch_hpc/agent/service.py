@@ -57,7 +57,7 @@ __all__ = ["Service"]
 _DIAL_RETRY_S = 0.1
 _POLL_S = 0.05
 _FLUSH_S = 2.0
-"""How long a final message may take to be sent before the process ends."""
+"""Time that a final message may take to be sent before the process ends."""
 
 _log = Logger(__name__)
 

@@ -31,7 +31,7 @@ __all__ = ["find_local", "open_local"]
 
 _POLL_S = 0.005
 _END_S = 15.0
-"""How long agents may take to end; their own deadlines are shorter."""
+"""Time that agents may take to end; their own deadlines are shorter."""
 _SWEEP_S = 5.0
 _NUM_LAST_LINES = 20
 

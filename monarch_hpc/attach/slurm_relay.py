@@ -24,7 +24,7 @@ from monarch_hpc.transport.engine.flag import Flag
 __all__ = ["SlurmRelay", "main"]
 
 _END_S = 2.0
-"""How long srun may take to end after its input, before it is killed; the step ends either way."""
+"""Time that srun may take to end after its input, before it is killed; the step ends either way."""
 
 
 class SlurmRelay:

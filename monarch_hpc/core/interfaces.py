@@ -15,11 +15,7 @@ from monarch_hpc.core.errors import ConfigError
 __all__ = ["choose_interfaces", "host_name", "raise_file_limit", "read_interfaces"]
 
 _SIOCGIFFLAGS, _SIOCGIFADDR = 0x8913, 0x8915
-
-
 _IFF_UP = 0x1
-
-
 # Bridges of containers and virtual machines have the same address on every host: a peer that dials it reaches itself.
 _BRIDGES = ("docker*", "virbr*", "br-*", "cni*", "podman*", "lxc*")
 

@@ -24,6 +24,17 @@ __all__ = [
 DEFAULT_ENTRY = "monarch_hpc.mesh.process:main"
 """Entry point of procs, by name: agents do not depend on actors."""
 
+COOKIE = "MONARCH_HPC_COOKIE"
+"""Environment variable of all procs and their children: the allocation."""
+
+HOST_COOKIE = "MONARCH_HPC_HOST"
+"""Environment variable: the rank of the host; in a local allocation several hosts are one machine."""
+
+RUN_COOKIE = "MONARCH_HPC_RUN_COOKIE"
+"""Environment variable: the run."""
+
+NO_RUN = "0" * MAX_RUN_CHARS
+"""Placeholder for a run in the zygote's own environment, overwritten in each proc; padded with NUL bytes."""
 
 _SECTIONS: dict[str, type[TransportConfig] | type[FabricConfig] | type[UcxConfig] | type[LogsConfig]] = {
     "limits": TransportConfig,
@@ -135,19 +146,3 @@ def parse_order(text: str | bytes) -> ProcOrder:
             start[name] = from_document(section, start[name], "the agent's order")
     document["starts"] = [ProcStart(**start) for start in document["starts"]]
     return ProcOrder(**document)
-
-
-COOKIE = "MONARCH_HPC_COOKIE"
-"""Environment variable of all procs and their children: the allocation."""
-
-
-HOST_COOKIE = "MONARCH_HPC_HOST"
-"""Environment variable: the rank of the host; in a local allocation several hosts are one machine."""
-
-
-RUN_COOKIE = "MONARCH_HPC_RUN_COOKIE"
-"""Environment variable: the run."""
-
-
-NO_RUN = "0" * MAX_RUN_CHARS
-"""Placeholder for a run in the zygote's own environment, overwritten in each proc; padded with NUL bytes."""

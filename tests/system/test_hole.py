@@ -9,7 +9,7 @@ import pytest
 from monarch_hpc.core.errors import PeerLost
 from monarch_hpc.core.ids import Role
 from monarch_hpc.transport.engine.engine import Engine
-from monarch_hpc.transport.ucx import hole_probe as probe
+from monarch_hpc.transport.ucx import hole_probe
 from monarch_hpc.transport.ucx.lane import UcxLane
 from monarch_hpc.wire.frames import Frame, Kind
 from tests.system.far import ECHO, LEAVE, far
@@ -24,14 +24,14 @@ Parties = Callable[..., Party]
 def judged(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """One entry per verdict of the probe, which comes sooner than in production."""
     found: list[None] = []
-    judge = probe.Probe._judge
+    judge = hole_probe.Probe._judge
 
-    def look(self: probe.Probe, asked_s: float, answered: probe.ProbedLane) -> None:
+    def look(self: hole_probe.Probe, asked_s: float, answered: hole_probe.ProbedLane) -> None:
         judge(self, asked_s, answered)
         found.append(None)
 
-    monkeypatch.setattr(probe, "_PATIENCE_S", 0.3)
-    monkeypatch.setattr(probe.Probe, "_judge", look)
+    monkeypatch.setattr(hole_probe, "_PATIENCE_S", 0.3)
+    monkeypatch.setattr(hole_probe.Probe, "_judge", look)
     return found
 
 
@@ -50,7 +50,7 @@ def test_it_is_noticed_and_channels_begin_anew_without_it(
             victim.process.kill()
             client.until(lambda: len(client.lost) == 2)
         assert isinstance(client.lost[1], PeerLost)
-        assert probe.STUCK in str(client.lost[1])
+        assert hole_probe.STUCK in str(client.lost[1])
         again = client.node.connect(other.addresses)
         client.until(lambda: bool(again.why))
         assert again.fabric == "tcp", again.why
@@ -86,7 +86,7 @@ def test_late_answers_and_those_of_lanes_that_ended_tell_nothing(
 
     engine, lane, ended = Engine(), Lane(), Lane()
     stuck: list[None] = []
-    asked = probe.Probe(engine, lambda: [lane], lambda: stuck.append(None))
+    asked = hole_probe.Probe(engine, lambda: [lane], lambda: stuck.append(None))
     engine.call_soon(asked.suspect)
     assert engine.wait(lambda: len(lane.words) == 1, PATIENCE_S)
     lane.heard_s = engine.clock()  # then the peer is stopped before it answers on its socket
@@ -106,7 +106,7 @@ def test_late_answers_and_those_of_lanes_that_ended_tell_nothing(
 
 def test_who_says_goodbye_leaves_no_doubt(parties: Parties, monkeypatch: pytest.MonkeyPatch) -> None:
     suspected: list[None] = []
-    monkeypatch.setattr(probe.Probe, "suspect", lambda _self: suspected.append(None))
+    monkeypatch.setattr(hole_probe.Probe, "suspect", lambda _self: suspected.append(None))
     with far("ucx-shm") as there:
         client = parties(role=Role.CONTROLLER, ucx=UCX["ucx-shm"])
         channel = client.node.connect(there.addresses)

@@ -171,13 +171,13 @@ waiting = socket.create_connection(("127.0.0.1", port), 60)
 waiting.sendall(b"hello")
 print("open", waiting.recv(5))
 forwarder.stop().get()
+# Whoever has stopped it may listen there at once.
+socket.create_server(("127.0.0.1", port)).close()
+print("nobody listens")
 try:
     print("then", waiting.recv(1))
 except ConnectionResetError:
     print("then b''")
-# Whoever has stopped it may listen there at once.
-socket.create_server(("127.0.0.1", port)).close()
-print("nobody listens")
 
 again = this_proc().spawn("forwarder", PortForwarder)
 for arguments in (

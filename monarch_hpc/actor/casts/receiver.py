@@ -30,7 +30,7 @@ BULK_BYTES = 64 << 10
 """A larger answer goes directly to the caller where there is a channel: agents combine only small ones."""
 
 _FLUSH_S = 0.05
-"""How long DONE notes are batched before they are sent: short, because a sender may be waiting for that credit."""
+"""Time for which DONE notes are batched before they are sent: short, as a sender may be waiting for that credit."""
 
 
 class CastReceiverProcess(Protocol):

@@ -33,7 +33,7 @@ from monarch_hpc.wire.serializer import loads
 __all__ = ["CLEANUP_S", "Cell"]
 
 CLEANUP_S = 3.0
-"""How long cancelled endpoints and `__cleanup__` may take; less than `procs.stop_s`, after which procs are killed."""
+"""Time that cancelled endpoints and `__cleanup__` may take; less than `procs.stop_s`, after which procs are killed."""
 
 # Stand in for the cost of a call, which is always positive.
 _STOP = 0  # the actor ends here, after all earlier messages

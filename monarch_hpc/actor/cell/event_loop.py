@@ -17,7 +17,7 @@ __all__ = ["EventLoop", "Running"]
 _log = Logger(__name__)
 
 _CLOSE_S = 1.0
-"""How long coroutines may take to end when the loop is closed; actors have waited for theirs before that."""
+"""Time that coroutines may take to end when the loop is closed; actors have waited for theirs before that."""
 
 
 class Running:

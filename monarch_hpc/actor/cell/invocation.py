@@ -19,8 +19,8 @@ __all__ = ["Invocation", "InvocationCell", "ResponsePort"]
 
 
 _BEHIND_S = 1.0
-"""How long after the caller's deadline this side cancels a coroutine. The caller has the same deadline, sends CANCEL
-when it expires, and names all late ranks in its error: an earlier answer from here would name only one."""
+"""Time after the caller's deadline at which this side cancels a coroutine. The caller has the same deadline, sends
+CANCEL when it expires, and names all late ranks in its error: an earlier answer from here would name only one."""
 
 
 class InvocationCell(Protocol):

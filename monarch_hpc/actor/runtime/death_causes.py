@@ -23,10 +23,10 @@ DEPUTY = 2
 """Number of the program's actor that answers its procs, see `mesh.requests`. Fixed; all others are random."""
 
 CAUSE_WAIT_S = 3.0
-"""How long the calls of a lost proc wait for the cause from its agent; agents send it within milliseconds."""
+"""Time that the calls of a lost proc wait for the cause from its agent; agents send it within milliseconds."""
 
 _WAY_S = 1.0
-"""How much longer other procs wait for the program, which itself waits `CAUSE_WAIT_S` for the agent."""
+"""Additional time that other procs wait for the program, which itself waits `CAUSE_WAIT_S` for the agent."""
 
 _KEEP = 1024
 """Number of causes that are cached; for earlier deaths the program is asked again."""

@@ -26,7 +26,7 @@ from monarch_hpc.wire.messages import HostEntry, Message, ProcEnded, ProcReady, 
 __all__ = ["CastChannels"]
 
 _DEATH_REPORT_S = 3.0
-"""How long the death report of a proc whose channel broke may take; on the proc's own host it takes milliseconds."""
+"""Time that the death report of a proc whose channel broke may take; on the proc's own host it takes milliseconds."""
 
 _log = Logger(__name__)
 

@@ -37,7 +37,7 @@ from monarch_hpc.wire.frames import MAX_BUFFERS, Frame
 __all__ = ["HOLD_S", "MAX_NOTES_BYTES", "Carrier", "Router"]
 
 HOLD_S = 0.002
-"""How long an answer is held for others of the same route. Longer than an idle actor takes to answer, so that the
+"""Time for which an answer is held for others of the same route. Longer than an idle actor takes to answer, so that the
 answers of a whole host share a frame; imperceptible to people even four times over, on a route through four hosts."""
 
 MAX_NOTES_BYTES = 1 << 20

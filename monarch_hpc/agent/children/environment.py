@@ -10,8 +10,6 @@ __all__ = ["proc_environment"]
 
 # These mark a process as a task of a step for MPI and Slurm clients; the agent's step is not the proc's.
 _STEP_PREFIXES = ("PMI", "SLURM_STEP", "SLURM_PMI", "SLURM_SRUN_", "SLURM_CPU_BIND", "SLURM_MEM_BIND", "SLURM_GPU")
-
-
 _STEP_VARIABLES = frozenset(
     {
         "SLURM_DISTRIBUTION",

@@ -50,7 +50,7 @@ _CLOSE_S = 10.0
 """Beyond the procs' own grace, how long agents may take to report that a run's procs are gone."""
 
 _ORPHAN_S = 2.0
-"""How long a run without members waits for its owner, which may attach after a short program has ended."""
+"""Time that a run without members waits for its owner, which may attach after a short program has ended."""
 
 _MeshReport = ProcReady | ProcLife | SpawnFailed | ProcEnded | ProcsStopped | Output | LogsSet | Refused
 """Agents' messages about a mesh, for the program or actor that made it."""

@@ -32,7 +32,7 @@ _READ_BYTES = 64 << 10
 _BATCH_S = 0.05
 _BATCH_BYTES = 64 << 10
 _NOTICE_S = 1.0
-"""How long lines may be dropped before the program is informed of their number."""
+"""Time for which lines may be dropped before the program is informed of their number."""
 
 
 class LineSplitter:

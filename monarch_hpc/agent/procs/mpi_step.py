@@ -21,7 +21,7 @@ from pathlib import Path
 
 from monarch_hpc.agent.children.reaper import Reaper
 from monarch_hpc.agent.procs.mpi_task import peer_uid, socket_path
-from monarch_hpc.agent.procs.zygote_order import FDS_PER_PROC, LENGTH, render, versions
+from monarch_hpc.agent.procs.zygote_order import FDS_PER_PROC, render, split, versions
 from monarch_hpc.agent.procs.zygote_pool import ForkProblem, Spawned
 from monarch_hpc.config import FlagValue
 from monarch_hpc.core.exit import Exit
@@ -329,12 +329,8 @@ class _Task:
             return
         except OSError:
             data = b""
-        self._incoming += data
-        while len(self._incoming) >= LENGTH.size:
-            end = LENGTH.size + LENGTH.unpack_from(self._incoming)[0]
-            if len(self._incoming) < end:
-                break
-            message, self._incoming = self._incoming[LENGTH.size : end], self._incoming[end:]
+        messages, self._incoming = split(self._incoming + data)
+        for message in messages:
             self._handle(json.loads(message))
         if not data or self._exit is not None:
             self.close()

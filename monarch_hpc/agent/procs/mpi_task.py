@@ -28,7 +28,7 @@ from monarch_hpc.wire.start import parse_order
 __all__ = ["main", "peer_uid", "socket_path"]
 
 _CONNECT_S = 60.0
-"""How long the agent may take to listen: agents receive a mesh's order at different times."""
+"""Time that the agent may take to listen: agents receive a mesh's order at different times."""
 
 _POLL_S = 0.01
 _CREDENTIALS = struct.Struct("3i")

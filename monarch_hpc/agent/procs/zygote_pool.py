@@ -9,7 +9,6 @@ import os
 import select
 import signal
 import socket
-import struct
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 
 from monarch_hpc.agent.children.reaper import Reaper
 from monarch_hpc.agent.procs.zygote_launch import StartingZygote, ZygoteSettings, launch_zygote
-from monarch_hpc.agent.procs.zygote_order import FDS_PER_PROC, MAX_FDS, render, versions
+from monarch_hpc.agent.procs.zygote_order import FDS_PER_PROC, MAX_FDS, render, split, versions
 from monarch_hpc.core.exit import Exit
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.version import __version__
@@ -34,7 +33,6 @@ _log = Logger(__name__)
 _MAX_ZYGOTES = 4
 _MAX_STDERR_BYTES = 64 << 10
 _NUM_LAST_LINES = 20
-_LENGTH = struct.Struct("<I")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +97,7 @@ class ZygotePool:
         order: ProcOrder,
         fds: Sequence[int],
         done: _Done,
-        is_wanted: Callable[[], bool] = lambda: True,
+        is_wanted: Callable[[], bool],
     ) -> None:
         """Fork the procs of *order* from a zygote that has imported *preload*; call *done* with the outcome.
 
@@ -236,11 +234,8 @@ class _Zygote:
             while data := self._sock.recv(1 << 16):
                 self._incoming += data
             self._engine.unwatch(self._sock.fileno())
-        while len(self._incoming) >= _LENGTH.size:
-            end = _LENGTH.size + _LENGTH.unpack_from(self._incoming)[0]
-            if len(self._incoming) < end:
-                return
-            answer, self._incoming = self._incoming[_LENGTH.size : end], self._incoming[end:]
+        answers, self._incoming = split(self._incoming)
+        for answer in answers:
             self._handle(json.loads(answer))
 
     def _handle(self, answer: dict[str, object]) -> None:

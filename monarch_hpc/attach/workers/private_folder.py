@@ -19,7 +19,7 @@ _SCRIPT = 'read -r _; rm -rf -- "$1"'
 """Standard input ends with this process and all its forked children."""
 
 _END_S = 5.0
-"""How long the child may take to notice that; by then nothing is left to remove."""
+"""Time that the child may take to notice that; by then nothing is left to remove."""
 
 
 @contextlib.contextmanager
