@@ -135,7 +135,16 @@ def test_a_command_over_its_time_is_killed_with_its_children(lab: SlurmLab) -> N
 # ---- faults
 
 
+def hardware_addresses(lab: SlurmLab) -> list[str]:
+    return [
+        lab.run(["cat", f"/sys/class/net/{interface}/address"], host=host, check=True).stdout
+        for host, interface in (("n3", "eth0"), ("login", "br0"))
+    ]
+
+
 def test_a_host_without_power_is_silent_and_boots_again(lab: SlurmLab) -> None:
+    # Neighbours keep sending to the address that they remember, for ten seconds and more.
+    addresses = hardware_addresses(lab)
     with lab.popen(["sleep", "4711"], host="n3") as process:
         wait_until("the sleep", lambda: lab.processes("alice", "n3"), accept=lambda found: "sleep 4711" in str(found))
         lab.kill_host("n3")
@@ -147,6 +156,7 @@ def test_a_host_without_power_is_silent_and_boots_again(lab: SlurmLab) -> None:
     lab.boot_host("n3")
     lab.wait_idle()
     assert lines_of(lab, "srun", "-w", "n3", "hostname") == ["n3"]
+    assert hardware_addresses(lab) == addresses
 
 
 def test_a_pulled_cable_cuts_a_host_off_but_leaves_it_running(lab: SlurmLab) -> None:

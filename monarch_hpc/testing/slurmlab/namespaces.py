@@ -119,13 +119,18 @@ def port_of(host: str) -> str:
 
 def login_network(cluster: Cluster) -> str:
     """Commands of ip that make the switch, for the login host."""
-    return f"link add br0 type bridge\nlink set br0 up\naddr add {cluster.address(LOGIN)}/24 dev br0\n"
+    # With an address of its own: the kernel's choice changes with the ports.
+    return (
+        f"link add br0 address {cluster.hardware_address(LOGIN)} type bridge\nlink set br0 up\n"
+        f"addr add {cluster.address(LOGIN)}/24 dev br0\n"
+    )
 
 
 def plug_in(host: str, cluster: Cluster, init_pid: int) -> tuple[str, str]:
     """Commands of ip that connect *host* to the switch: for the login host, then for the host itself."""
     port = port_of(host)
-    outer = f"link add {port} type veth peer name eth0 netns {init_pid}\nlink set {port} master br0 up\n"
+    peer = f"peer name eth0 address {cluster.hardware_address(host)} netns {init_pid}"
+    outer = f"link add {port} type veth {peer}\nlink set {port} master br0 up\n"
     inner = (
         f"addr add {cluster.address(host)}/24 dev eth0\nlink set eth0 up\n"
         f"route add default via {cluster.address(LOGIN)}\n"

@@ -43,7 +43,14 @@ class Cluster:
 
     def address(self, host: str) -> str:
         """The IPv4 address of a host."""
-        return f"{_SUBNET}.{1 if host == LOGIN else 11 + self.hosts.index(host)}"
+        return f"{_SUBNET}.{self._number(host)}"
+
+    def hardware_address(self, host: str) -> str:
+        """The MAC address of a host: the same after each boot, as a real host's. Others remember it for minutes."""
+        return f"02:00:00:00:01:{self._number(host):02x}"
+
+    def _number(self, host: str) -> int:
+        return 1 if host == LOGIN else 11 + self.hosts.index(host)
 
 
 def render_hosts(cluster: Cluster) -> str:

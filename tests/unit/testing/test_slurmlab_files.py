@@ -74,7 +74,7 @@ def test_a_hosts_script_quotes_paths_and_says_when_it_is_ready() -> None:
 
 def test_a_host_is_wired_to_the_login_hosts_switch() -> None:
     on_login, on_host = plug_in("n2", CLUSTER, 123)
-    assert "peer name eth0 netns 123" in on_login
+    assert "peer name eth0 address 02:00:00:00:01:0c netns 123" in on_login
     assert "addr add 10.177.0.12/24 dev eth0" in on_host
 
 
