@@ -181,7 +181,9 @@ cdef extern from "core.h" nogil:
     mc_worker *mc_worker_new()
     int mc_thread_start(mc_worker *)
     void mc_thread_stop(mc_worker *)
+    int mc_worker_busy(mc_worker *)
     int mc_worker_drain(mc_worker *, uint64_t)
+    void mc_worker_destroy(mc_worker *)
     void mc_worker_free(mc_worker *)
     mc_event *mc_take(mc_worker *)
     mc_lane *mc_lane_open(mc_worker *, const unsigned char *random)
@@ -631,7 +633,8 @@ cdef class Worker:
         """Stop the thread and UCX; lanes and memory can no longer be used.
 
         UCX cannot be destroyed while a peer that was being connected does not answer: the worker is then abandoned, and
-        destroyed by a later start or close in this process, once the peer has answered or died.
+        destroyed by a later start or close in this process, once the peer has answered or died. Operations that UCX has
+        by then fail.
 
         Returns:
             Whether all of UCX has been destroyed.
@@ -667,6 +670,9 @@ cdef class Worker:
         if drained:
             self.ending = NULL
             with nogil:
+                mc_worker_destroy(worker)
+            self._take(worker)  # operations that ended only with UCX
+            with nogil:
                 mc_worker_free(worker)
         return drained
 
@@ -674,7 +680,8 @@ cdef class Worker:
         # Never closed: its constructor failed, or the interpreter is exiting.
         if self.worker != NULL and not mc_poisoned:
             mc_thread_stop(self.worker)
-            if mc_worker_drain(self.worker, 0) and not self.num_mapped:
+            if mc_worker_drain(self.worker, 0) and not mc_worker_busy(self.worker) and not self.num_mapped:
+                mc_worker_destroy(self.worker)
                 mc_worker_free(self.worker)
 
 

@@ -836,22 +836,31 @@ static void mc_lane_close(mc_lane *lane) {
 
 /* ---- the end of a worker ----
  *
- * ucp_worker_destroy may only be called once UCX has returned every request: with the closing of an endpoint still
- * in its queue, 1.13 aborts the process. A peer that froze while it was being connected keeps such a request for as
- * long as it likes, so the wait is limited: see `Worker.close`. */
+ * With the closing of an endpoint still in its queue, ucp_worker_destroy of 1.13 aborts the process. A peer that froze
+ * while it was being connected keeps such a request for as long as it likes, so the wait is limited: see
+ * `Worker.close`. Messages to endpoints that were closed by force are another matter: 1.13 returns none of them while
+ * the shared memory queue of a dead peer is full, and ucp_worker_destroy then returns them itself. */
+
+/* Whether UCX still has the closing of an endpoint. */
+static int mc_worker_closing(mc_worker *worker) {
+    for (uint32_t i = 0; i < worker->num_lanes; i++)
+        if (atomic_load(&worker->lanes[i]->state) == MC_LANE_CLOSING)
+            return 1;
+    return 0;
+}
 
 /* Whether UCX still has a request of ours. */
 static int mc_worker_busy(mc_worker *worker) {
-    if (atomic_load(&worker->operations))
+    if (atomic_load(&worker->operations) || mc_worker_closing(worker))
         return 1;
     for (uint32_t i = 0; i < worker->num_lanes; i++)
-        if (atomic_load(&worker->lanes[i]->state) == MC_LANE_CLOSING || atomic_load(&worker->lanes[i]->pending))
+        if (atomic_load(&worker->lanes[i]->pending))
             return 1;
     return 0;
 }
 
 /* Close all lanes of *worker*, whose thread has ended, and progress until UCX has no request of ours, at most for
- * *patience_ns*; returns whether it has none. */
+ * *patience_ns*; returns whether UCX can be destroyed. */
 static int mc_worker_drain(mc_worker *worker, uint64_t patience_ns) {
     uint64_t end_ns = mc_now_ns() + patience_ns;
     if (!worker->ucp)
@@ -862,7 +871,7 @@ static int mc_worker_drain(mc_worker *worker, uint64_t patience_ns) {
     while (mc_worker_busy(worker)) {
         int moved = mh_ucp.worker_progress(worker->ucp) != 0;
         if (mc_now_ns() >= end_ns)
-            return !mc_worker_busy(worker);
+            return !mc_worker_closing(worker);
         /* A millisecond at most: not all work scheduled within UCX makes its descriptor readable. */
         struct pollfd fd = {worker->event_fd, POLLIN, 0};
         if (!moved && mh_ucp.worker_arm(worker->ucp) == MH_OK)
@@ -871,10 +880,15 @@ static int mc_worker_drain(mc_worker *worker, uint64_t patience_ns) {
     return 1;
 }
 
-/* Destroy *worker*, which is not busy and whose thread has ended. */
-static void mc_worker_free(mc_worker *worker) {
+/* Destroy the UCX of *worker*, which `mc_worker_drain` has allowed; operations that UCX still had are done then. */
+static void mc_worker_destroy(mc_worker *worker) {
     if (worker->ucp)
         mh_ucp.worker_destroy(worker->ucp);
+    worker->ucp = NULL;
+}
+
+/* Free *worker*, whose UCX is destroyed. */
+static void mc_worker_free(mc_worker *worker) {
     pthread_mutex_lock(&worker->away_lock);
     while (atomic_load(&worker->num_watching))
         pthread_cond_wait(&worker->away_changed, &worker->away_lock);
