@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shlex
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -140,3 +143,28 @@ def test_the_step_keeps_slurms_essential_variables(tmp_path: Path) -> None:
     names = script[script.index("for name in") : script.index("do\n    unset")].split()
     assert {"CPUS_PER_TASK", "GPUS", "NTASKS", "EXACT", "HINT", "TRES_PER_TASK", "EXPORT_ENV"} <= set(names)
     assert not {"CONF", "JOB_ID", "JOB_NODELIST", "JOB_NUM_NODES", "NETWORK"} & set(names)
+
+
+def test_a_signal_to_all_processes_of_the_script_leaves_a_whole_last_word(tmp_path: Path) -> None:
+    """Slurm may signal each process: what is started after that must not end by it."""
+    directory, commands = tmp_path / "allocation", tmp_path / "bin"
+    (directory / "attempts").mkdir(parents=True)
+    (directory / "key").touch()
+    commands.mkdir()
+    signalled = shlex.quote(str(tmp_path / "signalled"))
+    for name, text in {
+        # As if the signal arrived while the last file is written.
+        "srun": f"touch {signalled}; exit 3",
+        "date": 'kill -TERM $$; exec /bin/date "$@"',
+        "mv": f'[ ! -e {signalled} ] || kill -TERM $$; exec /bin/mv "$@"',
+    }.items():
+        (commands / name).write_text(f"#!/bin/sh\n{text}\n")
+        (commands / name).chmod(0o755)
+    script = render_script(config(tmp_path), request(directory=directory))
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", "SLURM_NNODES": "1"}
+    env = {"PATH": f"{commands}:{os.environ['PATH']}", **job}
+    done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 3, done.stderr
+    files = directory / "attempts/1"
+    assert json.loads((files / "granted.json").read_text())["job_id"] == 7
+    assert json.loads((files / "ended.json").read_text())["exit_status"] == 3
