@@ -102,17 +102,20 @@ def test_a_sender_to_a_killed_peer_is_told(joined: Joined, size: int) -> None:
     client.until(lambda: bool(client.lost))
 
 
-def test_a_peer_killed_with_full_queues_keeps_nothing_here(joined: Joined) -> None:
-    """Small frames fill UCX's queue behind a large one, which libucp 1.13 does not return then; see `no_leaks`."""
-    client, channel, there = joined
-    there.process.send_signal(signal.SIGSTOP)
-    failures: list[BaseException] = []
-    for size in (100_000, 10):
-        sender = pour(channel, size, failures)
-        wait_until("frames to wait", lambda: channel.queued_bytes, PATIENCE_S)
-    there.process.kill()
-    client.until(lambda: bool(client.lost))
-    sender.join(PATIENCE_S)
+@pytest.mark.parametrize("attempt", range(8))
+def test_a_peer_killed_in_full_flow_keeps_nothing_here(parties: Parties, attempt: int) -> None:
+    """libucp 1.13 may keep messages to such a peer until its own end, one time in six; see `no_leaks`."""
+    with far("ucx-shm") as there:
+        client = make_client(parties, "ucx-shm")
+        channel = client.node.connect(there.addresses)
+        settled(client, channel, "ucx-shm")
+        failures: list[BaseException] = []
+        senders = [pour(channel, size, failures) for size in (100_000, 70_000, 2_000, 10)]
+        wait_until("all to send", lambda: channel.queued_bytes, PATIENCE_S, accept=lambda num: num > 400_000)
+        there.process.kill()
+        for sender in senders:
+            sender.join(PATIENCE_S)
+        assert len(failures) == 4 and all(isinstance(failure, PeerLost) for failure in failures), failures
 
 
 def test_frames_behind_one_that_cannot_be_handled_arrive(
