@@ -9,14 +9,9 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
-
-if TYPE_CHECKING:
-    from xdist.remote import Producer
-    from xdist.scheduler import LoadScopeScheduling
 
 # The same examples on every run, so that failures are reproducible; no deadline, since slowness is not a failure.
 hypothesis.settings.register_profile("house", derandomize=True, deadline=None, database=None)
@@ -24,21 +19,6 @@ hypothesis.settings.load_profile("house")
 
 # Time that the kernel may take to end a killed process.
 _SETTLE_S = 5.0
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
-    """Keep each file's tests in one process, in their order; likewise all Slurm tests, which share one lab.
-
-    Not by the marker `xdist_group`, which pytest-xdist 3.8 ignores with pytest 9.2.
-    """
-    from xdist.scheduler import LoadScopeScheduling
-
-    class Scheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
-        def _split_scope(self, nodeid: str) -> str:
-            return "slurm" if nodeid.startswith("tests/slurm/") else nodeid.partition("::")[0]
-
-    return Scheduling(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)
