@@ -236,7 +236,11 @@ def test_missing_agents_are_named_with_their_last_words_and_the_job_is_given_bac
     )
     alice.lab.run(["sh", "-c", f"mkdir -p {alice.folder}; cat > {python}; chmod 755 {python}"], stdin=wrapper)
     done = alice.run(
-        "alloc", "dev", "-N", "3", env={"MONARCH_HPC_AGENT__PYTHON": str(python), "MONARCH_HPC_SLURM__BOOTSTRAP_S": "5"}
+        "alloc",
+        "dev",
+        "-N",
+        "3",
+        env={"MONARCH_HPC_AGENT__PYTHON": str(python), "MONARCH_HPC_SLURM__BOOTSTRAP_S": "15"},
     )
     assert done.returncode == 72
     has(done.stderr, "no agent from 1 host(s)", "  n2:", "    no driver here", "was released", "agents    2/3")
