@@ -1,4 +1,4 @@
-"""The head's state of each run: its members, meshes and dropped output; and the report for `status`."""
+"""The volatile part of a run at the head: its members' reports and dropped output; and the report for `status`."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from monarch_hpc.agent.head.link import Link
-from monarch_hpc.agent.head.roster import HostRoster
+from monarch_hpc.agent.head.state import HeadState
 from monarch_hpc.agent.output.rate_limit import TokenBucket, cost_bytes
 from monarch_hpc.telemetry.observer import Witness
 from monarch_hpc.wire.calls import ProcCalls, Recording
-from monarch_hpc.wire.messages import OpenRun, Output, ProcEnded, RunLinks, SpawnFailed, StatusReport
+from monarch_hpc.wire.messages import Output, ProcEnded, RunLinks, SpawnFailed, StatusReport
 
-__all__ = ["OpenWitness", "Run", "RunMesh", "report"]
+__all__ = ["OpenWitness", "RunPeers", "report"]
 
 OpenWitness = Callable[[Recording], Witness | None]
 
@@ -20,50 +20,25 @@ _OUTPUT_BYTES = 4 << 20
 """Bytes per second of output of all procs of a run to its program. Reading that much costs the program, which has
 other work, a tenth of a core; a terminal shows less."""
 
-_TITLE_CHARS = 1000
-"""Limit on a stored command line, which may be two megabytes long: a `status` report contains those of all runs."""
-
 _FEW_BYTES = 4 << 10
 """Messages up to this size always pass, so that a proc that prints little does not suffer from floods of others."""
 
 
-@dataclass(slots=True)
-class RunMesh:
-    """One mesh of procs.
-
-    Attributes:
-        link: the link of its requester.
-        alive: rank of a proc -> its host.
-        suspect: ranks of procs stopped by a signal.
-    """
-
-    link: Link
-    hosts: set[int]
-    alive: dict[int, int] = field(default_factory=dict)
-    suspect: set[int] = field(default_factory=set)
-
-
 @dataclass(slots=True, eq=False)
-class Run:
-    """One run.
+class RunPeers:
+    """Reports of a run's members about themselves, and its dropped output: of use only while the head lives.
 
     Attributes:
-        epoch: increases when another owner takes over the run.
-        closing: hosts that have not yet reported their procs gone; None while the run is open.
         dropped: number of dropped lines by mesh, rank, host and stream.
         links: each member's fabrics to its procs, see `RunLinks`.
         recordings: where each member's records are; *witnesses* read those on this machine.
         reported_by_owner: members whose calls the run's owner reports.
     """
 
-    opened: OpenRun
+    run: str
     opened_s: float
-    epoch: int
     open_witness: OpenWitness
     owner: Link | None = None
-    members: list[Link] = field(default_factory=list)
-    meshes: dict[int, RunMesh] = field(default_factory=dict)
-    closing: set[int] | None = None
     dropped: dict[tuple[int, int, int, str], int] = field(default_factory=dict)
     links: dict[Link, list[dict[str, object]]] = field(default_factory=dict)
     recordings: dict[Link, Recording] = field(default_factory=dict)
@@ -72,7 +47,6 @@ class Run:
     _bucket: TokenBucket = field(init=False)
 
     def __post_init__(self) -> None:
-        self.opened = _shorten(self.opened)
         self._bucket = TokenBucket(_OUTPUT_BYTES, self.opened_s)
 
     def note(self, link: Link, news: RunLinks | Recording) -> None:
@@ -90,18 +64,16 @@ class Run:
         elif self.owner is not None and self.owner is not link:
             self.owner.send(news)
 
-    def take_over(self, owner: Link, opened: OpenRun) -> None:
+    def take_over(self, owner: Link) -> None:
         """Set the owner, and ask it to read the records of members on its machine that cannot be read from here."""
         self.owner = owner
-        self.opened = _shorten(opened)
         self.reported_by_owner.clear()
         for link, recording in self.recordings.items():
             if link is not owner and link not in self.witnesses:
                 owner.send(recording)
 
     def forget(self, link: Link) -> None:
-        """Remove a member."""
-        self.members.remove(link)
+        """Drop the reports of a member."""
         self.links.pop(link, None)
         self.recordings.pop(link, None)
         self.reported_by_owner.discard(link)
@@ -113,9 +85,9 @@ class Run:
         for witness in self.witnesses.values():
             witness.close()
 
-    def unobserved(self) -> list[Link]:
-        """Members whose calls can only be learned by asking them."""
-        return [link for link in self.members if link not in self.witnesses and link not in self.reported_by_owner]
+    def must_be_asked(self, link: Link) -> bool:
+        """Tell whether a member's calls can only be learned by asking it."""
+        return link not in self.witnesses and link not in self.reported_by_owner
 
     def observed(self) -> list[ProcCalls]:
         """The calls of the members whose memory can be read here."""
@@ -134,40 +106,40 @@ class Run:
         """Return reports of the lines of an ended proc that were dropped and not reported yet."""
         where = ended.mesh, ended.rank, ended.host
         return [
-            Output(self.opened.run, *where, stream, [], num_lines)
+            Output(self.run, *where, stream, [], num_lines)
             for stream in ("out", "err")
             if (num_lines := self.dropped.pop((*where, stream), 0))
         ]
 
 
-def _shorten(opened: OpenRun) -> OpenRun:
-    title, host = opened.title, opened.controller_host
-    return replace(opened, title=title[:_TITLE_CHARS], controller_host=host[:_TITLE_CHARS])
+def report(state: HeadState, links: Mapping[int, Link], peers: Mapping[str, RunPeers], now_s: float) -> StatusReport:
+    """Return the report that `monarch-hpc status` shows.
 
-
-def report(roster: HostRoster, runs: Mapping[str, Run], now_s: float) -> StatusReport:
-    """Return the report that `monarch-hpc status` shows."""
+    Args:
+        links: peer -> link.
+        peers: run -> its members' reports.
+    """
     hosts: list[dict[str, object]] = [
         {
             "rank": slot.entry.rank,
             "name": slot.entry.name,
-            "state": "lost" if slot.link is None else slot.life.value,
+            "state": "lost" if slot.peer is None else slot.life.value,
             "problem": slot.problem or slot.cause,
             "cpus": len(slot.entry.cpus),
             "gpus": slot.entry.gpus,
             "memory_bytes": slot.entry.memory_bytes,
             "addresses": slot.entry.addresses,
-            "fabric": "" if slot.link is None else slot.link.fabric,
-            "why": "" if slot.link is None else slot.link.why,
+            "fabric": "" if slot.peer is None else links[slot.peer].fabric,
+            "why": "" if slot.peer is None else links[slot.peer].why,
             "pid": slot.entry.pid,
             "procs": sum(
                 host == slot.entry.rank
-                for run in runs.values()
+                for run in state.runs.values()
                 for mesh in run.meshes.values()
                 for host in mesh.alive.values()
             ),
         }
-        for slot in roster.all()
+        for slot in state.roster.all()
     ]
     documents: list[dict[str, object]] = [
         {
@@ -178,13 +150,13 @@ def report(roster: HostRoster, runs: Mapping[str, Run], now_s: float) -> StatusR
             "age_s": round(now_s - run.opened_s, 1),
             "procs": sum(len(mesh.alive) for mesh in run.meshes.values()),
             "suspect": [
-                {"mesh": number, "rank": rank, "host": roster.name(mesh.alive[rank])}
+                {"mesh": number, "rank": rank, "host": state.roster.name(mesh.alive[rank])}
                 for number, mesh in run.meshes.items()
                 for rank in sorted(mesh.suspect)
             ],
-            "links": [link for links in run.links.values() for link in links],
+            "links": [link for reported in peers[name].links.values() for link in reported],
             "state": "running" if run.closing is None else "closing",
         }
-        for name, run in runs.items()
+        for name, run in state.runs.items()
     ]
     return StatusReport(hosts, documents)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from monarch_hpc.agent.head.events import Event
 from monarch_hpc.agent.head.head import Head
 from monarch_hpc.agent.head.runs import OpenWitness
 from monarch_hpc.supervision import Liveness
@@ -64,8 +65,16 @@ class World:
         self.written: list[tuple[list[int], dict[int, str]]] = []
         self.ended = 0
         self.witness: OpenWitness = lambda _recording: None
+        self.events: list[Event] = []
         self.head = Head(
-            num_hosts, lambda: self.now_s, self._later, 5.0, self._changed, self._ended, lambda told: self.witness(told)
+            num_hosts,
+            lambda: self.now_s,
+            self._later,
+            5.0,
+            self._changed,
+            self._ended,
+            lambda told: self.witness(told),
+            self.events.append,
         )
         self.agents = [Party() for _ in range(num_hosts)]
 

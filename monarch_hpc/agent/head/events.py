@@ -1,0 +1,218 @@
+"""Changes of the head's state, as facts: each is applied once, and a replay of all of them gives the same state.
+
+A *peer* is the head's number of a link, which is never given to another one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from monarch_hpc.supervision.lease import Liveness
+from monarch_hpc.wire.logs import LogsSet
+from monarch_hpc.wire.messages import (
+    HostEntry,
+    OpenRun,
+    Output,
+    ProcEnded,
+    ProcLife,
+    ProcReady,
+    ProcsStopped,
+    Refused,
+    SpawnFailed,
+)
+
+__all__ = [
+    "DeadlinePassed",
+    "Event",
+    "HostEmptied",
+    "HostGone",
+    "HostJoined",
+    "HostLifeChanged",
+    "MeshLeftHost",
+    "MeshReport",
+    "MeshRequested",
+    "PeerEnteredRun",
+    "PeerLeftRun",
+    "ProcGone",
+    "ProcStarted",
+    "ProcStopped",
+    "RunAttached",
+    "RunLeftHost",
+    "RunStopping",
+    "ShutdownBegan",
+    "of_report",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class HostJoined:
+    """The agent of a host reported; *problem* says why the host cannot be used, and is empty if it can."""
+
+    peer: int
+    entry: HostEntry
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostLifeChanged:
+    """An agent became silent, or was heard again."""
+
+    rank: int
+    life: Liveness
+
+
+@dataclass(frozen=True, slots=True)
+class HostGone:
+    """A host is lost, with all its procs."""
+
+    rank: int
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlinePassed:
+    """The head no longer waits for agents."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunAttached:
+    """A peer opened a run, or attached to it; as its owner if *opened* says so.
+
+    Args:
+        time_s: monotonic time.
+    """
+
+    peer: int
+    opened: OpenRun
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PeerEnteredRun:
+    """A peer became a member of a run by another request than to open it."""
+
+    run: str
+    peer: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLeftRun:
+    """A member of a run is lost."""
+
+    run: str
+    peer: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunStopping:
+    """A run is over, and its procs are told to end on all connected hosts."""
+
+    run: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunLeftHost:
+    """Nothing of a stopping run is left on a host, as far as will be known; with the last host the run ends."""
+
+    run: str
+    host: int
+
+
+@dataclass(frozen=True, slots=True)
+class MeshRequested:
+    """A peer's request for procs went to *hosts*."""
+
+    run: str
+    mesh: int
+    peer: int
+    hosts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MeshLeftHost:
+    """All procs of a mesh on a host have ended on request; with the last host the mesh ends."""
+
+    run: str
+    mesh: int
+    host: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProcStarted:
+    """A proc is ready."""
+
+    run: str
+    mesh: int
+    rank: int
+    host: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProcStopped:
+    """A proc was stopped by a signal, or goes on."""
+
+    run: str
+    mesh: int
+    rank: int
+    stopped: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ProcGone:
+    """A proc has ended, or could not be started."""
+
+    run: str
+    mesh: int
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShutdownBegan:
+    """All agents are told to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostEmptied:
+    """An agent is about to end; *left* is the number of processes by host, -1 where it is unknown."""
+
+    rank: int
+    left: dict[str, int]
+
+
+Event = (
+    HostJoined
+    | HostLifeChanged
+    | HostGone
+    | DeadlinePassed
+    | RunAttached
+    | PeerEnteredRun
+    | PeerLeftRun
+    | RunStopping
+    | RunLeftHost
+    | MeshRequested
+    | MeshLeftHost
+    | ProcStarted
+    | ProcStopped
+    | ProcGone
+    | ShutdownBegan
+    | HostEmptied
+)
+
+
+MeshReport = ProcReady | ProcLife | SpawnFailed | ProcEnded | ProcsStopped | Output | LogsSet | Refused
+"""Agents' messages about a mesh, for the program or actor that requested it."""
+
+
+def of_report(message: MeshReport) -> Event | None:
+    """The event that an agent's message about a mesh reports; None if it reports none."""
+    match message:
+        case ProcReady():
+            return ProcStarted(message.run, message.mesh, message.rank, message.host)
+        case ProcLife():
+            return ProcStopped(message.run, message.mesh, message.rank, message.life == Liveness.SUSPECT.value)
+        case SpawnFailed() | ProcEnded():
+            return ProcGone(message.run, message.mesh, message.rank)
+        case ProcsStopped():
+            return MeshLeftHost(message.run, message.mesh, message.host)
+        case _:
+            return None
