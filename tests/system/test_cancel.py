@@ -328,7 +328,7 @@ def test_one_full_mailbox_delays_no_other_rank(procs: ProcMesh) -> None:
     running = first.block.call_one("one")
     for _ in range(_WINDOW_BYTES // _MIB - 1):
         first.take.broadcast(data)
-    partial = workers.take.options(timeout=_SOON_S, on_error="collect").call(data).get(_PATIENCE_S)
+    partial = workers.take.options(timeout=10 * _SOON_S, on_error="collect").call(data).get(_PATIENCE_S)
     assert [point.rank for point, _ in partial.failures().items()] == [0]
     noted(workers.slice(gpus=1), "took 1")
     open_gate(procs.slice(gpus=0), "one")
