@@ -43,7 +43,7 @@ PROTOCOL = 1
 """Version of everything on the wire; two sides with different versions refuse each other."""
 
 MAX_BODY_BYTES = 64 * 2**20
-"""A body is a pickled skeleton or a control message; a larger one is a mistake (buffers carry bulk data)."""
+"""A body is the short part of a pickle, or a control message; a larger one is a mistake (buffers carry bulk data)."""
 
 MAX_BUFFERS = 4096
 """More buffers than this in one message cost more in bookkeeping than a copy would."""
@@ -126,7 +126,7 @@ def pack_head(frame: Frame) -> bytes:
     if num > MAX_BUFFERS or body_bytes > MAX_BODY_BYTES:
         raise FrameError(
             f"{body_bytes} bytes of body and {num} buffers; at most {MAX_BODY_BYTES} and {MAX_BUFFERS}: "
-            "send bulk data as arrays or bytes, in fewer pieces"
+            "send the value in several messages, or in fewer pieces"
         )
     head = _HEAD.pack(PROTOCOL, frame.kind, num, body_bytes, frame.dest, frame.reply)
     return head + struct.pack(f"<{num}Q", *[memoryview(buffer).nbytes for buffer in frame.buffers])

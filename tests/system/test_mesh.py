@@ -21,7 +21,6 @@ import monarch_hpc
 from monarch_hpc import Actor, ActorDied, ActorMesh, HostMesh, MeshError, ProcMesh, SpawnError, endpoint
 from monarch_hpc.actor.fault import MeshFailure
 from monarch_hpc.config.load import load
-from monarch_hpc.core.errors import FrameError
 from monarch_hpc.testing import wait_until
 from tests.system.controlling import controlled, settle
 
@@ -84,10 +83,6 @@ class Probe(Actor):
     @endpoint
     def odd(self) -> None:
         raise _Odd
-
-    @endpoint
-    def text(self, num_chars: int) -> str:
-        return "x" * num_chars
 
     @endpoint
     def lock(self) -> object:
@@ -243,16 +238,6 @@ def test_what_cannot_be_pickled_fails_that_call_alone(probes: ActorMesh[Probe]) 
     assert "on local0, endpoint lock; remote traceback" in refused.value.__notes__[0]
     with pytest.raises(TypeError, match="pickle"):
         one.add.call_one(threading.Lock())
-    assert one.add.call_one(0).get(_PATIENCE_S) == 10
-
-
-def test_what_is_too_large_fails_that_call_alone(probes: ActorMesh[Probe]) -> None:
-    one = probes.slice(hosts=0, gpus=0)
-    with pytest.raises(FrameError, match="send bulk data as arrays or bytes"):
-        one.say.call_one("x" * (65 << 20))
-    with pytest.raises(FrameError, match="send bulk data as arrays or bytes") as caught:
-        one.text.call_one(65 << 20).get(_PATIENCE_S)
-    assert "remote traceback" in caught.value.__notes__[0]
     assert one.add.call_one(0).get(_PATIENCE_S) == 10
 
 
