@@ -74,7 +74,9 @@ class _Pieces:
         if not self._pieces:
             return self._small.getvalue(), []
         self._flush()
-        short, long, cuts = [], [], []
+        short: list[Buffer] = []
+        long: list[Buffer] = []
+        cuts: list[int] = []
         for piece in self._pieces:
             if len(piece) < MIN_PIECE_BYTES or len(long) == _MAX_PIECES:
                 short.append(piece)
@@ -84,7 +86,7 @@ class _Pieces:
         if not cuts:
             return b"".join(short), []
         tail = struct.pack(f"<{len(cuts)}Q", *cuts) + _NUM_CUTS.pack(len(cuts)) + _CUTS_END
-        return b"".join([*short, tail]), list(long)
+        return b"".join([*short, tail]), long
 
 
 class _Reader:
