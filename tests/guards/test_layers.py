@@ -34,7 +34,7 @@ DOORS = {
     "mpi4py": {"actor.runtime.mpi"},
     "pytest": {"testing.fixtures"},
     "rich": {"cli.output"},
-    "torch": {"mesh.scripts.spmd"},
+    "torch": {"mesh.scripts.spmd", "wire.tensors"},
     "yaml": {"config"},
 }
 

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_hpc.wire.frames import MAX_BODY_BYTES, MAX_BUFFERS
-from monarch_hpc.wire.serializer import MIN_BUFFER_BYTES, MIN_PIECE_BYTES, dumps, loads
+from monarch_hpc.wire.pieces import MIN_PIECE_BYTES
+from monarch_hpc.wire.serializer import MIN_BUFFER_BYTES, dumps, loads
 
 LONG = MIN_PIECE_BYTES
 SIZES = [0, 1, 1 << 16, (1 << 16) + 1, 1 << 17, LONG - 1, LONG, 3 * LONG]
