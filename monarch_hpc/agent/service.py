@@ -38,19 +38,12 @@ from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.heartbeat import Heartbeat
 from monarch_hpc.transport.node import Node
+from monarch_hpc.wire.control.allocation import HostEntry, Join, Roster, ShutDown, ShutDownDone
+from monarch_hpc.wire.control.message import Message
+from monarch_hpc.wire.control.refusal import Refused, refuse
+from monarch_hpc.wire.control.runs import RunClosed
+from monarch_hpc.wire.control.table import decode
 from monarch_hpc.wire.frames import Frame, Kind
-from monarch_hpc.wire.messages import (
-    HostEntry,
-    Join,
-    Message,
-    Refused,
-    Roster,
-    RunClosed,
-    ShutDown,
-    ShutDownDone,
-    decode,
-)
-from monarch_hpc.wire.refusal import refuse
 
 __all__ = ["Service"]
 

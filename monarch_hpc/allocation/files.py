@@ -17,7 +17,7 @@ from monarch_hpc.core.version import __version__
 from monarch_hpc.wire.frames import PROTOCOL
 
 if TYPE_CHECKING:
-    from monarch_hpc.wire.messages import HostEntry
+    from monarch_hpc.wire.control.allocation import HostEntry
 
 __all__ = [
     "KEY_BYTES",

@@ -22,9 +22,12 @@ from monarch_hpc.transport.engine.flag import Flag
 from monarch_hpc.transport.node import Node
 from monarch_hpc.transport.ucx.fabric import UcxFabric
 from monarch_hpc.transport.ucx.settings import wants_ucx
-from monarch_hpc.wire.calls import Calls, CallsReport
+from monarch_hpc.wire.control.allocation import ShutDown, ShutDownDone, Status, StatusReport
+from monarch_hpc.wire.control.calls import Calls, CallsReport
+from monarch_hpc.wire.control.message import Message, encode
+from monarch_hpc.wire.control.refusal import Refused
+from monarch_hpc.wire.control.table import decode
 from monarch_hpc.wire.frames import Frame, Kind
-from monarch_hpc.wire.messages import Message, Refused, ShutDown, ShutDownDone, Status, StatusReport, decode, encode
 
 __all__ = ["Attachment", "HeadStatus", "attach", "query_calls", "query_status", "shut_down"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from monarch_hpc.core.place import read_place
 from monarch_hpc.telemetry import layout
 from monarch_hpc.telemetry.reading import memory_of, read_scene, report_scene
-from monarch_hpc.wire.calls import PROGRAM_MESH, ProcCalls, Recording
+from monarch_hpc.wire.control.calls import PROGRAM_MESH, ProcCalls, Recording
 
 __all__ = ["Witness", "is_stopped", "open_witness"]
 

@@ -22,7 +22,8 @@ from monarch_hpc.core.errors import AllocationError, AuthenticationError, Versio
 from monarch_hpc.core.files import private_dir, read_json, write_json, write_private
 from monarch_hpc.core.ids import Role
 from monarch_hpc.transport.engine.engine import Engine
-from monarch_hpc.wire.messages import HostLost, ProcEnded, SpawnFailed
+from monarch_hpc.wire.control.allocation import HostLost
+from monarch_hpc.wire.control.procs import ProcEnded, SpawnFailed
 from tests.system.agent_client import Client, alive, cookie_holders, eventually
 
 

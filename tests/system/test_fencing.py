@@ -21,8 +21,10 @@ from monarch_hpc.supervision.lease import Lease, Liveness
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.flag import Flag
 from monarch_hpc.transport.heartbeat import Heartbeat
+from monarch_hpc.wire.control.allocation import HostLost
+from monarch_hpc.wire.control.procs import ProcEnded
+from monarch_hpc.wire.control.runs import CloseRun
 from monarch_hpc.wire.frames import Frame, Kind
-from monarch_hpc.wire.messages import CloseRun, HostLost, ProcEnded
 from tests.system.agent_client import Client, alive, eventually
 from tests.system.parties import PATIENCE_S, Party, parties
 

@@ -18,7 +18,8 @@ from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.node import Node
 from monarch_hpc.transport.ucx.fabric import UcxFabric
 from monarch_hpc.transport.ucx.settings import wants_ucx
-from monarch_hpc.wire.messages import ProcHello, encode
+from monarch_hpc.wire.control.message import encode
+from monarch_hpc.wire.control.procs import ProcHello
 from monarch_hpc.wire.start import ProcStart
 
 __all__ = ["main"]

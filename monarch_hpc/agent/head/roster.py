@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from monarch_hpc.agent.head.link import Link
 from monarch_hpc.supervision.lease import Liveness
-from monarch_hpc.wire.messages import HostEntry, Join, Message
+from monarch_hpc.wire.control.allocation import HostEntry, Join
+from monarch_hpc.wire.control.message import Message
 
 __all__ = ["HostRoster", "HostSlot"]
 

@@ -27,7 +27,7 @@ from monarch_hpc.config import FlagValue
 from monarch_hpc.core.exit import Exit
 from monarch_hpc.core.spawn import launch
 from monarch_hpc.transport.engine.engine import Engine
-from monarch_hpc.wire.messages import SpawnProcs
+from monarch_hpc.wire.control.procs import SpawnProcs
 from monarch_hpc.wire.start import ProcOrder, render_order
 
 __all__ = ["MpiSteps", "StepSettings"]

@@ -21,7 +21,9 @@ from monarch_hpc.core.gpus import visible_gpus
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.telemetry.memory import make_memory
 from monarch_hpc.transport.engine.engine import Engine
-from monarch_hpc.wire.messages import Message, ProcHello, ProcReady, SpawnFailed, SpawnProcs, decode
+from monarch_hpc.wire.control.message import Message
+from monarch_hpc.wire.control.procs import ProcHello, ProcReady, SpawnFailed, SpawnProcs
+from monarch_hpc.wire.control.table import decode
 from monarch_hpc.wire.start import ProcOrder, ProcStart
 
 __all__ = ["Parent", "ProcSpawner"]

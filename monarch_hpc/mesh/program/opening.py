@@ -18,7 +18,7 @@ from monarch_hpc.config.load import load
 from monarch_hpc.config.program import read_program
 from monarch_hpc.config.schema import Config
 from monarch_hpc.core.ids import new_run_id
-from monarch_hpc.wire.messages import HostEntry
+from monarch_hpc.wire.control.allocation import HostEntry
 from monarch_hpc.wire.start import COOKIE
 
 __all__ = ["TAKEN", "Opened", "Opener", "find_own_rank", "open_allocation", "open_embedded"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from monarch_hpc.wire.messages import Message
+from monarch_hpc.wire.control.message import Message
 
 __all__ = [
     "PROGRAM_MESH",
