@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from monarch_hpc.agent.procs.zygote_launch import ZygoteSettings, launch_zygote
+from monarch_hpc.allocation.attempts import attempt_folder, attempt_identity
 from monarch_hpc.allocation.files import KEY_BYTES
-from monarch_hpc.core.attempts import attempt_folder, attempt_identity
 from monarch_hpc.core.dumps import forbid_core_dumps
 from monarch_hpc.core.errors import ConfigError, MonarchError
 from monarch_hpc.core.hostlist import expand

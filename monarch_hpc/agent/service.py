@@ -26,6 +26,7 @@ from monarch_hpc.agent.resources import cgroup
 from monarch_hpc.agent.resources.grant import Grant
 from monarch_hpc.agent.resources.shm_folder import make_segments
 from monarch_hpc.allocation import files as allocation_files
+from monarch_hpc.allocation.ready import make_ready, write_ready
 from monarch_hpc.config import Config
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.errors import ConfigError, FrameError, TransportError
@@ -199,9 +200,9 @@ class Service:
         names = [self._host_name(rank) for rank in missing]
         for rank, why in missing.items():
             _log.warning("%s is missing: %s", self._host_name(rank), why)
-        document = allocation_files.render_ready(self._args.allocation, self._args.job_id, hosts, names)
+        ready = make_ready(self._args.allocation, self._args.job_id, hosts, names)
         try:
-            allocation_files.write_ready(self._args.folder, document)
+            write_ready(self._args.folder, ready)
         except OSError as error:
             _log.error("cannot write ready.json in %s: %s", self._args.folder, error)
 

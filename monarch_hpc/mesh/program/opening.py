@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from monarch_hpc.allocation.files import Ready
+from monarch_hpc.allocation.ready import Ready
 from monarch_hpc.allocation.settings import read_config
 from monarch_hpc.attach.attach import shut_down
 from monarch_hpc.attach.embedded import open_local
