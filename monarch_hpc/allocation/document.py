@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from monarch_hpc.core.errors import ConfigError
-from monarch_hpc.core.files import read_json, write_json
+from monarch_hpc.core.storage.files import read_json, write_json
 
 __all__ = ["SCHEMA", "Document", "read_document", "write_document"]
 

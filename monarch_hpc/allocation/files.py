@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING
 from monarch_hpc.allocation.attempts import newest_attempt
 from monarch_hpc.allocation.document import read_document, write_document
 from monarch_hpc.core.errors import AllocationError, ConfigError
-from monarch_hpc.core.files import private_dir, read_private, write_private
-from monarch_hpc.core.hostlist import expand
+from monarch_hpc.core.storage.files import private_dir, read_private, write_private
+from monarch_hpc.core.text.hostlist import expand
 
 if TYPE_CHECKING:
     from monarch_hpc.wire.control.allocation import HostEntry

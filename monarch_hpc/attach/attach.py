@@ -14,8 +14,8 @@ from monarch_hpc.allocation.settings import read_config
 from monarch_hpc.config.schema import Config
 from monarch_hpc.core.errors import AllocationError, ConfigError, TransportError
 from monarch_hpc.core.ids import Identity, Role, new_incarnation
-from monarch_hpc.core.interfaces import choose_interfaces, raise_file_limit, read_interfaces
 from monarch_hpc.core.logger import Logger
+from monarch_hpc.core.machine.interfaces import choose_interfaces, raise_file_limit, read_interfaces
 from monarch_hpc.transport.api import FrameChannel, Listener
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.engine.flag import Flag

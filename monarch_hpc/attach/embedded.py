@@ -21,11 +21,11 @@ from monarch_hpc.allocation.settings import write_config
 from monarch_hpc.config import Config
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.errors import AgentsMissing, AllocationError, ConfigError
-from monarch_hpc.core.files import open_output, private_dir
-from monarch_hpc.core.fork import watch_forks
 from monarch_hpc.core.ids import new_allocation_id
-from monarch_hpc.core.scratch import PREFIX, hold_scratch, make_scratch
-from monarch_hpc.core.spawn import launch
+from monarch_hpc.core.process.fork import watch_forks
+from monarch_hpc.core.process.spawn import launch
+from monarch_hpc.core.storage.files import open_output, private_dir
+from monarch_hpc.core.storage.scratch import PREFIX, hold_scratch, make_scratch
 from monarch_hpc.wire.start import DEFAULT_ENTRY
 
 __all__ = ["find_local", "open_local"]
@@ -93,7 +93,7 @@ def find_local() -> dict[str, Path]:
 
 
 def _make_directory(directory: Path | None) -> tuple[Path, int]:
-    """Return the directory, and the descriptor that holds it, see `core.scratch`."""
+    """Return the directory, and the descriptor that holds it, see `core.storage.scratch`."""
     if directory is not None:
         return private_dir(directory), hold_scratch(directory)
     runtime = os.environ.get("XDG_RUNTIME_DIR")

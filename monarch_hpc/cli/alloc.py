@@ -13,7 +13,7 @@ from monarch_hpc.cli.main import load_to_start
 from monarch_hpc.cli.output import Console, current_output, output_options
 from monarch_hpc.core.errors import AllocationError, MonarchError
 from monarch_hpc.core.ids import new_allocation_id
-from monarch_hpc.core.units import format_duration, parse_duration
+from monarch_hpc.core.text.units import format_duration, parse_duration
 from monarch_hpc.slurm import (
     AllocationRecord,
     Allocations,

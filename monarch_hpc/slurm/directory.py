@@ -22,8 +22,8 @@ from monarch_hpc.allocation.files import (
 from monarch_hpc.allocation.ready import READY, Ready, load_ready
 from monarch_hpc.allocation.settings import write_config
 from monarch_hpc.config import Config
-from monarch_hpc.core.assets import asset
-from monarch_hpc.core.files import private_dir, write_private
+from monarch_hpc.core.storage.assets import asset
+from monarch_hpc.core.storage.files import private_dir, write_private
 
 __all__ = ["Seen", "last_words", "look", "prepare", "tail", "words_by_host"]
 

@@ -21,8 +21,8 @@ from monarch_hpc.allocation.ready import Ready
 from monarch_hpc.config import Config
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.errors import AgentsMissing, AllocationError, ConfigError, SlurmError
-from monarch_hpc.core.files import private_dir, read_json, write_json
 from monarch_hpc.core.ids import new_allocation_id
+from monarch_hpc.core.storage.files import private_dir, read_json, write_json
 from monarch_hpc.slurm.client import SlurmClient
 from monarch_hpc.slurm.directory import last_words, look, prepare, tail
 from monarch_hpc.slurm.owner import OwnerProcess, current_owner, owner_lives

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from monarch_hpc.core.procfs import read_boot_id, read_stat
+from monarch_hpc.core.machine.procfs import read_boot_id, read_stat
 
 __all__ = ["OwnerProcess", "current_owner", "owner_lives"]
 

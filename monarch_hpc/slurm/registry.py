@@ -23,7 +23,7 @@ from pathlib import Path
 
 from monarch_hpc.allocation.files import remove_key
 from monarch_hpc.core.errors import AllocationError, ConfigError
-from monarch_hpc.core.files import private_dir, read_json, write_json
+from monarch_hpc.core.storage.files import private_dir, read_json, write_json
 from monarch_hpc.slurm.owner import OwnerProcess, owner_lives
 from monarch_hpc.slurm.parse import QueueRow, parse_queue
 

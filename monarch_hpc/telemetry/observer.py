@@ -7,8 +7,8 @@ import os
 import select
 import stat
 
-from monarch_hpc.core.place import read_place
-from monarch_hpc.core.procfs import read_stat
+from monarch_hpc.core.machine.place import read_place
+from monarch_hpc.core.machine.procfs import read_stat
 from monarch_hpc.telemetry import layout
 from monarch_hpc.telemetry.reading import memory_of, read_scene, report_scene
 from monarch_hpc.wire.control.calls import PROGRAM_MESH, ProcCalls, Recording

@@ -19,8 +19,8 @@ from monarch_hpc.attach.attach import attach, query_status
 from monarch_hpc.config.load import load
 from monarch_hpc.config.schema import Config
 from monarch_hpc.core.errors import AllocationError, AuthenticationError, VersionMismatch
-from monarch_hpc.core.files import private_dir, read_json, write_json, write_private
 from monarch_hpc.core.ids import Role
+from monarch_hpc.core.storage.files import private_dir, read_json, write_json, write_private
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.control.allocation import HostLost
 from monarch_hpc.wire.control.procs import ProcEnded, SpawnFailed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from monarch_hpc.core.procfs import read_stat
+from monarch_hpc.core.machine.procfs import read_stat
 from monarch_hpc.supervision.lease import Lease, Liveness
 from monarch_hpc.supervision.standstill import Standstill
 from monarch_hpc.transport.engine.engine import Engine

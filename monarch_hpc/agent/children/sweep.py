@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from monarch_hpc.core.clock import Deadline
-from monarch_hpc.core.procfs import read_environ, read_stat
+from monarch_hpc.core.machine.procfs import read_environ, read_stat
 from monarch_hpc.wire.start import COOKIE, HOST_COOKIE, RUN_COOKIE
 
 __all__ = ["cookies", "find", "has_entries", "kill_matching", "kill_runs", "orphans", "sweep"]

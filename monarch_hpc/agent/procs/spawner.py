@@ -17,8 +17,8 @@ from monarch_hpc.agent.procs.records import HostRecords
 from monarch_hpc.agent.procs.zygote_pool import ForkProblem, Spawned, ZygotePool
 from monarch_hpc.agent.resources.binding import Binding, check_bindings, given_bindings, read_topology, shares
 from monarch_hpc.core.errors import FrameError
-from monarch_hpc.core.gpus import visible_gpus
 from monarch_hpc.core.logger import Logger
+from monarch_hpc.core.machine.gpus import visible_gpus
 from monarch_hpc.telemetry.memory import make_memory
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.control.message import Message

@@ -30,8 +30,8 @@ from monarch_hpc.agent.children.sweep import cookies, sweep
 from monarch_hpc.agent.procs.zygote_order import FDS_PER_PROC, receive, render, versions
 from monarch_hpc.agent.resources import binding
 from monarch_hpc.agent.resources.shm_folder import remove_segments
-from monarch_hpc.core.dumps import allow_core_dumps, forbid_core_dumps
-from monarch_hpc.core.procfs import read_stat
+from monarch_hpc.core.machine.procfs import read_stat
+from monarch_hpc.core.process.dumps import allow_core_dumps, forbid_core_dumps
 from monarch_hpc.wire.start import NO_RUN, RUN_COOKIE, ProcOrder, ProcStart, parse_order
 
 __all__ = ["main", "resolve", "run"]

@@ -31,9 +31,9 @@ from monarch_hpc.core.errors import (
     PeerLost,
     TransportError,
 )
-from monarch_hpc.core.files import read_json
 from monarch_hpc.core.ids import Identity, Role, new_allocation_id, new_incarnation
 from monarch_hpc.core.logger import Logger
+from monarch_hpc.core.storage.files import read_json
 from monarch_hpc.transport.address import parse_address
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine

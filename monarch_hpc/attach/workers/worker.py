@@ -30,12 +30,12 @@ from monarch_hpc.attach.workers.protocol import WORKERS, parse_message, render_m
 from monarch_hpc.config import Config
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.errors import FrameError, PeerLost, TransportError
-from monarch_hpc.core.files import open_output, private_dir, write_json
-from monarch_hpc.core.gpus import parse_device_gpus, parse_gpus
 from monarch_hpc.core.ids import Identity, Role, new_incarnation
 from monarch_hpc.core.logger import Logger
-from monarch_hpc.core.scratch import make_scratch
-from monarch_hpc.core.spawn import launch
+from monarch_hpc.core.machine.gpus import parse_device_gpus, parse_gpus
+from monarch_hpc.core.process.spawn import launch
+from monarch_hpc.core.storage.files import open_output, private_dir, write_json
+from monarch_hpc.core.storage.scratch import make_scratch
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.node import Node

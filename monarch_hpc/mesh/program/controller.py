@@ -24,7 +24,7 @@ from monarch_hpc.attach.attach import attach
 from monarch_hpc.core.errors import ActorDied, ActorError, AllocationError, SpawnError, TransportError
 from monarch_hpc.core.ids import Role
 from monarch_hpc.core.logger import Logger
-from monarch_hpc.core.place import read_place
+from monarch_hpc.core.machine.place import read_place
 from monarch_hpc.mesh.output.choice import LogRequests
 from monarch_hpc.mesh.output.printer import Printer
 from monarch_hpc.mesh.program.calls_report import own_report

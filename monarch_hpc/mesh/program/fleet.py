@@ -13,10 +13,10 @@ from pathlib import Path
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.config.program import own_import_path
 from monarch_hpc.config.schema import ProcsConfig
-from monarch_hpc.core.description import summary_of
 from monarch_hpc.core.errors import SpawnError, TransportError
 from monarch_hpc.core.ids import mesh_number
 from monarch_hpc.core.recent import Recent
+from monarch_hpc.core.text.description import summary_of
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.control.allocation import HostEntry
 from monarch_hpc.wire.control.message import Message

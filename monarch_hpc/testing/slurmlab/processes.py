@@ -9,7 +9,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from monarch_hpc.core.procfs import read_stat
+from monarch_hpc.core.machine.procfs import read_stat
 from monarch_hpc.testing.waiting import wait_until
 
 __all__ = [

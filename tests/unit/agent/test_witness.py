@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from monarch_hpc.core.place import read_place
+from monarch_hpc.core.machine.place import read_place
 from monarch_hpc.telemetry.memory import make_memory
 from monarch_hpc.telemetry.observer import open_witness
 from monarch_hpc.telemetry.recorder import Recorder

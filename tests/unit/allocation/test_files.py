@@ -11,7 +11,7 @@ from monarch_hpc.allocation.ready import check_allocation, make_ready, read_read
 from monarch_hpc.allocation.settings import read_config, write_config
 from monarch_hpc.config.load import load
 from monarch_hpc.core.errors import AllocationError, ConfigError
-from monarch_hpc.core.files import private_dir, read_json, write_json, write_private
+from monarch_hpc.core.storage.files import private_dir, read_json, write_json, write_private
 from monarch_hpc.wire.control.allocation import HostEntry
 
 ENTRY = HostEntry(0, "n1", ["tcp://10.1.0.1:7"], 5, "3.11.7", "0.1.0", [0, 1], ["0"], 1 << 30, {"eth0": "10.1.0.1"})

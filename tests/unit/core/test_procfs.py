@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from monarch_hpc.core.procfs import parse_stat, read_boot_id, read_environ, read_stat
+from monarch_hpc.core.machine.procfs import parse_stat, read_boot_id, read_environ, read_stat
 
 NUMBERS = " ".join(str(number) for number in range(4, 53))
 NO_PROCESS = 1 << 23

@@ -11,7 +11,7 @@ import pytest
 
 from monarch_hpc.allocation.ready import write_ready
 from monarch_hpc.config.load import load
-from monarch_hpc.core.files import write_json
+from monarch_hpc.core.storage.files import write_json
 from monarch_hpc.slurm.client import SlurmClient
 from monarch_hpc.slurm.job import Lifecycle, Stage
 from monarch_hpc.slurm.registry import AllocationRecord, Registry, Snapshot

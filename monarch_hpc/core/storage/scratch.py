@@ -15,8 +15,8 @@ import stat
 from pathlib import Path
 
 from monarch_hpc.core.errors import ConfigError
-from monarch_hpc.core.ownership import unsafe_folder
-from monarch_hpc.core.procfs import read_boot_id
+from monarch_hpc.core.machine.procfs import read_boot_id
+from monarch_hpc.core.storage.ownership import unsafe_folder
 
 __all__ = ["PREFIX", "hold_scratch", "make_scratch", "remove_unheld", "sweep_scratch"]
 

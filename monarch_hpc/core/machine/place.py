@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 
-from monarch_hpc.core.procfs import read_boot_id
+from monarch_hpc.core.machine.procfs import read_boot_id
 
 __all__ = ["read_place"]
 
