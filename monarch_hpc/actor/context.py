@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from monarch_hpc.config.program import own_slurm_ids, own_variables
-from monarch_hpc.core.gpus import GRANT_VARIABLES, usable_gpus
 from monarch_hpc.core.ids import SlurmIds
+from monarch_hpc.core.machine.gpus import GRANT_VARIABLES, usable_gpus
 from monarch_hpc.core.shape import Extent, Point
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
 
-from monarch_hpc.core.description import trace_of
+from monarch_hpc.core.text.description import trace_of
 
 __all__ = ["MeshFailure", "end_program", "exit_on_faults", "print_error", "run_fault_hook"]
 

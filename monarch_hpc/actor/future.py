@@ -12,8 +12,8 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, Generic, TypeVar, cast
 
 from monarch_hpc.core.arguments import check_seconds
-from monarch_hpc.core.description import trace_of
 from monarch_hpc.core.logger import Logger
+from monarch_hpc.core.text.description import trace_of
 from monarch_hpc.telemetry.recorder import Recorder
 from monarch_hpc.transport.engine.engine import Engine
 

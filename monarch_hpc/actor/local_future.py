@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from monarch_hpc.actor.future import Future
-from monarch_hpc.core.fork import Owned
+from monarch_hpc.core.process.fork import Owned
 from monarch_hpc.transport.engine.engine import Engine
 
 __all__ = ["completed", "pending", "returns_future"]

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from monarch_hpc.agent.procs.zygote_launch import ZygoteSettings, launch_zygote
+from monarch_hpc.allocation.attempts import attempt_folder, attempt_identity
 from monarch_hpc.allocation.files import KEY_BYTES
-from monarch_hpc.core.attempts import attempt_folder, attempt_identity
-from monarch_hpc.core.dumps import forbid_core_dumps
 from monarch_hpc.core.errors import ConfigError, MonarchError
-from monarch_hpc.core.hostlist import expand
-from monarch_hpc.core.interfaces import host_name, raise_file_limit
-from monarch_hpc.core.scratch import remove_unheld
+from monarch_hpc.core.machine.interfaces import host_name, raise_file_limit
+from monarch_hpc.core.process.dumps import forbid_core_dumps
+from monarch_hpc.core.storage.scratch import remove_unheld
+from monarch_hpc.core.text.hostlist import expand
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.start import DEFAULT_ENTRY
 
@@ -147,7 +147,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--num-hosts", type=int, required=True)
     parser.add_argument("--local", action="store_true", help="all hosts are this machine: listen on loopback only")
     parser.add_argument("--lifeline", action="store_true", help="end at the end of standard input")
-    parser.add_argument("--held", type=int, default=-1, help="descriptor that holds the directory: see core.scratch")
+    parser.add_argument("--held", type=int, default=-1, help="descriptor that holds the directory, see core.storage")
     parser.add_argument("--entry", default=DEFAULT_ENTRY, help="module:function that procs run")
     return parser.parse_args(arguments)
 

@@ -21,23 +21,15 @@ from monarch_hpc.agent.procs.spawner import ProcSpawner
 from monarch_hpc.agent.procs.zygote_pool import MAX_PROCS_PER_ORDER, ZygotePool
 from monarch_hpc.agent.resources.shm_folder import remove_segments
 from monarch_hpc.core.clock import Deadline
-from monarch_hpc.core.exit import Exit
 from monarch_hpc.core.logger import Logger
+from monarch_hpc.core.process.exit import Exit
 from monarch_hpc.supervision.lease import Liveness
 from monarch_hpc.transport.engine.engine import Engine
-from monarch_hpc.wire.calls import Calls, CallsReport
-from monarch_hpc.wire.logs import LogsSet, SetLogs
-from monarch_hpc.wire.messages import (
-    CloseRun,
-    Message,
-    ProcEnded,
-    ProcLife,
-    ProcsStopped,
-    RunClosed,
-    SpawnFailed,
-    SpawnProcs,
-    StopProcs,
-)
+from monarch_hpc.wire.control.calls import Calls, CallsReport
+from monarch_hpc.wire.control.message import Message
+from monarch_hpc.wire.control.output import LogsSet, SetLogs
+from monarch_hpc.wire.control.procs import ProcEnded, ProcLife, ProcsStopped, SpawnFailed, SpawnProcs, StopProcs
+from monarch_hpc.wire.control.runs import CloseRun, RunClosed
 
 __all__ = ["Agent"]
 

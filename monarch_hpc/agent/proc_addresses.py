@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from monarch_hpc.wire.messages import Message, ProcEnded, ProcReady
+from monarch_hpc.wire.control.message import Message
+from monarch_hpc.wire.control.procs import ProcEnded, ProcReady
 
 __all__ = ["ProcAddresses"]
 

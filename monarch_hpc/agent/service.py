@@ -26,6 +26,7 @@ from monarch_hpc.agent.resources import cgroup
 from monarch_hpc.agent.resources.grant import Grant
 from monarch_hpc.agent.resources.shm_folder import make_segments
 from monarch_hpc.allocation import files as allocation_files
+from monarch_hpc.allocation.ready import make_ready, write_ready
 from monarch_hpc.config import Config
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.errors import ConfigError, FrameError, TransportError
@@ -38,19 +39,12 @@ from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.heartbeat import Heartbeat
 from monarch_hpc.transport.node import Node
+from monarch_hpc.wire.control.allocation import HostEntry, Join, Roster, ShutDown, ShutDownDone
+from monarch_hpc.wire.control.message import Message
+from monarch_hpc.wire.control.refusal import Refused, refuse
+from monarch_hpc.wire.control.runs import RunClosed
+from monarch_hpc.wire.control.table import decode
 from monarch_hpc.wire.frames import Frame, Kind
-from monarch_hpc.wire.messages import (
-    HostEntry,
-    Join,
-    Message,
-    Refused,
-    Roster,
-    RunClosed,
-    ShutDown,
-    ShutDownDone,
-    decode,
-)
-from monarch_hpc.wire.refusal import refuse
 
 __all__ = ["Service"]
 
@@ -206,9 +200,9 @@ class Service:
         names = [self._host_name(rank) for rank in missing]
         for rank, why in missing.items():
             _log.warning("%s is missing: %s", self._host_name(rank), why)
-        document = allocation_files.render_ready(self._args.allocation, self._args.job_id, hosts, names)
+        ready = make_ready(self._args.allocation, self._args.job_id, hosts, names)
         try:
-            allocation_files.write_ready(self._args.folder, document)
+            write_ready(self._args.folder, ready)
         except OSError as error:
             _log.error("cannot write ready.json in %s: %s", self._args.folder, error)
 

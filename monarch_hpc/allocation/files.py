@@ -1,60 +1,90 @@
-"""Files in the allocation's directory through which agents, head and login side find each other."""
+"""The files in an allocation's directory, through which agents, head and login side find each other.
+
+    key           32 bytes shared by the allocation's processes; removed when it ends
+    config.json   the agents' configuration
+    job.sh        the batch script        agent.sh      the launcher that it starts on each host
+    task.sh       the launcher of procs for MPI
+    slurm.out     output of Slurm, the script and the agents
+    runs/         output of procs
+
+    attempts/<n>/ one for each start of the batch script; a requeued job has several:
+        granted.json  the job has begun       head.claim      one agent has become the head
+        head.json     the head's addresses    hosts/<n>.json  agent n has reported
+        ready.json    the agents are ready    ended.json      the batch script has ended
+
+Each of these files is written whole. An allocation that is not a Slurm job has the files of an attempt in the directory
+itself. `ready` has `ready.json`, and `settings` has `config.json`.
+"""
 
 from __future__ import annotations
 
 import os
-import platform
-import sys
-from collections.abc import Mapping
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from monarch_hpc.core.attempts import newest_attempt
-from monarch_hpc.core.errors import AllocationError, ConfigError, VersionMismatch
-from monarch_hpc.core.files import private_dir, read_json, read_private, write_json
-from monarch_hpc.core.version import __version__
-from monarch_hpc.wire.frames import PROTOCOL
+from monarch_hpc.allocation.attempts import newest_attempt
+from monarch_hpc.allocation.document import read_document, write_document
+from monarch_hpc.core.errors import AllocationError, ConfigError
+from monarch_hpc.core.storage.files import private_dir, read_private, write_private
+from monarch_hpc.core.text.hostlist import expand
 
 if TYPE_CHECKING:
-    from monarch_hpc.wire.messages import HostEntry
+    from monarch_hpc.wire.control.allocation import HostEntry
 
 __all__ = [
+    "ENDED",
+    "GRANTED",
+    "HOSTS",
     "KEY_BYTES",
-    "Ready",
-    "check_allocation",
+    "Granted",
     "claim",
+    "ended_path",
+    "read_exit_status",
+    "read_granted",
     "read_head",
     "read_key",
-    "read_ready",
-    "render_ready",
+    "read_reported",
+    "remove_key",
     "write_head",
     "write_host",
-    "write_ready",
+    "write_key",
 ]
 
 KEY_BYTES = 32
-_SCHEMA = 1
+
+GRANTED = "granted.json"
+ENDED = "ended.json"
+HOSTS = "hosts"
+
+_KEY = "key"
+_CLAIM = "head.claim"
+_HEAD = "head.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
-    """The contents of ``ready.json``, which the head writes when it stops waiting for agents.
+class Granted:
+    """The contents of ``granted.json``, which the batch script writes first.
 
-    Attributes:
-        addresses: addresses of the head.
-        hosts: names of the hosts whose agent has joined, by rank.
-        missing: names of the other hosts.
+    Args:
+        job_id: Slurm's number.
+        hosts: names of the hosts, in the order of the agents' ranks.
+        nodelist: the same in Slurm's notation.
+        at_s: time of the begin by the first host's clock, in seconds since the epoch.
+        restarts: number of earlier requeues by Slurm.
     """
 
-    allocation: str
-    protocol: int
-    package: str
-    python: str
-    job_id: int | None
-    addresses: list[str]
-    hosts: dict[int, str]
-    missing: list[str]
+    job_id: int
+    hosts: tuple[str, ...]
+    nodelist: str
+    at_s: float
+    restarts: int = 0
+
+
+def write_key(directory: Path, key: bytes) -> None:
+    """Write the allocation's key."""
+    write_private(directory / _KEY, key)
 
 
 def read_key(directory: Path) -> bytes:
@@ -64,7 +94,7 @@ def read_key(directory: Path) -> bytes:
         AllocationError: there is no key: the allocation was released, or has ended.
         ConfigError: the file is open to others, or has the wrong size.
     """
-    path = directory / "key"
+    path = directory / _KEY
     try:
         key = read_private(path, KEY_BYTES)
     except FileNotFoundError as error:
@@ -76,155 +106,79 @@ def read_key(directory: Path) -> bytes:
     return key
 
 
-def claim(directory: Path, text: str) -> None:
-    """Become the allocation's head, of which there is only one.
+def remove_key(directory: Path) -> None:
+    """Remove the key, if there is one: nobody can attach any more."""
+    (directory / _KEY).unlink(missing_ok=True)
+
+
+def claim(folder: Path, text: str) -> None:
+    """Become the head of an attempt, of which there is only one.
 
     Raises:
         AllocationError: it already has a head.
     """
-    path = directory / "head.claim"
+    path = folder / _CLAIM
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError as error:
         holder = path.read_text(errors="replace").strip()
-        raise AllocationError(directory.name, f"has a head already: {holder}; this second agent ends") from error
+        raise AllocationError(folder.name, f"has a head already: {holder}; this second agent ends") from error
     with open(descriptor, "w") as file:
         file.write(text)
 
 
-def write_host(directory: Path, entry: HostEntry, nonce: str) -> None:
+def write_host(folder: Path, entry: HostEntry, nonce: str) -> None:
     """Check that this host can write the shared directory, by reading back what it wrote.
 
     Raises:
         OSError, ConfigError: it cannot, or reads other contents.
     """
-    path = private_dir(directory / "hosts") / f"{entry.rank}.json"
-    write_json(path, {"schema": _SCHEMA, "rank": entry.rank, "name": entry.name, "pid": entry.pid, "nonce": nonce})
-    if _object(read_json(path), path).get("nonce") != nonce:
-        raise ConfigError("paths.shared", str(directory), str(path), "reads back other contents than were written")
+    path = private_dir(folder / HOSTS) / f"{entry.rank}.json"
+    write_document(path, {"rank": entry.rank, "name": entry.name, "pid": entry.pid, "nonce": nonce})
+    if read_document(path).text("nonce") != nonce:
+        raise ConfigError("paths.shared", str(folder), str(path), "reads back other contents than were written")
 
 
-def write_head(directory: Path, addresses: list[str]) -> None:
+def read_reported(folder: Path) -> frozenset[int]:
+    """Return the ranks of the agents that have reported."""
+    names = os.listdir(folder / HOSTS)
+    return frozenset(int(name[:-5]) for name in names if re.fullmatch(r"\d+\.json", name))
+
+
+def write_head(folder: Path, addresses: list[str]) -> None:
     """Publish the head's addresses for the other agents."""
-    write_json(directory / "head.json", {"schema": _SCHEMA, "addresses": addresses})
+    write_document(folder / _HEAD, {"addresses": addresses})
 
 
-def read_head(directory: Path) -> list[str] | None:
+def read_head(folder: Path) -> list[str] | None:
     """Return the head's addresses; None while it has not written them."""
-    path = directory / "head.json"
     try:
         # Listing the directory makes NFS revalidate it; otherwise a missing file may stay cached for a minute.
-        if path.name not in os.listdir(directory):
+        if _HEAD not in os.listdir(folder):
             return None
-        return _texts(_object(read_json(path), path).get("addresses"), path)
+        return read_document(folder / _HEAD).texts("addresses")
     except FileNotFoundError:
         return None
 
 
-def render_ready(allocation: str, job_id: int | None, hosts: list[HostEntry], missing: list[str]) -> dict[str, object]:
-    """Return the content of ``ready.json``."""
-    return {
-        "schema": _SCHEMA,
-        "allocation": allocation,
-        "protocol": PROTOCOL,
-        "package": __version__,
-        "python": platform.python_version(),
-        "job_id": job_id,
-        "hosts": [
-            {
-                "rank": host.rank,
-                "name": host.name,
-                "addresses": host.addresses,
-                "cpus": len(host.cpus),
-                "gpus": host.gpus,
-                "memory_bytes": host.memory_bytes,
-                "interfaces": host.interfaces,
-            }
-            for host in hosts
-        ],
-        "missing": missing,
-    }
+def read_granted(folder: Path) -> Granted:
+    """Read ``granted.json``; raises `FileNotFoundError` if the job has not begun."""
+    document = read_document(folder / GRANTED)
+    nodelist = document.text("nodelist")
+    return Granted(
+        job_id=document.whole("job_id"),
+        hosts=tuple(expand(nodelist)),
+        nodelist=nodelist,
+        at_s=float(document.whole("time_s")),
+        restarts=document.whole("restarts"),
+    )
 
 
-def write_ready(directory: Path, document: Mapping[str, object]) -> None:
-    """Publish for the login side that the agents are ready, or which ones are missing."""
-    write_json(directory / "ready.json", document)
+def read_exit_status(folder: Path) -> int:
+    """Read the batch script's exit status from ``ended.json``; raises `FileNotFoundError` while it runs."""
+    return read_document(folder / ENDED).whole("exit_status")
 
 
-def read_ready(directory: Path) -> Ready | None:
-    """Read ``ready.json`` of the newest attempt; None if the head has not written it yet.
-
-    Raises:
-        ConfigError: the file is malformed.
-    """
-    folder = newest_attempt(directory)[1]
-    path = folder / "ready.json"
-    try:
-        if path.name not in os.listdir(folder):
-            return None
-        document = _object(read_json(path), path)
-    except FileNotFoundError:
-        return None
-    try:
-        hosts = [_object(host, path) for host in _list(document["hosts"], path)]
-        head = next((host for host in hosts if host["rank"] == 0), None)
-        job_id = document["job_id"]
-        return Ready(
-            allocation=str(document["allocation"]),
-            protocol=int(str(document["protocol"])),
-            package=str(document["package"]),
-            python=str(document["python"]),
-            job_id=None if job_id is None else int(str(job_id)),
-            addresses=_texts(head["addresses"], path) if head is not None else [],
-            hosts={int(str(host["rank"])): str(host["name"]) for host in hosts},
-            missing=_texts(document["missing"], path),
-        )
-    except (KeyError, ValueError) as error:
-        raise _unreadable(path) from error
-
-
-def check_allocation(directory: Path) -> Ready:
-    """Read ``ready.json`` and check that this process can attach; nothing is dialled.
-
-    Raises:
-        AllocationError: the allocation has ended, or its agents are not ready.
-        VersionMismatch: the two sides run incompatible versions.
-    """
-    ready = read_ready(directory)
-    if (newest_attempt(directory)[1] / "ended.json").exists():
-        raise AllocationError(directory.name, "its Slurm job has ended; see 'monarch-hpc status' for how")
-    if ready is None:
-        if not directory.is_dir():
-            raise AllocationError(directory.name, f"its directory {directory} is gone: it has ended")
-        raise AllocationError(directory.name, "its agents are not ready yet; 'monarch-hpc status' shows how far it is")
-    if not ready.addresses:
-        raise AllocationError(directory.name, f"its first host is missing (missing: {', '.join(ready.missing)})")
-    there = f"on {ready.hosts.get(0, 'the head')}"
-    if ready.protocol != PROTOCOL:
-        raise VersionMismatch("the protocol", str(PROTOCOL), f"{ready.protocol} {there}")
-    if ready.package != __version__:
-        raise VersionMismatch("monarch_hpc", __version__, f"{ready.package} {there}")
-    here = platform.python_version()
-    if ready.python.split(".")[:2] != here.split(".")[:2]:
-        raise VersionMismatch("Python", f"{here} ({sys.executable})", f"{ready.python} {there}")
-    return ready
-
-
-def _object(value: object, path: Path) -> dict[str, object]:
-    if not isinstance(value, dict):
-        raise _unreadable(path)
-    return value
-
-
-def _list(value: object, path: Path) -> list[object]:
-    if not isinstance(value, list):
-        raise _unreadable(path)
-    return value
-
-
-def _texts(value: object, path: Path) -> list[str]:
-    return [str(item) for item in _list(value, path)]
-
-
-def _unreadable(path: Path) -> ConfigError:
-    return ConfigError("", "", str(path), "is not what this version of monarch-hpc writes")
+def ended_path(directory: Path) -> Path:
+    """Return the path of the newest attempt's ``ended.json``."""
+    return newest_attempt(directory)[1] / ENDED

@@ -8,23 +8,26 @@ from pathlib import Path
 from typing import TypedDict
 
 from monarch_hpc.agent.resources.shm_folder import find_segments
-from monarch_hpc.allocation.files import Ready, check_allocation, read_key
+from monarch_hpc.allocation.files import ended_path, read_key
+from monarch_hpc.allocation.ready import Ready, check_allocation
 from monarch_hpc.allocation.settings import read_config
 from monarch_hpc.config.schema import Config
-from monarch_hpc.core.attempts import newest_attempt
 from monarch_hpc.core.errors import AllocationError, ConfigError, TransportError
 from monarch_hpc.core.ids import Identity, Role, new_incarnation
-from monarch_hpc.core.interfaces import choose_interfaces, raise_file_limit, read_interfaces
 from monarch_hpc.core.logger import Logger
+from monarch_hpc.core.machine.interfaces import choose_interfaces, raise_file_limit, read_interfaces
 from monarch_hpc.transport.api import FrameChannel, Listener
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.engine.flag import Flag
 from monarch_hpc.transport.node import Node
 from monarch_hpc.transport.ucx.fabric import UcxFabric
 from monarch_hpc.transport.ucx.settings import wants_ucx
-from monarch_hpc.wire.calls import Calls, CallsReport
+from monarch_hpc.wire.control.allocation import ShutDown, ShutDownDone, Status, StatusReport
+from monarch_hpc.wire.control.calls import Calls, CallsReport
+from monarch_hpc.wire.control.message import Message, encode
+from monarch_hpc.wire.control.refusal import Refused
+from monarch_hpc.wire.control.table import decode
 from monarch_hpc.wire.frames import Frame, Kind
-from monarch_hpc.wire.messages import Message, Refused, ShutDown, ShutDownDone, Status, StatusReport, decode, encode
 
 __all__ = ["Attachment", "HeadStatus", "attach", "query_calls", "query_status", "shut_down"]
 
@@ -75,8 +78,7 @@ def attach(
     if ready.job_id is not None and "relay" in config.fabric.order:
         from monarch_hpc.attach.slurm_relay import SlurmRelay  # late: it imports the Slurm modules
 
-        ended = newest_attempt(directory)[1] / "ended.json"
-        relay = SlurmRelay(engine, ready.job_id, ready.hosts[0], config.agent.python, ended)
+        relay = SlurmRelay(engine, ready.job_id, ready.names[0], config.agent.python, ended_path(directory))
     identity = Identity(ready.allocation, role, platform.node(), new_incarnation())
     if role is Role.CONTROLLER:
         raise_file_limit()
@@ -92,7 +94,7 @@ def attach(
 def _open_ucx(engine: Engine, config: Config, ready: Ready) -> UcxFabric:
     # Manually started workers are not a Slurm job, and may be other machines.
     local = ready.job_id is None and all("//127." in address for address in ready.addresses)
-    own_ranks = [rank for rank, name in ready.hosts.items() if local or name == platform.node()]
+    own_ranks = [rank for rank, name in ready.names.items() if local or name == platform.node()]
     login = not own_ranks
     wanted = config.fabric.interfaces.login if login else config.fabric.interfaces.compute
     return UcxFabric(

@@ -16,15 +16,16 @@ from pathlib import Path
 from monarch_hpc.agent.children.sweep import cookies, sweep
 from monarch_hpc.agent.resources.shm_folder import remove_segments
 from monarch_hpc.allocation import files as allocation_files
+from monarch_hpc.allocation.ready import read_ready
 from monarch_hpc.allocation.settings import write_config
 from monarch_hpc.config import Config
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.errors import AgentsMissing, AllocationError, ConfigError
-from monarch_hpc.core.files import open_output, private_dir, write_private
-from monarch_hpc.core.fork import watch_forks
 from monarch_hpc.core.ids import new_allocation_id
-from monarch_hpc.core.scratch import PREFIX, hold_scratch, make_scratch
-from monarch_hpc.core.spawn import launch
+from monarch_hpc.core.process.fork import watch_forks
+from monarch_hpc.core.process.spawn import launch
+from monarch_hpc.core.storage.files import open_output, private_dir
+from monarch_hpc.core.storage.scratch import PREFIX, hold_scratch, make_scratch
 from monarch_hpc.wire.start import DEFAULT_ENTRY
 
 __all__ = ["find_local", "open_local"]
@@ -86,13 +87,13 @@ def find_local() -> dict[str, Path]:
     for parent in parents:
         for directory in sorted(parent.glob(f"{PREFIX}*")):
             with contextlib.suppress(OSError, ConfigError):
-                if directory.stat().st_uid == os.getuid() and allocation_files.read_ready(directory) is not None:
+                if directory.stat().st_uid == os.getuid() and read_ready(directory) is not None:
                     found[directory.name] = directory
     return found
 
 
 def _make_directory(directory: Path | None) -> tuple[Path, int]:
-    """Return the directory, and the descriptor that holds it, see `core.scratch`."""
+    """Return the directory, and the descriptor that holds it, see `core.storage.scratch`."""
     if directory is not None:
         return private_dir(directory), hold_scratch(directory)
     runtime = os.environ.get("XDG_RUNTIME_DIR")
@@ -100,7 +101,7 @@ def _make_directory(directory: Path | None) -> tuple[Path, int]:
 
 
 def _prepare(directory: Path, key: bytes, config: Config) -> None:
-    write_private(directory / "key", key)
+    allocation_files.write_key(directory, key)
     write_config(directory, config)
 
 
@@ -163,7 +164,7 @@ class _Agents:
         """Wait until all agents have joined the head."""
         name = self._directory.name
         deadline = Deadline(timeout_s)
-        while (ready := allocation_files.read_ready(self._directory)) is None:
+        while (ready := read_ready(self._directory)) is None:
             for agent, process in self._processes.items():
                 code = process.poll()
                 if code is not None:

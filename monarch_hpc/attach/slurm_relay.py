@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from monarch_hpc.core.errors import PeerLost
-from monarch_hpc.core.spawn import launch
+from monarch_hpc.core.process.spawn import launch
 from monarch_hpc.slurm.argv import relay_argv, scrubbed
 from monarch_hpc.transport.connect.relay import Relay
 from monarch_hpc.transport.engine.engine import Engine

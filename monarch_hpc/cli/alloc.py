@@ -13,7 +13,7 @@ from monarch_hpc.cli.main import load_to_start
 from monarch_hpc.cli.output import Console, current_output, output_options
 from monarch_hpc.core.errors import AllocationError, MonarchError
 from monarch_hpc.core.ids import new_allocation_id
-from monarch_hpc.core.units import format_duration, parse_duration
+from monarch_hpc.core.text.units import format_duration, parse_duration
 from monarch_hpc.slurm import (
     AllocationRecord,
     Allocations,
@@ -122,7 +122,7 @@ def _wait(allocations: Allocations, record: AllocationRecord, output: Console, s
     if life.stage is Stage.READY:
         hosts = life.ready.hosts if life.ready else ()
         nodelist = life.granted.nodelist if life.granted else ""
-        num_gpus = sum(host.num_gpus for host in hosts)
+        num_gpus = sum(len(host.gpus) for host in hosts)
         what = f"{len(hosts)} hosts {nodelist}, {sum(host.num_cpus for host in hosts)} cores, {num_gpus} GPUs"
         text = f"{record.name}  job {record.job_id}  {what}  until {_moment(life.end)}"
         output.show(_document(record, life), text, [record.name])
@@ -218,7 +218,7 @@ class _Signals:
 def _document(record: AllocationRecord, life: Lifecycle | None) -> dict[str, object]:
     hosts: Sequence[dict[str, object]] = ()
     if life is not None and life.ready is not None:
-        hosts = [{"name": host.name, "cpus": host.num_cpus, "gpus": host.num_gpus} for host in life.ready.hosts]
+        hosts = [{"name": host.name, "cpus": host.num_cpus, "gpus": len(host.gpus)} for host in life.ready.hosts]
     return {
         "allocation": {
             "name": record.name,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from monarch_hpc.core.clock import Deadline
-from monarch_hpc.core.spawn import launch
+from monarch_hpc.core.process.spawn import launch
 
 __all__ = ["Child", "End", "await_signal", "block_signals", "wake"]
 

@@ -17,7 +17,7 @@ from monarch_hpc.cli.main import load_for_command
 from monarch_hpc.cli.output import Table, current_output, output_options
 from monarch_hpc.config import Config
 from monarch_hpc.core.errors import ConfigError, SlurmCommandError, SlurmMissing
-from monarch_hpc.core.interfaces import read_interfaces
+from monarch_hpc.core.machine.interfaces import read_interfaces
 from monarch_hpc.core.version import __version__
 from monarch_hpc.slurm.client import SlurmClient
 from monarch_hpc.transport.ucx.library import Library, load_library

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from monarch_hpc.config import Config
 from monarch_hpc.config.tls import ALIASES, opens
 from monarch_hpc.core.errors import ConfigError
-from monarch_hpc.core.interfaces import choose_interfaces
-from monarch_hpc.core.units import format_size
+from monarch_hpc.core.machine.interfaces import choose_interfaces
+from monarch_hpc.core.text.units import format_size
 from monarch_hpc.transport.ucx.library import Library
 from monarch_hpc.transport.ucx.machine import Machine
 from monarch_hpc.transport.ucx.settings import choose_transports, named_library, wants_ucx

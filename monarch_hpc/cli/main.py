@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import click
 
 from monarch_hpc.cli.output import Console, Format, plain
-from monarch_hpc.core.dumps import forbid_core_dumps
 from monarch_hpc.core.errors import InternalError, MonarchError
+from monarch_hpc.core.process.dumps import forbid_core_dumps
 from monarch_hpc.core.version import __version__
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def _sentence(error: BaseException) -> str:
 
 def _save_traceback(error: BaseException) -> str:
     """Save the traceback for a bug report, and return its path."""
-    from monarch_hpc.core.files import private_dir, write_private
+    from monarch_hpc.core.storage.files import private_dir, write_private
 
     lines = "".join(traceback.format_exception(error))
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"

@@ -19,9 +19,11 @@ from monarch_hpc.telemetry.observer import Witness, open_witness
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.heartbeat import Heartbeat
-from monarch_hpc.wire.calls import Calls, CallsReport, Recording
+from monarch_hpc.wire.control.calls import Calls, CallsReport, Recording
+from monarch_hpc.wire.control.refusal import Refused
+from monarch_hpc.wire.control.runs import CloseRun, OpenRun, RunClosed
+from monarch_hpc.wire.control.table import decode
 from monarch_hpc.wire.frames import Frame
-from monarch_hpc.wire.messages import CloseRun, OpenRun, Refused, RunClosed, decode
 
 __all__ = ["RunOwner"]
 

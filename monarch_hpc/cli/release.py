@@ -10,7 +10,7 @@ import click
 from monarch_hpc.cli.main import load_for_command
 from monarch_hpc.cli.output import Console, current_output, output_options
 from monarch_hpc.core.errors import AllocationError, MonarchError, TransportError
-from monarch_hpc.core.units import format_duration
+from monarch_hpc.core.text.units import format_duration
 from monarch_hpc.slurm import AllocationRecord, Allocations, Released
 
 __all__ = ["command"]

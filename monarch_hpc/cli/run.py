@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from monarch_hpc.allocation.files import check_allocation
+from monarch_hpc.allocation.ready import check_allocation
 from monarch_hpc.cli.child import Child, End, await_signal, block_signals, wake
 from monarch_hpc.cli.main import load_to_start
 from monarch_hpc.cli.output import Console, current_output

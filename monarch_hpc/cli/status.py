@@ -11,7 +11,7 @@ import click
 from monarch_hpc.cli.main import load_for_command
 from monarch_hpc.cli.output import Table, current_output, output_options
 from monarch_hpc.core.errors import MonarchError, TransportError
-from monarch_hpc.core.units import format_duration
+from monarch_hpc.core.text.units import format_duration
 from monarch_hpc.slurm import AllocationRecord, Allocations, Phase, QueueRow, Seen, SlurmState, look, reason_in_words
 
 if TYPE_CHECKING:

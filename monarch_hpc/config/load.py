@@ -16,10 +16,10 @@ from monarch_hpc.config.document import Setting, parse_document, parse_value, un
 from monarch_hpc.config.schema import OWNER_ONLY, SITE_ONLY, Config, build, convert, known_keys
 from monarch_hpc.config.site import Profile, choose_profile, find_cluster_name, parse_profile
 from monarch_hpc.config.tls import TCP_REFUSED, opens
-from monarch_hpc.core.assets import asset
 from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.core.logger import Logger
-from monarch_hpc.core.ownership import others_may_write, unsafe_folder
+from monarch_hpc.core.storage.assets import asset
+from monarch_hpc.core.storage.ownership import others_may_write, unsafe_folder
 
 __all__ = ["Loaded", "load", "load_config"]
 

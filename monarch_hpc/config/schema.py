@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import ClassVar, Literal, Protocol, TypeVar
 
 from monarch_hpc.core.errors import ConfigError
-from monarch_hpc.core.units import parse_size
+from monarch_hpc.core.text.units import parse_size
 
 __all__ = [
     "OWNER_ONLY",

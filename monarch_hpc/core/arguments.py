@@ -11,7 +11,7 @@ import os
 import reprlib
 from collections.abc import Iterable, Mapping
 
-from monarch_hpc.core.description import literal_of
+from monarch_hpc.core.text.description import literal_of
 
 __all__ = [
     "check_callable",

@@ -12,7 +12,7 @@ import sys
 import threading
 from typing import Any
 
-from monarch_hpc.core.description import summary_of
+from monarch_hpc.core.text.description import summary_of
 
 __all__ = ["Logger"]
 

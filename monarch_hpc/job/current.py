@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FunctionType
 
 from monarch_hpc.core.arguments import check_text
-from monarch_hpc.core.files import open_folder, read_private, write_private
+from monarch_hpc.core.storage.files import open_folder, read_private, write_private
 from monarch_hpc.job.trait import DEFAULT_JOB_PATH, JobTrait
 
 __all__ = ["load_current_job", "set_current_job"]

@@ -15,9 +15,9 @@ from monarch_hpc.actor.endpoint import Actor, endpoint
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.local_future import pending
 from monarch_hpc.core.arguments import check_instance, check_path, check_texts
-from monarch_hpc.core.files import open_output
+from monarch_hpc.core.process.spawn import launch
 from monarch_hpc.core.shape import Point
-from monarch_hpc.core.spawn import launch
+from monarch_hpc.core.storage.files import open_output
 from monarch_hpc.job.state import check_env
 from monarch_hpc.mesh.host import HostMesh
 

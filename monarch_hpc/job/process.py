@@ -16,10 +16,10 @@ from pathlib import Path
 
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.errors import AllocationError
-from monarch_hpc.core.files import open_output, write_private
-from monarch_hpc.core.fork import watch_forks
-from monarch_hpc.core.scratch import make_scratch
-from monarch_hpc.core.spawn import launch
+from monarch_hpc.core.process.fork import watch_forks
+from monarch_hpc.core.process.spawn import launch
+from monarch_hpc.core.storage.files import open_output, write_private
+from monarch_hpc.core.storage.scratch import make_scratch
 from monarch_hpc.job.current import load_current_job
 from monarch_hpc.job.state import JobState, check_env, check_meshes, cut
 from monarch_hpc.job.trait import JobTrait

@@ -15,7 +15,7 @@ from typing import Any
 
 from monarch_hpc.config.load import load
 from monarch_hpc.core.errors import ConfigError
-from monarch_hpc.core.files import private_dir, read_private, write_once
+from monarch_hpc.core.storage.files import private_dir, read_private, write_once
 
 __all__ = ["break_seal", "seal"]
 

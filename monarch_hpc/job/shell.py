@@ -22,7 +22,7 @@ from monarch_hpc.actor.endpoint import Actor, endpoint
 from monarch_hpc.actor.ports.port import Channel, Port, PortReceiver
 from monarch_hpc.core.arguments import check_instance, check_path
 from monarch_hpc.core.errors import PortClosed
-from monarch_hpc.core.spawn import launch
+from monarch_hpc.core.process.spawn import launch
 from monarch_hpc.job.execute import command_environment
 from monarch_hpc.job.state import check_env
 from monarch_hpc.mesh.host import HostMesh

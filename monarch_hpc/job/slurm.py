@@ -13,7 +13,7 @@ from monarch_hpc.core.arguments import check_flag, check_number, check_path, che
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.errors import AllocationError
 from monarch_hpc.core.ids import new_allocation_id
-from monarch_hpc.core.units import parse_duration
+from monarch_hpc.core.text.units import parse_duration
 from monarch_hpc.job.state import JobState, check_meshes, cut
 from monarch_hpc.job.trait import JobTrait
 from monarch_hpc.mesh.host import hosts

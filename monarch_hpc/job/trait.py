@@ -12,8 +12,8 @@ from typing import Any, Self
 
 from monarch_hpc.core.arguments import check_path
 from monarch_hpc.core.errors import AllocationError
-from monarch_hpc.core.files import open_folder, read_private, write_private
 from monarch_hpc.core.logger import Logger
+from monarch_hpc.core.storage.files import open_folder, read_private, write_private
 from monarch_hpc.job.seal import break_seal, seal
 from monarch_hpc.job.state import JobState
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from monarch_hpc.core.scratch import remove_unheld
+from monarch_hpc.core.storage.scratch import remove_unheld
 from monarch_hpc.job.process import STAY
 from monarch_hpc.mesh.workers import run_worker_loop_forever
 
@@ -21,7 +21,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run a worker until SIGTERM, and remove the job's folder if it is the last worker.
 
     Args:
-        arguments: the address, the job's folder, and the file descriptor that holds the folder, see `core.scratch`.
+        arguments: the address, the job's folder, and the descriptor that holds the folder, see `core.storage.scratch`.
     """
     address, folder, held = arguments
     signal.signal(signal.SIGTERM, _leave)

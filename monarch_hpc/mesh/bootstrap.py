@@ -10,10 +10,10 @@ from monarch_hpc.actor.messages.payload import pack_spawn
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.runtime import Runtime
 from monarch_hpc.core.arguments import check_callable, shown
-from monarch_hpc.core.description import summary_of
 from monarch_hpc.core.errors import ActorDied, SpawnError
 from monarch_hpc.core.ids import new_incarnation
 from monarch_hpc.core.shape import Extent, Region
+from monarch_hpc.core.text.description import summary_of
 from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.mesh.requests import block
 from monarch_hpc.wire.obstacle import refusal

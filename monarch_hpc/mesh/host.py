@@ -32,7 +32,8 @@ from monarch_hpc.mesh.program.fleet import ProcPlan
 from monarch_hpc.mesh.program.registry import proc_of
 from monarch_hpc.mesh.requests import ask_hosts, block, done_future, start_procs, stop_procs
 from monarch_hpc.mesh.view import MeshView
-from monarch_hpc.wire.messages import MAX_PROCS_PER_HOST, HostEntry
+from monarch_hpc.wire.control.allocation import HostEntry
+from monarch_hpc.wire.control.procs import MAX_PROCS_PER_HOST
 
 if TYPE_CHECKING:
     from monarch_hpc.mesh.program.controller import Controller

@@ -23,7 +23,7 @@ from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.mesh.output.choice import LogChoice, LogRequests
 from monarch_hpc.mesh.program.deaths import Deaths
 from monarch_hpc.mesh.program.fleet import Fleet, MeshOwner, Outcome, ProcPlan, Started
-from monarch_hpc.wire.messages import HostEntry
+from monarch_hpc.wire.control.allocation import HostEntry
 
 __all__ = ["Program", "ask_hosts", "block", "choose_logs", "done_future", "open_deputy", "start_procs", "stop_procs"]
 

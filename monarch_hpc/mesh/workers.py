@@ -18,8 +18,8 @@ from monarch_hpc.attach.workers.key import Secret
 from monarch_hpc.attach.workers.worker import Worker
 from monarch_hpc.config.load import load
 from monarch_hpc.core.arguments import check_instance, check_seconds, check_text, shown
-from monarch_hpc.core.dumps import forbid_core_dumps
 from monarch_hpc.core.errors import ConfigError
+from monarch_hpc.core.process.dumps import forbid_core_dumps
 from monarch_hpc.mesh.host import HostMesh, hosts
 from monarch_hpc.mesh.program.controller import Controller
 

@@ -19,7 +19,7 @@ from monarch_hpc.core.errors import (
     SlurmMissing,
     SlurmParseError,
 )
-from monarch_hpc.core.files import private_dir
+from monarch_hpc.core.storage.files import private_dir
 from monarch_hpc.slurm.argv import flag_words
 from monarch_hpc.slurm.client import SlurmClient
 from monarch_hpc.slurm.directory import look, prepare

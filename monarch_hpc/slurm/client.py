@@ -14,8 +14,8 @@ import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from monarch_hpc.core.dumps import allow_core_dumps
 from monarch_hpc.core.errors import SlurmBusy, SlurmCommandError, SlurmMissing, SlurmParseError
+from monarch_hpc.core.process.dumps import allow_core_dumps
 from monarch_hpc.slurm.argv import (
     COMMANDS,
     partitions_argv,

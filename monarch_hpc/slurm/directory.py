@@ -1,74 +1,34 @@
-"""The private directory of an allocation on the shared file system: makes it, and reads its state.
-
-    key           32 bytes shared by the allocation's processes; removed when it ends
-    config.json   the agents' configuration
-    job.sh        the batch script        agent.sh      the launcher that it starts on each host
-    task.sh       the launcher of procs for MPI
-    slurm.out     output of Slurm, the script and the agents
-    runs/         output of procs
-
-    attempts/<n>/ one for each start of the batch script; a requeued job has several:
-        granted.json  the job has begun       hosts/<n>.json  agent n has reported
-        ready.json    the agents are ready    ended.json      the batch script has ended
-
-Each of these files is written whole.
-"""
+"""The directory of a Slurm job's allocation: makes it, and reads its state. `allocation.files` lists its files."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from monarch_hpc.config import Config, as_document
-from monarch_hpc.core.assets import asset
-from monarch_hpc.core.attempts import ATTEMPTS, newest_attempt
-from monarch_hpc.core.errors import ConfigError
-from monarch_hpc.core.files import private_dir, read_json, write_json, write_private
-from monarch_hpc.core.hostlist import expand
+from monarch_hpc.allocation.attempts import ATTEMPTS, newest_attempt
+from monarch_hpc.allocation.files import (
+    ENDED,
+    GRANTED,
+    HOSTS,
+    Granted,
+    read_exit_status,
+    read_granted,
+    read_reported,
+    write_key,
+)
+from monarch_hpc.allocation.ready import READY, Ready, load_ready
+from monarch_hpc.allocation.settings import write_config
+from monarch_hpc.config import Config
+from monarch_hpc.core.storage.assets import asset
+from monarch_hpc.core.storage.files import private_dir, write_private
 
-__all__ = ["AgentsReport", "Granted", "ReadyHost", "Seen", "last_words", "look", "prepare", "tail", "words_by_host"]
+__all__ = ["Seen", "last_words", "look", "prepare", "tail", "words_by_host"]
 
 _TAIL_BYTES = 256 << 10
 _LABELLED = re.compile(r"\s*(\d+): (.*)")
-
-
-@dataclass(frozen=True, slots=True)
-class Granted:
-    """The job has begun.
-
-    Args:
-        job_id: Slurm's number.
-        hosts: names of the hosts, in the order of the agents' ranks.
-        nodelist: the same in Slurm's notation.
-        at_s: time of the begin by the first host's clock, in seconds since the epoch.
-        restarts: number of earlier requeues by Slurm.
-    """
-
-    job_id: int
-    hosts: tuple[str, ...]
-    nodelist: str
-    at_s: float
-    restarts: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class ReadyHost:
-    """A host whose agent has reported, with what Slurm granted it."""
-
-    name: str
-    num_cpus: int
-    num_gpus: int
-
-
-@dataclass(frozen=True, slots=True)
-class AgentsReport:
-    """The head's report that it no longer waits for agents; *missing* names the hosts whose agent did not report."""
-
-    hosts: tuple[ReadyHost, ...]
-    missing: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +45,7 @@ class Seen:
 
     granted: Granted | None = None
     reported: frozenset[int] = frozenset()
-    ready: AgentsReport | None = None
+    ready: Ready | None = None
     exit_status: int | None = None
     attempt: int = 0
 
@@ -99,8 +59,8 @@ def prepare(directory: Path, config: Config, key: bytes, script: str) -> Path:
     for name in ("agent.sh", "task.sh"):
         write_private(directory / name, asset("launchers", name).read_bytes())
     write_private(directory / "job.sh", script.encode())
-    write_json(directory / "config.json", {"schema": 1, "config": as_document(config)})
-    write_private(directory / "key", key)
+    write_config(directory, config)
+    write_key(directory, key)
     return directory / "job.sh"
 
 
@@ -115,17 +75,15 @@ def look(directory: Path) -> Seen:
     attempt, folder = newest_attempt(directory)
     try:
         names = set(os.listdir(folder))
-        reported = os.listdir(folder / "hosts") if "hosts" in names else []
+        return Seen(
+            granted=read_granted(folder) if GRANTED in names else None,
+            reported=read_reported(folder) if HOSTS in names else frozenset(),
+            ready=load_ready(folder) if READY in names else None,
+            exit_status=read_exit_status(folder) if ENDED in names else None,
+            attempt=attempt,
+        )
     except FileNotFoundError:
         return Seen()
-    ended = _read(folder / "ended.json") if "ended.json" in names else None
-    return Seen(
-        granted=_granted(folder / "granted.json") if "granted.json" in names else None,
-        reported=frozenset(int(name[:-5]) for name in reported if re.fullmatch(r"\d+\.json", name)),
-        ready=_ready(folder / "ready.json") if "ready.json" in names else None,
-        exit_status=_whole(ended, "exit_status", folder / "ended.json") if ended is not None else None,
-        attempt=attempt,
-    )
 
 
 def last_words(directory: Path, hosts: Sequence[str], num_lines: int = 5) -> dict[str, tuple[str, ...]]:
@@ -174,54 +132,3 @@ def tail(path: Path, num_lines: int) -> tuple[str, ...]:
     except FileNotFoundError:
         return ()
     return tuple(line for line in lines if line.strip())[-num_lines:]
-
-
-def _granted(path: Path) -> Granted:
-    document = _read(path)
-    nodelist = _text(document, "nodelist", path)
-    return Granted(
-        job_id=_whole(document, "job_id", path),
-        hosts=tuple(expand(nodelist)),
-        nodelist=nodelist,
-        at_s=float(_whole(document, "time_s", path)),
-        restarts=_whole(document, "restarts", path),
-    )
-
-
-def _ready(path: Path) -> AgentsReport:
-    document = _read(path)
-    hosts, missing = document.get("hosts"), document.get("missing")
-    if not isinstance(hosts, list) or not isinstance(missing, list):
-        raise _unreadable(path, "hosts")
-    return AgentsReport(tuple(_ready_host(host, path) for host in hosts), tuple(str(name) for name in missing))
-
-
-def _ready_host(host: object, path: Path) -> ReadyHost:
-    if not isinstance(host, dict) or not isinstance(host.get("gpus"), list):
-        raise _unreadable(path, "hosts")
-    return ReadyHost(_text(host, "name", path), _whole(host, "cpus", path), len(host["gpus"]))
-
-
-def _read(path: Path) -> Mapping[str, object]:
-    document = read_json(path)
-    if not isinstance(document, dict) or document.get("schema") != 1:
-        raise _unreadable(path, "schema")
-    return document
-
-
-def _whole(document: Mapping[str, object], key: str, path: Path) -> int:
-    value = document.get(key)
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise _unreadable(path, key)
-    return value
-
-
-def _text(document: Mapping[str, object], key: str, path: Path) -> str:
-    value = document.get(key)
-    if not isinstance(value, str):
-        raise _unreadable(path, key)
-    return value
-
-
-def _unreadable(path: Path, key: str) -> ConfigError:
-    return ConfigError(key, "", str(path), "is not what this version of monarch-hpc writes")

@@ -17,13 +17,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from monarch_hpc.allocation.ready import Ready
 from monarch_hpc.config import Config
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.errors import AgentsMissing, AllocationError, ConfigError, SlurmError
-from monarch_hpc.core.files import private_dir, read_json, write_json
 from monarch_hpc.core.ids import new_allocation_id
+from monarch_hpc.core.storage.files import private_dir, read_json, write_json
 from monarch_hpc.slurm.client import SlurmClient
-from monarch_hpc.slurm.directory import AgentsReport, last_words, look, prepare, tail
+from monarch_hpc.slurm.directory import last_words, look, prepare, tail
 from monarch_hpc.slurm.owner import OwnerProcess, current_owner, owner_lives
 from monarch_hpc.slurm.script import Request, render_script
 
@@ -168,7 +169,7 @@ def _read_tenant(path: Path) -> tuple[JobHere | None, OwnerProcess | None]:
         return None, None
 
 
-def _await_ready(directory: Path, name: str, bootstrap_s: float, step: subprocess.Popen[bytes]) -> AgentsReport:
+def _await_ready(directory: Path, name: str, bootstrap_s: float, step: subprocess.Popen[bytes]) -> Ready:
     deadline = Deadline(bootstrap_s)
     while True:
         late = deadline.passed()

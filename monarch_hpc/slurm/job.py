@@ -11,7 +11,9 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, replace
 
-from monarch_hpc.slurm.directory import AgentsReport, Granted, Seen
+from monarch_hpc.allocation.files import Granted
+from monarch_hpc.allocation.ready import Ready
+from monarch_hpc.slurm.directory import Seen
 from monarch_hpc.slurm.parse import JobDetail, QueueRow
 from monarch_hpc.slurm.registry import AllocationRecord, Ended
 from monarch_hpc.slurm.states import Phase, SlurmState
@@ -74,7 +76,7 @@ class Lifecycle:
     running_s: float | None = None
     granted_s: float | None = None
     num_reported: int = 0
-    ready: AgentsReport | None = None
+    ready: Ready | None = None
     exit_status: int | None = None
     detail: JobDetail | None = None
     attempt: int = 0

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
+
+from monarch_hpc.core.machine.procfs import read_boot_id, read_stat
 
 __all__ = ["OwnerProcess", "current_owner", "owner_lives"]
 
@@ -32,26 +33,17 @@ class OwnerProcess:
 def current_owner() -> OwnerProcess:
     """Return this process."""
     pid = os.getpid()
-    return OwnerProcess(os.uname().nodename, _boot_id(), pid, _start_ticks(pid) or 0)
+    return OwnerProcess(os.uname().nodename, read_boot_id(), pid, _start_ticks(pid) or 0)
 
 
 def owner_lives(owner: OwnerProcess) -> bool | None:
     """Tell whether *owner* still runs; None if that cannot be seen from this machine."""
     if owner.host != os.uname().nodename:
         return None
-    return owner.boot_id == _boot_id() and _start_ticks(owner.pid) == owner.start_ticks
-
-
-def _boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return owner.boot_id == read_boot_id() and _start_ticks(owner.pid) == owner.start_ticks
 
 
 def _start_ticks(pid: int) -> int | None:
     """Return the start time of a process; None if it does not exist, or is a zombie."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    # The process's name, in parentheses, may hold any character; the fields after the last parenthesis do not.
-    fields = stat.rpartition(")")[2].split()
-    return None if fields[0] in "ZX" else int(fields[19])
+    found = read_stat(pid)
+    return None if found is None or found.has_ended else found.start_ticks

@@ -21,8 +21,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from monarch_hpc.allocation.files import remove_key
 from monarch_hpc.core.errors import AllocationError, ConfigError
-from monarch_hpc.core.files import private_dir, read_json, write_json
+from monarch_hpc.core.storage.files import private_dir, read_json, write_json
 from monarch_hpc.slurm.owner import OwnerProcess, owner_lives
 from monarch_hpc.slurm.parse import QueueRow, parse_queue
 
@@ -153,8 +154,7 @@ class Registry:
 
     def close(self, record: AllocationRecord, ended: Ended) -> AllocationRecord:
         """Record how the allocation ended; its key is removed, and its name becomes free."""
-        with contextlib.suppress(FileNotFoundError):
-            (record.directory / "key").unlink()
+        remove_key(record.directory)
         write_json(self._folder(record) / "ended.json", {"schema": _SCHEMA, **asdict(ended)})
         return replace(record, ended=ended)
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from monarch_hpc.config import Config, FlagValue
-from monarch_hpc.core.assets import asset
 from monarch_hpc.core.errors import ConfigError
+from monarch_hpc.core.storage.assets import asset
 from monarch_hpc.slurm.argv import flag_words, merge_options
 
 __all__ = ["Request", "plan_job_flags", "quoted", "render_script"]

@@ -14,7 +14,7 @@ from monarch_hpc.actor.endpoint import Actor, endpoint
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.runtime.runtime import current_runtime
 from monarch_hpc.core.arguments import check_instance, check_number, check_text
-from monarch_hpc.core.host_address import resolve_host
+from monarch_hpc.core.machine.host_address import resolve_host
 from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.mesh.proc import ProcMesh
 from monarch_hpc.mesh.scripts.torchrun import TorchRank, gpu_changes

@@ -6,25 +6,23 @@ import contextlib
 import os
 import select
 import stat
-from pathlib import Path
 
-from monarch_hpc.core.place import read_place
+from monarch_hpc.core.machine.place import read_place
+from monarch_hpc.core.machine.procfs import read_stat
 from monarch_hpc.telemetry import layout
 from monarch_hpc.telemetry.reading import memory_of, read_scene, report_scene
-from monarch_hpc.wire.calls import PROGRAM_MESH, ProcCalls, Recording
+from monarch_hpc.wire.control.calls import PROGRAM_MESH, ProcCalls, Recording
 
 __all__ = ["Witness", "is_stopped", "open_witness"]
 
 _STOPPED = frozenset("Tt")
-"""State letters of /proc/PID/stat: stopped by a signal, or by a debugger."""
+"""State letters: stopped by a signal, or by a debugger."""
 
 
 def is_stopped(pid: int) -> bool:
     """Whether a process is stopped by a signal or a debugger."""
-    with contextlib.suppress(OSError, IndexError):
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-        return stat.rpartition(b")")[2].split(maxsplit=1)[0].decode() in _STOPPED
-    return False
+    found = read_stat(pid)
+    return found is not None and found.state in _STOPPED
 
 
 class Witness:

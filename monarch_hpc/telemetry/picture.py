@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from monarch_hpc.telemetry.layout import CAST
 from monarch_hpc.telemetry.tally import Tally, tally
-from monarch_hpc.wire.calls import PROGRAM_MESH, ActorSeen, ProcCalls, RunningCall, SentCall, Wait
+from monarch_hpc.wire.control.calls import PROGRAM_MESH, ActorSeen, ProcCalls, RunningCall, SentCall, Wait
 
 __all__ = ["Picture", "Row", "draw"]
 

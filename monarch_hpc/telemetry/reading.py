@@ -16,7 +16,7 @@ from typing import NamedTuple
 from monarch_hpc.telemetry import layout
 from monarch_hpc.telemetry.layout import COUNTER, HALF, HEADER, NUM_BUCKETS, OPEN, RECORD, RECORD_BYTES, RecordKind
 from monarch_hpc.telemetry.names import Name, parse_names
-from monarch_hpc.wire.calls import ActorSeen, EndpointCount, ProcCalls, RunningCall, SentCall, Wait
+from monarch_hpc.wire.control.calls import ActorSeen, EndpointCount, ProcCalls, RunningCall, SentCall, Wait
 
 __all__ = ["DecodedRecord", "Memory", "Scene", "memory_of", "read_events", "read_scene", "report_scene"]
 

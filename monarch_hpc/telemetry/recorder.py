@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from monarch_hpc.core.fork import watch_forks
+from monarch_hpc.core.process.fork import watch_forks
 from monarch_hpc.telemetry import layout, pen
 from monarch_hpc.telemetry.layout import HEADER, NUMBER, OPEN, RECORD, RECORD_BYTES, REFUSED, REFUSED_AT, RecordKind
 from monarch_hpc.telemetry.memory import disown_memory, make_memory, map_memory

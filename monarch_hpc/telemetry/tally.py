@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from monarch_hpc.telemetry.histogram import added, quantile
-from monarch_hpc.wire.calls import EndpointCount, ProcCalls
+from monarch_hpc.wire.control.calls import EndpointCount, ProcCalls
 
 __all__ = ["Tally", "Times", "tally"]
 

@@ -57,7 +57,7 @@ HEAD_BYTES = _HEAD.size
 class Kind(enum.IntEnum):
     """The kind of a frame."""
 
-    CONTROL = 1  # JSON body, see wire.messages
+    CONTROL = 1  # JSON body, see wire.control
     SPAWN = 2  # make an actor: dest = actor id, reply = the actor that owns it, or 0
     CALL = 3  # run an endpoint: dest = actor id, reply = reply slot or 0; highest bit: see actor.cell.cancellation
     RESULT = 4  # dest = reply slot

@@ -7,7 +7,7 @@ import time
 import types
 from collections.abc import Iterator, Mapping
 
-from monarch_hpc.core.description import class_name, literal_of, summary_of
+from monarch_hpc.core.text.description import class_name, literal_of, summary_of
 from monarch_hpc.wire.serializer import dumps
 
 __all__ = ["refusal"]

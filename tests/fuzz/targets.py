@@ -18,7 +18,8 @@ from monarch_hpc.transport.address import parse_address
 from monarch_hpc.transport.secure.handshake import ANSWER_BYTES, HELLO_BYTES, Accepting, Dialing, check_versions
 from monarch_hpc.transport.secure.noise import PUBLIC_BYTES, TAG_BYTES, Initiator, Responder
 from monarch_hpc.transport.ucx.negotiation import Ask, Offer, decode_offer, encode_offer
-from monarch_hpc.wire import messages
+from monarch_hpc.wire.control.message import encode
+from monarch_hpc.wire.control.table import decode
 from monarch_hpc.wire.frames import (
     HEAD_BYTES,
     MAX_BODY_BYTES,
@@ -30,6 +31,7 @@ from monarch_hpc.wire.frames import (
     parse_head,
 )
 from tests.fuzz.ends import MAX_FRAME_BYTES, name_of, run_inbox, run_lane, run_records, run_relay
+from tests.unit.wire.samples import sample_messages
 
 __all__ = ["TARGETS", "Target"]
 
@@ -99,39 +101,17 @@ def _parse_head(data: bytes) -> str:
 
 
 def _controls() -> list[bytes]:
-    """One message of each kind, with a value in each field."""
-    entry = messages.HostEntry(
-        0, "n1", ["tcp://10.0.0.1:1"], 1, "3.11.7", "0.1", [0, 1], ["0"], 2**40, {"eth0": "10.0.0.1"}
-    )
-    samples: dict[str, object] = {
-        "str": "text",
-        "int": 7,
-        "float": 1.5,
-        "bool": True,
-        "list[str]": ["a", "b"],
-        "list[int]": [0, 1],
-        "dict[str, str]": {"A": "b"},
-        "dict[str, int]": {"n1": 0},
-        "list[dict[str, str]]": [{"a": "b"}],
-        "list[dict[str, object]]": [{"a": [1, None, {"b": 2.5}]}],
-        "HostEntry": entry,
-        "list[HostEntry]": [entry],
-    }
-    encoded = []
-    for cls in messages.Message.__subclasses__():
-        values = {name: samples[str(kind)] for name, kind in cls.__annotations__.items()}
-        encoded.append(messages.encode(cls(**values)))
-    return encoded
+    return [encode(message) for message in sample_messages()]
 
 
 def _run_control(data: bytes) -> str:
     try:
-        message = messages.decode(data)
+        message = decode(data)
     except FrameError as error:
         problem = error.problem
         return problem if len(problem) > _MAX_WORDS else re.split("['\".:]", problem)[0]
-    again = messages.encode(message)
-    assert messages.encode(messages.decode(again)) == again
+    again = encode(message)
+    assert encode(decode(again)) == again
     return type(message).__name__
 
 

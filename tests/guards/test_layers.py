@@ -39,7 +39,7 @@ DOORS = {
 }
 
 # Modules that may start processes; others may use only the types of the results.
-PROCESS_DOORS = {"core.spawn", "slurm.client", "testing"}
+PROCESS_DOORS = {"core.process.spawn", "slurm.client", "testing"}
 STARTERS = {
     "subprocess": {"Popen", "call", "check_call", "check_output", "getoutput", "run"},
     "os": {"popen", "posix_spawn", "posix_spawnp", "spawnl", "spawnv", "system"},

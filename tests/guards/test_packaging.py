@@ -148,7 +148,7 @@ def found_files(first: str, cwd: Path) -> set[str]:
     code = f"""
 import sys
 {first}
-from monarch_hpc.core.assets import asset
+from monarch_hpc.core.storage.assets import asset
 for folder in {FOLDERS!r}:
     root = asset(folder)
     for path in root.rglob("*"):

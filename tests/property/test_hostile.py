@@ -9,8 +9,8 @@ from hypothesis import given, settings
 
 from monarch_hpc.actor.messages.payload import pack_result, send_failure, unloadable, unpack_failure
 from monarch_hpc.actor.messages.remote_error import as_actor_error
-from monarch_hpc.core.description import class_name, literal_of, summary_of, text_of, trace_of
 from monarch_hpc.core.errors import ActorFailed, MeshError
+from monarch_hpc.core.text.description import class_name, literal_of, summary_of, text_of, trace_of
 from monarch_hpc.wire.frames import Buffer, Frame, Kind
 from monarch_hpc.wire.serializer import loads
 from tests.hostile import ERRORS, HUGE_CHARS, OBJECTS, Recipe, collected, make, recipes

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_hpc.core.errors import ConfigError
-from monarch_hpc.core.hostlist import compress, expand
+from monarch_hpc.core.text.hostlist import compress, expand
 
 words = st.text("abz.-_", max_size=3)
 digits = st.text("0129", min_size=1, max_size=4) | st.integers(0, 300).map(str)

@@ -17,8 +17,9 @@ from monarch_hpc.telemetry.memory import make_memory
 from monarch_hpc.telemetry.picture import draw
 from monarch_hpc.telemetry.reading import Memory, memory_of, read_events, read_scene
 from monarch_hpc.telemetry.recorder import Recorder
-from monarch_hpc.wire.calls import CallsReport, ProcCalls
-from monarch_hpc.wire.messages import decode, encode
+from monarch_hpc.wire.control.calls import CallsReport, ProcCalls
+from monarch_hpc.wire.control.message import encode
+from monarch_hpc.wire.control.table import decode
 
 _TABLES = (
     (layout.SENT_AT, 64),

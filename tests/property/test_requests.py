@@ -12,30 +12,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monarch_hpc.core.errors import FrameError
-from monarch_hpc.wire.calls import Calls, CallsReport, Recording
-from monarch_hpc.wire.logs import LogsSet, SetLogs
-from monarch_hpc.wire.messages import (
-    CloseRun,
-    Message,
-    OpenRun,
-    Output,
+from monarch_hpc.wire.control.allocation import ShutDownDone, Status, StatusReport
+from monarch_hpc.wire.control.calls import Calls, CallsReport, Recording
+from monarch_hpc.wire.control.message import Message, encode
+from monarch_hpc.wire.control.output import LogsSet, Output, SetLogs
+from monarch_hpc.wire.control.procs import (
     ProcEnded,
     ProcLife,
     ProcReady,
     ProcsStopped,
-    Refused,
-    RunClosed,
-    RunLinks,
-    ShutDownDone,
     SpawnFailed,
     SpawnProcs,
-    Status,
-    StatusReport,
     StopProcs,
-    decode,
-    encode,
 )
-from monarch_hpc.wire.refusal import refuse
+from monarch_hpc.wire.control.refusal import Refused, refuse
+from monarch_hpc.wire.control.runs import CloseRun, OpenRun, RunClosed, RunLinks
+from monarch_hpc.wire.control.table import decode
 from tests.unit.agent.test_head import Party, World, spawn
 
 _NUM_EXAMPLES = 20

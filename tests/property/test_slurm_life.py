@@ -7,11 +7,12 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch_hpc.slurm.directory import AgentsReport, Granted, ReadyHost, Seen
+from monarch_hpc.allocation.files import Granted
+from monarch_hpc.slurm.directory import Seen
 from monarch_hpc.slurm.job import CancelJob, CloseRecord, Keep, Lifecycle, decide, decide_gone
 from monarch_hpc.slurm.registry import AllocationRecord, Ended
 from monarch_hpc.slurm.states import Phase, SlurmState
-from tests.unit.slurm.makers import detail, record, row
+from tests.unit.slurm.makers import detail, ready, record, row
 
 STATES = st.sampled_from(list(SlurmState))
 GRANTED = Granted(7, ("n1", "n2"), "n[1-2]", 1000.0)
@@ -19,9 +20,7 @@ SEEN = st.builds(
     Seen,
     st.sampled_from([None, GRANTED, replace(GRANTED, restarts=1)]),
     st.frozensets(st.integers(0, 1)),
-    st.sampled_from(
-        [None, AgentsReport((ReadyHost("n1", 1, 0),), ("n2",)), AgentsReport((ReadyHost("n1", 1, 0),), ())]
-    ),
+    st.sampled_from([None, ready(["n1"], ["n2"]), ready(["n1"])]),
     st.sampled_from([None, 0, 1]),
     st.integers(0, 3),
 )

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_hpc.core.errors import ConfigError
-from monarch_hpc.core.units import format_duration, format_size, format_slurm_time, parse_duration, parse_size
+from monarch_hpc.core.text.units import format_duration, format_size, format_slurm_time, parse_duration, parse_size
 
 
 @given(st.integers(1, 10**9))

@@ -14,16 +14,12 @@ from monarch_hpc.core.errors import TransportError
 from monarch_hpc.core.ids import Role, mesh_number
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.wire.control.message import Message
+from monarch_hpc.wire.control.output import Output
+from monarch_hpc.wire.control.procs import ProcReady, SpawnProcs
+from monarch_hpc.wire.control.runs import OpenRun, RunOpened
+from monarch_hpc.wire.control.table import decode
 from monarch_hpc.wire.frames import Frame
-from monarch_hpc.wire.messages import (
-    Message,
-    OpenRun,
-    Output,
-    ProcReady,
-    RunOpened,
-    SpawnProcs,
-    decode,
-)
 
 __all__ = ["ENTRY", "Client", "alive", "cookie_holders", "eventually", "standin_path"]
 
@@ -32,7 +28,8 @@ ENTRY = "monarch_standin:main"
 _STANDIN = '''
 """A proc that reports and then runs the Python code in the variable CODE."""
 import os
-from monarch_hpc.wire.messages import ProcHello, encode
+from monarch_hpc.wire.control.message import encode
+from monarch_hpc.wire.control.procs import ProcHello
 
 def main(start):
     scope = {"start": start, "code": 0}

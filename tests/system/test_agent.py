@@ -15,15 +15,8 @@ from monarch_hpc.attach.attach import query_status, shut_down
 from monarch_hpc.attach.embedded import open_local
 from monarch_hpc.config.load import load
 from monarch_hpc.config.schema import Config
-from monarch_hpc.wire.messages import (
-    CloseRun,
-    ProcEnded,
-    ProcReady,
-    ProcsStopped,
-    RunClosed,
-    SpawnFailed,
-    StopProcs,
-)
+from monarch_hpc.wire.control.procs import ProcEnded, ProcReady, ProcsStopped, SpawnFailed, StopProcs
+from monarch_hpc.wire.control.runs import CloseRun, RunClosed
 from tests.system.agent_client import ENTRY, Client, alive, cookie_holders, eventually, standin_path
 
 

@@ -13,16 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from monarch_hpc.allocation.files import read_ready
+from monarch_hpc.allocation.ready import read_ready
 from monarch_hpc.allocation.settings import write_config
 from monarch_hpc.attach.attach import attach, query_status
 from monarch_hpc.config.load import load
 from monarch_hpc.config.schema import Config
 from monarch_hpc.core.errors import AllocationError, AuthenticationError, VersionMismatch
-from monarch_hpc.core.files import private_dir, read_json, write_json, write_private
 from monarch_hpc.core.ids import Role
+from monarch_hpc.core.storage.files import private_dir, read_json, write_json, write_private
 from monarch_hpc.transport.engine.engine import Engine
-from monarch_hpc.wire.messages import HostLost, ProcEnded, SpawnFailed
+from monarch_hpc.wire.control.allocation import HostLost
+from monarch_hpc.wire.control.procs import ProcEnded, SpawnFailed
 from tests.system.agent_client import Client, alive, cookie_holders, eventually
 
 
@@ -220,10 +221,10 @@ def test_a_host_that_does_not_come_is_named(where: Path) -> None:
         eventually(lambda: read_ready(where), "ready.json")
         ready = read_ready(where)
         assert ready is not None
-        assert (ready.missing, ready.hosts) == (["local1"], {0: "local0", 2: "local2"})
+        assert (ready.missing, ready.names) == (("local1",), {0: "local0", 2: "local2"})
         # A late host still joins.
         cleanup.enter_context(agent(where, 1, 3, b"k" * 32))
-        eventually(lambda: read_ready(where).missing == [], "the late host")  # type: ignore[union-attr]
+        eventually(lambda: read_ready(where).missing == (), "the late host")  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -258,7 +259,7 @@ def test_an_agent_with_another_key_is_not_seated(where: Path) -> None:
         assert stranger.returncode == 1
         assert b"cannot reach the head" in err
         eventually(lambda: read_ready(where), "ready.json")
-        assert read_ready(where).missing == ["local1"]  # type: ignore[union-attr]
+        assert read_ready(where).missing == ("local1",)  # type: ignore[union-attr]
 
 
 class _Nobody:

@@ -15,14 +15,16 @@ from monarch_hpc.attach.attach import query_status
 from monarch_hpc.config.load import load
 from monarch_hpc.config.schema import Config
 from monarch_hpc.core.errors import PeerLost
-from monarch_hpc.core.files import read_json
 from monarch_hpc.core.ids import Role
+from monarch_hpc.core.storage.files import read_json
 from monarch_hpc.supervision.lease import Lease, Liveness
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.flag import Flag
 from monarch_hpc.transport.heartbeat import Heartbeat
+from monarch_hpc.wire.control.allocation import HostLost
+from monarch_hpc.wire.control.procs import ProcEnded
+from monarch_hpc.wire.control.runs import CloseRun
 from monarch_hpc.wire.frames import Frame, Kind
-from monarch_hpc.wire.messages import CloseRun, HostLost, ProcEnded
 from tests.system.agent_client import Client, alive, eventually
 from tests.system.parties import PATIENCE_S, Party, parties
 

@@ -25,8 +25,8 @@ from monarch_hpc.transport.address import parse_address
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.secure.handshake import HELLO_BYTES
 from monarch_hpc.transport.secure.noise import TAG_BYTES
+from monarch_hpc.wire.control.table import decode
 from monarch_hpc.wire.frames import MAX_BUFFERS, PROTOCOL, Frame, Kind
-from monarch_hpc.wire.messages import decode
 from tests.system.byhand import ByHand, last_words, plain
 from tests.system.doorkeeper import Doorkeeper, open_doorkeeper
 from tests.system.parties import LIMITS, Party, parties

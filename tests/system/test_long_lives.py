@@ -14,7 +14,9 @@ from monarch_hpc.attach.embedded import open_local
 from monarch_hpc.config.load import load
 from monarch_hpc.config.schema import Config
 from monarch_hpc.core.ids import mesh_number
-from monarch_hpc.wire.messages import OpenRun, ProcEnded, Refused, RunOpened, SpawnFailed, StopProcs
+from monarch_hpc.wire.control.procs import ProcEnded, SpawnFailed, StopProcs
+from monarch_hpc.wire.control.refusal import Refused
+from monarch_hpc.wire.control.runs import OpenRun, RunOpened
 from tests.system.agent_client import ENTRY, Client, alive, cookie_holders, eventually, standin_path
 from tests.system.controlling import controlled
 

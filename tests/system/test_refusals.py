@@ -17,19 +17,13 @@ from monarch_hpc.config import Config
 from monarch_hpc.config.load import load
 from monarch_hpc.testing import wait_until
 from monarch_hpc.transport.api import FrameChannel
-from monarch_hpc.wire.calls import Calls, CallsReport
+from monarch_hpc.wire.control.allocation import Status, StatusReport
+from monarch_hpc.wire.control.calls import Calls, CallsReport
+from monarch_hpc.wire.control.message import Message, encode
+from monarch_hpc.wire.control.procs import SpawnFailed, SpawnProcs
+from monarch_hpc.wire.control.refusal import Refused
+from monarch_hpc.wire.control.runs import OpenRun, RunOpened
 from monarch_hpc.wire.frames import Frame, Kind
-from monarch_hpc.wire.messages import (
-    Message,
-    OpenRun,
-    Refused,
-    RunOpened,
-    SpawnFailed,
-    SpawnProcs,
-    Status,
-    StatusReport,
-    encode,
-)
 from tests.system.agent_client import Client, alive, eventually
 
 

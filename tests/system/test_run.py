@@ -18,7 +18,7 @@ import pytest
 from monarch_hpc.attach.attach import query_status
 from monarch_hpc.attach.embedded import open_local
 from monarch_hpc.config.load import load
-from monarch_hpc.core.files import read_json, write_json
+from monarch_hpc.core.storage.files import read_json, write_json
 from monarch_hpc.slurm.owner import current_owner
 from monarch_hpc.slurm.registry import AllocationRecord, Registry
 from monarch_hpc.testing.slurmlab.processes import read_command

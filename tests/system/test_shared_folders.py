@@ -14,8 +14,8 @@ import pytest
 
 from monarch_hpc.config.load import load_config
 from monarch_hpc.core.errors import ConfigError
-from monarch_hpc.core.files import open_output, private_dir, read_private, write_private
-from monarch_hpc.core.scratch import PREFIX, make_scratch, sweep_scratch
+from monarch_hpc.core.storage.files import open_output, private_dir, read_private, write_private
+from monarch_hpc.core.storage.scratch import PREFIX, make_scratch, sweep_scratch
 from monarch_hpc.job import LocalJob, job_load, load_current_job, set_current_job
 from tests.system.colleague import GID, UID, act, needs_root, shared
 from tests.system.programs import Programs, programs
@@ -182,6 +182,6 @@ def test_our_processes_leave_no_core_dump_and_those_of_users_as_they_want(progra
 
 
 def test_a_process_that_forbade_core_dumps_leaves_none(tmp_path: Path) -> None:
-    program = "import os; from monarch_hpc.core.dumps import forbid_core_dumps as f; f(); os.abort()"
+    program = "import os; from monarch_hpc.core.process.dumps import forbid_core_dumps as f; f(); os.abort()"
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, check=False)
     assert done.returncode == -signal.SIGABRT and list(tmp_path.iterdir()) == []

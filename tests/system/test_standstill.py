@@ -16,7 +16,7 @@ import pytest
 from monarch_hpc.attach.attach import query_status
 from monarch_hpc.config.load import load
 from monarch_hpc.config.schema import Config
-from monarch_hpc.wire.messages import ProcEnded, ProcLife, StopProcs
+from monarch_hpc.wire.control.procs import ProcEnded, ProcLife, StopProcs
 from tests.system.agent_client import Client, alive, eventually
 
 _PTRACE_ATTACH = 16

@@ -23,8 +23,8 @@ from monarch_hpc.actor.context import Context, set_caller, set_context
 from monarch_hpc.actor.fault import MeshFailure, print_error
 from monarch_hpc.actor.messages.line import MessageLink
 from monarch_hpc.actor.messages.payload import unpack_call, unpack_spawn
-from monarch_hpc.core.description import summary_of, trace_of, traceback_of
 from monarch_hpc.core.errors import ActorDied, CallTimeout
+from monarch_hpc.core.text.description import summary_of, trace_of, traceback_of
 from monarch_hpc.telemetry.pen import Handling
 from monarch_hpc.transport.credit import cost_of
 from monarch_hpc.wire.frames import Frame, Kind

@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable, Coroutine
 
 from monarch_hpc.actor.cell.idle import Wait
-from monarch_hpc.core.description import trace_of
 from monarch_hpc.core.logger import Logger
+from monarch_hpc.core.text.description import trace_of
 
 __all__ = ["EventLoop", "Running"]
 

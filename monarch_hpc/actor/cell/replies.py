@@ -11,9 +11,9 @@ from monarch_hpc.actor.context import ProcInfo
 from monarch_hpc.actor.fault import MeshFailure, print_error
 from monarch_hpc.actor.messages.line import MessageLink
 from monarch_hpc.actor.messages.payload import pack_fault, pack_result, send_failure
-from monarch_hpc.core.description import trace_of
 from monarch_hpc.core.errors import ForkedError, FrameError, TransportError
 from monarch_hpc.core.logger import Logger
+from monarch_hpc.core.text.description import trace_of
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.frames import Buffer, Frame, Kind
 

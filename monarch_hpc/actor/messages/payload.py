@@ -12,9 +12,9 @@ from typing import Any
 
 from monarch_hpc.actor.fault import MeshFailure
 from monarch_hpc.actor.messages.remote_error import as_actor_error
-from monarch_hpc.core.description import class_name, summary_of, text_of, trace_of
 from monarch_hpc.core.errors import ActorFailed
 from monarch_hpc.core.shape import Extent, Region
+from monarch_hpc.core.text.description import class_name, summary_of, text_of, trace_of
 from monarch_hpc.transport.engine.interrupts import may_be_signal
 from monarch_hpc.wire.frames import Buffer, Frame
 from monarch_hpc.wire.obstacle import refusal

@@ -11,14 +11,15 @@ from monarch_hpc.actor.context import ProcInfo, outside
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.log_records import listen
 from monarch_hpc.actor.runtime.runtime import STOPPED, Runtime
-from monarch_hpc.core.fork import watch_forks
 from monarch_hpc.core.ids import Identity, Role, SlurmIds, new_incarnation
+from monarch_hpc.core.process.fork import watch_forks
 from monarch_hpc.telemetry.recorder import Recorder
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.node import Node
 from monarch_hpc.transport.ucx.fabric import UcxFabric
 from monarch_hpc.transport.ucx.settings import wants_ucx
-from monarch_hpc.wire.messages import ProcHello, encode
+from monarch_hpc.wire.control.message import encode
+from monarch_hpc.wire.control.procs import ProcHello
 from monarch_hpc.wire.start import ProcStart
 
 __all__ = ["main"]

@@ -23,8 +23,8 @@ from monarch_hpc.actor.runtime.death_causes import CauseLookup, CauseReporter
 from monarch_hpc.actor.runtime.failures import FailureRouter
 from monarch_hpc.actor.runtime.ownership import Ownership
 from monarch_hpc.core.errors import ActorDied, ActorError, DeliveryUnknown, FrameError, PeerLost, TransportError
-from monarch_hpc.core.fork import watch_forks
 from monarch_hpc.core.logger import Logger
+from monarch_hpc.core.process.fork import watch_forks
 from monarch_hpc.core.recent import Recent
 from monarch_hpc.core.shape import Region
 from monarch_hpc.telemetry.recorder import Recorder

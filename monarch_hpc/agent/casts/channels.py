@@ -20,8 +20,11 @@ from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.heartbeat import Heartbeat
 from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.casts import parse_cast
+from monarch_hpc.wire.control.allocation import HostEntry
+from monarch_hpc.wire.control.message import Message
+from monarch_hpc.wire.control.procs import ProcEnded, ProcReady
+from monarch_hpc.wire.control.runs import RunClosed
 from monarch_hpc.wire.frames import Frame, Kind
-from monarch_hpc.wire.messages import HostEntry, Message, ProcEnded, ProcReady, RunClosed
 
 __all__ = ["CastChannels"]
 

@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Callable, Collection
 
-from monarch_hpc.core.exit import Exit
+from monarch_hpc.core.process.exit import Exit
 from monarch_hpc.transport.engine.engine import Engine
 
 __all__ = ["Reaper"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
+from monarch_hpc.core.machine.procfs import read_stat
 from monarch_hpc.supervision.lease import Lease, Liveness
 from monarch_hpc.supervision.standstill import Standstill
 from monarch_hpc.transport.engine.engine import Engine
@@ -54,12 +54,9 @@ class StoppedProcs:
         self._timer = self._engine.call_later(self._heartbeat_s, self._check) if self._watched else None
         now_s = self._engine.clock()
         for pid, watched in list(self._watched.items()):
-            life, stopped_s = watched.standstill.see(_state(pid), now_s)
+            found = read_stat(pid)
+            assert found is not None  # it has not been reaped
+            life, stopped_s = watched.standstill.see(found.state, now_s)
             if life is not watched.life:
                 watched.life = life
                 watched.changed(life, stopped_s)
-
-
-def _state(pid: int) -> str:
-    """The state letter of a process that has not been reaped."""
-    return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split(maxsplit=1)[0].decode()

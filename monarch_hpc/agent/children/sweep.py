@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from monarch_hpc.core.clock import Deadline
+from monarch_hpc.core.machine.procfs import read_environ, read_stat
 from monarch_hpc.wire.start import COOKIE, HOST_COOKIE, RUN_COOKIE
 
 __all__ = ["cookies", "find", "has_entries", "kill_matching", "kill_runs", "orphans", "sweep"]
@@ -41,7 +42,7 @@ def has_entries(environ: bytes, entries: Collection[bytes]) -> bool:
 
 def find(entries: Collection[bytes]) -> list[int]:
     """Return this user's processes whose environment holds all of *entries*, without this process and its ancestors."""
-    return [pid for pid in _others() if has_entries(_environ(pid), entries)]
+    return [pid for pid in _others() if has_entries(read_environ(pid), entries)]
 
 
 def kill_matching(entries: Collection[bytes]) -> int:
@@ -55,7 +56,7 @@ def kill_runs(allocation: str, host: int, runs: Iterable[str]) -> Counter[str]:
     wanted = {f"{RUN_COOKIE}={run}".encode(): run for run in runs}
     found: Counter[str] = Counter()
     for pid in _others():
-        for entry in wanted.keys() & _environ(pid).split(b"\0"):
+        for entry in wanted.keys() & read_environ(pid).split(b"\0"):
             found[wanted[entry]] += _kill(pid, [*common, entry])
     return found
 
@@ -63,7 +64,7 @@ def kill_runs(allocation: str, host: int, runs: Iterable[str]) -> Counter[str]:
 def orphans(known: Collection[int]) -> list[int]:
     """Return the live children of this process that are not in *known*: orphans that the kernel reparented to it."""
     own = os.getpid()
-    return [pid for pid in _others() if pid not in known and _stat(pid)[:1] != [b"Z"] and _parent(pid) == own]
+    return [pid for pid in _others() if pid not in known and _is_live_child(pid, own)]
 
 
 def sweep(entries: Collection[bytes], timeout_s: float) -> int:
@@ -94,7 +95,13 @@ def _ancestors() -> Iterator[int]:
     pid = os.getpid()
     while pid:
         yield pid
-        pid = _parent(pid)
+        found = read_stat(pid)
+        pid = found.parent if found is not None else 0
+
+
+def _is_live_child(pid: int, parent: int) -> bool:
+    found = read_stat(pid)
+    return found is not None and not found.has_ended and found.parent == parent
 
 
 def _kill(pid: int, entries: Collection[bytes]) -> bool:
@@ -104,7 +111,7 @@ def _kill(pid: int, entries: Collection[bytes]) -> bool:
     except OSError:
         return False
     try:
-        if not has_entries(_environ(pid), entries):
+        if not has_entries(read_environ(pid), entries):
             return False
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     except OSError:
@@ -112,23 +119,3 @@ def _kill(pid: int, entries: Collection[bytes]) -> bool:
     finally:
         os.close(pidfd)
     return True
-
-
-def _environ(pid: int) -> bytes:
-    try:
-        return (_PROC / str(pid) / "environ").read_bytes()
-    except OSError:
-        return b""  # ended, a zombie, or not ours to read
-
-
-def _stat(pid: int) -> list[bytes]:
-    """Return the fields of ``/proc/PID/stat`` after the command name, which may contain any character."""
-    try:
-        return (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
-    except OSError:
-        return []
-
-
-def _parent(pid: int) -> int:
-    fields = _stat(pid)
-    return int(fields[1]) if len(fields) > 1 else 0

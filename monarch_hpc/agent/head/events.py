@@ -8,18 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from monarch_hpc.supervision.lease import Liveness
-from monarch_hpc.wire.logs import LogsSet
-from monarch_hpc.wire.messages import (
-    HostEntry,
-    OpenRun,
-    Output,
-    ProcEnded,
-    ProcLife,
-    ProcReady,
-    ProcsStopped,
-    Refused,
-    SpawnFailed,
-)
+from monarch_hpc.wire.control.allocation import HostEntry
+from monarch_hpc.wire.control.output import LogsSet, Output
+from monarch_hpc.wire.control.procs import ProcEnded, ProcLife, ProcReady, ProcsStopped, SpawnFailed
+from monarch_hpc.wire.control.refusal import Refused
+from monarch_hpc.wire.control.runs import OpenRun
 
 __all__ = [
     "DeadlinePassed",

@@ -19,33 +19,21 @@ from monarch_hpc.agent.head.state import HeadState, RunState, apply
 from monarch_hpc.agent.head.survey import Surveys
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.supervision.lease import Liveness
-from monarch_hpc.wire.calls import Calls, CallsReport, Recording
-from monarch_hpc.wire.logs import LogsSet, SetLogs
-from monarch_hpc.wire.messages import (
-    CloseRun,
-    HostEntry,
-    HostLost,
-    Join,
-    Message,
-    OpenRun,
-    Output,
+from monarch_hpc.wire.control.allocation import HostEntry, HostLost, Join, Roster, ShutDown, ShutDownDone, Status
+from monarch_hpc.wire.control.calls import Calls, CallsReport, Recording
+from monarch_hpc.wire.control.message import Message
+from monarch_hpc.wire.control.output import LogsSet, Output, SetLogs
+from monarch_hpc.wire.control.procs import (
     ProcEnded,
     ProcLife,
     ProcReady,
     ProcsStopped,
-    Refused,
-    Roster,
-    RunClosed,
-    RunLinks,
-    RunOpened,
-    ShutDown,
-    ShutDownDone,
     SpawnFailed,
     SpawnProcs,
-    Status,
     StopProcs,
 )
-from monarch_hpc.wire.refusal import refuse
+from monarch_hpc.wire.control.refusal import Refused, refuse
+from monarch_hpc.wire.control.runs import CloseRun, OpenRun, RunClosed, RunLinks, RunOpened
 
 __all__ = ["Head"]
 

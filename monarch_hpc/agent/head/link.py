@@ -9,8 +9,8 @@ from typing import Protocol
 from monarch_hpc.core.errors import TransportError
 from monarch_hpc.core.ids import Role
 from monarch_hpc.transport.api import FrameChannel
+from monarch_hpc.wire.control.message import Message, encode
 from monarch_hpc.wire.frames import Frame, Kind
-from monarch_hpc.wire.messages import Message, encode
 
 __all__ = ["BACKLOG_BYTES", "ChannelLink", "Link", "LocalLink"]
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from monarch_hpc.core.ids import MAX_RUN_CHARS
-from monarch_hpc.wire.messages import MAX_PROCS_PER_HOST, SpawnProcs
+from monarch_hpc.wire.control.procs import MAX_PROCS_PER_HOST, SpawnProcs
 
 __all__ = ["problem_of", "problem_of_links", "problem_of_run"]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from monarch_hpc.supervision.lease import Liveness
-from monarch_hpc.wire.messages import HostEntry
+from monarch_hpc.wire.control.allocation import HostEntry
 
 __all__ = ["HostRoster", "HostSlot"]
 

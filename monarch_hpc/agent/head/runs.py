@@ -9,8 +9,11 @@ from monarch_hpc.agent.head.link import Link
 from monarch_hpc.agent.head.state import HeadState
 from monarch_hpc.agent.output.rate_limit import TokenBucket, cost_bytes
 from monarch_hpc.telemetry.observer import Witness
-from monarch_hpc.wire.calls import ProcCalls, Recording
-from monarch_hpc.wire.messages import Output, ProcEnded, RunLinks, SpawnFailed, StatusReport
+from monarch_hpc.wire.control.allocation import StatusReport
+from monarch_hpc.wire.control.calls import ProcCalls, Recording
+from monarch_hpc.wire.control.output import Output
+from monarch_hpc.wire.control.procs import ProcEnded, SpawnFailed
+from monarch_hpc.wire.control.runs import RunLinks
 
 __all__ = ["OpenWitness", "RunPeers", "report"]
 

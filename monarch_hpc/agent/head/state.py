@@ -27,7 +27,7 @@ from monarch_hpc.agent.head.events import (
     ShutdownBegan,
 )
 from monarch_hpc.agent.head.roster import HostRoster
-from monarch_hpc.wire.messages import OpenRun
+from monarch_hpc.wire.control.runs import OpenRun
 
 __all__ = ["HeadState", "MeshState", "RunState", "apply"]
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from monarch_hpc.agent.head.link import Link
-from monarch_hpc.wire.calls import Calls, CallsReport, ProcCalls
-from monarch_hpc.wire.messages import Refused
-from monarch_hpc.wire.refusal import refuse
+from monarch_hpc.wire.control.calls import Calls, CallsReport, ProcCalls
+from monarch_hpc.wire.control.refusal import Refused, refuse
 
 __all__ = ["Surveys"]
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from monarch_hpc.core.errors import ConfigError
-from monarch_hpc.core.files import private_dir
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.recent import Recent
+from monarch_hpc.core.storage.files import private_dir
 
 __all__ = ["OLD", "LogFiles"]
 

@@ -20,7 +20,7 @@ from monarch_hpc.agent.output.rate_limit import FairShare, TokenBucket, cost_byt
 from monarch_hpc.config.schema import LogsConfig
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.engine.timer import Timer
-from monarch_hpc.wire.messages import Output
+from monarch_hpc.wire.control.output import Output
 from monarch_hpc.wire.record import MARK, Unmarker, parse_record, split_marked
 
 __all__ = ["MAX_LINE_BYTES", "LineSplitter", "Outlet", "OutputSource", "ProcOutput"]

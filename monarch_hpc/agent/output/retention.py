@@ -13,8 +13,8 @@ import threading
 from pathlib import Path
 
 from monarch_hpc.core.errors import ConfigError
-from monarch_hpc.core.files import read_private, write_private
 from monarch_hpc.core.logger import Logger
+from monarch_hpc.core.storage.files import read_private, write_private
 
 __all__ = ["Retention", "printed_runs", "removed_runs"]
 

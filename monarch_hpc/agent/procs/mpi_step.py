@@ -24,10 +24,10 @@ from monarch_hpc.agent.procs.mpi_task import peer_uid, socket_path
 from monarch_hpc.agent.procs.zygote_order import FDS_PER_PROC, render, split, versions
 from monarch_hpc.agent.procs.zygote_pool import ForkProblem, Spawned
 from monarch_hpc.config import FlagValue
-from monarch_hpc.core.exit import Exit
-from monarch_hpc.core.spawn import launch
+from monarch_hpc.core.process.exit import Exit
+from monarch_hpc.core.process.spawn import launch
 from monarch_hpc.transport.engine.engine import Engine
-from monarch_hpc.wire.messages import SpawnProcs
+from monarch_hpc.wire.control.procs import SpawnProcs
 from monarch_hpc.wire.start import ProcOrder, render_order
 
 __all__ = ["MpiSteps", "StepSettings"]

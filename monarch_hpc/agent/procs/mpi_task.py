@@ -22,7 +22,7 @@ from dataclasses import replace
 from monarch_hpc.agent.procs.zygote import resolve, run
 from monarch_hpc.agent.procs.zygote_order import receive, render, versions
 from monarch_hpc.agent.resources.shm_folder import find_segments
-from monarch_hpc.core.dumps import forbid_core_dumps
+from monarch_hpc.core.process.dumps import forbid_core_dumps
 from monarch_hpc.wire.start import parse_order
 
 __all__ = ["main", "peer_uid", "socket_path"]

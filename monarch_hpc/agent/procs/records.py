@@ -12,7 +12,7 @@ from monarch_hpc.telemetry.layout import RecordKind
 from monarch_hpc.telemetry.observer import is_stopped
 from monarch_hpc.telemetry.reading import memory_of, read_scene, report_scene
 from monarch_hpc.telemetry.recorder import Recorder
-from monarch_hpc.wire.calls import ProcCalls
+from monarch_hpc.wire.control.calls import ProcCalls
 
 __all__ = ["HostRecords"]
 

@@ -17,11 +17,13 @@ from monarch_hpc.agent.procs.records import HostRecords
 from monarch_hpc.agent.procs.zygote_pool import ForkProblem, Spawned, ZygotePool
 from monarch_hpc.agent.resources.binding import Binding, check_bindings, given_bindings, read_topology, shares
 from monarch_hpc.core.errors import FrameError
-from monarch_hpc.core.gpus import visible_gpus
 from monarch_hpc.core.logger import Logger
+from monarch_hpc.core.machine.gpus import visible_gpus
 from monarch_hpc.telemetry.memory import make_memory
 from monarch_hpc.transport.engine.engine import Engine
-from monarch_hpc.wire.messages import Message, ProcHello, ProcReady, SpawnFailed, SpawnProcs, decode
+from monarch_hpc.wire.control.message import Message
+from monarch_hpc.wire.control.procs import ProcHello, ProcReady, SpawnFailed, SpawnProcs
+from monarch_hpc.wire.control.table import decode
 from monarch_hpc.wire.start import ProcOrder, ProcStart
 
 __all__ = ["Parent", "ProcSpawner"]

@@ -30,7 +30,8 @@ from monarch_hpc.agent.children.sweep import cookies, sweep
 from monarch_hpc.agent.procs.zygote_order import FDS_PER_PROC, receive, render, versions
 from monarch_hpc.agent.resources import binding
 from monarch_hpc.agent.resources.shm_folder import remove_segments
-from monarch_hpc.core.dumps import allow_core_dumps, forbid_core_dumps
+from monarch_hpc.core.machine.procfs import read_stat
+from monarch_hpc.core.process.dumps import allow_core_dumps, forbid_core_dumps
 from monarch_hpc.wire.start import NO_RUN, RUN_COOKIE, ProcOrder, ProcStart, parse_order
 
 __all__ = ["main", "resolve", "run"]
@@ -216,9 +217,9 @@ def _write_run_cookie(run: str) -> None:
     attribute to a run what a proc forks without exec.
     """
     name = f"{RUN_COOKIE}=".encode()
-    with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/self/stat", "rb") as file:
-        fields = file.read().rpartition(b")")[2].split()
-        begin, end = int(fields[47]), int(fields[48])  # env_start and env_end of proc(5), from the third field on
+    with contextlib.suppress(ValueError, IndexError):
+        own = read_stat("self")
+        begin, end = own.environ_range if own is not None else (0, 0)
         found = ctypes.string_at(begin, end - begin).find(name + NO_RUN.encode()) if begin else -1
         if found >= 0:
             ctypes.memmove(begin + found + len(name), run.encode().ljust(len(NO_RUN), b"\0"), len(NO_RUN))

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from monarch_hpc.core.spawn import launch
+from monarch_hpc.core.process.spawn import launch
 from monarch_hpc.wire.start import COOKIE, HOST_COOKIE, NO_RUN, RUN_COOKIE
 
 __all__ = ["StartingZygote", "ZygoteSettings", "launch_zygote"]

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from monarch_hpc.agent.children.reaper import Reaper
 from monarch_hpc.agent.procs.zygote_launch import StartingZygote, ZygoteSettings, launch_zygote
 from monarch_hpc.agent.procs.zygote_order import FDS_PER_PROC, MAX_FDS, render, split, versions
-from monarch_hpc.core.exit import Exit
 from monarch_hpc.core.logger import Logger
+from monarch_hpc.core.process.exit import Exit
 from monarch_hpc.core.version import __version__
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.start import ProcOrder, render_order

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from monarch_hpc.agent.resources import cgroup
-from monarch_hpc.core.gpus import own_block, parse_device_gpus, parse_gpus
-from monarch_hpc.core.interfaces import choose_interfaces, read_interfaces
+from monarch_hpc.core.machine.gpus import own_block, parse_device_gpus, parse_gpus
+from monarch_hpc.core.machine.interfaces import choose_interfaces, read_interfaces
 
 __all__ = ["Grant", "granted_memory", "read_grant"]
 

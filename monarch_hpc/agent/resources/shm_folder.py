@@ -12,9 +12,9 @@ import stat
 from pathlib import Path
 
 from monarch_hpc.core.errors import ConfigError
-from monarch_hpc.core.files import private_dir
 from monarch_hpc.core.logger import Logger
-from monarch_hpc.core.scratch import PREFIX, hold_scratch, sweep_scratch
+from monarch_hpc.core.storage.files import private_dir
+from monarch_hpc.core.storage.scratch import PREFIX, hold_scratch, sweep_scratch
 
 __all__ = ["find_segments", "make_segments", "remove_segments"]
 
@@ -27,8 +27,8 @@ def make_segments(allocation: str, host_rank: int, root: Path = _ROOT) -> tuple[
     """Make the folder of a host; first remove the folders of killed agents.
 
     Returns:
-        The folder, and the descriptor that holds it (see `core.scratch`); empty and -1 if it cannot be made: UCX then
-        chooses a folder.
+        The folder, and the descriptor that holds it (see `core.storage.scratch`); empty and -1 if it cannot be made:
+        UCX then chooses a folder.
     """
     if not root.is_dir():
         return "", -1

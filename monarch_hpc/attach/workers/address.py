@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from monarch_hpc.core.errors import ConfigError
-from monarch_hpc.core.host_address import resolve_host
+from monarch_hpc.core.machine.host_address import resolve_host
 from monarch_hpc.core.uid import ProcId
 from monarch_hpc.transport.address import render_address
 

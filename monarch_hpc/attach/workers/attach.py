@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from monarch_hpc.allocation import files as allocation_files
+from monarch_hpc.allocation.document import Document
+from monarch_hpc.allocation.ready import parse_ready, write_ready
 from monarch_hpc.allocation.settings import write_config
 from monarch_hpc.attach.workers.address import WorkerAddress, dialling_addresses, parse_worker_address
 from monarch_hpc.attach.workers.key import Secret, read_secret
@@ -29,9 +31,9 @@ from monarch_hpc.core.errors import (
     PeerLost,
     TransportError,
 )
-from monarch_hpc.core.files import read_json, write_json, write_private
 from monarch_hpc.core.ids import Identity, Role, new_allocation_id, new_incarnation
 from monarch_hpc.core.logger import Logger
+from monarch_hpc.core.storage.files import read_json
 from monarch_hpc.transport.address import parse_address
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
@@ -112,12 +114,12 @@ class _Attaching:
                 if worker.refusal is not None:
                     raise _with_note(worker.refusal, worker)
             raise AllocationError("workers", self._missing_text())
-        missing = self._ready.get("missing")
-        if missing:
-            raise AllocationError("workers", f"agents did not report to the first one: {', '.join(missing)}")
-        write_private(directory / "key", self._key)
+        ready = parse_ready(Document(self._ready, f"the report of worker {self._workers[0].address.text}"))
+        if ready.missing:
+            raise AllocationError("workers", f"agents did not report to the first one: {', '.join(ready.missing)}")
+        allocation_files.write_key(directory, self._key)
         write_config(directory, self._config)
-        write_json(directory / "ready.json", dict(self._ready))
+        write_ready(directory, ready)
 
     def _missing_text(self) -> str:
         late = [worker for worker in self._workers if not worker.engaged] or self._workers[:1]

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from monarch_hpc.core.errors import ConfigError
-from monarch_hpc.core.files import private_dir, read_private, write_once
+from monarch_hpc.core.storage.files import private_dir, read_private, write_once
 
 __all__ = ["Secret", "read_secret"]
 

@@ -10,8 +10,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from monarch_hpc.core.scratch import make_scratch
-from monarch_hpc.core.spawn import launch
+from monarch_hpc.core.process.spawn import launch
+from monarch_hpc.core.storage.scratch import make_scratch
 
 __all__ = ["open_private_folder"]
 

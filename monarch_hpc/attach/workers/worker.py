@@ -22,18 +22,20 @@ from typing import Any
 from monarch_hpc.agent.children.sweep import cookies, sweep
 from monarch_hpc.agent.resources.shm_folder import remove_segments
 from monarch_hpc.allocation import files as allocation_files
+from monarch_hpc.allocation.ready import read_ready, render_ready
+from monarch_hpc.allocation.settings import write_sent_config
 from monarch_hpc.attach.workers.address import WorkerAddress, listening_addresses, parse_worker_address
 from monarch_hpc.attach.workers.key import Secret, read_secret
 from monarch_hpc.attach.workers.protocol import WORKERS, parse_message, render_message
 from monarch_hpc.config import Config
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.errors import FrameError, PeerLost, TransportError
-from monarch_hpc.core.files import open_output, private_dir, read_json, write_json
-from monarch_hpc.core.gpus import parse_device_gpus, parse_gpus
 from monarch_hpc.core.ids import Identity, Role, new_incarnation
 from monarch_hpc.core.logger import Logger
-from monarch_hpc.core.scratch import make_scratch
-from monarch_hpc.core.spawn import launch
+from monarch_hpc.core.machine.gpus import parse_device_gpus, parse_gpus
+from monarch_hpc.core.process.spawn import launch
+from monarch_hpc.core.storage.files import open_output, private_dir, write_json
+from monarch_hpc.core.storage.scratch import make_scratch
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.node import Node
@@ -182,7 +184,7 @@ class _RunningAgent:
         self._rank = int(fields["rank"])
         self._end_s = config.procs.stop_s + config.agent.grace_s + _SWEEP_S
         self._sent_head = self._sent_ready = self._sent_failed = False
-        write_json(self.directory / "config.json", {"schema": 1, "config": fields["config"]})
+        write_sent_config(self.directory, fields["config"])
         argv = [
             *(sys.executable, "-P", "-m", "monarch_hpc.agent", "--lifeline", "--held", str(self._held)),
             *("--directory", str(self.directory), "--allocation", self._allocation),
@@ -216,9 +218,9 @@ class _RunningAgent:
         ):
             self._sent_head = True
             _send(self.channel, render_message("head", addresses=addresses))
-        if self._rank == 0 and not self._sent_ready and (self.directory / "ready.json").exists():
+        if self._rank == 0 and not self._sent_ready and (ready := read_ready(self.directory)) is not None:
             self._sent_ready = True
-            _send(self.channel, render_message("ready", document=read_json(self.directory / "ready.json")))
+            _send(self.channel, render_message("ready", document=render_ready(ready)))
         code = self._process.poll()
         if code is not None and not self._sent_failed:
             self._sent_failed = True

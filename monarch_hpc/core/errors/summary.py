@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from monarch_hpc.core.description import class_name, notes_of, text_of
+from monarch_hpc.core.text.description import class_name, notes_of, text_of
 
 __all__ = ["details_of", "origin_of", "summarize"]
 

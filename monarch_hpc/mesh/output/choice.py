@@ -13,7 +13,7 @@ from monarch_hpc.core.arguments import check_number
 from monarch_hpc.core.errors import AllocationError, TransportError
 from monarch_hpc.mesh.output.printer import Printer
 from monarch_hpc.transport.engine.engine import Engine
-from monarch_hpc.wire.logs import LogsSet, SetLogs
+from monarch_hpc.wire.control.output import LogsSet, SetLogs
 
 __all__ = ["LogChoice", "LogRequests", "both", "parse_level"]
 

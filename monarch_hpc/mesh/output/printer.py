@@ -17,7 +17,8 @@ from monarch_hpc.config.schema import LogsConfig
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.mesh.output.fold import Fold, Said, Shown
 from monarch_hpc.supervision.lease import Liveness
-from monarch_hpc.wire.messages import Output, ProcLife
+from monarch_hpc.wire.control.output import Output
+from monarch_hpc.wire.control.procs import ProcLife
 from monarch_hpc.wire.record import MARK, LogRecord, parse_record
 
 __all__ = ["Printer"]

@@ -6,7 +6,7 @@ import os
 
 from monarch_hpc.actor.runtime.runtime import Runtime
 from monarch_hpc.telemetry.reading import read_scene, report_scene
-from monarch_hpc.wire.calls import PROGRAM_MESH, ProcCalls
+from monarch_hpc.wire.control.calls import PROGRAM_MESH, ProcCalls
 
 __all__ = ["own_report"]
 

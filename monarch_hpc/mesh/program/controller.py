@@ -24,7 +24,7 @@ from monarch_hpc.attach.attach import attach
 from monarch_hpc.core.errors import ActorDied, ActorError, AllocationError, SpawnError, TransportError
 from monarch_hpc.core.ids import Role
 from monarch_hpc.core.logger import Logger
-from monarch_hpc.core.place import read_place
+from monarch_hpc.core.machine.place import read_place
 from monarch_hpc.mesh.output.choice import LogRequests
 from monarch_hpc.mesh.output.printer import Printer
 from monarch_hpc.mesh.program.calls_report import own_report
@@ -41,11 +41,15 @@ from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.engine.flag import Flag
 from monarch_hpc.transport.heartbeat import Heartbeat
-from monarch_hpc.wire import messages
-from monarch_hpc.wire.calls import Calls, CallsReport, Recording
+from monarch_hpc.wire.control.allocation import HostEntry, HostLost
+from monarch_hpc.wire.control.calls import Calls, CallsReport, Recording
+from monarch_hpc.wire.control.message import Message, encode
+from monarch_hpc.wire.control.output import LogsSet, Output
+from monarch_hpc.wire.control.procs import ProcEnded, ProcLife, ProcReady, ProcsStopped, SpawnFailed, SpawnProcs
+from monarch_hpc.wire.control.refusal import Refused
+from monarch_hpc.wire.control.runs import OpenRun, RunLinks, RunOpened
+from monarch_hpc.wire.control.table import decode
 from monarch_hpc.wire.frames import Frame, Kind
-from monarch_hpc.wire.logs import LogsSet
-from monarch_hpc.wire.messages import HostEntry, Message
 
 __all__ = ["Controller"]
 
@@ -142,7 +146,7 @@ class Controller(Runtime):
         self.recorder.open(node.identity.incarnation)
         ready = self._attachment.ready
         self.casts.route_through(ready.addresses, lambda line: engine.call_soon(lambda: self._heartbeat.watch(line)))
-        self._send_to_head(messages.OpenRun(run, " ".join(sys.argv) or "python", host, os.getpid(), opened.owner))
+        self._send_to_head(OpenRun(run, " ".join(sys.argv) or "python", host, os.getpid(), opened.owner))
         if not self._opened.wait(config.transport.connect_s) or self._refusal:
             raise AllocationError(directory.name, self._refusal or "its head agent does not answer")
 
@@ -218,9 +222,9 @@ class Controller(Runtime):
         Runtime.current = Controller._instance = None
 
     def _send_to_head(self, message: Message) -> None:
-        if isinstance(message, messages.SpawnProcs) and message.num_ranks > self.casts.max_direct:
+        if isinstance(message, SpawnProcs) and message.num_ranks > self.casts.max_direct:
             self.casts.open()  # before there are channels to these procs through which messages may have been sent
-        self._head.send(Frame(Kind.CONTROL, body=messages.encode(message)))
+        self._head.send(Frame(Kind.CONTROL, body=encode(message)))
 
     def _summarize_links(self) -> Links:
         self._adapt_spin()
@@ -231,54 +235,52 @@ class Controller(Runtime):
         here = self.info.host_rank
         # All hosts of an embedded allocation are this machine.
         hosts = {here} if self._attachment.ready.job_id is not None else self.hosts.keys()
-        channels = self.node.channels
-        num = sum(proc.incarnation in channels for proc in self._procs.values() if proc.host_rank in hosts)
+        num = sum(proc.incarnation in self.node.channels for proc in self._procs.values() if proc.host_rank in hosts)
         room = here >= 0 and num < len(os.sched_getaffinity(0))
         self.engine.spin_s = self._config.fabric.spin_us / 1e6 if room else 0.0
 
     def _report_links(self, links: Links) -> None:
         with contextlib.suppress(TransportError):
-            self._send_to_head(messages.RunLinks(self._run, links))
+            self._send_to_head(RunLinks(self._run, links))
 
     # ---- events from the head and the procs ----
 
     def on_control(self, channel: MessageLink, frame: Frame) -> None:
         """Handle a message of the head."""
-        message = messages.decode(frame.body)
-        match message:
-            case messages.RunOpened():
+        match message := decode(frame.body):
+            case RunOpened():
                 self.fleet.hosts = {host.rank: host for host in message.hosts}
                 self.fleet.member = message.member
                 self.node.set_epoch(message.epoch)
                 self._opened.set()
-            case messages.ProcReady():
+            case ProcReady():
                 self._on_ready(message)
-            case messages.SpawnFailed():
+            case SpawnFailed():
                 host = self.hosts[message.host].name
                 self.fleet.on_failed(message.mesh, SpawnError(host, message.cause, message.last_lines))
-            case messages.ProcEnded():
+            case ProcEnded():
                 self._on_ended(message)
-            case messages.ProcLife():
+            case ProcLife():
                 self._on_life(message)
-            case messages.ProcsStopped():
+            case ProcsStopped():
                 self.fleet.on_stopped(message.mesh, message.host)
                 self.logs.forget(message.host, message.mesh)
                 if not self.fleet.has(message.mesh):
                     self._printer.forget(message.mesh)
-            case messages.HostLost():
+            case HostLost():
                 self._on_host_lost(message.host, message.cause)
             case Calls():
                 self._send_to_head(CallsReport(message.ticket, [own_report(self, self._run)], []))
-            case messages.Output():
+            case Output():
                 self._printer.show(message, self.fleet.name_of(message.mesh), self.hosts[message.host].name)
             case LogsSet():
                 self.logs.on_set(message)
-            case messages.Refused():
+            case Refused():
                 self._on_refused(message)
             case _:
                 _log.warning("unexpected message from %s: %s", channel.peer, type(message).__name__)
 
-    def _on_refused(self, refused: messages.Refused) -> None:
+    def _on_refused(self, refused: Refused) -> None:
         match refused.request:
             case "" | "OpenRun":
                 self._refusal = refused.problem
@@ -327,7 +329,7 @@ class Controller(Runtime):
         if not self._closed:
             run_fault_hook(failure)
 
-    def _on_ready(self, ready: messages.ProcReady) -> None:
+    def _on_ready(self, ready: ProcReady) -> None:
         proc = ProcRef(
             mesh=ready.mesh,
             rank=ready.rank,
@@ -343,17 +345,15 @@ class Controller(Runtime):
 
         def connected(result: FrameChannel | TransportError) -> None:
             if isinstance(result, TransportError):
-                failure = SpawnError(proc.host, f"it runs, but cannot be reached: {result}")
-                self.fleet.on_failed(proc.mesh, failure)
+                self.fleet.on_failed(proc.mesh, SpawnError(proc.host, f"it runs, but cannot be reached: {result}"))
                 return
             self._links.changed()
             self.fleet.on_reached(proc)
 
         self.node.dial(proc.addresses, proc.incarnation, connected)
 
-    def _on_ended(self, ended: messages.ProcEnded) -> None:
-        key = ended.mesh, ended.rank
-        proc = self._procs.pop(key, None)
+    def _on_ended(self, ended: ProcEnded) -> None:
+        proc = self._procs.pop((ended.mesh, ended.rank), None)
         if proc is None:
             return
         self._printer.flush_soon()
@@ -366,7 +366,7 @@ class Controller(Runtime):
             self.fleet.on_failed(ended.mesh, SpawnError(proc.host, cause))
         self._record_death(proc, cause, expected=ended.expected)
 
-    def _on_life(self, change: messages.ProcLife) -> None:
+    def _on_life(self, change: ProcLife) -> None:
         self._printer.put_life(change, self.hosts[change.host].name)
 
     def _record_death(self, proc: ProcRef, cause: str, *, expected: bool = False) -> None:

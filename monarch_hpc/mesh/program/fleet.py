@@ -13,13 +13,14 @@ from pathlib import Path
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.config.program import own_import_path
 from monarch_hpc.config.schema import ProcsConfig
-from monarch_hpc.core.description import summary_of
 from monarch_hpc.core.errors import SpawnError, TransportError
 from monarch_hpc.core.ids import mesh_number
 from monarch_hpc.core.recent import Recent
+from monarch_hpc.core.text.description import summary_of
 from monarch_hpc.transport.engine.engine import Engine
-from monarch_hpc.wire import messages
-from monarch_hpc.wire.messages import HostEntry, Message
+from monarch_hpc.wire.control.allocation import HostEntry
+from monarch_hpc.wire.control.message import Message
+from monarch_hpc.wire.control.procs import SpawnProcs, StopProcs
 
 __all__ = ["Fleet", "MeshOwner", "Outcome", "ProcPlan", "Started"]
 
@@ -38,7 +39,7 @@ class ProcPlan:
         environment: variables to set in each proc.
         preload: modules to import before procs are forked.
         unset: variables to remove in each proc.
-        bind, bindings, python, mpi: see `wire.messages.SpawnProcs`.
+        bind, bindings, python, mpi: see `wire.control.procs.SpawnProcs`.
     """
 
     hosts: tuple[int, ...]
@@ -181,9 +182,9 @@ class Fleet:
             cause = f"the request could not be sent: {summary_of(error)}"
             self._fail(mesh, SpawnError("any host", cause))
 
-    def _spawn_message(self, mesh: _MeshState) -> messages.SpawnProcs:
+    def _spawn_message(self, mesh: _MeshState) -> SpawnProcs:
         plan, config = mesh.plan, self._config
-        return messages.SpawnProcs(
+        return SpawnProcs(
             run=self._run,
             mesh=mesh.number,
             hosts=list(plan.hosts),
@@ -234,7 +235,7 @@ class Fleet:
         grace_s = self._config.stop_s
         self._engine.call_later(grace_s + _REPORT_S, lambda: self._forget(mesh))
         try:
-            self._send(messages.StopProcs(self._run, number, list(mesh.plan.hosts), grace_s))
+            self._send(StopProcs(self._run, number, list(mesh.plan.hosts), grace_s))
         except TransportError:
             mesh.stopping.clear()  # without the head the procs end by themselves
             self._forget(mesh)

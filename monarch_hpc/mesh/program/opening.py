@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from monarch_hpc.allocation.files import Ready
+from monarch_hpc.allocation.ready import Ready
 from monarch_hpc.allocation.settings import read_config
 from monarch_hpc.attach.attach import shut_down
 from monarch_hpc.attach.embedded import open_local
@@ -18,7 +18,7 @@ from monarch_hpc.config.load import load
 from monarch_hpc.config.program import read_program
 from monarch_hpc.config.schema import Config
 from monarch_hpc.core.ids import new_run_id
-from monarch_hpc.wire.messages import HostEntry
+from monarch_hpc.wire.control.allocation import HostEntry
 from monarch_hpc.wire.start import COOKIE
 
 __all__ = ["TAKEN", "Opened", "Opener", "find_own_rank", "open_allocation", "open_embedded"]

@@ -19,7 +19,7 @@ import sys
 from types import ModuleType
 
 from monarch_hpc.actor.messages.payload import pack_failure
-from monarch_hpc.core.description import text_of
+from monarch_hpc.core.text.description import text_of
 
 __all__ = ["FailureReport", "Order", "main"]
 

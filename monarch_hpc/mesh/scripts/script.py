@@ -25,12 +25,12 @@ from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.messages.payload import unpack_failure
 from monarch_hpc.actor.runtime.runtime import current_runtime
 from monarch_hpc.core.arguments import check_instance, check_path, check_texts
-from monarch_hpc.core.description import summary_of
 from monarch_hpc.core.errors import ScriptFailed
-from monarch_hpc.core.exit import Exit
-from monarch_hpc.core.interfaces import read_interfaces
+from monarch_hpc.core.machine.interfaces import read_interfaces
+from monarch_hpc.core.process.exit import Exit
+from monarch_hpc.core.process.spawn import launch
 from monarch_hpc.core.shape import Extent, Region
-from monarch_hpc.core.spawn import launch
+from monarch_hpc.core.text.description import summary_of
 from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.mesh.proc import ProcMesh
 from monarch_hpc.mesh.program.registry import proc_of

@@ -12,7 +12,7 @@ from typing import Any
 from monarch_hpc.actor.context import current_rank
 from monarch_hpc.actor.endpoint import Actor, endpoint
 from monarch_hpc.core.arguments import check_instance, check_text
-from monarch_hpc.core.interfaces import read_interfaces
+from monarch_hpc.core.machine.interfaces import read_interfaces
 from monarch_hpc.mesh.proc import ProcMesh
 from monarch_hpc.transport.address import parse_address
 

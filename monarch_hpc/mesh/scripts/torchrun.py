@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from monarch_hpc.core.gpus import GPU_VARIABLES
+from monarch_hpc.core.machine.gpus import GPU_VARIABLES
 
 __all__ = ["TorchRank", "gpu_changes"]
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeGuard
 
 from monarch_hpc.core.errors import LabError
-from monarch_hpc.core.files import read_json, write_json
+from monarch_hpc.core.storage.files import read_json, write_json
 from monarch_hpc.testing.slurmlab import slurmconf, users
 from monarch_hpc.testing.slurmlab.processes import ProcessIdentity
 from monarch_hpc.testing.slurmlab.requirements import tool

@@ -9,6 +9,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from monarch_hpc.core.machine.procfs import read_stat
 from monarch_hpc.testing.waiting import wait_until
 
 __all__ = [
@@ -32,11 +33,8 @@ class ProcessIdentity:
     @classmethod
     def of(cls, pid: int) -> ProcessIdentity | None:
         """The process with this pid; None if it does not exist or is a zombie."""
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            return None
-        return None if fields[0] in "ZX" else cls(pid, int(fields[19]))
+        found = read_stat(pid)
+        return None if found is None or found.has_ended else cls(pid, found.start_ticks)
 
     def is_alive(self) -> bool:
         """Whether this very process still runs."""

@@ -21,9 +21,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
-from monarch_hpc.core.description import trace_of
-from monarch_hpc.core.fork import Owned, divert, watch_forks
 from monarch_hpc.core.logger import Logger
+from monarch_hpc.core.process.fork import Owned, divert, watch_forks
+from monarch_hpc.core.text.description import trace_of
 from monarch_hpc.transport.engine.interrupts import ThreadSleeper, make_sleeper, may_be_signal
 from monarch_hpc.transport.engine.poller import Poller
 from monarch_hpc.transport.engine.sleeper import Sleeper

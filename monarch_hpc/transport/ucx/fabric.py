@@ -17,7 +17,7 @@ from monarch_hpc.config.schema import FabricConfig, UcxConfig
 from monarch_hpc.config.tls import opens
 from monarch_hpc.core.errors import PeerLost
 from monarch_hpc.core.logger import Logger
-from monarch_hpc.core.place import read_place
+from monarch_hpc.core.machine.place import read_place
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.memory.registry import Memory
 from monarch_hpc.transport.ucx.hole_probe import STUCK, Probe

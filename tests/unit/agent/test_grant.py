@@ -7,8 +7,8 @@ import pytest
 from monarch_hpc.agent.resources import cgroup
 from monarch_hpc.agent.resources.grant import granted_memory
 from monarch_hpc.core.errors import ConfigError
-from monarch_hpc.core.gpus import own_block, parse_device_gpus, parse_gpus, usable_gpus, visible_gpus
-from monarch_hpc.core.interfaces import choose_interfaces, host_name
+from monarch_hpc.core.machine.gpus import own_block, parse_device_gpus, parse_gpus, usable_gpus, visible_gpus
+from monarch_hpc.core.machine.interfaces import choose_interfaces, host_name
 
 FOUND = {"lo": "127.0.0.1", "eth0": "10.1.0.7", "docker0": "172.17.0.1", "ib0": "10.2.0.7", "hsn0": "10.3.0.7"}
 

@@ -8,31 +8,29 @@ from monarch_hpc.agent.head.events import Event
 from monarch_hpc.agent.head.head import Head
 from monarch_hpc.agent.head.runs import OpenWitness
 from monarch_hpc.supervision import Liveness
-from monarch_hpc.wire.messages import (
-    CloseRun,
+from monarch_hpc.wire.control.allocation import (
     HostEntry,
     HostLost,
     Join,
-    Message,
-    OpenRun,
-    Output,
+    Roster,
+    ShutDown,
+    ShutDownDone,
+    Status,
+    StatusReport,
+)
+from monarch_hpc.wire.control.message import Message
+from monarch_hpc.wire.control.output import Output
+from monarch_hpc.wire.control.procs import (
     ProcEnded,
     ProcLife,
     ProcReady,
     ProcsStopped,
-    Refused,
-    Roster,
-    RunClosed,
-    RunLinks,
-    RunOpened,
-    ShutDown,
-    ShutDownDone,
     SpawnFailed,
     SpawnProcs,
-    Status,
-    StatusReport,
     StopProcs,
 )
+from monarch_hpc.wire.control.refusal import Refused
+from monarch_hpc.wire.control.runs import CloseRun, OpenRun, RunClosed, RunLinks, RunOpened
 
 
 class Party:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from monarch_hpc.wire.logs import LogsSet, SetLogs
-from monarch_hpc.wire.messages import Output, ProcEnded
+from monarch_hpc.wire.control.output import LogsSet, Output, SetLogs
+from monarch_hpc.wire.control.procs import ProcEnded
 from tests.unit.agent.test_head import World, spawn, world
 
 __all__ = ["world"]

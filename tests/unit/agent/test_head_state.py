@@ -9,18 +9,9 @@ from monarch_hpc.agent.head import events
 from monarch_hpc.agent.head.roster import HostRoster
 from monarch_hpc.agent.head.state import HeadState, apply
 from monarch_hpc.supervision import Liveness
-from monarch_hpc.wire.messages import (
-    CloseRun,
-    Join,
-    OpenRun,
-    ProcEnded,
-    ProcLife,
-    ProcReady,
-    ProcsStopped,
-    RunClosed,
-    ShutDownDone,
-    StopProcs,
-)
+from monarch_hpc.wire.control.allocation import Join, ShutDownDone
+from monarch_hpc.wire.control.procs import ProcEnded, ProcLife, ProcReady, ProcsStopped, StopProcs
+from monarch_hpc.wire.control.runs import CloseRun, OpenRun, RunClosed
 from tests.unit.agent.test_head import Party, World, entry, spawn
 
 HOSTS, RUNS, MESHES, RANKS = range(3), ("1", "2"), range(1, 3), range(4)

@@ -7,8 +7,8 @@ from typing import NoReturn
 
 import pytest
 
-from monarch_hpc.core.host_address import resolve_host
-from monarch_hpc.core.interfaces import read_interfaces
+from monarch_hpc.core.machine.host_address import resolve_host
+from monarch_hpc.core.machine.interfaces import read_interfaces
 
 NAME = "own-name.invalid"
 

@@ -10,8 +10,8 @@ import pytest
 
 from monarch_hpc.agent.output import retention
 from monarch_hpc.agent.output.retention import Retention, printed_runs, removed_runs
-from monarch_hpc.core.files import private_dir
 from monarch_hpc.core.ids import new_run_id
+from monarch_hpc.core.storage.files import private_dir
 
 
 def write(directory: Path, *runs: str) -> None:

@@ -11,7 +11,7 @@ from monarch_hpc.agent.children.environment import proc_environment
 from monarch_hpc.agent.children.sweep import cookies, has_entries
 from monarch_hpc.agent.output.proc_output import MAX_LINE_BYTES, LineSplitter
 from monarch_hpc.config.schema import FabricConfig, InterfacesConfig, LogsConfig, TransportConfig, UcxConfig
-from monarch_hpc.core.exit import Exit
+from monarch_hpc.core.process.exit import Exit
 from monarch_hpc.wire.start import ProcOrder, ProcStart, parse_order, render_order
 
 START = ProcStart(

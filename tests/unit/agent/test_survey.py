@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from monarch_hpc.wire.calls import Calls, CallsReport, ProcCalls, Recording
-from monarch_hpc.wire.messages import OpenRun, Refused
+from monarch_hpc.wire.control.calls import Calls, CallsReport, ProcCalls, Recording
+from monarch_hpc.wire.control.refusal import Refused
+from monarch_hpc.wire.control.runs import OpenRun
 from tests.unit.agent.test_head import Party, World
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from monarch_hpc.agent.proc_addresses import ProcAddresses
-from monarch_hpc.wire.messages import ProcEnded, ProcReady, RunClosed
+from monarch_hpc.wire.control.procs import ProcEnded, ProcReady
+from monarch_hpc.wire.control.runs import RunClosed
 
 
 def ready(rank: int, host: int) -> ProcReady:

@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import pytest
 
-from monarch_hpc.core.place import read_place
+from monarch_hpc.core.machine.place import read_place
 from monarch_hpc.telemetry.memory import make_memory
 from monarch_hpc.telemetry.observer import open_witness
 from monarch_hpc.telemetry.recorder import Recorder
-from monarch_hpc.wire.calls import PROGRAM_MESH, Recording
+from monarch_hpc.wire.control.calls import PROGRAM_MESH, Recording
 
 HERE = 0xFEED
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from monarch_hpc.cli.main import main
-from monarch_hpc.core.files import write_json, write_private
+from monarch_hpc.core.storage.files import write_json, write_private
 from monarch_hpc.slurm.owner import current_owner
 from monarch_hpc.slurm.registry import AllocationRecord, Registry
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from monarch_hpc.core.assets import asset
 from monarch_hpc.core.errors import InternalError
+from monarch_hpc.core.storage.assets import asset
 
 
 def test_files_of_the_three_folders_are_found() -> None:

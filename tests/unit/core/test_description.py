@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 
-from monarch_hpc.core.description import summary_of, text_of, trace_of, traceback_of
+from monarch_hpc.core.text.description import summary_of, text_of, trace_of, traceback_of
 
 
 def _raised(error: BaseException) -> BaseException:

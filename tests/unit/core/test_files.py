@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from monarch_hpc.core.errors import ConfigError
-from monarch_hpc.core.files import private_dir, read_json, read_private, write_json, write_private
+from monarch_hpc.core.storage.files import private_dir, read_json, read_private, write_json, write_private
 
 
 def mode(path: Path) -> int:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from monarch_hpc.core.errors import ConfigError
-from monarch_hpc.core.hostlist import compress, expand
+from monarch_hpc.core.text.hostlist import compress, expand
 
 
 @pytest.mark.parametrize(

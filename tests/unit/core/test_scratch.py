@@ -8,12 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from monarch_hpc.core.scratch import PREFIX, hold_scratch, make_scratch, remove_unheld, sweep_scratch
+from monarch_hpc.core.storage.scratch import PREFIX, hold_scratch, make_scratch, remove_unheld, sweep_scratch
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from monarch_hpc.core.scratch import make_scratch
+from monarch_hpc.core.storage.scratch import make_scratch
 folder, _ = make_scratch(Path(sys.argv[1]), "kind-")
 (folder / "key").write_text("secret")
 print(folder, flush=True)

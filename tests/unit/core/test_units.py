@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from monarch_hpc.core.errors import ConfigError
-from monarch_hpc.core.units import format_duration, format_size, format_slurm_time, parse_duration, parse_size
+from monarch_hpc.core.text.units import format_duration, format_size, format_slurm_time, parse_duration, parse_size
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from monarch_hpc.core.errors import AllocationError, ConfigError
-from monarch_hpc.core.files import write_private
+from monarch_hpc.core.storage.files import write_private
 from monarch_hpc.core.uid import ProcId
 from monarch_hpc.job import (
     DEFAULT_JOB_PATH,

@@ -15,7 +15,9 @@ from monarch_hpc.core.errors import PeerLost, SpawnError
 from monarch_hpc.core.ids import mesh_number
 from monarch_hpc.mesh.program.fleet import Fleet, MeshOwner, Outcome, ProcPlan, Started
 from monarch_hpc.transport.engine.engine import Engine
-from monarch_hpc.wire.messages import HostEntry, Message, SpawnProcs, StopProcs, encode
+from monarch_hpc.wire.control.allocation import HostEntry
+from monarch_hpc.wire.control.message import Message, encode
+from monarch_hpc.wire.control.procs import SpawnProcs, StopProcs
 
 CONFIG = ProcsConfig(start_s=60.0, gpu_visible="own", bind="auto", mpi="pmix", preload=("torch",), stop_s=5.0)
 PLAN = ProcPlan(hosts=(0, 2), per_host=2, name="staff", environment={"A": "1"}, preload=("numpy", "torch"), mpi=True)

@@ -16,7 +16,7 @@ from monarch_hpc.config.load import load
 from monarch_hpc.config.schema import LogsConfig
 from monarch_hpc.mesh.output.printer import Printer
 from monarch_hpc.testing import wait_until
-from monarch_hpc.wire.messages import Output
+from monarch_hpc.wire.control.output import Output
 from monarch_hpc.wire.record import LogRecord, render_record
 
 RECORD = LogRecord("lib.x", logging.WARNING, "careful", 12.5, "worker", "/a/b.py", 7, "go", "main")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from monarch_hpc.allocation.ready import Ready, make_ready
 from monarch_hpc.slurm.owner import OwnerProcess
 from monarch_hpc.slurm.parse import JobDetail, QueueRow
 from monarch_hpc.slurm.registry import AllocationRecord
 from monarch_hpc.slurm.states import SlurmState
+from monarch_hpc.wire.control.allocation import HostEntry
 
 ALICE = OwnerProcess("login", "boot", 100, 5000)
 RECORD = AllocationRecord(
@@ -18,6 +21,14 @@ RECORD = AllocationRecord(
 
 def record(**changes: object) -> AllocationRecord:
     return replace(RECORD, **changes)  # type: ignore[arg-type]
+
+
+def ready(hosts: Sequence[str], missing: Sequence[str] = ()) -> Ready:
+    entries = [
+        HostEntry(rank, name, [], 5, "3.11.7", "0.1.0", list(range(8)), ["0", "1"], 1 << 30, {})
+        for rank, name in enumerate(hosts)
+    ]
+    return make_ready(RECORD.allocation, 7, entries, missing)
 
 
 def row(state: SlurmState = SlurmState.RUNNING, job_id: int = 7, reason: str = "") -> QueueRow:

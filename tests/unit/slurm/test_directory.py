@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from monarch_hpc.allocation.files import Granted
+from monarch_hpc.allocation.ready import render_ready, write_ready
 from monarch_hpc.config.load import load_config
 from monarch_hpc.core.errors import ConfigError
-from monarch_hpc.slurm.directory import AgentsReport, Granted, ReadyHost, Seen, look, prepare, tail, words_by_host
+from monarch_hpc.slurm.directory import Seen, look, prepare, tail, words_by_host
+from tests.unit.slurm.makers import ready
 
 OUTPUT = """\
 srun: cluster configuration lacks support for cpu binding
@@ -75,13 +78,12 @@ def test_everything_is_seen(tmp_path: Path) -> None:
     write(folder / "granted.json", {"schema": 1, "job_id": 7, "nodelist": "n[1-2]", "restarts": 0, "time_s": 1000})
     write(folder / "hosts" / "0.json", {})
     write(folder / "hosts" / ".1.json.tmp", {})
-    hosts = [{"rank": 0, "name": "n1", "cpus": 8, "gpus": ["0", "1"], "addresses": []}]
-    write(folder / "ready.json", {"schema": 1, "hosts": hosts, "missing": ["n2"]})
+    write_ready(folder, ready(["n1"], ["n2"]))
     write(folder / "ended.json", {"schema": 1, "job_id": 7, "exit_status": 3, "time_s": 1001})
     assert look(tmp_path) == Seen(
         Granted(7, ("n1", "n2"), "n[1-2]", 1000.0),
         frozenset({0}),
-        AgentsReport((ReadyHost("n1", 8, 2),), ("n2",)),
+        ready(["n1"], ["n2"]),
         3,
         1,
     )
@@ -96,7 +98,7 @@ def test_only_the_newest_attempt_is_seen(tmp_path: Path) -> None:
         write(tmp_path / "attempts" / str(number) / "ended.json", {"schema": 1, "exit_status": 143})
         assert look(tmp_path) == Seen(Granted(7, ("n1",), "n1", 1000.0, number), exit_status=143, attempt=number)
     # Files that processes of an earlier attempt still write.
-    write(tmp_path / "attempts" / "9" / "ready.json", {"schema": 1, "hosts": [], "missing": []})
+    write_ready(tmp_path / "attempts" / "9", ready([]))
     assert look(tmp_path).ready is None
 
 
@@ -107,9 +109,9 @@ def test_only_the_newest_attempt_is_seen(tmp_path: Path) -> None:
         ("granted.json", {"schema": 1, "job_id": "7", "nodelist": "n1", "time_s": 1}),
         ("granted.json", {"schema": 1, "job_id": 7, "nodelist": "$(x)", "restarts": 0, "time_s": 1}),
         ("granted.json", {"schema": 1, "job_id": 7, "nodelist": "n1", "restarts": "", "time_s": 1}),
-        ("ready.json", {"schema": 2, "hosts": [], "missing": []}),
-        ("ready.json", {"schema": 1, "hosts": [1], "missing": []}),
-        ("ready.json", {"schema": 1, "hosts": [{"name": "n1", "cpus": 1, "gpus": 2}], "missing": []}),
+        ("ready.json", {"schema": 2, **render_ready(ready(["n1"]))}),
+        ("ready.json", {"schema": 1, **render_ready(ready(["n1"])), "hosts": [1]}),
+        ("ready.json", {"schema": 1, **render_ready(ready(["n1"])), "missing": [1]}),
         ("ended.json", ["schema", 1]),
     ],
 )

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from monarch_hpc.slurm.directory import AgentsReport, Granted, ReadyHost, Seen
+from monarch_hpc.allocation.files import Granted
+from monarch_hpc.slurm.directory import Seen
 from monarch_hpc.slurm.job import (
     AskSlurm,
     CancelJob,
@@ -21,13 +22,13 @@ from monarch_hpc.slurm.job import (
 from monarch_hpc.slurm.parse import QueueRow
 from monarch_hpc.slurm.registry import AllocationRecord, Ended
 from monarch_hpc.slurm.states import SlurmState
-from tests.unit.slurm.makers import detail, record, row
+from tests.unit.slurm.makers import detail, ready, record, row
 
 GONE = "the command that requested it is gone"
 REQUESTED = "its release was requested"
 GRANTED = Granted(7, ("n1", "n2"), "n[1-2]", 1010.0)
-READY = AgentsReport((ReadyHost("n1", 8, 4), ReadyHost("n2", 8, 4)), ())
-HALF = AgentsReport((ReadyHost("n1", 8, 4),), ("n2",))
+READY = ready(["n1", "n2"])
+HALF = ready(["n1"], ["n2"])
 INTENT = record()
 SUBMITTED = record(job_id=7, submitted_s=1001.0)
 WANTED = record(job_id=7, submitted_s=1001.0, release_why=REQUESTED)
@@ -153,9 +154,9 @@ def test_running_slurm_tells_the_end_and_no_more_reason() -> None:
 
 
 def test_a_late_look_moves_nothing_back() -> None:
-    ready = Lifecycle(30.0).see_files(Seen(GRANTED, frozenset({0, 1}), READY), 1010.0)
-    assert ready.see_files(Seen(), 1020.0) == ready
-    assert ready.see_queue(row(SlurmState.PENDING, reason="Priority"), 1020.0).stage is Stage.READY
+    life = Lifecycle(30.0).see_files(Seen(GRANTED, frozenset({0, 1}), READY), 1010.0)
+    assert life.see_files(Seen(), 1020.0) == life
+    assert life.see_queue(row(SlurmState.PENDING, reason="Priority"), 1020.0).stage is Stage.READY
 
 
 def test_the_scripts_last_word_ends_it() -> None:

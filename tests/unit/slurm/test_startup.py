@@ -9,15 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from monarch_hpc.allocation.ready import write_ready
 from monarch_hpc.config.load import load
-from monarch_hpc.core.files import write_json
+from monarch_hpc.core.storage.files import write_json
 from monarch_hpc.slurm.client import SlurmClient
 from monarch_hpc.slurm.job import Lifecycle, Stage
 from monarch_hpc.slurm.registry import AllocationRecord, Registry, Snapshot
 from monarch_hpc.slurm.startup import Startup
-from tests.unit.slurm.makers import record
-
-HOST = {"rank": 0, "name": "n1", "cpus": 8, "gpus": []}
+from tests.unit.slurm.makers import ready, record
 
 
 @pytest.mark.parametrize("step_s", [3600.0, -3600.0])
@@ -40,7 +39,7 @@ def test_a_clock_that_is_set_while_agents_start_costs_nobody_a_job(
         stages.append(life.stage)
         monkeypatch.setattr(time, "time", lambda: real() + step_s)
         if len(stages) == 2:
-            write_json(folder / "ready.json", {"schema": 1, "hosts": [HOST], "missing": []})
+            write_ready(folder, ready(["n1"]))
 
     slurm = SlurmClient({"PATH": str(tmp_path)}, 1.0)
     startup = Startup(load().config.slurm, Registry(tmp_path / "state"), slurm, snapshot, made)

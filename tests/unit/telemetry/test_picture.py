@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from monarch_hpc.telemetry.layout import CAST
 from monarch_hpc.telemetry.picture import draw
-from monarch_hpc.wire.calls import PROGRAM_MESH, ActorSeen, ProcCalls, RunningCall, SentCall, Wait
+from monarch_hpc.wire.control.calls import PROGRAM_MESH, ActorSeen, ProcCalls, RunningCall, SentCall, Wait
 
 
 class Tale:

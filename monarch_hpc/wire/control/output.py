@@ -1,12 +1,25 @@
-"""Control messages that switch the streaming of the procs' output."""
+"""Messages that carry the output of procs, and switch its streaming."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from monarch_hpc.wire.messages import Message
+from monarch_hpc.wire.control.message import Message
 
-__all__ = ["LogsSet", "SetLogs"]
+__all__ = ["LogsSet", "Output", "SetLogs"]
+
+
+@dataclass(frozen=True, slots=True)
+class Output(Message):
+    """Agent to controller: output lines of a proc. *stream* is ``out`` or ``err``; *dropped* counts omitted lines."""
+
+    run: str
+    mesh: int
+    rank: int
+    host: int
+    stream: str
+    lines: list[str]
+    dropped: int
 
 
 @dataclass(frozen=True, slots=True)

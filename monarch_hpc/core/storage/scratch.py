@@ -15,7 +15,8 @@ import stat
 from pathlib import Path
 
 from monarch_hpc.core.errors import ConfigError
-from monarch_hpc.core.ownership import unsafe_folder
+from monarch_hpc.core.machine.procfs import read_boot_id
+from monarch_hpc.core.storage.ownership import unsafe_folder
 
 __all__ = ["PREFIX", "hold_scratch", "make_scratch", "remove_unheld", "sweep_scratch"]
 
@@ -27,7 +28,6 @@ _ADVICE = (
     "'mkdir -m 700 ~/tmp'"
 )
 _LOCK = "held"
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def make_scratch(place: Path, kind: str = "") -> tuple[Path, int]:
@@ -70,7 +70,7 @@ def hold_scratch(folder: Path) -> int:
     # the file stays empty.
     with contextlib.suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_SH)
-        os.pwrite(descriptor, _BOOT_ID.read_bytes(), 0)
+        os.pwrite(descriptor, _boot_id(), 0)
     return descriptor
 
 
@@ -93,7 +93,11 @@ def remove_unheld(folder: Path) -> None:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # Other machines may see the folder, but not all file systems share locks between machines.
-            if os.pread(descriptor, 64, 0) == _BOOT_ID.read_bytes():
+            if os.pread(descriptor, 64, 0) == _boot_id():
                 shutil.rmtree(folder, ignore_errors=True)
         finally:
             os.close(descriptor)
+
+
+def _boot_id() -> bytes:
+    return f"{read_boot_id()}\n".encode()

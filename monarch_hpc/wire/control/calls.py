@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from monarch_hpc.wire.messages import Message
+from monarch_hpc.wire.control.message import Message
 
 __all__ = [
     "PROGRAM_MESH",
@@ -191,7 +191,7 @@ class Recording(Message):
     The owner sends the message back if it can read them, and from then on answers for the program.
 
     Args:
-        place: equal for processes that can read each other's memory, see `core.place.read_place`.
+        place: equal for processes that can read each other's memory, see `core.machine.place.read_place`.
         fd: descriptor of the memory, in the process *pid*.
         incarnation: incarnation of the program, hexadecimal.
     """

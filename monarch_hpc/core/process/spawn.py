@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 
-from monarch_hpc.core.dumps import usual_core_dumps
+from monarch_hpc.core.process.dumps import usual_core_dumps
 
 __all__ = ["launch"]
 

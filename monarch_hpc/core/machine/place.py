@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
-from pathlib import Path
+
+from monarch_hpc.core.machine.procfs import read_boot_id
 
 __all__ = ["read_place"]
 
@@ -13,8 +14,7 @@ __all__ = ["read_place"]
 def read_place() -> str:
     """Return this process's place: boot id, user, PID namespace and /dev/shm; empty if it cannot be read."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         shared = os.stat("/dev/shm")
-        return f"{boot} {os.getuid()} {os.readlink('/proc/self/ns/pid')} {shared.st_dev} {shared.st_ino}"
+        return f"{read_boot_id()} {os.getuid()} {os.readlink('/proc/self/ns/pid')} {shared.st_dev} {shared.st_ino}"
     except OSError:
         return ""

@@ -1,20 +1,38 @@
-"""Answers control messages that cannot be used, naming the message as far as it can be read."""
+"""Refusals: answers to control messages that cannot be used, naming the message as far as it can be read."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import json
+from dataclasses import dataclass
 
-from monarch_hpc.wire.messages import Message, Refused
+from monarch_hpc.wire.control.message import Message
 
-__all__ = ["refuse"]
+__all__ = ["Refused", "refuse"]
 
 _MAX_CHARS = 200
 """Limit of a name that is repeated from the message; real names are shorter."""
 
 _TOO_LARGE = 1 << 63
 """Numbers from here on belong to no mesh and no request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused(Message):
+    """Head or agent: a request was refused, and why.
+
+    Args:
+        request: name of the refused message; empty if it could not be read.
+        mesh: its field of that name; 0 if it has none.
+        number: likewise, or its field *ticket*.
+    """
+
+    run: str
+    problem: str
+    request: str = ""
+    mesh: int = 0
+    number: int = 0
 
 
 def refuse(message: Message | bytes | bytearray | memoryview, problem: str) -> Refused:

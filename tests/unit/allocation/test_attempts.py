@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from monarch_hpc.core.attempts import attempt_folder, attempt_identity, newest_attempt
+from monarch_hpc.allocation.attempts import attempt_folder, attempt_identity, newest_attempt
 
 ID = "0123456789abcdef0123456789abcdef"
 

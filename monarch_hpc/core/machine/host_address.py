@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Sequence
 
-from monarch_hpc.core.interfaces import choose_interfaces, read_interfaces
+from monarch_hpc.core.machine.interfaces import choose_interfaces, read_interfaces
 
 __all__ = ["resolve_host"]
 

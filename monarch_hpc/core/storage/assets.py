@@ -25,7 +25,7 @@ def asset(folder: Folder, name: str = "") -> Path:
         folder: one of the three folders.
         name: path within *folder*, e.g. ``sites/slurmlab.yaml``; empty for the folder itself.
     """
-    package = Path(__file__).parents[1]
+    package = Path(__file__).parents[2]
     # The wheel's location first: a `configs` beside an installed package may belong to any other package.
     root = package / folder
     if not root.is_dir():

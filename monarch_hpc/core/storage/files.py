@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from monarch_hpc.core.errors import ConfigError
-from monarch_hpc.core.ownership import trusted_owner, unsafe_folder
+from monarch_hpc.core.storage.ownership import trusted_owner, unsafe_folder
 
 __all__ = [
     "open_folder",

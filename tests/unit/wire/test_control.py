@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import pkgutil
+import subprocess
+import sys
 
 import pytest
 
 from monarch_hpc.core.errors import FrameError
-from monarch_hpc.wire.messages import (
-    HostEntry,
-    Join,
-    Output,
-    Roster,
-    RunLinks,
-    ShutDownDone,
-    Status,
-    StopProcs,
-    decode,
-    encode,
-)
+from monarch_hpc.wire import control
+from monarch_hpc.wire.control.allocation import HostEntry, Roster, ShutDownDone
+from monarch_hpc.wire.control.message import Message, encode
+from monarch_hpc.wire.control.output import Output
+from monarch_hpc.wire.control.procs import StopProcs
+from monarch_hpc.wire.control.table import MESSAGES, decode
+from tests.unit.wire.samples import sample_messages
 
 _HOST = HostEntry(
     rank=0,
@@ -37,17 +36,31 @@ _HOST = HostEntry(
 @pytest.mark.parametrize(
     "message",
     [
-        Join(_HOST, ""),
+        *sample_messages(),
         Roster([_HOST, _HOST]),
         Output("r1", 1, 2, 0, "out", ["a\x1b[31m", "é"], 3),
-        StopProcs("r1", 5, [0, 3], 2.5),
-        ShutDownDone({"n1": 0}),
-        RunLinks("r1", [{"host": 0, "fabric": "tcp", "why": "", "procs": 2}]),
-        Status(),
+        ShutDownDone({}),
     ],
+    ids=lambda message: type(message).__name__,
 )
-def test_messages_read_back_as_written(message: object) -> None:
-    assert decode(encode(message)) == message  # type: ignore[arg-type]
+def test_messages_read_back_as_written(message: Message) -> None:
+    assert decode(encode(message)) == message
+
+
+def test_a_new_interpreter_decodes_every_message() -> None:
+    program = (
+        "import sys; from monarch_hpc.wire.control.table import decode; [decode(line) for line in sys.stdin.buffer]"
+    )
+    lines = b"\n".join(encode(message) for message in sample_messages())
+    subprocess.run([sys.executable, "-P", "-c", program], input=lines, check=True, timeout=60)
+
+
+def test_every_message_of_the_package_is_in_the_table() -> None:
+    modules = [
+        importlib.import_module(found.name) for found in pkgutil.iter_modules(control.__path__, f"{control.__name__}.")
+    ]
+    classes = {value for module in modules for value in vars(module).values() if isinstance(value, type)}
+    assert {cls for cls in classes if issubclass(cls, Message)} == {Message, *MESSAGES.values()}
 
 
 def test_whole_numbers_pass_for_seconds() -> None:

@@ -1,25 +1,18 @@
+"""Files in an allocation's directory are read as they were written, and others are refused."""
+
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
 
-from monarch_hpc.allocation.files import (
-    check_allocation,
-    claim,
-    read_head,
-    read_key,
-    read_ready,
-    render_ready,
-    write_head,
-    write_host,
-    write_ready,
-)
+from monarch_hpc.allocation.files import claim, read_head, read_key, write_head, write_host
+from monarch_hpc.allocation.ready import check_allocation, make_ready, read_ready, write_ready
 from monarch_hpc.allocation.settings import read_config, write_config
 from monarch_hpc.config.load import load
 from monarch_hpc.core.errors import AllocationError, ConfigError
-from monarch_hpc.core.files import private_dir, read_json, write_json, write_private
-from monarch_hpc.wire.messages import HostEntry
+from monarch_hpc.core.storage.files import private_dir, read_json, write_json, write_private
+from monarch_hpc.wire.control.allocation import HostEntry
 
 ENTRY = HostEntry(0, "n1", ["tcp://10.1.0.1:7"], 5, "3.11.7", "0.1.0", [0, 1], ["0"], 1 << 30, {"eth0": "10.1.0.1"})
 
@@ -52,15 +45,15 @@ def test_a_configuration_of_another_version_is_refused(directory: Path) -> None:
 def test_what_the_head_wrote_is_what_others_read(directory: Path) -> None:
     assert (read_head(directory), read_ready(directory)) == (None, None)
     write_head(directory, ENTRY.addresses)
-    write_ready(directory, render_ready("a" * 32, 7, [ENTRY], ["n2"]))
+    write_ready(directory, make_ready("a" * 32, 7, [ENTRY], ["n2"]))
     assert read_head(directory) == ENTRY.addresses
     ready = check_allocation(directory)
     assert ready == read_ready(directory)
-    assert (ready.job_id, ready.addresses, ready.hosts, ready.missing) == (7, ENTRY.addresses, {0: "n1"}, ["n2"])
+    assert (ready.job_id, ready.addresses, ready.names, ready.missing) == (7, ENTRY.addresses, {0: "n1"}, ("n2",))
 
 
 def test_an_allocation_without_its_first_host_cannot_be_used(directory: Path) -> None:
-    write_ready(directory, render_ready("a" * 32, None, [], ["n1", "n2"]))
+    write_ready(directory, make_ready("a" * 32, None, [], ["n1", "n2"]))
     with pytest.raises(AllocationError, match=r"its first host is missing \(missing: n1, n2\)"):
         check_allocation(directory)
 
@@ -72,7 +65,7 @@ def test_an_allocation_that_is_not_ready_or_gone_says_so(directory: Path) -> Non
         check_allocation(directory / "other")
 
 
-@pytest.mark.parametrize("content", [[], {"hosts": 7}, {"hosts": [7]}, {"hosts": [{"rank": "x"}], "job_id": 1}])
+@pytest.mark.parametrize("content", [[], {"schema": 1}, {"schema": 1, "allocation": 7}, {"schema": 2}])
 def test_a_strange_ready_file_is_refused(directory: Path, content: object) -> None:
     write_json(directory / "ready.json", content)
     with pytest.raises(ConfigError, match="is not what this version"):

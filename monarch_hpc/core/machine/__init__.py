@@ -1,0 +1,1 @@
+"""This machine: its processes, network interfaces, names and GPUs."""

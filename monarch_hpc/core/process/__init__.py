@@ -1,0 +1,1 @@
+"""Processes: start, fork, core dumps, end."""

@@ -1,0 +1,1 @@
+"""Text: units, host lists, and descriptions of users' objects."""

@@ -1,0 +1,85 @@
+"""Messages about an allocation: its hosts join, are reported, are lost, and are shut down."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from monarch_hpc.wire.control.message import Message
+
+__all__ = ["HostEntry", "HostLost", "Join", "Roster", "ShutDown", "ShutDownDone", "Status", "StatusReport"]
+
+
+@dataclass(frozen=True, slots=True)
+class HostEntry:
+    """An agent's report of its host: what Slurm *granted*, never what the machine has.
+
+    Args:
+        rank: position of the host in the allocation, from 0.
+        addresses: addresses of its agent, ``tcp://address:port``, best first.
+        cpus: granted CPU numbers.
+        gpus: granted GPU indices or UUIDs, in Slurm's order.
+        memory_bytes: granted memory; the machine's if no limit is set.
+        interfaces: interface name -> IPv4 address.
+    """
+
+    rank: int
+    name: str
+    addresses: list[str]
+    pid: int
+    python: str
+    package: str
+    cpus: list[int]
+    gpus: list[str]
+    memory_bytes: int
+    interfaces: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Join(Message):
+    """Agent to head: join the allocation. *problem* describes a fault of the host; empty if there is none."""
+
+    host: HostEntry
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class Roster(Message):
+    """Head to agents: all hosts of the allocation."""
+
+    hosts: list[HostEntry]
+
+
+@dataclass(frozen=True, slots=True)
+class HostLost(Message):
+    """Head to controller: a host and everything on it is lost."""
+
+    run: str
+    host: int
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Status(Message):
+    """Tool to head: report hosts and runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatusReport(Message):
+    """Head to tool: hosts with their state, and runs with their procs, as plain data."""
+
+    hosts: list[dict[str, object]]
+    runs: list[dict[str, object]]
+
+
+@dataclass(frozen=True, slots=True)
+class ShutDown(Message):
+    """Tool to head to agents: end all procs, clean up, and exit."""
+
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ShutDownDone(Message):
+    """Agent to head to tool: number of our processes left on each host (name -> count)."""
+
+    left: dict[str, int] = field(default_factory=dict)

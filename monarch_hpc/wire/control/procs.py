@@ -1,0 +1,151 @@
+"""Messages about procs: they are started, report, stop, and end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from monarch_hpc.wire.control.message import Message
+
+__all__ = [
+    "MAX_PROCS_PER_HOST",
+    "ProcEnded",
+    "ProcHello",
+    "ProcLife",
+    "ProcReady",
+    "ProcsStopped",
+    "SpawnFailed",
+    "SpawnProcs",
+    "StopProcs",
+]
+
+MAX_PROCS_PER_HOST = 1 << 14
+"""Limit per mesh: each proc takes four descriptors of its agent, and the kernel allows a process a million."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpawnProcs(Message):
+    """Controller to head to agents: start procs.
+
+    Args:
+        mesh: number of the proc mesh, unique in the run.
+        hosts: ranks of the hosts that start procs.
+        first_rank: for each of *hosts*, the mesh rank of its first proc; the others follow.
+        per_host: number of procs on each host.
+        num_ranks: size of the whole mesh.
+        environment: variables for each proc; an empty dict inherits the agent's.
+        preload: modules that the zygote imports before it forks.
+        sys_path: the controller's import path.
+        cwd: the controller's working directory.
+        umask: the controller's; the agents' own excludes all other users.
+        gpu_visible: ``own-first``, ``own`` or ``all``; see config key `procs.gpu_visible`.
+        deadline_s: seconds within which each proc must report.
+        unset: names of variables to remove from the procs' environment.
+        bind: ``auto`` or ``none``, see config key `procs.bind`; ``given`` uses *bindings*.
+        bindings: for each proc of a host; see `agent.resources.binding`.
+        python: interpreter of the procs; empty for the agent's own.
+        mpi: plugin of the step whose tasks the procs are; empty if they are not tasks of a step.
+    """
+
+    run: str
+    mesh: int
+    hosts: list[int]
+    first_rank: list[int]
+    per_host: int
+    num_ranks: int
+    environment: dict[str, str]
+    preload: list[str]
+    sys_path: list[str]
+    cwd: str
+    umask: int
+    gpu_visible: str
+    deadline_s: float
+    unset: list[str] = field(default_factory=list)
+    bind: str = "none"
+    bindings: list[dict[str, str]] = field(default_factory=list)
+    python: str = ""
+    mpi: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcHello(Message):
+    """Proc to its agent, over its pipe: it is ready and listens at *addresses*."""
+
+    mesh: int
+    rank: int
+    incarnation: int
+    addresses: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcReady(Message):
+    """Agent to controller: a proc is ready and listens. *incarnation* is a decimal string: JSON has no u64."""
+
+    run: str
+    mesh: int
+    rank: int
+    host: int
+    pid: int
+    incarnation: str
+    addresses: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class SpawnFailed(Message):
+    """Agent to controller: a proc failed to start."""
+
+    run: str
+    mesh: int
+    rank: int
+    host: int
+    cause: str
+    last_lines: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcEnded(Message):
+    """Agent to controller: a proc has ended. *expected* after `StopProcs`; *cause* describes why."""
+
+    run: str
+    mesh: int
+    rank: int
+    host: int
+    expected: bool
+    cause: str
+    last_lines: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcLife(Message):
+    """Agent to controller: a proc is ``suspect``, because a signal has stopped it, or ``alive`` again.
+
+    Args:
+        stopped_s: how long it has been stopped.
+        dead_s: how long it may be stopped before it is killed; see config key `liveness.dead_s`.
+    """
+
+    run: str
+    mesh: int
+    rank: int
+    host: int
+    life: str
+    stopped_s: float
+    dead_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StopProcs(Message):
+    """Controller to head to agents: end the procs of a mesh, with *grace_s* seconds before they are killed."""
+
+    run: str
+    mesh: int
+    hosts: list[int]
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ProcsStopped(Message):
+    """Agent to controller: no proc of the mesh is left on this host, and all their output has been sent."""
+
+    run: str
+    mesh: int
+    host: int

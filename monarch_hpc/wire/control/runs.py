@@ -1,0 +1,66 @@
+"""Messages about a run: it is opened, reports its fabrics, and is closed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from monarch_hpc.wire.control.allocation import HostEntry
+from monarch_hpc.wire.control.message import Message
+
+__all__ = ["CloseRun", "OpenRun", "RunClosed", "RunLinks", "RunOpened"]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRun(Message):
+    """Controller to head: open a run, or join the run with the same id.
+
+    The run ends with its *owner*, the first process of the run to attach.
+    """
+
+    run: str
+    title: str
+    controller_host: str
+    pid: int
+    owner: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RunOpened(Message):
+    """Head to controller: the run is open on these hosts.
+
+    Args:
+        epoch: epoch of the run's owner, the same for all programs of the run until another owner takes it over.
+        member: this program's own number, unique in the life of the allocation, see `core.ids.mesh_number`.
+    """
+
+    run: str
+    epoch: int
+    member: int
+    hosts: list[HostEntry]
+
+
+@dataclass(frozen=True, slots=True)
+class RunLinks(Message):
+    """Controller to head: the fabrics between it and its procs, for `StatusReport`.
+
+    Args:
+        links: for each host, fabric and reason: ``host`` (rank), ``fabric``, ``why`` and ``procs`` (how many).
+    """
+
+    run: str
+    links: list[dict[str, object]]
+
+
+@dataclass(frozen=True, slots=True)
+class CloseRun(Message):
+    """Controller to head: the run is over; end its remaining procs."""
+
+    run: str
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunClosed(Message):
+    """Head to controller: no proc of the run is left."""
+
+    run: str

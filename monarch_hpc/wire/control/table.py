@@ -1,0 +1,87 @@
+"""The table of all control messages, by which they are decoded.
+
+It stands apart from `encode`: a proc encodes its hello, and should not load the messages that others exchange.
+"""
+
+from __future__ import annotations
+
+import json
+
+from monarch_hpc.core.errors import FrameError
+from monarch_hpc.wire.control.allocation import HostLost, Join, Roster, ShutDown, ShutDownDone, Status, StatusReport
+from monarch_hpc.wire.control.calls import Calls, CallsReport, Recording
+from monarch_hpc.wire.control.message import Message
+from monarch_hpc.wire.control.output import LogsSet, Output, SetLogs
+from monarch_hpc.wire.control.procs import (
+    ProcEnded,
+    ProcHello,
+    ProcLife,
+    ProcReady,
+    ProcsStopped,
+    SpawnFailed,
+    SpawnProcs,
+    StopProcs,
+)
+from monarch_hpc.wire.control.refusal import Refused
+from monarch_hpc.wire.control.runs import CloseRun, OpenRun, RunClosed, RunLinks, RunOpened
+from monarch_hpc.wire.document import build
+
+__all__ = ["MESSAGES", "decode"]
+
+MESSAGES: dict[str, type[Message]] = {
+    cls.__name__: cls
+    for cls in (
+        Join,
+        Roster,
+        HostLost,
+        Status,
+        StatusReport,
+        ShutDown,
+        ShutDownDone,
+        OpenRun,
+        RunOpened,
+        RunLinks,
+        CloseRun,
+        RunClosed,
+        SpawnProcs,
+        ProcHello,
+        ProcReady,
+        SpawnFailed,
+        ProcEnded,
+        ProcLife,
+        StopProcs,
+        ProcsStopped,
+        Output,
+        SetLogs,
+        LogsSet,
+        Calls,
+        CallsReport,
+        Recording,
+        Refused,
+    )
+}
+"""All messages, by the name that stands in their field ``op``."""
+
+
+def decode(body: bytes | bytearray | memoryview) -> Message:
+    """Read the body of a CONTROL frame.
+
+    Raises:
+        FrameError: not JSON, an unknown message, or a field that is missing, unknown or of the wrong type.
+    """
+    try:
+        document = json.loads(bytes(body))
+    except (ValueError, RecursionError) as error:  # RecursionError: brackets nested a hundred thousand deep
+        raise FrameError(f"control message is not JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise FrameError("control message is not an object")
+    name = document.pop("op", None)
+    cls = MESSAGES.get(name) if isinstance(name, str) else None
+    if cls is None:
+        raise FrameError(f"unknown control message {name!r:.80}")
+    try:
+        message = build(cls, document, cls.__name__)
+    except RecursionError as error:  # the error text shows the bad value, which may be nested as deeply
+        raise FrameError(f"{cls.__name__}: nested too deeply") from error
+    assert isinstance(message, Message)
+    return message
