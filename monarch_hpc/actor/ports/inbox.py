@@ -5,7 +5,6 @@ from __future__ import annotations
 import _thread
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
 from monarch_hpc.actor.messages.line import MessageLink
 from monarch_hpc.actor.runtime.runtime import Runtime
@@ -18,16 +17,8 @@ __all__ = ["Claim", "PortInbox"]
 Mail = tuple[MessageLink, Frame]
 
 
-class Claim(Protocol):
-    """A claim on the next message."""
-
-    def deliver(self, frame: Frame) -> bool:
-        """Take the message; False if it is no longer wanted."""
-        ...
-
-    def fail(self, error: PortClosed) -> None:
-        """Fail the claim: no message will arrive."""
-        ...
+Claim = Callable[[Frame | PortClosed], bool]
+"""Takes the next message, or the error if none will arrive; returns False if it is no longer wanted."""
 
 
 class PortInbox:
@@ -76,7 +67,7 @@ class PortInbox:
             closed = self._closed
         if mail is None:
             if closed:
-                claim.fail(PortClosed(self.where, closed))
+                claim(PortClosed(self.where, closed))
         elif not self._deliver(claim, mail):
             self._match()
             self._wake()
@@ -113,7 +104,7 @@ class PortInbox:
                 claim = self._claims.popleft()
                 mail = self._mail.popleft() if self._mail else None
             if mail is None:
-                claim.fail(PortClosed(self.where, self._closed))
+                claim(PortClosed(self.where, self._closed))
             elif not self._deliver(claim, mail):
                 unwanted = True
         if unwanted:
@@ -122,7 +113,7 @@ class PortInbox:
     def _deliver(self, claim: Claim, mail: Mail) -> bool:
         line, frame = mail
         cost = cost_of(frame)
-        if not claim.deliver(frame):
+        if not claim(frame):
             with self._lock:
                 self._mail.appendleft(mail)
             return False
