@@ -94,7 +94,7 @@ class Instance:
         Raises:
             RuntimeError: called in the program, which is not an actor.
         """
-        cell = current_runtime().cell(self._number("kill"))
+        cell = current_runtime().actors.cells.get(self._number("kill"))
         if cell is not None:
             cell.kill(reason or "no reason was given")
 

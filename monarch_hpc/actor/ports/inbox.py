@@ -37,7 +37,7 @@ class PortInbox:
         self._mail: deque[Mail] = deque()
         self._claims: deque[Claim] = deque()
         self._closed = ""
-        runtime.ports[number] = self.put
+        runtime.actors.ports[number] = self.put
 
     @property
     def where(self) -> str:
@@ -58,7 +58,7 @@ class PortInbox:
         self._match()
         self._wake()
         if self._once:
-            self.runtime.ports.pop(self._number, None)
+            self.runtime.actors.ports.pop(self._number, None)
 
     def take(self, claim: Claim) -> None:
         """Give *claim* the next message if there is one; fail it if none will arrive."""
@@ -80,7 +80,7 @@ class PortInbox:
 
     def close(self, why: str) -> None:
         """Refuse further messages, and drop unread ones."""
-        self.runtime.ports.pop(self._number, None)
+        self.runtime.actors.ports.pop(self._number, None)
         with self._lock:
             self._closed = self._closed or why
             left = list(self._mail)
@@ -119,14 +119,14 @@ class PortInbox:
             return False
         line.consumed(self._number, cost)
         if frame.reply:
-            self.runtime.reply(line, frame.reply, None)
+            self.runtime.replier.reply(line, frame.reply, None)
         return True
 
     def _refuse(self, line: MessageLink, frame: Frame) -> None:
         line.consumed(self._number, cost_of(frame))
         if frame.reply:
             host = self.runtime.info.host
-            self.runtime.reply_failure(line, frame.reply, host, PortClosed(self.where, self._closed))
+            self.runtime.replier.reply_failure(line, frame.reply, host, PortClosed(self.where, self._closed))
 
     def _wake(self) -> None:
         self.runtime.engine.wake_waiters()
