@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import _thread
-import asyncio
 import contextlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -22,13 +21,12 @@ from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.shape import Region
 from monarch_hpc.telemetry.recorder import Recorder
 from monarch_hpc.transport.api import FrameChannel
-from monarch_hpc.transport.credit import Credit, cost_of
+from monarch_hpc.transport.credit import Credit, cost_of, take_credit
 from monarch_hpc.wire.casts import Cast, Mark, pack_cast, pack_number
 from monarch_hpc.wire.frames import Buffer, Frame, Kind
 
 __all__ = ["CastSender"]
 
-_HOLD_S = 0.1  # upper bound on blocking one cast of a coroutine; as in `transport.channel`, for the same reason
 _AGAIN_S = 0.001  # retry delay of the driver, which must not block while another thread is sending a cast
 
 _log = Logger(__name__)
@@ -249,30 +247,20 @@ class CastSender:
         return tuple(waits)
 
     def _take_credit(self, actor: int, cost: int, end_s: float | None) -> bool:
-        engine = self._connections.engine
         if self._credit.try_take(actor, cost):
             return True
-        if not engine.driving:
-            ticket = self._credit.queue(actor, cost)
-
-            def ready() -> bool:
-                return ticket.granted or self._channel is None or self._channel.error is not None
-
-            self.num_waiting += 1
-            try:
-                wait_s = None if end_s is None else max(end_s - engine.clock(), 0.0)
-                if asyncio._get_running_loop() is not None:
-                    wait_s = _HOLD_S if wait_s is None else min(wait_s, _HOLD_S)
-                engine.wait(ready, wait_s)
-            finally:
-                self.num_waiting -= 1
-                self._credit.leave(ticket)
-            if ticket.granted:
-                return True
-            if end_s is not None and engine.clock() >= end_s:
-                return False
-        self._credit.take(actor, cost)
-        return True
+        self.num_waiting += 1
+        try:
+            return take_credit(
+                self._connections.engine,
+                self._credit,
+                actor,
+                cost,
+                end_s,
+                broken=lambda: self._channel is None or self._channel.error is not None,
+            )
+        finally:
+            self.num_waiting -= 1
 
     def on_lost(self, channel: FrameChannel, error: TransportError) -> None:
         """Handle the end of a channel."""
