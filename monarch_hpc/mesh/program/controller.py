@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
-from monarch_hpc.actor.context import outside, own_info
+from monarch_hpc.actor.context import outside, own_info, provide_instances
 from monarch_hpc.actor.fault import MeshFailure, exit_on_faults, run_fault_hook
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.messages.line import MessageLink
@@ -25,6 +25,7 @@ from monarch_hpc.core.errors import AllocationError, SpawnError, TransportError
 from monarch_hpc.core.ids import Role
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.place import read_place
+from monarch_hpc.mesh.instance import Instance
 from monarch_hpc.mesh.output.choice import LogRequests
 from monarch_hpc.mesh.output.printer import Printer
 from monarch_hpc.mesh.program.calls_report import own_report
@@ -159,6 +160,7 @@ class Controller(Runtime):
         rank = find_own_rank(ready, self.hosts, {self.info.host, host, host.partition(".")[0]})
         self.info = replace(self.info, allocation=ready.allocation, host_rank=rank)
         outside(self.info)
+        provide_instances(Instance)
 
     @property
     def hosts(self) -> dict[int, HostEntry]:
