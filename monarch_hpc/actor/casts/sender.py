@@ -66,6 +66,8 @@ class CastSender:
         self._credit = Credit(0, connections.engine.wake_waiters)
         self._targets = CastTargets()
         self._direct: set[int] = set()  # procs that were sent direct messages since the last cast to them
+        self.sent = self._direct.add
+        """Called with the incarnation of a proc after each direct message to it, which no later cast may overtake."""
 
     def route_through(
         self, addresses: Sequence[str], on_channel: Callable[[FrameChannel], None] = lambda _channel: None
@@ -103,12 +105,13 @@ class CastSender:
     def send(self, proc: ProcRef, line: MessageLink, frame: Frame, until_s: float | None = None) -> bool:
         """Send *frame* to one proc, behind all earlier casts to that proc; otherwise as `MessageLink.send`."""
         if self._open:
-            self._mark_after(proc.incarnation, line)
+            self.mark_after(proc.incarnation, line)
         sent = line.send(frame, until_s)
-        self._direct.add(proc.incarnation)  # later casts must not overtake it
+        self.sent(proc.incarnation)
         return sent
 
-    def _mark_after(self, incarnation: int, line: MessageLink) -> None:
+    def mark_after(self, incarnation: int, line: MessageLink) -> None:
+        """Let direct messages that follow on *line* wait for the casts in flight to that proc; before each message."""
         after = self._targets.last_to(incarnation)
         if after > self.in_flight.marked.get(incarnation, 0):
             line.send(Frame(Kind.MARK, Mark.AFTER, after))
