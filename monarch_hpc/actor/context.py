@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextvars
-import importlib
 import os
 import platform
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from monarch_hpc.actor.instance import ActorInstance
 from monarch_hpc.config.program import own_slurm_ids, own_variables
 from monarch_hpc.core.ids import SlurmIds
 from monarch_hpc.core.machine.gpus import GRANT_VARIABLES, usable_gpus
 from monarch_hpc.core.shape import Extent, Point
-
-if TYPE_CHECKING:
-    from monarch_hpc.mesh.instance import Instance
 
 __all__ = [
     "CallerState",
@@ -29,6 +27,7 @@ __all__ = [
     "deadline",
     "deadlines_seen",
     "note_deadline",
+    "provide_instances",
     "set_caller",
     "set_context",
 ]
@@ -86,11 +85,15 @@ class Context:
     mark: int = 0
 
     @property
-    def actor_instance(self) -> Instance:
-        """The actor itself: its name, rank and proc, and methods to end it."""
-        # Imported by name: this layer must not depend on the layers above.
-        instance: Instance = importlib.import_module("monarch_hpc.mesh.instance").Instance(self)
-        return instance
+    def actor_instance(self) -> ActorInstance:
+        """The actor itself: its name, rank and proc, and methods to end it.
+
+        Raises:
+            RuntimeError: this process is not part of an allocation yet.
+        """
+        if _make_instance is None:
+            raise RuntimeError("this process is not part of an allocation: call monarch_hpc.hosts() first")
+        return _make_instance(self)
 
     @property
     def cancelled(self) -> bool:
@@ -117,6 +120,15 @@ class CallerState(Protocol):
     def deadline_s(self) -> float | None:
         """The caller's deadline, in seconds of `time.monotonic`; None if it set none."""
         ...
+
+
+_make_instance: Callable[[Context], ActorInstance] | None = None
+
+
+def provide_instances(make: Callable[[Context], ActorInstance]) -> None:
+    """Let `Context.actor_instance` return what *make* makes; once in each process, by the layer above."""
+    global _make_instance
+    _make_instance = make
 
 
 _caller: contextvars.ContextVar[CallerState | None] = contextvars.ContextVar("monarch_hpc_caller", default=None)

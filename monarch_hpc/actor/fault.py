@@ -94,10 +94,9 @@ def run_fault_hook(failure: MeshFailure) -> None:
 
 
 def _call_hook(failure: MeshFailure) -> None:
-    from monarch_hpc import actor  # here: it imports this module. Looked up at the call: users assign to the hook
-
     try:
-        actor.unhandled_fault_hook(failure)
+        # Looked up at the call, because users assign to it; not imported, because that package imports this module.
+        sys.modules["monarch_hpc.actor"].unhandled_fault_hook(failure)
     except BaseException as error:  # noqa: BLE001 user code; the failure is still unhandled
         print_error(trace_of(error))
         end_program(failure)

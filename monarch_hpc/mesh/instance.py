@@ -1,41 +1,15 @@
-"""The running actor, as returned by `context().actor_instance`."""
+"""The running actor, as returned by `context().actor_instance`; see `actor.instance.ActorInstance`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from monarch_hpc.actor.context import Context
+from monarch_hpc.actor.instance import ActorId
 from monarch_hpc.actor.runtime.runtime import current_runtime
 from monarch_hpc.core.shape import Point
 from monarch_hpc.mesh.proc import ProcMesh
 from monarch_hpc.mesh.program.registry import proc_of
 
-__all__ = ["ActorId", "Instance"]
-
-
-@dataclass(frozen=True, slots=True)
-class ActorId:
-    """Identity of an actor, for messages, logs and as a dictionary key.
-
-    Attributes:
-        proc_id: the actor's process, ``HOST/PID``.
-        label: the name passed to `ProcMesh.spawn`.
-        number: number of the actor mesh, the same for all actors in it; 0 for the program.
-        rank: rank in the spawned mesh, row by row from 0.
-    """
-
-    proc_id: str
-    label: str
-    number: int
-    rank: int
-
-    @property
-    def actor_name(self) -> str:
-        """The name passed to `ProcMesh.spawn`."""
-        return self.label
-
-    def __str__(self) -> str:
-        return f"{self.proc_id}/{self.label}[{self.rank}]"
+__all__ = ["Instance"]
 
 
 class Instance:
@@ -74,27 +48,13 @@ class Instance:
         return proc_of(current_runtime())
 
     def stop(self, reason: str | None = None) -> None:
-        """Stop this actor once it has handled the messages queued for it; its `__cleanup__` runs.
-
-        Args:
-            reason: for moved programs; not used.
-
-        Raises:
-            RuntimeError: called in the program, which is not an actor.
-        """
+        """See `ActorInstance.stop`."""
         runtime = current_runtime()
         runtime.stop(runtime.own, self._number("stop"))
 
     def kill(self, reason: str | None = None) -> None:
-        """Fail this actor once the running endpoint has returned; the failure goes to its owner, like an exception.
-
-        Args:
-            reason: stands in the failure that the owner receives.
-
-        Raises:
-            RuntimeError: called in the program, which is not an actor.
-        """
-        cell = current_runtime().cell(self._number("kill"))
+        """See `ActorInstance.kill`."""
+        cell = current_runtime().actors.cells.get(self._number("kill"))
         if cell is not None:
             cell.kill(reason or "no reason was given")
 

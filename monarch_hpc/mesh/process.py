@@ -6,10 +6,19 @@ are forked, these cost a proc nothing; loaded in each of eight procs on two core
 
 from __future__ import annotations
 
+from monarch_hpc.actor.context import provide_instances
 from monarch_hpc.actor.ports import port  # noqa: F401 loaded for the forked procs
-from monarch_hpc.actor.runtime.main import main
+from monarch_hpc.actor.runtime.main import main as serve
 from monarch_hpc.mesh import host  # noqa: F401 the same
 from monarch_hpc.mesh.calls import accumulator  # noqa: F401 the same
+from monarch_hpc.mesh.instance import Instance
 from monarch_hpc.mesh.scripts import script, spmd  # noqa: F401 the same
+from monarch_hpc.wire.start import ProcStart
 
 __all__ = ["main"]
+
+
+def main(start: ProcStart) -> int:
+    """Serve actors until SIGTERM; see `actor.runtime.main`."""
+    provide_instances(Instance)
+    return serve(start)

@@ -131,7 +131,9 @@ def start_procs(runtime: Runtime, plan: ProcPlan, actor: int) -> Future[Started]
             return
         if owns:
             # Still on the driver: the next event may be the death of one of these procs, which must find its owner.
-            runtime.adopt(actor, plan.name or "procs", outcome.mesh, outcome.procs, lambda: _end(runtime, outcome.mesh))
+            runtime.failures.adopt(
+                actor, plan.name or "procs", outcome.mesh, outcome.procs, lambda: _end(runtime, outcome.mesh)
+            )
         future.set_result(outcome)
 
     if isinstance(runtime, Program):
@@ -163,7 +165,7 @@ def stop_procs(runtime: Runtime, mesh: int, name: str, reason: str) -> Future[No
         else:
             future.set_result(None)
 
-    runtime.disown(mesh)
+    runtime.ownership.remove(mesh)
     if isinstance(runtime, Program):
         runtime.fleet.stop(mesh, reason, lambda late: settle(lambda: late))
     else:

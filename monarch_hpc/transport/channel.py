@@ -6,17 +6,15 @@ such sign.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
-import math
 import socket
 
 from monarch_hpc.config.schema import TransportConfig
 from monarch_hpc.core.errors import ChannelClosed, FrameError, PeerLost, TransportError
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.transport.api import Listener, Peer
-from monarch_hpc.transport.credit import Credit, Ticket, cost_of
+from monarch_hpc.transport.credit import Credit, cost_of, take_credit
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.engine.timer import Timer
 from monarch_hpc.transport.memory.operations import Operations, Transfer
@@ -37,15 +35,6 @@ _LAST_PASSED_ON = Kind.STOP  # later kinds are the transport's own, except CANCE
 _FIRST_OF_CASTS = Kind.CAST
 
 _log = Logger(__name__)
-
-_WARN_AFTER_S = 10.0
-"""Delay before a blocked sender logs a warning: longer than most endpoints run, short enough to explain a hang."""
-
-_HOLD_S = 0.1
-"""Longest time that one call of a coroutine is blocked.
-
-The coroutine is slowed but not stopped: the loop that it blocks may run the very actor that its receiver waits for.
-"""
 
 
 class PeerChannel:
@@ -92,7 +81,7 @@ class PeerChannel:
         self._peer_left = False  # BYE arrived on the lane
         self._operations = Operations(engine, self.send, str(peer), limits.max_frame_bytes)
         self._credit = Credit(limits.mailbox_bytes, engine.wake_waiters)
-        self._blocked: dict[Ticket, float] = {}  # calls that wait for credit, and since when
+        self._blocked: dict[object, float] = {}  # calls that wait for credit, and since when
         self._warned: set[int] = set()  # actors whose full mailbox has been logged
         self._blocked_s = 0.0
         self._linger: Timer | None = None
@@ -143,7 +132,7 @@ class PeerChannel:
         """Send *frame*; see `transport.api.FrameChannel.send`."""
         if frame.kind is _CALL:
             cost = cost_of(frame)
-            if not self._credit.try_take(frame.dest, cost) and not self._wait_for_credit(frame, cost, end_s):
+            if not self._credit.try_take(frame.dest, cost) and not self._wait_for_credit(frame.dest, cost, end_s):
                 return False
         lane = self._lane
         try:
@@ -160,40 +149,28 @@ class PeerChannel:
             raise
         return True
 
-    def _wait_for_credit(self, frame: Frame, cost: int, end_s: float | None) -> bool:
+    def _wait_for_credit(self, dest: int, cost: int, end_s: float | None) -> bool:
         """Wait for credit; return False if *end_s*, on the engine's clock, passed first."""
-        if self._engine.driving:
-            self._credit.take(frame.dest, cost)
-            return True
-        left_s = math.inf if end_s is None else max(end_s - self._engine.clock(), 0.0)
-        ticket = self._credit.queue(frame.dest, cost)
-        in_coroutine = asyncio._get_running_loop() is not None
-        self._blocked[ticket] = self._engine.clock()
-
-        def ready() -> bool:
-            return ticket.granted or self.error is not None
-
+        waits = object()
+        self._blocked[waits] = self._engine.clock()
         try:
-            first_s = _HOLD_S if in_coroutine else _WARN_AFTER_S
-            if not self._engine.wait(ready, min(first_s, left_s)) and not in_coroutine and left_s > first_s:
-                self._warn_blocked(frame.dest)
-                self._engine.wait(ready, None if end_s is None else max(end_s - self._engine.clock(), 0.0))
-        except BaseException:  # Ctrl-C: nothing will be sent
-            self._credit.abandon(ticket)
-            raise
+            taken = take_credit(
+                self._engine,
+                self._credit,
+                dest,
+                cost,
+                end_s,
+                broken=lambda: self.error is not None,
+                on_late=lambda waited_s: self._warn_blocked(dest, waited_s),
+            )
         finally:
-            self._blocked_s += self._engine.clock() - self._blocked.pop(ticket)
-            self._credit.leave(ticket)
+            self._blocked_s += self._engine.clock() - self._blocked.pop(waits)
         error = self.error
         if error is not None:
             raise error
-        if not ticket.granted:
-            if end_s is not None and self._engine.clock() >= end_s:
-                return False
-            self._credit.take(frame.dest, cost)
-        return True
+        return taken
 
-    def _warn_blocked(self, dest: int) -> None:
+    def _warn_blocked(self, dest: int, waited_s: float) -> None:
         if dest not in self._warned:
             self._warned.add(dest)
             _log.warning(
@@ -201,7 +178,7 @@ class PeerChannel:
                 "one has waited for %.0f s",
                 dest,
                 self.peer,
-                _WARN_AFTER_S,
+                waited_s,
             )
 
     def consumed(self, dest: int, cost: int) -> None:

@@ -12,12 +12,14 @@ window, or one large call beside less than a quarter of the window.
 from __future__ import annotations
 
 import _thread
+import asyncio
 from collections import deque
 from collections.abc import Callable
 
+from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.frames import Frame
 
-__all__ = ["PIECE_BYTES", "Credit", "Ticket", "cost_of"]
+__all__ = ["PIECE_BYTES", "Credit", "Ticket", "cost_of", "take_credit"]
 
 PIECE_BYTES = 4096
 """Cost of a waiting call, and of each of its buffers, in addition to its bytes, so that a million empty calls are
@@ -27,6 +29,15 @@ Python keeps about 700 bytes in a mailbox for the smallest call: the frame, its 
 UCX has not delivered yet, the sender keeps up to 2 400. The rest is headroom: 16 000 calls in flight keep any actor
 busy.
 """
+
+_HOLD_S = 0.1
+"""Longest time that one call of a coroutine is blocked.
+
+The coroutine is slowed but not stopped: the loop that it blocks may run the very actor that its receiver waits for.
+"""
+
+_WARN_AFTER_S = 10.0
+"""Delay before a blocked sender is reported: longer than most endpoints run, short enough to explain a hang."""
 
 
 def cost_of(frame: Frame) -> int:
@@ -156,3 +167,55 @@ class Credit:
         """Record that actor *dest* has ended; return the credit it withheld, to be returned now."""
         with self._lock:
             return self._owed.pop(dest, 0)
+
+
+def take_credit(
+    engine: Engine,
+    credit: Credit,
+    dest: int,
+    cost: int,
+    end_s: float | None = None,
+    *,
+    broken: Callable[[], bool] = lambda: False,
+    on_late: Callable[[float], None] = lambda _waited_s: None,
+) -> bool:
+    """Take credit for one call to actor *dest*; wait for it, driving the engine, if there is too little.
+
+    The driver never waits, a coroutine `_HOLD_S` at most; they take credit that is not there. An exception that a
+    signal handler raises, such as KeyboardInterrupt, gives all credit back: the call will not be sent.
+
+    Args:
+        end_s: when to give up, on the engine's clock.
+        broken: whether waiting is in vain, so that the call continues without credit.
+        on_late: called with the seconds waited so far, once, if the wait is long.
+
+    Returns:
+        Whether credit was taken; False if *end_s* passed first.
+    """
+    if credit.try_take(dest, cost):
+        return True
+    if engine.driving:
+        credit.take(dest, cost)
+        return True
+    in_coroutine = asyncio._get_running_loop() is not None
+    first_s = _HOLD_S if in_coroutine else _WARN_AFTER_S
+    left_s = None if end_s is None else max(end_s - engine.clock(), 0.0)
+    ticket = credit.queue(dest, cost)
+
+    def ready() -> bool:
+        return ticket.granted or broken()
+
+    try:
+        over = engine.wait(ready, first_s if left_s is None else min(first_s, left_s))
+        if not over and not in_coroutine and (left_s is None or left_s > first_s):
+            on_late(first_s)
+            engine.wait(ready, None if end_s is None else max(end_s - engine.clock(), 0.0))
+        credit.leave(ticket)
+    except BaseException:
+        credit.abandon(ticket)
+        raise
+    if not ticket.granted:
+        if end_s is not None and engine.clock() >= end_s:
+            return False
+        credit.take(dest, cost)
+    return True

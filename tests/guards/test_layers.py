@@ -78,7 +78,7 @@ ENVIRON_DOORS = {
 
 
 # Packages that also offer names of the layers above, each loaded at its first use; a type checker follows the imports.
-OFFERING = {"monarch_hpc", "monarch_hpc.actor", "monarch_hpc.actor.context"}
+OFFERING = {"monarch_hpc", "monarch_hpc.actor"}
 
 
 def within(module: Module, doors: set[str]) -> bool:

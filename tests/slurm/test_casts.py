@@ -32,10 +32,10 @@ class Log(Actor):
 procs = monarch_hpc.hosts().spawn_procs(per_host={"gpus": 4})
 logs = procs.spawn("log", Log)
 assert list(logs.rank.call().get(60).values()) == list(range(64))
-sender = Controller.instance().casts.sender
-sent, received = sender.num_sent, sender.num_received
+sender = Controller.instance().casts
+sent, received = sender.num_sent, sender.in_flight.num_received
 assert list(logs.rank.call().get(60).values()) == list(range(64))
-print("frames", sender.num_sent - sent, "answers", sender.num_received - received)
+print("frames", sender.num_sent - sent, "answers", sender.in_flight.num_received - received)
 one = logs.slice(hosts=15, gpus=3)
 for number in range(20):
     (one if number % 2 else logs).write.broadcast(number)

@@ -112,11 +112,11 @@ def casting(**transport: int) -> Config:
 
 def cast_sender() -> CastSender:
     """Return the sender of this process's casts."""
-    found = Controller.instance().casts.sender
-    assert found is not None
-    return found
+    return Controller.instance().casts
 
 
 def until_over() -> None:
     """Wait until this process has no cast in flight."""
-    wait_until("all casts to be over", lambda: cast_sender().num_open, PATIENCE_S, accept=lambda num: not num)
+    wait_until(
+        "all casts to be over", lambda: len(cast_sender().in_flight.casts), PATIENCE_S, accept=lambda num: not num
+    )

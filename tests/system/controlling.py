@@ -40,4 +40,4 @@ def settle(procs: ProcMesh) -> None:
     wait_until("the choice of fabrics", lambda: all(channel.why for channel in channels))
     casts = Controller.instance().casts
     if len(procs) > casts.max_direct:
-        assert casts.open().connect()  # stays, too
+        assert casts.connect()  # stays, too

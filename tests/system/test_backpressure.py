@@ -21,7 +21,7 @@ from monarch_hpc.config.load import load
 from monarch_hpc.config.program import DIRECTORY_VARIABLE
 from monarch_hpc.core.shape import Region
 from monarch_hpc.testing import wait_until
-from monarch_hpc.transport import channel
+from monarch_hpc.transport import credit
 from monarch_hpc.transport.credit import PIECE_BYTES
 from tests.system.controlling import controlled, settle
 
@@ -230,7 +230,7 @@ def test_a_flood_of_tiny_messages_is_bounded_and_keeps_its_order(first: ProcMesh
 def test_who_is_held_back_for_long_says_so(
     first: ProcMesh, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(channel, "_WARN_AFTER_S", 0.1)
+    monkeypatch.setattr(credit, "_WARN_AFTER_S", 0.1)
     sink, opener = first.spawn("sink", Sink), first.spawn("opener", Opener)
     sink.wait.broadcast("complaint")
     flood = Background(first, lambda _: sink.take.broadcast(np.zeros(_MIB, np.uint8)), 100)

@@ -286,7 +286,7 @@ def test_readers_hear_that_a_port_is_closed() -> None:
     with pytest.raises(PortClosed, match="its receiver was closed"):
         receiver.recv().get(_PATIENCE_S)
     port.send(2)  # lost, as documented
-    assert not current_runtime().ports
+    assert not current_runtime().actors.ports
 
 
 @pytest.mark.slow

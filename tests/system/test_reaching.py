@@ -32,7 +32,7 @@ class Dawdler(Actor):
     @endpoint
     def dawdle(self) -> None:
         """See the next message, but take it only after another thread has removed it."""
-        cell = current_runtime().cell(monarch_hpc.context().actor)
+        cell = current_runtime().actors.cells.get(monarch_hpc.context().actor)
         assert cell is not None
         wait = cell._wait
 

@@ -136,12 +136,12 @@ def test_the_order_of_ranks_is_kept(workers: ActorMesh[Worker]) -> None:
 def test_procs_combine_and_the_caller_gets_one_answer(workers: ActorMesh[Worker]) -> None:
     pids = set(workers.pid.call().get(PATIENCE_S).values())
     until_over()
-    before = cast_sender().num_received
+    before = cast_sender().in_flight.num_received
     none: frozenset[int] = frozenset()
     merged = Accumulator(workers.rank, none, lambda so_far, _rank: so_far | {os.getpid()}, merge=where_merged)
     found = merged.accumulate().get(PATIENCE_S)
     until_over()
-    assert cast_sender().num_received - before <= 3  # the answer, and DONE
+    assert cast_sender().in_flight.num_received - before <= 3  # the answer, and DONE
     assert found - {os.getpid()} <= pids and len(found - {os.getpid()}) == NUM_HOSTS
 
 

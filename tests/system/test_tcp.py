@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections import defaultdict
 from collections.abc import Callable
@@ -10,10 +11,11 @@ import pytest
 
 from monarch_hpc.core.ids import Role
 from monarch_hpc.transport.api import FrameChannel
+from monarch_hpc.transport.credit import cost_of
 from monarch_hpc.transport.engine.flag import Flag
 from monarch_hpc.transport.secure.records import CHUNK_BYTES, INLINE_BYTES
 from monarch_hpc.wire.frames import Frame, Kind
-from tests.system.parties import PATIENCE_S, Party, parties
+from tests.system.parties import LIMITS, PATIENCE_S, Party, parties
 from tests.system.programs import Programs, programs
 
 __all__ = ["parties", "programs"]
@@ -122,3 +124,21 @@ client.close()
 
 def test_a_driver_that_writes_on_to_a_dead_peer_hears_of_its_end(programs: Programs) -> None:
     assert "lost: lost" in programs.run(WRITES_ON)
+
+
+def test_ctrl_c_in_a_wait_for_credit_keeps_none(pair: tuple[Party, Party, FrameChannel]) -> None:
+    server, client, channel = pair
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    call = Frame(Kind.CALL, 7, body=bytes(LIMITS.mailbox_bytes))
+    try:
+        channel.send(call)
+        client.engine.call_later(0.05, lambda: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            channel.send(call)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    server.until(lambda: len(server.frames) == 1)
+    server.opened[0].consumed(7, cost_of(call))
+    assert channel.send(call, end_s=client.engine.clock() + PATIENCE_S)
+    server.until(lambda: len(server.frames) == 2)
+    assert channel.blocked_s

@@ -6,53 +6,28 @@ import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from monarch_hpc.actor.casts.merge import Merge
 from monarch_hpc.actor.casts.reduction import combine
 from monarch_hpc.actor.cell.cancellation import LIMITED
 from monarch_hpc.actor.context import ProcInfo
+from monarch_hpc.actor.messages.connections import Connections
 from monarch_hpc.actor.messages.line import MessageLink
-from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.core.errors import FrameError, TransportError
 from monarch_hpc.core.ids import Role
 from monarch_hpc.telemetry.layout import CAST
 from monarch_hpc.telemetry.recorder import Recorder
 from monarch_hpc.transport.api import Peer
-from monarch_hpc.transport.engine.engine import Engine
-from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.casts import Cast, Mark, Note, NoteKind, pack_notes, parse_cast, parse_number, parse_target
 from monarch_hpc.wire.frames import Frame, Kind
 
-__all__ = ["BULK_BYTES", "CastLine", "CastReceiver", "CastReceiverProcess"]
+__all__ = ["BULK_BYTES", "CastLine", "CastReceiver"]
 
 BULK_BYTES = 64 << 10
 """A larger answer goes directly to the caller where there is a channel: agents combine only small ones."""
 
 _FLUSH_S = 0.05
 """Time for which DONE notes are batched before they are sent: short, as a sender may be waiting for that credit."""
-
-
-class CastReceiverProcess(Protocol):
-    """The process interface that a `CastReceiver` needs."""
-
-    engine: Engine
-    info: ProcInfo
-    recorder: Recorder
-
-    @property
-    def node(self) -> Node:
-        """The node, which holds the channels."""
-        ...
-
-    @property
-    def own(self) -> ProcRef:
-        """The address of this process."""
-        ...
-
-    def dispatch(self, channel: MessageLink, frame: Frame) -> None:
-        """Deliver a frame to its actor."""
-        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -93,12 +68,21 @@ class CastReceiver:
     """Delivers the casts that arrive at a process; created when the first one arrives.
 
     Args:
-        window_bytes: the credit window of senders, see `transport.credit`.
+        dispatch: delivers a message to its actor.
     """
 
-    def __init__(self, process: CastReceiverProcess, window_bytes: int) -> None:
-        self._process = process
-        self._flush_bytes = max(window_bytes // 4, 1)
+    def __init__(
+        self,
+        connections: Connections,
+        recorder: Recorder,
+        info: ProcInfo,
+        dispatch: Callable[[MessageLink, Frame], None],
+    ) -> None:
+        self._connections = connections
+        self._recorder = recorder
+        self._info = info
+        self._dispatch = dispatch
+        self._flush_bytes = max(connections.node.limits.mailbox_bytes // 4, 1)  # of the credit window of senders
         # Held during delivery, so that two threads cannot reorder messages. Reentrant: a delivery may send to itself.
         self._lock = threading.RLock()
         self._lines: dict[tuple[int, int], CastLine] = {}  # calls not handled yet, by sender and number
@@ -117,7 +101,7 @@ class CastReceiver:
         if merge is None:
             return False
         with self._lock:
-            self._deliver(merge.direct(lambda: self._process.dispatch(channel, frame)))
+            self._deliver(merge.direct(lambda: self._dispatch(channel, frame)))
         return True
 
     def on_frame(self, channel: MessageLink, frame: Frame) -> None:
@@ -130,7 +114,7 @@ class CastReceiver:
             self.on_mark(channel, frame)
         elif frame.kind is Kind.REDUCE:
             if isinstance(channel.peer, Peer) and channel.peer.role is Role.AGENT:
-                combine(channel, frame, self._process.info)
+                combine(channel, frame, self._info)
         else:
             self.on_cast(channel, frame)
 
@@ -156,7 +140,7 @@ class CastReceiver:
             ready = self._merge(cast.origin).cast(
                 cast.number,
                 lambda: self._take(line),
-                waits=self._process.own.rank in cast.waits,
+                waits=self._connections.own.rank in cast.waits,
             )
             if ready is not None:
                 self._deliver(ready)
@@ -168,9 +152,9 @@ class CastReceiver:
     def _mark_of(self, sender: int) -> int:
         mark = self._marks.get(sender)
         if mark is None:
-            direct = self._process.node.channels.get(sender)
+            direct = self._connections.node.channels.get(sender)
             host = "" if direct is None else direct.peer.host
-            mark = self._marks[sender] = self._process.recorder.names.proc(sender, host)
+            mark = self._marks[sender] = self._recorder.names.proc(sender, host)
         return mark
 
     def _take(self, line: CastLine) -> None:
@@ -178,9 +162,9 @@ class CastReceiver:
         if cast.kind is Kind.CANCEL:
             cancelled = self._lines.get((cast.origin, parse_number(cast.body)))
             if cancelled is not None:
-                self._process.dispatch(cancelled, Frame(cast.kind, cast.actor, cancelled.slot))
+                self._dispatch(cancelled, Frame(cast.kind, cast.actor, cancelled.slot))
         else:
-            self._process.dispatch(line, Frame(cast.kind, cast.actor, line.slot, cast.body, cast.buffers))
+            self._dispatch(line, Frame(cast.kind, cast.actor, line.slot, cast.body, cast.buffers))
         if cast.kind is not Kind.CALL:  # for a call, the actor reports it
             self.handled(line, 0)
 
@@ -199,7 +183,7 @@ class CastReceiver:
 
     def _sender(self, channel: MessageLink) -> int:
         peer = channel.peer
-        return peer.incarnation if isinstance(peer, Peer) else self._process.own.incarnation
+        return peer.incarnation if isinstance(peer, Peer) else self._connections.own.incarnation
 
     @staticmethod
     def _deliver(ready: list[Callable[[], None]]) -> None:
@@ -215,7 +199,7 @@ class CastReceiver:
             TransportError: the sender or the agent is gone.
         """
         cast = line.cast
-        direct = self._process.node.channels.get(cast.origin)
+        direct = self._connections.node.channels.get(cast.origin)
         if not frame.dest:
             if direct is not None:
                 direct.send(frame)
@@ -225,7 +209,7 @@ class CastReceiver:
         # Answers of a reduction are combined on this host, however large.
         bulk = size > BULK_BYTES and not cast.functions
         if bulk and direct is not None and direct.error is None:
-            place = parse_target(cast.target).place_of(self._process.own.rank) or 0
+            place = parse_target(cast.target).place_of(self._connections.own.rank) or 0
             direct.send(Frame(frame.kind, CAST | cast.number, place, frame.body, frame.buffers))
             note = Note(NoteKind.ELSEWHERE, cast.origin, cast.number)
         else:
@@ -244,7 +228,7 @@ class CastReceiver:
         if enough:
             self._flush_handled()
         elif begin:
-            self._process.engine.call_later(_FLUSH_S, self._flush_in_time)
+            self._connections.engine.call_later(_FLUSH_S, self._flush_in_time)
 
     def _flush_in_time(self) -> None:
         self._flush_scheduled = False

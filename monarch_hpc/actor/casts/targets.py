@@ -5,21 +5,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from monarch_hpc.actor.context import ProcInfo
-from monarch_hpc.actor.messages.line import MessageLink
 from monarch_hpc.actor.messages.proc_ref import ProcRef
-from monarch_hpc.core.errors import ActorError, MonarchError, TransportError
+from monarch_hpc.core.errors import MonarchError
 from monarch_hpc.core.shape import Region
 from monarch_hpc.telemetry.layout import CAST
 from monarch_hpc.telemetry.recorder import Recorder
-from monarch_hpc.transport.engine.engine import Engine
-from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.casts import Spans, Target, pack_target, spans_of
-from monarch_hpc.wire.frames import Frame
+from monarch_hpc.wire.frames import Buffer, Frame, Kind
 
-__all__ = ["Answered", "CastRecord", "CastSenderProcess", "CastTarget", "CastTargets", "OpenCast", "Reduce"]
+__all__ = ["Answered", "CastMessage", "CastRecord", "CastTarget", "CastTargets", "Delivery", "OpenCast", "Reduce"]
 
 _MAX_TARGETS = 64
 """Number of slices cached with their hosts and ranks: enough for the slices of a loop."""
@@ -55,40 +50,33 @@ class CastRecord:
     name: int
 
 
-class CastSenderProcess(Protocol):
-    """The process interface that a `CastSender` needs."""
+@dataclass(frozen=True, slots=True)
+class CastMessage:
+    """One message for many procs."""
 
-    engine: Engine
-    info: ProcInfo
-    recorder: Recorder
+    kind: Kind
+    actor: int
+    body: bytes = b""
+    buffers: Sequence[Buffer] = ()
 
-    @property
-    def node(self) -> Node:
-        """The node, which holds the channels."""
-        ...
 
-    @property
-    def own(self) -> ProcRef:
-        """The address of this process."""
-        ...
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """How a cast is delivered.
 
-    def on_failure(self) -> None:
-        """Handle the failure of a call."""
-        ...
+    Attributes:
+        where: describes the callee at a place.
+        answer: called once for each place with its outcome; None for a message without answers.
+        end_s: the caller's deadline, on the engine's clock; None if there is none.
+        reduce: how agents may combine the answers of adjacent places; None if they must not.
+        record: caller and endpoint, for the telemetry records; only for a call with answers.
+    """
 
-    def line_to(self, proc: ProcRef) -> MessageLink:
-        """Return the link to a proc; connect if there is none."""
-        ...
-
-    def explain(
-        self, incarnation: int, where: str, error: TransportError, on_cause: Callable[[ActorError], None]
-    ) -> None:
-        """Call *on_cause* with the reason why a proc does not answer, now or once it is known."""
-        ...
-
-    def report_death(self, incarnation: int, where: str, cause: str, on_cause: Callable[[ActorError], None]) -> None:
-        """Likewise for a proc that is known to be dead."""
-        ...
+    where: Callable[[int], str]
+    answer: Answered | None
+    end_s: float | None = None
+    reduce: Reduce | None = None
+    record: CastRecord | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -129,7 +117,7 @@ class OpenCast:
         reduce: takes combined answers; None if they are not combined.
         limited: whether the call has a deadline, see `actor.cell.cancellation.LIMITED`.
         held: whether it was never sent, because a mailbox was full until the deadline.
-        record: see `CastSender.cast`; None once the end of the call is recorded.
+        record: see `Delivery`; None once the end of the call is recorded.
         left: places whose answer is missing.
         elsewhere: places in *left* whose outcome arrives by another path than a note.
         done: whether every callee has handled the cast, or never will.

@@ -14,12 +14,13 @@ from typing import Any
 from monarch_hpc.actor.cell.cancellation import LIMITED, Cancellations, Mail
 from monarch_hpc.actor.cell.endpoint_table import EndpointEntry, EndpointTable, place_of
 from monarch_hpc.actor.cell.event_loop import Running
+from monarch_hpc.actor.cell.exit import exit_process
 from monarch_hpc.actor.cell.idle import idle_wait
 from monarch_hpc.actor.cell.invocation import Invocation
 from monarch_hpc.actor.cell.process import CellProcess
 from monarch_hpc.actor.cell.recording import CellRecorder
-from monarch_hpc.actor.cell.replies import Ending
-from monarch_hpc.actor.context import Context, set_caller, set_context
+from monarch_hpc.actor.cell.replies import ActorReplies
+from monarch_hpc.actor.context import Context, ProcInfo, set_caller, set_context
 from monarch_hpc.actor.fault import MeshFailure, print_error
 from monarch_hpc.actor.messages.line import MessageLink
 from monarch_hpc.actor.messages.payload import unpack_call, unpack_spawn
@@ -55,14 +56,16 @@ class Cell:
     runs on the thread that read it from the socket.
     """
 
-    def __init__(self, process: CellProcess, channel: MessageLink, spawn: Frame) -> None:
+    def __init__(self, process: CellProcess, info: ProcInfo, channel: MessageLink, spawn: Frame) -> None:
         self.engine = process.engine
         # Class and arguments stay packed: unpacking them runs user code, which may fail, on the actor's thread.
         self._name, region, self._made = unpack_spawn(spawn)
-        self._place = place_of(process.info, region)
-        self.where = f"actor {self._name}{self._place} on {process.info.host or 'this host'}"
-        self.ending = False
+        self._place = place_of(info, region)
+        self.where = f"actor {self._name}{self._place} on {info.host or 'this host'}"
         self._process = process
+        self._info = info
+        self._replier = process.replier
+        self._replies = ActorReplies(process.engine, process.replier, self.where, self._fail_after_call)
         self._channel = channel
         self._spawn = spawn
         self._actor = spawn.dest
@@ -78,7 +81,7 @@ class Cell:
         self._failure: tuple[str, BaseException] | None = None  # the cause of a failure that ends the actor
         self._end_cause = ""  # why the actor has ended; empty before
         self._context: Context | None = None  # of the actor's thread
-        self._wait, self._wake = idle_wait(process.engine, drives=process.cells_drive)
+        self._wait, self._wake = idle_wait(process.engine, drives=process.drives)
         self._thread = threading.Thread(target=self._run, name=f"actor {self._name}", daemon=True)
         try:
             self._thread.start()
@@ -114,7 +117,7 @@ class Cell:
 
     def end(self) -> None:
         """End the actor at once: running coroutines are cancelled, queued messages refused."""
-        self.ending = True
+        self._replies.ending = True
         self._put_first(_END)
 
     def kill(self, reason: str) -> None:
@@ -122,6 +125,11 @@ class Cell:
         if self._failure is None:
             self._failure = f"it was killed: {reason}", RuntimeError(reason)
             self._put_first(_END)
+
+    @property
+    def ending(self) -> bool:
+        """Whether the actor ends or has ended."""
+        return self._replies.ending
 
     @property
     def ended(self) -> bool:
@@ -177,7 +185,7 @@ class Cell:
             else:
                 self._finish("it was stopped")
                 if cost == _STOP and channel is not None and frame.reply:
-                    self._process.reply(channel, frame.reply, None)
+                    self._replier.reply(channel, frame.reply, None)
             if self._failure is not None and not self._end_cause:
                 self._finish(*self._failure)
 
@@ -185,7 +193,7 @@ class Cell:
         try:
             self._try_construct()
         except SystemExit as leaving:
-            self.exit_process(leaving)
+            exit_process(leaving)
         except BaseException as error:  # noqa: BLE001 user code; reported to owner and callers
             print_error(trace_of(error))
             self._finish(f"its constructor raised {summary_of(error)}", error)
@@ -193,7 +201,7 @@ class Cell:
     def _try_construct(self) -> None:
         made: Any = loads(self._made, self._spawn.buffers)
         cls, args, kwargs = made
-        base = self._entries.begin(self._name, cls, self._place, self._process.info, self._actor)
+        base = self._entries.begin(self._name, cls, self._place, self._info, self._actor)
         self._enter(base)
         set_caller(self._cancellations)
         methods = self._entries.endpoints.values()
@@ -232,12 +240,12 @@ class Cell:
                 self._records.detach()
                 return self._start(channel, frame, cost, entry, (), {}, handling, lambda: value)
         except SystemExit as leaving:
-            self.exit_process(leaving)
+            exit_process(leaving)
         except BaseException as error:  # noqa: BLE001 user code; reported to the caller
-            self.fail(channel, slot, method, error, handling)
+            self._replies.fail(channel, slot, method, error, handling)
         else:
             if slot:
-                self._process.reply(channel, slot, value, self.where, method, handling)
+                self._replier.reply(channel, slot, value, self.where, method, handling)
             else:
                 handling.end(0)
         self._busy = False
@@ -261,7 +269,7 @@ class Cell:
         endpoint, slot = entry.endpoint, frame.reply
         function = begun or endpoint.__get__(self._entries.target, type(self._entries.target))
         cancellations = self._cancellations
-        invocation = Invocation(self, channel, slot, endpoint, cancellations.due(channel, slot), handling)
+        invocation = Invocation(self._replies, channel, slot, endpoint, cancellations.due(channel, slot), handling)
         if begun is None and not endpoint.is_async:
             self._busy = True
             invocation.call(function, args, kwargs)
@@ -285,32 +293,19 @@ class Cell:
             self._running.discard(running)
             cancellations.over(channel, slot)
         if not endpoint.concurrent:
-            self._wait(lambda: running.over or self.ending, None)
+            self._wait(lambda: running.over or self._replies.ending, None)
         return False
 
     def _refuse(self, channel: MessageLink, slot: int, cost: int, limit_s: float) -> None:
         if cost:
             channel.consumed(self._actor, cost)
-        self._process.reply_failure(channel, slot, self.where, CallTimeout(self.where, (), limit_s))
+        self._replier.reply_failure(channel, slot, self.where, CallTimeout(self.where, (), limit_s))
 
-    def succeed(self, channel: MessageLink, slot: int, method: str, value: object, ending: Ending) -> None:
-        """Answer a call with its result."""
-        self._process.reply(channel, slot, value, self.where, method, ending)
-
-    def fail(self, channel: MessageLink, slot: int, method: str, error: BaseException, ending: Ending) -> None:
-        """Answer a call with an exception; the exception of a broadcast makes the actor fail."""
-        if slot:
-            self._process.reply_failure(channel, slot, f"{self.where}, endpoint {method}", error, ending)
-            return
-        ending.fail(0)
+    def _fail_after_call(self, cause: str, error: BaseException) -> None:
         if self._failure is None:
-            self._failure = f"endpoint {method} raised {summary_of(error)}", error
+            self._failure = cause, error
             if threading.current_thread() is not self._thread:
                 self._put_first(_END)
-
-    def exit_process(self, leaving: SystemExit) -> None:
-        """End the process."""
-        self._process.exit_process(leaving)
 
     def _call(self, function: Callable[..., object], *args: Any, **kwargs: Any) -> object:
         """Call the constructor or a hook, on the event loop if this actor runs there."""
@@ -327,7 +322,7 @@ class Cell:
             hook = getattr(self._entries.target, "__supervise__", None)
             handled = reported if hook is None else bool(self._call(hook, failure))
         except SystemExit as leaving:
-            self.exit_process(leaving)
+            exit_process(leaving)
         except BaseException as error:  # noqa: BLE001 user code; reported to the next owner
             cause = f"its __supervise__ raised {summary_of(error)}, when called with the failure: {failure}"
             self._failure = cause, error
@@ -341,8 +336,8 @@ class Cell:
         trace = "" if error is None else trace_of(error)
         if error is not None:
             failure = MeshFailure(self._name, self._place.rank, self.where, cause, trace)
-            self._process.report(self._channel, self._owner, self._actor, failure)
-        self.ending = True
+            self._replier.report(self._channel, self._owner, self._actor, failure)
+        self._replies.ending = True
         for running in list(self._running):
             running.cancel()
         self._wait(lambda: not self._running, CLEANUP_S)
@@ -354,7 +349,7 @@ class Cell:
             traceback.clear_frames(traceback_of(error))  # its frames hold the object
         self._end_cause = f"{cause}\n{trace}".rstrip()
         self._records.ended(cause, failed=error is not None)
-        self._process.forget_actor(self._actor, self.where, self._end_cause)
+        self._process.forget(self._actor, self.where, self._end_cause)
         self._refuse_all()
         self.engine.wake_waiters()
 
@@ -368,7 +363,7 @@ class Cell:
             self._end_cause = self._end_cause or "its thread failed"
             self._refuse_all()
             if channel is not None and slot:  # a call that has been answered ignores this
-                self._process.reply_failure(channel, slot, self.where, ActorDied(self.where, self._end_cause))
+                self._replier.reply_failure(channel, slot, self.where, ActorDied(self.where, self._end_cause))
 
     def _clean_up(self, error: BaseException | None) -> None:
         if self._entries.base_context is None or self._entries.target is None:
@@ -393,6 +388,6 @@ class Cell:
                 channel.consumed(self._actor, cost)
                 if slot:
                     self._cancellations.over(channel, slot)
-                    self._process.reply_failure(channel, slot, self.where, ActorDied(self.where, self._end_cause))
+                    self._replier.reply_failure(channel, slot, self.where, ActorDied(self.where, self._end_cause))
             elif slot:
-                self._process.reply(channel, slot, None)
+                self._replier.reply(channel, slot, None)

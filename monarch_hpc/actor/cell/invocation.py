@@ -4,43 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from monarch_hpc.actor.cell.cancellation import Due
 from monarch_hpc.actor.cell.event_loop import Running
-from monarch_hpc.actor.cell.replies import Ending
+from monarch_hpc.actor.cell.exit import exit_process
+from monarch_hpc.actor.cell.replies import ActorReplies, Ending
 from monarch_hpc.actor.context import set_caller
 from monarch_hpc.actor.endpoint import EndpointMethod
 from monarch_hpc.actor.messages.line import MessageLink
 from monarch_hpc.core.errors import ActorDied, CallTimeout, PortClosed
-from monarch_hpc.transport.engine.engine import Engine
 
-__all__ = ["Invocation", "InvocationCell", "ResponsePort"]
+__all__ = ["Invocation", "ResponsePort"]
 
 
 _BEHIND_S = 1.0
 """Time after the caller's deadline at which this side cancels a coroutine. The caller has the same deadline, sends
 CANCEL when it expires, and names all late ranks in its error: an earlier answer from here would name only one."""
-
-
-class InvocationCell(Protocol):
-    """The cell interface that an invocation needs."""
-
-    engine: Engine
-    where: str
-    ending: bool
-
-    def succeed(self, channel: MessageLink, slot: int, method: str, value: object, ending: Ending) -> None:
-        """Answer a call with its result."""
-        ...
-
-    def fail(self, channel: MessageLink, slot: int, method: str, error: BaseException, ending: Ending) -> None:
-        """Answer a call with an exception; the exception of a broadcast makes the actor fail."""
-        ...
-
-    def exit_process(self, leaving: SystemExit) -> None:
-        """End the process."""
-        ...
 
 
 class Invocation:
@@ -52,13 +32,13 @@ class Invocation:
 
     __slots__ = (
         "_answer_bytes",
-        "_cell",
         "_channel",
         "_due",
         "_endpoint",
         "_failed",
         "_handling",
         "_open",
+        "_replies",
         "_returned",
         "_slot",
         "cancelled",
@@ -68,7 +48,7 @@ class Invocation:
 
     def __init__(
         self,
-        cell: InvocationCell,
+        replies: ActorReplies,
         channel: MessageLink,
         slot: int,
         endpoint: EndpointMethod[..., Any],
@@ -81,7 +61,7 @@ class Invocation:
         self._due = due
         self.running: Running | None = None
         """The running coroutine, once there is one."""
-        self._cell = cell
+        self._replies = replies
         self._channel = channel
         self._slot = slot
         self._endpoint = endpoint
@@ -93,11 +73,11 @@ class Invocation:
 
     async def perform(self, function: Callable[..., Any], args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Run the coroutine; raises nothing."""
-        cell = self._cell
+        replies = self._replies
         set_caller(self)
         limit_s = self._endpoint.timeout_s
         if self.deadline_s is not None:
-            left_s = max(self.deadline_s - cell.engine.clock(), 0.0) + _BEHIND_S
+            left_s = max(self.deadline_s - replies.engine.clock(), 0.0) + _BEHIND_S
             limit_s = left_s if limit_s is None else min(left_s, limit_s)
         try:
             try:
@@ -106,14 +86,14 @@ class Invocation:
             finally:
                 self._returned = True
         except SystemExit as leaving:
-            cell.exit_process(leaving)
+            exit_process(leaving)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
-            if not (cell.ending or self.cancelled or (task is not None and task.cancelling())):
+            if not (replies.ending or self.cancelled or (task is not None and task.cancelling())):
                 self._fail(error)  # not a cancellation: the endpoint raised it
                 return
-            cause = "it was stopped" if cell.ending else f"a call of {self._endpoint.__name__} was cancelled there"
-            self.refuse(ActorDied(cell.where, cause))
+            cause = "it was stopped" if replies.ending else f"a call of {self._endpoint.__name__} was cancelled there"
+            self.refuse(ActorDied(replies.where, cause))
         except BaseException as error:  # noqa: BLE001 user code; reported to the caller
             self._fail(self._too_slow() if limit.expired() and issubclass(type(error), TimeoutError) else error)
         else:
@@ -131,14 +111,14 @@ class Invocation:
         """Call a function. It cannot be interrupted: on timeout the caller gets an error while it still runs."""
         timer = None
         if self._endpoint.timeout_s is not None:
-            timer = self._cell.engine.call_later(self._endpoint.timeout_s, lambda: self._fail(self._too_slow()))
+            timer = self._replies.engine.call_later(self._endpoint.timeout_s, lambda: self._fail(self._too_slow()))
         try:
             try:
                 value = function(*self._with_port(args), **kwargs)
             finally:
                 self._returned = True
         except SystemExit as leaving:
-            self._cell.exit_process(leaving)
+            exit_process(leaving)
         except BaseException as error:  # noqa: BLE001 user code; reported to the caller
             self._fail(error)
         else:
@@ -165,18 +145,18 @@ class Invocation:
     def succeed(self, value: object) -> None:
         """Answer with *value*, unless the call is answered already."""
         if self._claim() and self._slot:
-            self._cell.succeed(self._channel, self._slot, self._endpoint.__name__, value, self)
+            self._replies.succeed(self._channel, self._slot, self._endpoint.__name__, value, self)
 
     def refuse(self, error: BaseException) -> None:
         """Answer with *error*, unless the call is answered already; unlike `_fail`, drop it if no answer is wanted."""
         if self._claim() and self._slot:
-            self._cell.fail(self._channel, self._slot, self._endpoint.__name__, error, self)
+            self._replies.fail(self._channel, self._slot, self._endpoint.__name__, error, self)
 
     def _fail(self, error: BaseException) -> None:
         if self._claim():
-            self._cell.fail(self._channel, self._slot, self._endpoint.__name__, error, self)
+            self._replies.fail(self._channel, self._slot, self._endpoint.__name__, error, self)
         elif self._endpoint.explicit:  # already answered, and no call would report this error
-            self._cell.fail(self._channel, 0, self._endpoint.__name__, error, self)
+            self._replies.fail(self._channel, 0, self._endpoint.__name__, error, self)
 
     # ---- telemetry ----
 
@@ -201,15 +181,15 @@ class Invocation:
         """Answer with `PortClosed` because the response port was garbage-collected: no call may wait forever."""
         if self._open:
             error = PortClosed(
-                f"the response port of {self._endpoint.__name__} of {self._cell.where}",
+                f"the response port of {self._endpoint.__name__} of {self._replies.where}",
                 "it was dropped without an answer",
             )
             # Not from the garbage collector: the current thread may hold any lock.
-            self._cell.engine.call_soon(lambda: self.refuse(error))
+            self._replies.engine.call_soon(lambda: self.refuse(error))
 
     def _too_slow(self) -> TimeoutError:
-        if self._due is not None and self._cell.engine.clock() >= self._due[0]:
-            return CallTimeout(f"{self._cell.where}, endpoint {self._endpoint.__name__}", (), self._due[1])
+        if self._due is not None and self._replies.engine.clock() >= self._due[0]:
+            return CallTimeout(f"{self._replies.where}, endpoint {self._endpoint.__name__}", (), self._due[1])
         return TimeoutError(
             f"endpoint {self._endpoint.__name__} took longer than its timeout of {self._endpoint.timeout_s:g} s"
         )

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Sequence
-from typing import Any, NoReturn, Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
-from monarch_hpc.actor.context import ProcInfo
+from monarch_hpc.actor.cell.exit import exit_process
 from monarch_hpc.actor.fault import MeshFailure, print_error
 from monarch_hpc.actor.messages.line import MessageLink
 from monarch_hpc.actor.messages.payload import pack_fault, pack_result, send_failure
 from monarch_hpc.core.errors import ForkedError, FrameError, TransportError
 from monarch_hpc.core.logger import Logger
-from monarch_hpc.core.text.description import trace_of
+from monarch_hpc.core.text.description import summary_of, trace_of
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.frames import Buffer, Frame, Kind
 
-__all__ = ["Ending", "Replier"]
+__all__ = ["ActorReplies", "Ending", "Replier"]
 
 _log = Logger(__name__)
-
-_CODE: Any = vars(SystemExit)["code"]
-"""The descriptor itself: a subclass may define an attribute of that name with any behaviour."""
 
 
 class Ending(Protocol):
@@ -38,24 +33,15 @@ class Ending(Protocol):
 
 
 class Replier:
-    """Answers the calls that this process handles.
+    """Answers the calls that this process handles; for any thread.
 
-    Attributes:
-        info: the place of this process.
+    Args:
+        host: name of this process's host.
     """
 
-    info: ProcInfo
-    engine: Engine
-
-    def exit_process(self, leaving: SystemExit) -> NoReturn:
-        """Flush output and end the process at once, with the exit status that Python would use."""
-        code = _CODE.__get__(leaving)
-        status = 0 if code is None else int.__and__(code, 0xFF) if issubclass(type(code), int) else 1
-        try:
-            sys.stdout.flush()
-            sys.stderr.flush()
-        finally:  # user code may have replaced or closed the streams
-            os._exit(status)
+    def __init__(self, engine: Engine, host: str) -> None:
+        self.host = host
+        self._engine = engine
 
     def report(self, channel: MessageLink, owner: int, actor: int, failure: MeshFailure) -> None:
         """Report the failure of *actor* to the process that spawned it."""
@@ -83,15 +69,15 @@ class Replier:
                 ending.end(_size(body, buffers) if buffers else len(body))
             self.answer(channel, Frame(Kind.RESULT, slot, 0, body, buffers))
         except Exception as error:  # noqa: BLE001 not picklable, too large, or memory is short: the caller gets that error
-            self.reply_failure(channel, slot, f"{where or self.info.host}, endpoint {method}", error, ending)
+            self.reply_failure(channel, slot, f"{where or self.host}, endpoint {method}", error, ending)
 
     def reply_failure(
         self, channel: MessageLink, slot: int, where: str, error: BaseException, ending: Ending | None = None
     ) -> None:
         """Answer a call with an exception, or with as much of it as can be sent; otherwise like `reply`."""
-        if self.engine.forked_from:
+        if self._engine.forked_from:
             print_error(trace_of(error))
-            self.exit_process(SystemExit(1))
+            exit_process(SystemExit(1))
 
         def send(body: Buffer, buffers: Sequence[Buffer]) -> None:
             if ending is not None:
@@ -106,9 +92,9 @@ class Replier:
         Raises:
             FrameError: the frame is over a limit; the caller still waits.
         """
-        if self.engine.forked_from:
-            print_error(f"{ForkedError(self.engine.forked_from)}; an endpoint must not continue in a forked child")
-            self.exit_process(SystemExit(1))
+        if self._engine.forked_from:
+            print_error(f"{ForkedError(self._engine.forked_from)}; an endpoint must not continue in a forked child")
+            exit_process(SystemExit(1))
         try:
             channel.send(frame)
         except FrameError:
@@ -116,6 +102,39 @@ class Replier:
         except TransportError as error:
             # The caller's side of the channel reports the loss.
             _log.info("could not deliver an answer: %s", error)
+
+
+class ActorReplies:
+    """Answers the calls of one actor that end apart from its thread, see `actor.cell.invocation`.
+
+    Args:
+        where: the actor in words.
+        on_failure: called with a description and the exception when a broadcast fails, which has no caller to answer.
+
+    Attributes:
+        ending: whether the actor ends, and with it its coroutines.
+    """
+
+    def __init__(
+        self, engine: Engine, replier: Replier, where: str, on_failure: Callable[[str, BaseException], None]
+    ) -> None:
+        self.engine = engine
+        self.where = where
+        self.ending = False
+        self._replier = replier
+        self._on_failure = on_failure
+
+    def succeed(self, channel: MessageLink, slot: int, method: str, value: object, ending: Ending) -> None:
+        """Answer a call with its result."""
+        self._replier.reply(channel, slot, value, self.where, method, ending)
+
+    def fail(self, channel: MessageLink, slot: int, method: str, error: BaseException, ending: Ending) -> None:
+        """Answer a call with an exception; the exception of a broadcast makes the actor fail."""
+        if slot:
+            self._replier.reply_failure(channel, slot, f"{self.where}, endpoint {method}", error, ending)
+            return
+        ending.fail(0)
+        self._on_failure(f"endpoint {method} raised {summary_of(error)}", error)
 
 
 def _size(body: Buffer, buffers: Sequence[Buffer]) -> int:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
 from monarch_hpc.actor.context import context
-from monarch_hpc.transport.credit import Credit, cost_of
+from monarch_hpc.transport.credit import Credit, cost_of, take_credit
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.frames import Frame, Kind
 
@@ -17,9 +16,6 @@ __all__ = ["LoopbackLink", "MessageLink"]
 _CALL = Kind.CALL  # on the path of every frame: an enum member costs ten times a global
 _RESULT = Kind.RESULT
 _FAILURE = Kind.FAILURE
-
-_HOLD_S = 0.1
-"""Upper bound on blocking one call of a coroutine; as in `transport.channel`, for the same reason."""
 
 
 class MessageLink(Protocol):
@@ -84,23 +80,10 @@ class LoopbackLink:
         return True
 
     def _wait_for_credit(self, dest: int, cost: int, end_s: float | None) -> bool:
-        # An actor that waited for room in its own mailbox would wait forever.
-        if self._engine.driving or context().actor == dest:
+        if context().actor == dest:  # an actor that waited for room in its own mailbox would wait forever
             self._credit.take(dest, cost)
             return True
-        in_coroutine = asyncio._get_running_loop() is not None
-        left_s = None if end_s is None else max(end_s - self._engine.clock(), 0.0)
-        hold_s = left_s if not in_coroutine else _HOLD_S if left_s is None else min(left_s, _HOLD_S)
-        ticket = self._credit.queue(dest, cost)
-        try:
-            self._engine.wait(lambda: ticket.granted, hold_s)
-        finally:
-            self._credit.leave(ticket)
-        if not ticket.granted:
-            if end_s is not None and self._engine.clock() >= end_s:
-                return False
-            self._credit.take(dest, cost)
-        return True
+        return take_credit(self._engine, self._credit, dest, cost, end_s)
 
     def consumed(self, dest: int, cost: int) -> None:
         """Return the credit of a call that was handled; blocked senders may continue."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import _thread
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
 from monarch_hpc.actor.messages.line import MessageLink
 from monarch_hpc.actor.runtime.runtime import Runtime
@@ -18,16 +17,8 @@ __all__ = ["Claim", "PortInbox"]
 Mail = tuple[MessageLink, Frame]
 
 
-class Claim(Protocol):
-    """A claim on the next message."""
-
-    def deliver(self, frame: Frame) -> bool:
-        """Take the message; False if it is no longer wanted."""
-        ...
-
-    def fail(self, error: PortClosed) -> None:
-        """Fail the claim: no message will arrive."""
-        ...
+Claim = Callable[[Frame | PortClosed], bool]
+"""Takes the next message, or the error if none will arrive; returns False if it is no longer wanted."""
 
 
 class PortInbox:
@@ -46,7 +37,7 @@ class PortInbox:
         self._mail: deque[Mail] = deque()
         self._claims: deque[Claim] = deque()
         self._closed = ""
-        runtime.ports[number] = self.put
+        runtime.actors.ports[number] = self.put
 
     @property
     def where(self) -> str:
@@ -67,7 +58,7 @@ class PortInbox:
         self._match()
         self._wake()
         if self._once:
-            self.runtime.ports.pop(self._number, None)
+            self.runtime.actors.ports.pop(self._number, None)
 
     def take(self, claim: Claim) -> None:
         """Give *claim* the next message if there is one; fail it if none will arrive."""
@@ -76,7 +67,7 @@ class PortInbox:
             closed = self._closed
         if mail is None:
             if closed:
-                claim.fail(PortClosed(self.where, closed))
+                claim(PortClosed(self.where, closed))
         elif not self._deliver(claim, mail):
             self._match()
             self._wake()
@@ -89,7 +80,7 @@ class PortInbox:
 
     def close(self, why: str) -> None:
         """Refuse further messages, and drop unread ones."""
-        self.runtime.ports.pop(self._number, None)
+        self.runtime.actors.ports.pop(self._number, None)
         with self._lock:
             self._closed = self._closed or why
             left = list(self._mail)
@@ -113,7 +104,7 @@ class PortInbox:
                 claim = self._claims.popleft()
                 mail = self._mail.popleft() if self._mail else None
             if mail is None:
-                claim.fail(PortClosed(self.where, self._closed))
+                claim(PortClosed(self.where, self._closed))
             elif not self._deliver(claim, mail):
                 unwanted = True
         if unwanted:
@@ -122,20 +113,20 @@ class PortInbox:
     def _deliver(self, claim: Claim, mail: Mail) -> bool:
         line, frame = mail
         cost = cost_of(frame)
-        if not claim.deliver(frame):
+        if not claim(frame):
             with self._lock:
                 self._mail.appendleft(mail)
             return False
         line.consumed(self._number, cost)
         if frame.reply:
-            self.runtime.reply(line, frame.reply, None)
+            self.runtime.replier.reply(line, frame.reply, None)
         return True
 
     def _refuse(self, line: MessageLink, frame: Frame) -> None:
         line.consumed(self._number, cost_of(frame))
         if frame.reply:
             host = self.runtime.info.host
-            self.runtime.reply_failure(line, frame.reply, host, PortClosed(self.where, self._closed))
+            self.runtime.replier.reply_failure(line, frame.reply, host, PortClosed(self.where, self._closed))
 
     def _wake(self) -> None:
         self.runtime.engine.wake_waiters()

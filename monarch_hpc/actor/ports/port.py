@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import _thread
-import asyncio
 import weakref
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypeVar, cast, overload
 
@@ -19,6 +17,7 @@ from monarch_hpc.actor.runtime.runtime import current_runtime
 from monarch_hpc.core.arguments import check_flag, check_instance, check_number
 from monarch_hpc.core.errors import MonarchError, PortClosed
 from monarch_hpc.core.ids import new_incarnation
+from monarch_hpc.transport.credit import Credit, take_credit
 from monarch_hpc.wire.frames import Frame, Kind
 from monarch_hpc.wire.serializer import dumps
 
@@ -26,30 +25,13 @@ __all__ = ["Channel", "Port", "PortReceiver"]
 
 T = TypeVar("T")
 
-_HOLD_S = 0.1
-"""Upper bound on blocking a coroutine: the receiver may depend on the event loop that it blocks."""
-
 
 class _Flow:
     """The unread messages that this process has sent to one bounded port; for any thread."""
 
-    def __init__(self) -> None:
-        self.num = 0
+    def __init__(self, capacity: int, granted: Callable[[], None]) -> None:
+        self.credit = Credit(capacity, granted)  # each message costs 1
         self.refusal = ""  # why the port is closed, once known
-        self._lock = _thread.allocate_lock()
-
-    def take(self, capacity: int, *, forced: bool = False) -> bool:
-        """Count one more message; False if the port is full."""
-        with self._lock:
-            if self.num >= capacity and not forced:
-                return False
-            self.num += 1
-            return True
-
-    def give(self) -> None:
-        """Count one message as read."""
-        with self._lock:
-            self.num -= 1
 
 
 _flows: weakref.WeakValueDictionary[int, _Flow] = weakref.WeakValueDictionary()
@@ -63,7 +45,7 @@ class Port(Generic[T]):
         self._home = home
         self._number = number
         self._capacity = capacity
-        self._flow = _flows.setdefault(number, _Flow())
+        self._flow: _Flow | None = None  # from the first message to a bounded port
         self.return_undeliverable = returning
         """Whether `send` raises `PortClosed` once the port is known to be closed; if False, it drops the message."""
 
@@ -113,14 +95,13 @@ class Port(Generic[T]):
         if not self._capacity:
             runtime.call(self._home, self._number, *packed, None)
             return
-        flow = self._flow
-        hold_s = None if asyncio._get_running_loop() is None else _HOLD_S
-        while not flow.take(self._capacity):
-            if runtime.engine.driving or not runtime.engine.wait(lambda: flow.num < self._capacity, hold_s):
-                flow.take(self._capacity, forced=True)
-                break
+        flow, number = self._flow, self._number
+        if flow is None:
+            new = _Flow(self._capacity, runtime.engine.wake_waiters)
+            flow = self._flow = _flows.setdefault(number, new)
+        take_credit(runtime.engine, flow.credit, number, 1)
         if flow.refusal:
-            flow.give()
+            flow.credit.give(number, 1)
             if self.return_undeliverable:
                 raise PortClosed(where, flow.refusal)
             return
@@ -130,13 +111,12 @@ class Port(Generic[T]):
                 flow.refusal = str(answer)
             elif answer.kind is not Kind.RESULT:
                 flow.refusal = "its receiver was closed"
-            flow.give()
-            runtime.engine.wake_waiters()
+            flow.credit.give(number, 1)
 
         try:
             runtime.call(self._home, self._number, *packed, Slot(self._home.incarnation, where, read))
         except BaseException:
-            flow.give()
+            flow.credit.give(number, 1)
             raise
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
 from monarch_hpc.actor.context import context
@@ -90,7 +91,7 @@ class Receipt(Future[T], Generic[T]):
         if super()._has_ended():
             return True
         if not self._queued:
-            self._inbox.take(self)
+            self._inbox.take(self._take)
         return super()._has_ended()
 
     def _begin_wait(self) -> int:
@@ -102,28 +103,26 @@ class Receipt(Future[T], Generic[T]):
     def _queue(self) -> None:
         if not self._queued:
             self._queued = True
-            self._inbox.queue(self)
+            self._inbox.queue(self._take)
 
     # ---- for the inbox ----
 
-    def deliver(self, frame: Frame) -> bool:
-        """Take the message in *frame*; False if this future was cancelled."""
+    def _take(self, given: Frame | PortClosed) -> bool:
+        """Complete with the message in a frame, or fail; False if this future was cancelled."""
+        if isinstance(given, PortClosed):
+            self.closed = True
+            self.set_exception(given)
+            return True
+        return self._complete(partial(self._unpack, given), fails=False)
 
-        def resolve() -> T:
-            try:
-                message = loads(frame.body, frame.buffers)
-            except BaseException as error:  # noqa: BLE001 unpickling runs user code
-                raise unloadable(error) from None
-            assert isinstance(message, tuple)
-            rank, value, failure = message
-            if failure is not None:
-                body, buffers = failure
-                raise unpack_failure(Frame(Kind.FAILURE, body=body, buffers=buffers))
-            return cast(T, (rank, value) if self._ranked else value)
-
-        return self._complete(resolve, fails=False)
-
-    def fail(self, error: PortClosed) -> None:
-        """Fail the future: no message will arrive."""
-        self.closed = True
-        self.set_exception(error)
+    def _unpack(self, frame: Frame) -> T:
+        try:
+            message = loads(frame.body, frame.buffers)
+        except BaseException as error:  # noqa: BLE001 unpickling runs user code
+            raise unloadable(error) from None
+        assert isinstance(message, tuple)
+        rank, value, failure = message
+        if failure is not None:
+            body, buffers = failure
+            raise unpack_failure(Frame(Kind.FAILURE, body=body, buffers=buffers))
+        return cast(T, (rank, value) if self._ranked else value)

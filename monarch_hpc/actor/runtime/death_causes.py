@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
+from monarch_hpc.actor.messages.causes import OnCause, report_unknown
+from monarch_hpc.actor.messages.connections import Connections
 from monarch_hpc.actor.messages.payload import call_head, pack_call
 from monarch_hpc.actor.messages.pending import Pending, Slot
 from monarch_hpc.actor.messages.proc_ref import ProcRef
-from monarch_hpc.core.errors import ActorDied, ActorError, DeliveryUnknown, MonarchError, TransportError
+from monarch_hpc.core.errors import ActorDied, MonarchError, TransportError
 from monarch_hpc.core.ids import Role
 from monarch_hpc.core.recent import Recent
 from monarch_hpc.core.shape import Extent, Region
-from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.frames import Buffer, Frame, Kind
 from monarch_hpc.wire.serializer import loads
 
-__all__ = ["CAUSE_WAIT_S", "DEPUTY", "CauseLookup", "CauseReporter", "OnCause", "program_of"]
+__all__ = ["CAUSE_WAIT_S", "DEPUTY", "STOPPED", "CauseLookup", "program_of"]
 
 DEPUTY = 2
 """Number of the program's actor that answers its procs, see `mesh.requests`. Fixed; all others are random."""
@@ -31,79 +31,55 @@ _WAY_S = 1.0
 _KEEP = 1024
 """Number of causes that are cached; for earlier deaths the program is asked again."""
 
-OnCause = Callable[[ActorError], None]
-
-
-class Asker(Protocol):
-    """The process interface that a `CauseLookup` needs."""
-
-    engine: Engine
-
-    @property
-    def node(self) -> Node:
-        """The node, which holds the channels."""
-        ...
-
-    def call(self, proc: ProcRef, actor: int, body: bytes, buffers: Sequence[Buffer], pending: Pending | None) -> int:
-        """Send one call."""
-        ...
-
-    def report_unknown(self, where: str, error: TransportError, on_cause: OnCause) -> None:
-        """Report that the outcome is unknown."""
-        ...
-
-
-class CauseReporter:
-    """Builds the error of a call that gets no answer."""
-
-    def report_unknown(self, where: str, error: TransportError, on_cause: Callable[[ActorError], None]) -> None:
-        """Report that the outcome of a call is unknown."""
-        unknown = DeliveryUnknown(where, str(error))
-        unknown.__cause__ = error
-        on_cause(unknown)
-
-    def report_death(self, incarnation: int, where: str, cause: str, on_cause: Callable[[ActorError], None]) -> None:
-        """Report that the callee is dead; called once that is known."""
-        on_cause(ActorDied(where, cause))
+STOPPED = "the proc was stopped"
+"""The reason with which a stopped proc closes its channels."""
 
 
 class CauseLookup:
-    """Asks the program for the cause, once for each lost proc."""
+    """Asks the program for the cause, once for each lost proc.
 
-    def __init__(self, asker: Asker) -> None:
-        self._asker = asker
+    Args:
+        call: sends one call; see `Runtime.call`.
+    """
+
+    def __init__(
+        self, connections: Connections, call: Callable[[ProcRef, int, bytes, Sequence[Buffer], Pending], int]
+    ) -> None:
+        self._connections = connections
+        self._call = call
         self._causes: Recent[int, str] = Recent(_KEEP)
         self._expected: Recent[int, bool] = Recent(_KEEP)
         self._waiting: dict[int, list[tuple[str, TransportError, OnCause]]] = {}
 
-    def ask(self, incarnation: int, where: str, error: TransportError, on_cause: OnCause) -> None:
-        """Ask why the callee at *where* was lost; report `ActorDied` with the cause, or `DeliveryUnknown` without one.
+    def explain(self, incarnation: int, where: str, error: TransportError, on_cause: OnCause) -> None:
+        """See `Causes.explain`."""
+        self._connections.engine.call_soon(lambda: self._ask(incarnation, where, error, on_cause))
 
-        May be called on any thread; *on_cause* is called on the driver.
-        """
-        self._asker.engine.call_soon(lambda: self._ask(incarnation, where, error, on_cause))
+    def report_death(self, incarnation: int, where: str, cause: str, on_cause: OnCause) -> None:
+        """See `Causes.report_death`."""
+        on_cause(ActorDied(where, cause))
+
+    def was_stopped(self, incarnation: int, cause: str) -> bool:
+        """See `Causes.was_stopped`."""
+        return STOPPED in cause or incarnation in self._expected
 
     def _ask(self, incarnation: int, where: str, error: TransportError, on_cause: OnCause) -> None:
         cause = self._causes.get(incarnation)
         if cause is not None:
             on_cause(ActorDied(where, cause))
             return
-        program = program_of(self._asker.node)
+        program = program_of(self._connections.node)
         if program is None or program.incarnation == incarnation:
-            self._asker.report_unknown(where, error, on_cause)
+            report_unknown(where, error, on_cause)
             return
         waiting = self._waiting.setdefault(incarnation, [])
         waiting.append((where, error, on_cause))
         if len(waiting) > 1:
             return
-        self._asker.engine.call_later(CAUSE_WAIT_S + _WAY_S, lambda: self._close(incarnation))
+        self._connections.engine.call_later(CAUSE_WAIT_S + _WAY_S, lambda: self._close(incarnation))
         body, buffers = pack_call(call_head("why", Region(Extent((), ()), program.rank, ())), (incarnation,), {})
         asked = Slot(program.incarnation, "the program", lambda answer: self._on_answer(incarnation, answer))
-        self._asker.call(program, DEPUTY, body, buffers, asked)
-
-    def was_expected(self, incarnation: int) -> bool:
-        """Whether the program has reported the end of the proc as requested."""
-        return incarnation in self._expected
+        self._call(program, DEPUTY, body, buffers, asked)
 
     def _on_answer(self, incarnation: int, answer: Frame | MonarchError) -> None:
         if isinstance(answer, Frame) and answer.kind is Kind.RESULT:
@@ -118,10 +94,10 @@ class CauseLookup:
     def _close(self, incarnation: int) -> None:
         cause = self._causes.get(incarnation)
         if cause is not None:
-            self._asker.node.bar(incarnation, cause)
+            self._connections.node.bar(incarnation, cause)
         for where, error, on_cause in self._waiting.pop(incarnation, ()):
             if cause is None:
-                self._asker.report_unknown(where, error, on_cause)
+                report_unknown(where, error, on_cause)
             else:
                 on_cause(ActorDied(where, cause))
 

@@ -9,8 +9,9 @@ from functools import partial
 
 from monarch_hpc.actor.context import ProcInfo, outside
 from monarch_hpc.actor.messages.proc_ref import ProcRef
+from monarch_hpc.actor.runtime.death_causes import STOPPED
 from monarch_hpc.actor.runtime.log_records import listen
-from monarch_hpc.actor.runtime.runtime import STOPPED, Runtime
+from monarch_hpc.actor.runtime.runtime import Runtime
 from monarch_hpc.core.ids import Identity, Role, SlurmIds, new_incarnation
 from monarch_hpc.core.process.fork import watch_forks
 from monarch_hpc.telemetry.recorder import Recorder

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Protocol
 
-from monarch_hpc.actor.casts.targets import CastRecord, OpenCast, Reduce
+from monarch_hpc.actor.casts.targets import CastMessage, CastRecord, Delivery, OpenCast, Reduce
 from monarch_hpc.actor.context import context
 from monarch_hpc.actor.messages.payload import pack_call
 from monarch_hpc.actor.messages.pending import Pending
@@ -190,17 +190,16 @@ class Callee:
         written = None if taker is None else CastRecord(context().mark, name)
         if written is None:
             runtime.recorder.sent(0, context().mark, name, 0, len(body), self.actor)
+        delivery = Delivery(
+            self._actor_text if taker is None else taker.where,
+            answer,
+            end_s,
+            None if taker is None else taker.reduce,
+            written,
+        )
         try:
-            sent = runtime.casts.send(
-                Kind.CALL,
-                self.region,
-                self.procs,
-                (self.actor, body, buffers),
-                self._actor_text if taker is None else taker.where,
-                answer,
-                end_s,
-                None if taker is None else taker.reduce,
-                written,
+            sent = runtime.casts.cast(
+                self.region, self.procs, CastMessage(Kind.CALL, self.actor, body, buffers), delivery
             )
         finally:
             if load is not None and sent is None:

@@ -130,7 +130,8 @@ class Answers:
     def withdraw(self) -> None:
         """Cancel the calls that have no answer yet."""
         left = [asked.number for asked, answer in zip(self._asked, self._answers, strict=False) if answer is None]
-        self.runtime.casts.cancel(self.cast)
+        if self.cast is not None:
+            self.runtime.casts.cancel(self.cast)
         self.runtime.cancel(self._callee.actor, [number for number in left if number != HELD])
 
     def give_up(self) -> None:

@@ -14,21 +14,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
-from monarch_hpc.actor.context import outside, own_info
+from monarch_hpc.actor.context import outside, own_info, provide_instances
 from monarch_hpc.actor.fault import MeshFailure, exit_on_faults, run_fault_hook
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.messages.line import MessageLink
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.runtime import Runtime
 from monarch_hpc.attach.attach import attach
-from monarch_hpc.core.errors import ActorDied, ActorError, AllocationError, SpawnError, TransportError
+from monarch_hpc.core.errors import AllocationError, SpawnError, TransportError
 from monarch_hpc.core.ids import Role
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.machine.place import read_place
+from monarch_hpc.mesh.instance import Instance
 from monarch_hpc.mesh.output.choice import LogRequests
 from monarch_hpc.mesh.output.printer import Printer
 from monarch_hpc.mesh.program.calls_report import own_report
-from monarch_hpc.mesh.program.deaths import Deaths
+from monarch_hpc.mesh.program.deaths import Deaths, ProgramCauses
 from monarch_hpc.mesh.program.fleet import Fleet, MeshOwner
 from monarch_hpc.mesh.program.link_report import LinkReport, Links, summarize
 from monarch_hpc.mesh.program.opening import TAKEN, Opened, Opener, find_own_rank, open_allocation
@@ -45,7 +46,7 @@ from monarch_hpc.wire.control.allocation import HostEntry, HostLost
 from monarch_hpc.wire.control.calls import Calls, CallsReport, Recording
 from monarch_hpc.wire.control.message import Message, encode
 from monarch_hpc.wire.control.output import LogsSet, Output
-from monarch_hpc.wire.control.procs import ProcEnded, ProcLife, ProcReady, ProcsStopped, SpawnFailed, SpawnProcs
+from monarch_hpc.wire.control.procs import ProcEnded, ProcLife, ProcReady, ProcsStopped, SpawnFailed
 from monarch_hpc.wire.control.refusal import Refused
 from monarch_hpc.wire.control.runs import OpenRun, RunLinks, RunOpened
 from monarch_hpc.wire.control.table import decode
@@ -59,7 +60,6 @@ _log = Logger(__name__)
 class Controller(Runtime):
     """The controller of a run; created on the first use of `hosts()`."""
 
-    cells_drive = False
     is_program = True
     _instance: ClassVar[Controller | None] = None
     _instance_lock: ClassVar[threading.Lock] = threading.Lock()
@@ -118,7 +118,19 @@ class Controller(Runtime):
         host = platform.node()
         record_fd = make_memory("program")
         resources.callback(os.close, record_fd)
-        super().__init__(engine, replace(own_info(), run=run), Recorder(os.dup(record_fd)))
+        self._closed = False
+        self._printer = Printer(config.logs)
+        self.deaths = Deaths(engine.call_later)
+        super().__init__(
+            engine,
+            replace(own_info(), run=run),
+            Recorder(os.dup(record_fd)),
+            causes=ProgramCauses(self.deaths, lambda: self._closed),
+            unhandled=self._on_unhandled,
+            # Shows the output that led to a failure before its exception ends the program or is shown by it.
+            on_failure=self._printer.flush_soon,
+            cells_drive=False,
+        )
         self._run = run
         self._config = config
         self._resources = resources
@@ -128,10 +140,7 @@ class Controller(Runtime):
         """Called before `HostMesh.shutdown` ends the allocation, e.g. to end workers that were started by hand."""
         self.fleet = Fleet(engine, run, config.procs, self._send_to_head)
         self._procs: dict[tuple[int, int], ProcRef] = {}
-        self.deaths = Deaths(engine.call_later)
         self._refusal: str = ""
-        self._closed = False
-        self._printer = Printer(config.logs)
         self.logs = LogRequests(run, config.logs, engine, self._printer, self._send_to_head)
         self._links = LinkReport(engine.call_later, self._summarize_links, self._report_links)
         engine.start()
@@ -155,6 +164,7 @@ class Controller(Runtime):
         rank = find_own_rank(ready, self.hosts, {self.info.host, host, host.partition(".")[0]})
         self.info = replace(self.info, allocation=ready.allocation, host_rank=rank)
         outside(self.info)
+        provide_instances(Instance)
 
     @property
     def hosts(self) -> dict[int, HostEntry]:
@@ -222,8 +232,6 @@ class Controller(Runtime):
         Runtime.current = Controller._instance = None
 
     def _send_to_head(self, message: Message) -> None:
-        if isinstance(message, SpawnProcs) and message.num_ranks > self.casts.max_direct:
-            self.casts.open()  # before there are channels to these procs through which messages may have been sent
         self._head.send(Frame(Kind.CONTROL, body=encode(message)))
 
     def _summarize_links(self) -> Links:
@@ -294,10 +302,6 @@ class Controller(Runtime):
             case _:
                 _log.warning("the head refused %s: %s", refused.request, refused.problem)
 
-    def on_failure(self) -> None:
-        """Show the output that led to a failure before its exception ends the program or is shown by it."""
-        self._printer.flush_soon()
-
     def on_lost(self, channel: FrameChannel, error: TransportError) -> None:
         """Handle the loss of a channel. Losing the head ends the run: deaths and new procs go through the head."""
         if channel is self._head and not self._closed:
@@ -312,20 +316,7 @@ class Controller(Runtime):
         self._heartbeat.forget(channel)
         super().on_lost(channel, error)
 
-    def explain(self, incarnation: int, where: str, error: TransportError, tell: Callable[[ActorError], None]) -> None:
-        """Report why a call failed, after a short wait for the agent's report on how the proc ended."""
-        self.deaths.explain(incarnation, where, tell, lambda where, tell: self.report_unknown(where, error, tell))
-
-    def report_death(self, incarnation: int, where: str, cause: str, tell: Callable[[ActorError], None]) -> None:
-        """Report the death of a proc, preferably with the cause from its agent's report, which has more detail."""
-        self.deaths.explain(incarnation, where, tell, lambda where, tell: tell(ActorDied(where, cause)))
-
-    def was_stopped(self, incarnation: int, cause: str) -> bool:
-        """Whether a proc ended because it was asked to, or with the program."""
-        return self._closed or self.deaths.was_expected(incarnation)
-
-    def unhandled(self, failure: MeshFailure) -> None:
-        """Report a failure that no actor has handled to the program."""
+    def _on_unhandled(self, failure: MeshFailure) -> None:
         if not self._closed:
             run_fault_hook(failure)
 
@@ -385,9 +376,9 @@ class Controller(Runtime):
         """Report the death of a proc to the actor that started it."""
         name = self.fleet.name_of(proc.mesh) or "procs"
         failure = MeshFailure(name, proc.rank, f"proc {proc.rank} of {name} on {proc.host}", cause)
-        line = self._loopback if owner.proc == self.own.incarnation else self.node.channels.get(owner.proc)
+        line = self.connections.open_line(owner.proc)
         if line is not None:
-            self.report(line, owner.actor, proc.mesh, failure)
+            self.replier.report(line, owner.actor, proc.mesh, failure)
 
     def _on_host_lost(self, host: int, cause: str) -> None:
         name = self.hosts[host].name

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from monarch_hpc.actor.runtime.death_causes import CAUSE_WAIT_S, OnCause
-from monarch_hpc.core.errors import ActorDied
+from monarch_hpc.actor.messages.causes import OnCause, report_unknown
+from monarch_hpc.actor.runtime.death_causes import CAUSE_WAIT_S
+from monarch_hpc.core.errors import ActorDied, TransportError
 from monarch_hpc.core.recent import Recent
 
-__all__ = ["Deaths"]
+__all__ = ["Deaths", "ProgramCauses"]
 
 _KEEP = 4096
 """Deaths that are remembered, a few hundred bytes each. Callers ask within seconds; later the answer is that the cause
@@ -59,3 +60,29 @@ class Deaths:
     def was_expected(self, incarnation: int) -> bool:
         """Whether a proc ended because it was asked to."""
         return incarnation in self._stopped
+
+
+class ProgramCauses:
+    """The causes that the agents have reported, for the program's own calls; see `actor.messages.causes.Causes`.
+
+    Args:
+        ending: whether the program is ending, and its procs with it.
+    """
+
+    def __init__(self, deaths: Deaths, ending: Callable[[], bool]) -> None:
+        self._deaths = deaths
+        self._ending = ending
+
+    def explain(self, incarnation: int, where: str, error: TransportError, on_cause: OnCause) -> None:
+        """See `Causes.explain`; waits a moment for the agent's report on how the proc ended."""
+        self._deaths.explain(
+            incarnation, where, on_cause, lambda where, on_cause: report_unknown(where, error, on_cause)
+        )
+
+    def report_death(self, incarnation: int, where: str, cause: str, on_cause: OnCause) -> None:
+        """See `Causes.report_death`; the agent's report has more detail than *cause*."""
+        self._deaths.explain(incarnation, where, on_cause, lambda where, on_cause: on_cause(ActorDied(where, cause)))
+
+    def was_stopped(self, incarnation: int, cause: str) -> bool:
+        """Whether a proc ended because it was asked to, or with the program."""
+        return self._ending() or self._deaths.was_expected(incarnation)

@@ -80,7 +80,7 @@ class _Registry(Actor):
     def __supervise__(self, failure: MeshFailure) -> bool:
         """Forget an actor that has failed, and report the failure to the program."""
         self._known.pop(failure.mesh_name, None)
-        current_runtime().unhandled(failure)
+        current_runtime().failures.unhandled(failure)
         return True
 
 

@@ -1,0 +1,87 @@
+"""The connections of a process: its node, its address, and the links to other processes and to itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from monarch_hpc.actor.messages.line import LoopbackLink, MessageLink
+from monarch_hpc.actor.messages.proc_ref import ProcRef
+from monarch_hpc.transport.api import FrameChannel
+from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.transport.node import Node
+from monarch_hpc.wire.frames import Frame
+
+__all__ = ["Connections"]
+
+
+class Connections:
+    """The links of one process; `bind` comes before all other use.
+
+    Args:
+        deliver: takes each frame that the process sends to itself.
+
+    Attributes:
+        channels: links to other processes by incarnation; those that have ended may still be among them.
+        loopback: the link to this process; None in a forked child.
+    """
+
+    def __init__(self, engine: Engine, deliver: Callable[[MessageLink, Frame], None]) -> None:
+        self.engine = engine
+        self.channels: Mapping[int, FrameChannel] = {}
+        self.loopback: LoopbackLink | None = None
+        self._deliver = deliver
+        self._node: Node | None = None
+        self._own: ProcRef | None = None
+
+    def bind(self, node: Node, own: ProcRef, mark: int) -> None:
+        """Use *node* for all channels.
+
+        Args:
+            own: the address under which other processes reach this one.
+            mark: this process in its own records, see `telemetry.recorder`.
+        """
+        self._node = node
+        self._own = own
+        self.channels = node.channels
+        self.loopback = LoopbackLink(self.engine, self._deliver, node.limits.mailbox_bytes)
+        self.loopback.mark = mark
+
+    def drop(self) -> None:
+        """In a forked child: drop the links of the parent; their use raises `ForkedError`."""
+        self.channels, self.loopback = {}, None
+
+    @property
+    def node(self) -> Node:
+        """The node, which holds the channels."""
+        assert self._node is not None, "bind() comes first"
+        self.engine.check_own()
+        return self._node
+
+    @property
+    def own(self) -> ProcRef:
+        """The address of this process."""
+        assert self._own is not None, "bind() comes first"
+        return self._own
+
+    def line_to(self, proc: ProcRef) -> MessageLink:
+        """Return the link to *proc*; connect if there is none, unless on the driver. Loopback for this process itself.
+
+        Raises:
+            TransportError: the proc cannot be reached.
+        """
+        channel = self.node.channels.get(proc.incarnation)
+        if channel is not None and channel.error is None:
+            return channel
+        if self.loopback is not None and proc.incarnation == self.node.identity.incarnation:
+            return self.loopback
+        return self.node.connect(proc.addresses, proc.incarnation)
+
+    def open_line(self, incarnation: int) -> MessageLink | None:
+        """The link to a process, which may be this one; None if there is none now."""
+        own = incarnation == self.node.identity.incarnation
+        return self.loopback if own else self.channels.get(incarnation)
+
+    def lines(self) -> list[MessageLink]:
+        """All links."""
+        loopback: list[MessageLink] = [] if self.loopback is None else [self.loopback]
+        return [*loopback, *self.channels.values()]
