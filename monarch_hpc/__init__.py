@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from monarch_hpc.core.version import __version__
     from monarch_hpc.mesh.actors import ActorMesh
     from monarch_hpc.mesh.calls.accumulator import Accumulator
-    from monarch_hpc.mesh.host import HostMesh, hosts, this_host, this_proc
+    from monarch_hpc.mesh.current import hosts, this_host, this_proc
+    from monarch_hpc.mesh.host import HostMesh
     from monarch_hpc.mesh.proc import ProcMesh
     from monarch_hpc.mesh.program.registry import get_or_spawn_controller
     from monarch_hpc.mesh.scripts.script import run_script
@@ -83,12 +84,12 @@ _HOMES = {
     "current_size": "actor.context",
     "endpoint": "actor.endpoint",
     "get_or_spawn_controller": "mesh.program.registry",
-    "hosts": "mesh.host",
+    "hosts": "mesh.current",
     "run_script": "mesh.scripts.script",
     "run_worker_loop_forever": "mesh.workers",
     "spmd": "mesh.scripts.spmd",
-    "this_host": "mesh.host",
-    "this_proc": "mesh.host",
+    "this_host": "mesh.current",
+    "this_proc": "mesh.current",
 }
 
 __all__ = [

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from monarch_hpc.mesh.calls.as_endpoint import as_endpoint
     from monarch_hpc.mesh.calls.endpoint import Endpoint
     from monarch_hpc.mesh.calls.send import send
-    from monarch_hpc.mesh.host import HostMesh, hosts, this_host, this_proc
+    from monarch_hpc.mesh.current import hosts, this_host, this_proc
+    from monarch_hpc.mesh.host import HostMesh
     from monarch_hpc.mesh.proc import ProcMesh
     from monarch_hpc.mesh.program.registry import get_or_spawn_controller
     from monarch_hpc.mesh.shutdown import shutdown_context
@@ -74,7 +75,7 @@ _HOMES = {
     "enable_transport": "actor.transports",
     "get_meter": "actor.spans",
     "get_or_spawn_controller": "mesh.program.registry",
-    "hosts": "mesh.host",
+    "hosts": "mesh.current",
     "returns_future": "actor.local_future",
     "run_worker_loop_forever": "mesh.workers",
     "run_worker_loop_until_shutdown": "mesh.workers",
@@ -82,8 +83,8 @@ _HOMES = {
     "shutdown_context": "mesh.shutdown",
     "span": "actor.spans",
     "start_worker_loop_forever": "mesh.workers",
-    "this_host": "mesh.host",
-    "this_proc": "mesh.host",
+    "this_host": "mesh.current",
+    "this_proc": "mesh.current",
     "traced": "actor.spans",
 }
 

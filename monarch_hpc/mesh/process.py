@@ -7,9 +7,22 @@ are forked, these cost a proc nothing; loaded in each of eight procs on two core
 from __future__ import annotations
 
 from monarch_hpc.actor.ports import port  # noqa: F401 loaded for the forked procs
-from monarch_hpc.actor.runtime.main import main
-from monarch_hpc.mesh import host  # noqa: F401 the same
+from monarch_hpc.actor.runtime.main import serve
+from monarch_hpc.actor.runtime.runtime import Runtime
+from monarch_hpc.mesh import current  # noqa: F401 loaded for the forked procs
 from monarch_hpc.mesh.calls import accumulator  # noqa: F401 the same
+from monarch_hpc.mesh.program import registry  # noqa: F401 the same
+from monarch_hpc.mesh.program.remote_door import RemoteDoor
 from monarch_hpc.mesh.scripts import script, spmd  # noqa: F401 the same
+from monarch_hpc.wire.start import ProcStart
 
 __all__ = ["main"]
+
+
+def main(start: ProcStart) -> int:
+    """Serve actors until SIGTERM; return minus its number."""
+    return serve(start, _open_door)
+
+
+def _open_door(runtime: Runtime) -> None:
+    runtime.door = RemoteDoor(runtime)

@@ -69,8 +69,8 @@ class Runtime(Replier, CauseReporter, FailureRouter):
     cells_drive: bool = True
     """Whether idle actors drive the engine; False in a program, whose main thread drives it."""
 
-    is_program: bool = False
-    """Whether this process is the program, not one of its procs."""
+    door: object = None
+    """The way of the layer above to the program, see `mesh.door`; set before the first actor starts."""
 
     def __init__(self, engine: Engine, info: ProcInfo, recorder: Recorder | None = None) -> None:
         self.engine = engine

@@ -16,7 +16,6 @@ from typing import ClassVar
 
 from monarch_hpc.actor.context import outside, own_info
 from monarch_hpc.actor.fault import MeshFailure, exit_on_faults, run_fault_hook
-from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.messages.line import MessageLink
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.runtime import Runtime
@@ -27,13 +26,15 @@ from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.place import read_place
 from monarch_hpc.mesh.output.choice import LogRequests
 from monarch_hpc.mesh.output.printer import Printer
+from monarch_hpc.mesh.plan import MeshOwner
 from monarch_hpc.mesh.program.calls_report import own_report
 from monarch_hpc.mesh.program.deaths import Deaths
-from monarch_hpc.mesh.program.fleet import Fleet, MeshOwner
+from monarch_hpc.mesh.program.fleet import Fleet
 from monarch_hpc.mesh.program.link_report import LinkReport, Links, summarize
+from monarch_hpc.mesh.program.local_door import LocalDoor
 from monarch_hpc.mesh.program.opening import TAKEN, Opened, Opener, find_own_rank, open_allocation
 from monarch_hpc.mesh.program.registry import open_registry
-from monarch_hpc.mesh.requests import open_deputy
+from monarch_hpc.mesh.program.requests import open_requests
 from monarch_hpc.supervision.lease import Lease
 from monarch_hpc.telemetry.memory import make_memory
 from monarch_hpc.telemetry.recorder import Recorder
@@ -56,7 +57,6 @@ class Controller(Runtime):
     """The controller of a run; created on the first use of `hosts()`."""
 
     cells_drive = False
-    is_program = True
     _instance: ClassVar[Controller | None] = None
     _instance_lock: ClassVar[threading.Lock] = threading.Lock()
 
@@ -82,7 +82,7 @@ class Controller(Runtime):
                 cls._instance = Controller._open(opener)
                 Runtime.current = cls._instance
                 open_registry(cls._instance)
-                open_deputy(cls._instance)
+                open_requests(cls._instance)
                 cls._instance._resources.enter_context(exit_on_faults(cls._instance.abandon))
                 atexit.register(cls._instance.close)
             return cls._instance
@@ -109,7 +109,6 @@ class Controller(Runtime):
 
     def __init__(self, opened: Opened) -> None:
         directory, run, config, resources = opened.directory, opened.run, opened.config, opened.resources
-        self._outlives = opened.outlives
         engine = Engine()
         host = platform.node()
         record_fd = make_memory("program")
@@ -120,8 +119,6 @@ class Controller(Runtime):
         self._resources = resources
         self._opened = Flag(engine)
         self._directory = directory
-        self.shutdown_callbacks: list[Callable[[], None]] = []
-        """Called before `HostMesh.shutdown` ends the allocation, e.g. to end workers that were started by hand."""
         self.fleet = Fleet(engine, run, config.procs, self._send_to_head)
         self._procs: dict[tuple[int, int], ProcRef] = {}
         self.deaths = Deaths(engine.call_later)
@@ -151,34 +148,15 @@ class Controller(Runtime):
         rank = find_own_rank(ready, self.hosts, {self.info.host, host, host.partition(".")[0]})
         self.info = replace(self.info, allocation=ready.allocation, host_rank=rank)
         outside(self.info)
+        outlived = opened.outlives and ready.job_id is not None
+        self.door: LocalDoor = LocalDoor(
+            self, self.fleet, self.deaths, self.logs, allocation=directory.name, outlived=outlived, close=self.close
+        )
 
     @property
     def hosts(self) -> dict[int, HostEntry]:
         """Resources granted on each host of the allocation, by rank."""
         return self.fleet.hosts
-
-    @property
-    def name(self) -> str:
-        """The allocation's name."""
-        return self._directory.name
-
-    @property
-    def outlived(self) -> bool:
-        """Whether the allocation is a Slurm job that outlives this program, and may serve other programs."""
-        return self._outlives and self._attachment.ready.job_id is not None
-
-    def stop_all(self, reason: str) -> Future[None]:
-        """End all procs; the future fails with `TimeoutError` if a host does not report."""
-        future: Future[None] = Future(self.engine, lambda: "the end of all procs")
-
-        def stopped(late: list[str]) -> None:
-            if late:
-                future.set_exception(TimeoutError(f"procs may still run on {', '.join(late)}: no report in time"))
-            else:
-                future.set_result(None)
-
-        self.fleet.stop_all(reason, stopped)
-        return future
 
     def forked(self, parent: int) -> None:
         """Leave the program's resources alone in a fork: they belong to *parent*, even when this process exits."""
