@@ -8,8 +8,9 @@ Names are loaded on first use, so that the command line starts without loading t
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from monarch_hpc.core.lazy_face import lazy_face
 
 if TYPE_CHECKING:
     from monarch_hpc.actor.cell.invocation import ResponsePort
@@ -138,15 +139,4 @@ __all__ = [
     "this_proc",
 ]
 
-
-def __getattr__(name: str) -> object:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'monarch_hpc' has no attribute {name!r}")
-    value: object = getattr(importlib.import_module(f"monarch_hpc.{home}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_face(__name__, _HOMES, __all__)

@@ -8,7 +8,6 @@ function to replace it. The attribute is read when a failure happens.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 from monarch_hpc.actor.context import Context, context, current_actor_name, current_rank, current_size
 from monarch_hpc.actor.endpoint import Actor, concurrent_endpoint, endpoint
 from monarch_hpc.actor.fault import MeshFailure, end_program
+from monarch_hpc.core.lazy_face import lazy_face
 
 if TYPE_CHECKING:
     from monarch_hpc.actor import config
@@ -71,6 +71,7 @@ _HOMES = {
     "as_endpoint": "mesh.calls.as_endpoint",
     "attach": "actor.transports",
     "attach_to_workers": "mesh.workers",
+    "config": "actor.config:",
     "default_bootstrap_cmd": "mesh.bootstrap_command",
     "enable_transport": "actor.transports",
     "get_meter": "actor.spans",
@@ -139,17 +140,4 @@ __all__ = [
     "unhandled_fault_hook",
 ]
 
-
-def __getattr__(name: str) -> object:
-    if name == "config":
-        return importlib.import_module("monarch_hpc.actor.config")
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'monarch_hpc.actor' has no attribute {name!r}")
-    value: object = getattr(importlib.import_module(f"monarch_hpc.{home}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_face(__name__, _HOMES, __all__)
