@@ -57,8 +57,7 @@ class Controller(Runtime):
     """The controller of a run; created on the first use of `hosts()`."""
 
     cells_drive = False
-    _instance: ClassVar[Controller | None] = None
-    _instance_lock: ClassVar[threading.Lock] = threading.Lock()
+    _opening: ClassVar[threading.Lock] = threading.Lock()
 
     @classmethod
     def instance(cls, opener: Opener | None = None) -> Controller:
@@ -71,32 +70,38 @@ class Controller(Runtime):
             RuntimeError: this process is a proc; or *opener* was given, and the program has an allocation already.
             ForkedError: this process is a fork of the program.
         """
-        with cls._instance_lock:
+        with cls._opening:
             if Runtime.current is not None:
                 Runtime.current.engine.check_own()
-            if cls._instance is not None and opener is not None:
-                raise RuntimeError(TAKEN)
-            if cls._instance is None:
-                if Runtime.current is not None:
+                controller = cls._current()
+                if controller is None:
                     raise RuntimeError("this is a proc, not the program that started it")
-                cls._instance = Controller._open(opener)
-                Runtime.current = cls._instance
-                open_registry(cls._instance)
-                open_requests(cls._instance)
-                cls._instance._resources.enter_context(exit_on_faults(cls._instance.abandon))
-                atexit.register(cls._instance.close)
-            return cls._instance
+                if opener is not None:
+                    raise RuntimeError(TAKEN)
+                return controller
+            Runtime.current = controller = Controller._open(opener)
+            open_registry(controller)
+            open_requests(controller)
+            controller._resources.enter_context(exit_on_faults(controller.abandon))
+            atexit.register(controller.close)
+            return controller
 
     @classmethod
     def serves(cls, directory: Path) -> bool:
         """Whether this process has a controller that is attached to the allocation in *directory*."""
-        return cls._instance is not None and cls._instance._directory == directory
+        controller = cls._current()
+        return controller is not None and controller._directory == directory
 
     @classmethod
     def close_any(cls) -> None:
         """Close the controller of this process, if there is one."""
-        if cls._instance is not None:
-            cls._instance.close()
+        controller = cls._current()
+        if controller is not None:
+            controller.close()
+
+    @staticmethod
+    def _current() -> Controller | None:
+        return Runtime.current if isinstance(Runtime.current, Controller) else None
 
     @classmethod
     def _open(cls, opener: Opener | None) -> Controller:
@@ -193,7 +198,7 @@ class Controller(Runtime):
         self._resources.close()
         self.engine.close()
         self.recorder.close()
-        Runtime.current = Controller._instance = None
+        Runtime.current = None
 
     def _send_to_head(self, message: Message) -> None:
         if isinstance(message, messages.SpawnProcs) and message.num_ranks > self.casts.max_direct:
