@@ -8,8 +8,9 @@ Names are loaded on first use, so that the command line starts without loading t
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from monarch_hpc.core.lazy_face import lazy_face
 
 if TYPE_CHECKING:
     from monarch_hpc.actor.cell.invocation import ResponsePort
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
     from monarch_hpc.core.version import __version__
     from monarch_hpc.mesh.actors import ActorMesh
     from monarch_hpc.mesh.calls.accumulator import Accumulator
-    from monarch_hpc.mesh.host import HostMesh, hosts, this_host, this_proc
+    from monarch_hpc.mesh.current import hosts, this_host, this_proc
+    from monarch_hpc.mesh.host import HostMesh
     from monarch_hpc.mesh.proc import ProcMesh
     from monarch_hpc.mesh.program.registry import get_or_spawn_controller
     from monarch_hpc.mesh.scripts.script import run_script
@@ -83,12 +85,12 @@ _HOMES = {
     "current_size": "actor.context",
     "endpoint": "actor.endpoint",
     "get_or_spawn_controller": "mesh.program.registry",
-    "hosts": "mesh.host",
+    "hosts": "mesh.current",
     "run_script": "mesh.scripts.script",
     "run_worker_loop_forever": "mesh.workers",
     "spmd": "mesh.scripts.spmd",
-    "this_host": "mesh.host",
-    "this_proc": "mesh.host",
+    "this_host": "mesh.current",
+    "this_proc": "mesh.current",
 }
 
 __all__ = [
@@ -137,15 +139,4 @@ __all__ = [
     "this_proc",
 ]
 
-
-def __getattr__(name: str) -> object:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'monarch_hpc' has no attribute {name!r}")
-    value: object = getattr(importlib.import_module(f"monarch_hpc.{home}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_face(__name__, _HOMES, __all__)

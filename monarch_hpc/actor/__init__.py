@@ -8,7 +8,6 @@ function to replace it. The attribute is read when a failure happens.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 from monarch_hpc.actor.context import Context, context, current_actor_name, current_rank, current_size
 from monarch_hpc.actor.endpoint import Actor, concurrent_endpoint, endpoint
 from monarch_hpc.actor.fault import MeshFailure, end_program
+from monarch_hpc.core.lazy_face import lazy_face
 
 if TYPE_CHECKING:
     from monarch_hpc.actor import config
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from monarch_hpc.mesh.calls.as_endpoint import as_endpoint
     from monarch_hpc.mesh.calls.endpoint import Endpoint
     from monarch_hpc.mesh.calls.send import send
-    from monarch_hpc.mesh.host import HostMesh, hosts, this_host, this_proc
+    from monarch_hpc.mesh.current import hosts, this_host, this_proc
+    from monarch_hpc.mesh.host import HostMesh
     from monarch_hpc.mesh.proc import ProcMesh
     from monarch_hpc.mesh.program.registry import get_or_spawn_controller
     from monarch_hpc.mesh.shutdown import shutdown_context
@@ -70,11 +71,12 @@ _HOMES = {
     "as_endpoint": "mesh.calls.as_endpoint",
     "attach": "actor.transports",
     "attach_to_workers": "mesh.workers",
+    "config": "actor.config:",
     "default_bootstrap_cmd": "mesh.bootstrap_command",
     "enable_transport": "actor.transports",
     "get_meter": "actor.spans",
     "get_or_spawn_controller": "mesh.program.registry",
-    "hosts": "mesh.host",
+    "hosts": "mesh.current",
     "returns_future": "actor.local_future",
     "run_worker_loop_forever": "mesh.workers",
     "run_worker_loop_until_shutdown": "mesh.workers",
@@ -82,8 +84,8 @@ _HOMES = {
     "shutdown_context": "mesh.shutdown",
     "span": "actor.spans",
     "start_worker_loop_forever": "mesh.workers",
-    "this_host": "mesh.host",
-    "this_proc": "mesh.host",
+    "this_host": "mesh.current",
+    "this_proc": "mesh.current",
     "traced": "actor.spans",
 }
 
@@ -138,17 +140,4 @@ __all__ = [
     "unhandled_fault_hook",
 ]
 
-
-def __getattr__(name: str) -> object:
-    if name == "config":
-        return importlib.import_module("monarch_hpc.actor.config")
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'monarch_hpc.actor' has no attribute {name!r}")
-    value: object = getattr(importlib.import_module(f"monarch_hpc.{home}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_face(__name__, _HOMES, __all__)

@@ -9,7 +9,7 @@ from monarch_hpc.config.program import read_program
 from monarch_hpc.core.arguments import check_texts
 from monarch_hpc.job.state import JobState
 from monarch_hpc.job.trait import JobTrait
-from monarch_hpc.mesh.host import this_host
+from monarch_hpc.mesh.current import this_host
 from monarch_hpc.mesh.program.controller import Controller
 from monarch_hpc.mesh.program.opening import open_embedded
 

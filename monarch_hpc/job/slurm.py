@@ -16,7 +16,7 @@ from monarch_hpc.core.ids import new_allocation_id
 from monarch_hpc.core.text.units import parse_duration
 from monarch_hpc.job.state import JobState, check_meshes, cut
 from monarch_hpc.job.trait import JobTrait
-from monarch_hpc.mesh.host import hosts
+from monarch_hpc.mesh.current import hosts
 from monarch_hpc.mesh.program.controller import Controller
 from monarch_hpc.slurm import AllocationRecord, Allocations, Request, Stage
 

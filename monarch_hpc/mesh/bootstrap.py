@@ -15,7 +15,7 @@ from monarch_hpc.core.ids import new_incarnation
 from monarch_hpc.core.shape import Extent, Region
 from monarch_hpc.core.text.description import summary_of
 from monarch_hpc.mesh.actors import ActorMesh
-from monarch_hpc.mesh.requests import block
+from monarch_hpc.mesh.door import block
 from monarch_hpc.wire.obstacle import refusal
 from monarch_hpc.wire.serializer import dumps
 

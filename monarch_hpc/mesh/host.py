@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self, cast
+from typing import Literal, Self
 
 from monarch_hpc.actor.context import context
 from monarch_hpc.actor.future import Future
+from monarch_hpc.actor.local_future import completed
 from monarch_hpc.actor.runtime.mpi import check_world
-from monarch_hpc.actor.runtime.runtime import Runtime, current_runtime
+from monarch_hpc.actor.runtime.runtime import Runtime
 from monarch_hpc.agent.resources.binding import check_bindings
 from monarch_hpc.core.arguments import (
     check_flag,
@@ -22,23 +23,18 @@ from monarch_hpc.core.arguments import (
     check_variables,
     shown,
 )
-from monarch_hpc.core.errors import AllocationError
 from monarch_hpc.core.ids import number_in_program
 from monarch_hpc.core.shape import Extent, Region
 from monarch_hpc.mesh.bootstrap import Bootstrap, check_bootstrap, run_bootstrap
 from monarch_hpc.mesh.bootstrap_command import BootstrapCommand, variables_of
+from monarch_hpc.mesh.door import ProgramDoor, block, current_door, door_of
+from monarch_hpc.mesh.plan import ProcPlan
 from monarch_hpc.mesh.proc import ProcMesh
-from monarch_hpc.mesh.program.fleet import ProcPlan
-from monarch_hpc.mesh.program.registry import proc_of
-from monarch_hpc.mesh.requests import ask_hosts, block, done_future, start_procs, stop_procs
 from monarch_hpc.mesh.view import MeshView
 from monarch_hpc.wire.control.allocation import HostEntry
 from monarch_hpc.wire.control.procs import MAX_PROCS_PER_HOST
 
-if TYPE_CHECKING:
-    from monarch_hpc.mesh.program.controller import Controller
-
-__all__ = ["HostMesh", "hosts", "hosts_of", "this_host", "this_proc"]
+__all__ = ["HostMesh", "hosts_of"]
 
 
 class HostMesh(MeshView):
@@ -49,7 +45,7 @@ class HostMesh(MeshView):
     Args:
         entries: resources granted on each host, by base rank.
         python: the interpreter that procs run in; empty for the agents' interpreter.
-        owned: whether this is the program's own mesh of all its hosts, not a slice or a copy from a message.
+        owned: whether this is the mesh of all hosts that `hosts` returned, not a slice or a copy from a message.
     """
 
     def __init__(
@@ -79,7 +75,7 @@ class HostMesh(MeshView):
     @property
     def initialized(self) -> Future[Literal[True]]:
         """A future that is done already, with True: a mesh exists only once its hosts were reached."""
-        return done_future(_runtime())
+        return completed(True)
 
     def with_python_executable(self, python_executable: str | os.PathLike[str]) -> Self:
         """The same hosts, whose procs run in another interpreter; so do procs of `this_host()` in those procs.
@@ -146,7 +142,8 @@ class HostMesh(MeshView):
         variables = {**variables_of(bootstrap_command), **({} if env is None else check_variables("env", env))}
         modules = check_texts("preload", preload, "['numpy', 'torch']")
         check_flag("mpi", mpi)
-        runtime = _runtime()
+        door = current_door()
+        runtime = door.runtime
         extent = Extent((*self.extent.labels, *inner.labels), (*self.extent.sizes, *inner.sizes))
         entries = self.entries
         bind, bindings = _binding(proc_bind, len(inner), entries)
@@ -165,13 +162,13 @@ class HostMesh(MeshView):
         if mpi and list(plan.hosts) != sorted(set(plan.hosts)):
             names = ", ".join(entry.name for entry in entries)
             raise ValueError(f"mpi=True needs hosts in Slurm's order, and these are not: {names}")
-        started = block(runtime, start_procs(runtime, plan, context().actor))
+        started = block(runtime, door.start_procs(plan, context().actor))
         try:
             for function in (check_world if mpi else None, bootstrap):
                 if function is not None:
                     run_bootstrap(runtime, name, started.procs, function)
         except BaseException:
-            block(runtime, stop_procs(runtime, started.mesh, name, "its bootstrap failed"))
+            block(runtime, door.stop_procs(started.mesh, name, "its bootstrap failed"))
             raise
         region = Region.whole(extent)
         return ProcMesh(
@@ -193,7 +190,7 @@ class HostMesh(MeshView):
             TypeError: the reason is not a string.
         """
         check_text("reason", reason)
-        return self._program("stop").stop_all(reason)
+        return self._door("stop").stop_hosts(reason)
 
     def shutdown(self) -> Future[None]:
         """End all procs and give the hosts back; workers that were started by hand end too.
@@ -206,26 +203,17 @@ class HostMesh(MeshView):
                 'monarch-hpc release' ends it.
             RuntimeError: as for `stop`.
         """
-        program = self._program("shut down")
-        if program.outlived:
-            raise AllocationError(
-                program.name, "it outlives this program; stop() ends your procs, 'monarch-hpc release' all of it"
-            )
-        for callback in program.shutdown_callbacks:
-            callback()
-        future: Future[None] = Future(program.engine)
-        future.set_result(None)
-        program.close()
-        return future
+        self._door("shut down").shut_down_hosts()
+        return completed(None)
 
-    def _program(self, verb: str) -> Controller:
+    def _door(self, verb: str) -> ProgramDoor:
         runtime = Runtime.current
-        if not self._owned or runtime is None or not runtime.is_program:
+        if not self._owned or runtime is None:
             raise RuntimeError(
                 f"{self!r} is not owned here: only the program can {verb} hosts, and only those that hosts() gave it; "
                 "this is a slice of them, or came in a message"
             )
-        return cast("Controller", runtime)
+        return door_of(runtime)
 
     def __enter__(self) -> Self:
         return self
@@ -234,13 +222,7 @@ class HostMesh(MeshView):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """End the procs, and also the allocation if it ends with this program."""
-        program = self._program("stop")
-        if program.engine.forked_from:
-            return  # the procs belong to the parent
-        if program.outlived:
-            block(program, self.stop())
-        else:
-            self.shutdown()
+        self._door("stop").leave_hosts()
 
     async def __aenter__(self) -> Self:
         return self
@@ -251,47 +233,13 @@ class HostMesh(MeshView):
         self.__exit__(kind, error, trace)
 
 
-def hosts() -> HostMesh:
-    """All hosts of this program's allocation, in the program and in its procs.
-
-    Under `monarch-hpc run` these are the hosts of the chosen allocation. A program started in another way gets the
-    hosts of the Slurm job that it runs in or, outside a job, this machine as one embedded host; their agents end with
-    the program.
-
-    Returns:
-        A mesh with the dimension ``hosts``.
-
-    Raises:
-        AllocationError: the allocation cannot be reached, or has ended; or the program runs in a job whose hosts it
-            cannot use, e.g. as one of many tasks of `srun`.
-        VersionMismatch: the allocation runs another version of Python or of this package.
-    """
-    runtime = _runtime()
-    entries = list(ask_hosts(runtime).values())
-    region = Region.whole(Extent(("hosts",), (len(entries),)))
-    return HostMesh(region, dict(enumerate(entries)), runtime.info.python, owned=runtime.is_program)
-
-
-def this_host() -> HostMesh:
-    """The host that this code runs on, as a mesh of one host without dimensions.
-
-    In a program that runs outside its allocation, e.g. on a login node, it is the first host of the allocation: login
-    nodes are not for work.
-
-    Raises:
-        AllocationError, VersionMismatch: as for `hosts`.
-    """
-    runtime = _runtime()
-    return hosts_of(runtime, [max(runtime.info.host_rank, 0)])
-
-
-def hosts_of(runtime: Runtime, ranks: Sequence[int]) -> HostMesh:
+def hosts_of(door: ProgramDoor, ranks: Sequence[int]) -> HostMesh:
     """The hosts with the given *ranks* in the allocation, each once; a single one has no dimension, else ``hosts``.
 
     Raises:
         ValueError: a rank is not in the allocation; -1 is a program that runs outside it.
     """
-    known = ask_hosts(runtime)
+    known = door.hosts()
     wanted = list(dict.fromkeys(ranks))
     for rank in wanted:
         if rank not in known:
@@ -299,28 +247,7 @@ def hosts_of(runtime: Runtime, ranks: Sequence[int]) -> HostMesh:
             raise ValueError(f"{machine} is not a host of the allocation")
     entries = {index: known[rank] for index, rank in enumerate(wanted)}
     extent = Extent(("hosts",), (len(wanted),)) if len(wanted) > 1 else Extent((), ())
-    return HostMesh(Region.whole(extent), entries, runtime.info.python)
-
-
-def this_proc() -> ProcMesh:
-    """The process that this code runs in, as a mesh of one proc without dimensions.
-
-    In the program it is the program's own process: actors spawned there live in it and end with it. Calls within a
-    process do not go through a socket; arguments and results are copied all the same.
-
-    Raises:
-        AllocationError, VersionMismatch: in the program, as for `hosts`.
-    """
-    return proc_of(_runtime())
-
-
-def _runtime() -> Runtime:
-    if Runtime.current is not None:
-        return current_runtime()
-    # Imported here, not above: procs import `HostMesh` with their users' modules, and need no code for allocations.
-    from monarch_hpc.mesh.program.controller import Controller
-
-    return Controller.instance()
+    return HostMesh(Region.whole(extent), entries, door.runtime.info.python)
 
 
 def _inner(per_host: object) -> Extent:

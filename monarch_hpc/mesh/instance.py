@@ -6,8 +6,7 @@ from monarch_hpc.actor.context import Context
 from monarch_hpc.actor.instance import ActorId
 from monarch_hpc.actor.runtime.runtime import current_runtime
 from monarch_hpc.core.shape import Point
-from monarch_hpc.mesh.proc import ProcMesh
-from monarch_hpc.mesh.program.registry import proc_of
+from monarch_hpc.mesh.proc import ProcMesh, proc_of
 
 __all__ = ["Instance"]
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, Self, TypeVar
 from monarch_hpc.actor.context import context
 from monarch_hpc.actor.endpoint import Actor, check_arguments
 from monarch_hpc.actor.future import Future
+from monarch_hpc.actor.local_future import completed
 from monarch_hpc.actor.messages.payload import pack_spawn
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.log_records import Level
@@ -19,14 +20,14 @@ from monarch_hpc.core.errors import ActorDied, TransportError
 from monarch_hpc.core.ids import new_incarnation
 from monarch_hpc.core.shape import Region
 from monarch_hpc.mesh.actors import ActorMesh, check_names
+from monarch_hpc.mesh.door import block, door_of
 from monarch_hpc.mesh.output.choice import LogChoice, both, parse_level
-from monarch_hpc.mesh.requests import block, choose_logs, done_future, stop_procs
 from monarch_hpc.mesh.view import MeshView
 
 if TYPE_CHECKING:
     from monarch_hpc.mesh.host import HostMesh
 
-__all__ = ["ProcMesh", "check_actor"]
+__all__ = ["ProcMesh", "check_actor", "proc_of"]
 
 A = TypeVar("A", bound=Actor)
 
@@ -105,14 +106,14 @@ class ProcMesh(MeshView):
     @property
     def initialized(self) -> Future[Literal[True]]:
         """A future that is done already, with True: `spawn_procs` returns once all procs answer."""
-        return done_future(self._runtime)
+        return completed(True)
 
     @property
     def host_mesh(self) -> HostMesh:
         """The hosts of these procs, each once, in order: a single one without dimensions, several along ``hosts``."""
         from monarch_hpc.mesh.host import hosts_of  # it imports this module
 
-        return hosts_of(self._runtime, [proc.host_rank for proc in self.procs])
+        return hosts_of(door_of(self._runtime), [proc.host_rank for proc in self.procs])
 
     def to_table(self) -> str:
         """The procs as a text table, one line each: rank, coordinates, host and process id."""
@@ -167,7 +168,7 @@ class ProcMesh(MeshView):
         number = None if level is None else parse_level(level)
         ranks = () if self._owned else tuple(proc.rank for proc in self.procs)
         choice = LogChoice(self._mesh, ranks, stream_to_client, window_s, to_logging)
-        chosen = choose_logs(self._runtime, choice)
+        chosen = door_of(self._runtime).choose_logs(choice)
         setters = self.spawn("logging", Level)
         levels = setters.set.call(number)
         setters.stop()
@@ -195,7 +196,7 @@ class ProcMesh(MeshView):
                 f"{self!r} is not owned here: only the caller of spawn_procs can stop the procs, "
                 "through the mesh that it returned; this is a slice of that mesh, or came in a message"
             )
-        return stop_procs(self._runtime, self._mesh, self._name, reason)
+        return door_of(self._runtime).stop_procs(self._mesh, self._name, reason)
 
     def __enter__(self) -> Self:
         return self
@@ -213,6 +214,12 @@ class ProcMesh(MeshView):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.stop()
+
+
+def proc_of(runtime: Runtime) -> ProcMesh:
+    """The process of *runtime*, as a mesh of one proc without dimensions."""
+    own = runtime.own
+    return ProcMesh(f"proc {own.rank} on {own.host}", own.mesh, own.region, {own.rank: own}, runtime)
 
 
 def check_actor(name: object, cls: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:

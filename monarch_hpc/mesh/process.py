@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from monarch_hpc.actor.context import provide_instances
 from monarch_hpc.actor.ports import port  # noqa: F401 loaded for the forked procs
-from monarch_hpc.actor.runtime.main import main as serve
-from monarch_hpc.mesh import host  # noqa: F401 the same
+from monarch_hpc.actor.runtime.main import serve
+from monarch_hpc.actor.runtime.runtime import Runtime
+from monarch_hpc.mesh import current  # noqa: F401 loaded for the forked procs
 from monarch_hpc.mesh.calls import accumulator  # noqa: F401 the same
 from monarch_hpc.mesh.instance import Instance
+from monarch_hpc.mesh.program import registry  # noqa: F401 the same
+from monarch_hpc.mesh.program.remote_door import RemoteDoor
 from monarch_hpc.mesh.scripts import script, spmd  # noqa: F401 the same
 from monarch_hpc.wire.start import ProcStart
 
@@ -19,6 +22,10 @@ __all__ = ["main"]
 
 
 def main(start: ProcStart) -> int:
-    """Serve actors until SIGTERM; see `actor.runtime.main`."""
+    """Serve actors until SIGTERM; return minus its number."""
     provide_instances(Instance)
-    return serve(start)
+    return serve(start, _open_door)
+
+
+def _open_door(runtime: Runtime) -> None:
+    runtime.door = RemoteDoor(runtime)

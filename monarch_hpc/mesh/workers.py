@@ -20,7 +20,8 @@ from monarch_hpc.config.load import load
 from monarch_hpc.core.arguments import check_instance, check_seconds, check_text, shown
 from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.core.process.dumps import forbid_core_dumps
-from monarch_hpc.mesh.host import HostMesh, hosts
+from monarch_hpc.mesh.current import hosts
+from monarch_hpc.mesh.host import HostMesh
 from monarch_hpc.mesh.program.controller import Controller
 
 __all__ = [
@@ -131,7 +132,7 @@ def attach_to_workers(
         attached.append(resources.enter_context(open_workers(addresses, private_key, config, timeout)))
         return attached[0].directory
 
-    Controller.instance(open_attached).shutdown_callbacks.append(attached[0].dismiss)
+    Controller.instance(open_attached).door.shutdown_callbacks.append(attached[0].dismiss)
     return hosts()
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.guards.tree import ROOT, Module, imports, modules
+from tests.guards.tree import ROOT, Module, When, imports, modules
 
 # Top to bottom. A package imports only from lower rows, never from its neighbours in the same row.
 LAYERS = (
@@ -99,10 +99,9 @@ def row_of(package: str) -> int:
 @pytest.mark.parametrize("module", modules(), ids=lambda module: module.name)
 def test_imports_point_down(module: Module) -> None:
     package = package_of(module.name)
-    # The root is above all layers; its import runs no code of theirs.
-    offered = lines_for_type_checkers(module) if module.name in OFFERING else set()
-    for line, name in imports(module):
-        if not package or line in offered:
+    for line, name, when in imports(module):
+        # The root is above all layers; its import runs no code of theirs.
+        if not package or (when is When.TYPING and module.name in OFFERING):
             continue
         target = package_of(name)
         if name.split(".")[0] != "monarch_hpc" or target in (package, "", "__version__"):
@@ -111,17 +110,9 @@ def test_imports_point_down(module: Module) -> None:
         assert row_of(package) < row_of(target), f"{module.path}:{line}: {package} may not import {target}"
 
 
-def lines_for_type_checkers(module: Module) -> set[int]:
-    """Return the lines of the imports below ``if TYPE_CHECKING``, which never run."""
-    blocks = [
-        node for node in module.tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-    ]
-    return {node.lineno for block in blocks for node in ast.walk(block) if isinstance(node, ast.ImportFrom)}
-
-
 @pytest.mark.parametrize("module", modules(), ids=lambda module: module.name)
 def test_each_vendor_has_one_door(module: Module) -> None:
-    for line, name in imports(module):
+    for line, name, _ in imports(module):
         vendor = name.split(".")[0]
         if vendor == "monarch_hpc" or vendor in sys.stdlib_module_names:
             continue
@@ -148,7 +139,7 @@ def test_processes_and_the_environment_are_reached_through_their_doors(module: M
 
 def test_nobody_takes_a_name_out_of_os_or_subprocess_past_these_tests() -> None:
     for module in modules():
-        for line, name in imports(module):
+        for line, name, _ in imports(module):
             assert not name.startswith(("os.environ", "os.getenv", "subprocess.")), f"{module.path}:{line}: {name}"
 
 

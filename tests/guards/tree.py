@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
-__all__ = ["ROOT", "Module", "imports", "modules"]
+__all__ = ["ROOT", "Import", "Module", "When", "imports", "modules"]
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,14 +42,42 @@ def modules() -> tuple[Module, ...]:
     return tuple(found)
 
 
-def imports(module: Module) -> Iterator[tuple[int, str]]:
-    """Yield line and dotted name of everything that a module imports, anywhere in its code.
+class When(Enum):
+    """When an import runs."""
 
-    `from a.b import c` counts as a.b.c, whether c is a module or a name.
+    REAL = "with its module"
+    LAZY = "inside a function, when that is called"
+    TYPING = "never: it is for type checkers"
+
+
+class Import(NamedTuple):
+    """One name that a module imports.
+
+    Args:
+        line: line of the import.
+        name: dotted name; `from a.b import c` is a.b.c, whether c is a module or a name.
+        when: when the import runs.
     """
-    for node in ast.walk(module.tree):
-        if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{module.path}:{node.lineno}: relative import"
-            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+
+    line: int
+    name: str
+    when: When
+
+
+def imports(module: Module) -> Iterator[Import]:
+    """Yield everything that a module imports, anywhere in its code."""
+    yield from _imports(module, module.tree, When.REAL)
+
+
+def _imports(module: Module, node: ast.AST, when: When) -> Iterator[Import]:
+    if isinstance(node, ast.Import):
+        yield from (Import(node.lineno, alias.name, when) for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        assert node.level == 0, f"{module.path}:{node.lineno}: relative import"
+        yield from (Import(node.lineno, f"{node.module}.{alias.name}", when) for alias in node.names)
+    elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        when = When.LAZY
+    elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        when = When.TYPING
+    for child in ast.iter_child_nodes(node):
+        yield from _imports(module, child, when)

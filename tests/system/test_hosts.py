@@ -321,6 +321,6 @@ def test_contexts_stop_procs_in_coroutines_too(hosts: HostMesh) -> None:
 def test_hosts_of_slurm_are_not_shut_down_by_a_program(
     hosts: HostMesh, procs: ProcMesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Controller, "outlived", True)
+    monkeypatch.setattr(Controller.instance().door, "outlived", True)
     with pytest.raises(AllocationError, match=r"it outlives this program; .* 'monarch-hpc release'"):
         hosts.shutdown()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from monarch_hpc.core.shape import Extent, Region
+
 __all__ = ["ProcRef"]
 
 
@@ -24,3 +26,8 @@ class ProcRef:
     pid: int
     incarnation: int
     addresses: tuple[str, ...]
+
+    @property
+    def region(self) -> Region:
+        """The place of this proc alone in its mesh, without dimensions."""
+        return Region(Extent((), ()), self.rank, ())

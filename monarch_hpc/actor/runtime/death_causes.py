@@ -17,10 +17,10 @@ from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.frames import Buffer, Frame, Kind
 from monarch_hpc.wire.serializer import loads
 
-__all__ = ["CAUSE_WAIT_S", "DEPUTY", "STOPPED", "CauseLookup", "program_of"]
+__all__ = ["CAUSE_WAIT_S", "REQUESTS_ACTOR", "STOPPED", "CauseLookup", "program_of"]
 
-DEPUTY = 2
-"""Number of the program's actor that answers its procs, see `mesh.requests`. Fixed; all others are random."""
+REQUESTS_ACTOR = 2
+"""Number of the program's actor that serves its procs, see `mesh.program.requests`. Fixed; all others are random."""
 
 CAUSE_WAIT_S = 3.0
 """Time that the calls of a lost proc wait for the cause from its agent; agents send it within milliseconds."""
@@ -79,7 +79,7 @@ class CauseLookup:
         self._connections.engine.call_later(CAUSE_WAIT_S + _WAY_S, lambda: self._close(incarnation))
         body, buffers = pack_call(call_head("why", Region(Extent((), ()), program.rank, ())), (incarnation,), {})
         asked = Slot(program.incarnation, "the program", lambda answer: self._on_answer(incarnation, answer))
-        self._call(program, DEPUTY, body, buffers, asked)
+        self._call(program, REQUESTS_ACTOR, body, buffers, asked)
 
     def _on_answer(self, incarnation: int, answer: Frame | MonarchError) -> None:
         if isinstance(answer, Frame) and answer.kind is Kind.RESULT:

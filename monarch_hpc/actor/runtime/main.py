@@ -1,10 +1,11 @@
-"""The main function of a proc, which the agent's zygote calls by name."""
+"""The life of a proc, from its start by the agent's zygote to SIGTERM."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
+from collections.abc import Callable
 from functools import partial
 
 from monarch_hpc.actor.context import ProcInfo, outside
@@ -23,7 +24,7 @@ from monarch_hpc.wire.control.message import encode
 from monarch_hpc.wire.control.procs import ProcHello
 from monarch_hpc.wire.start import ProcStart
 
-__all__ = ["main"]
+__all__ = ["serve"]
 
 
 class _Term:
@@ -49,8 +50,13 @@ class _Term:
         signal.set_wakeup_fd(-1)
 
 
-def main(start: ProcStart) -> int:
-    """Serve actors until SIGTERM; return minus its number: the process ends by it, once it has cleaned up."""
+def serve(start: ProcStart, prepare: Callable[[Runtime], None]) -> int:
+    """Serve actors until SIGTERM; return minus its number: the process ends by it, once it has cleaned up.
+
+    Args:
+        start: the proc's place, and the settings from its agent.
+        prepare: completes the runtime before the first frame arrives.
+    """
     info = ProcInfo(
         allocation=start.allocation,
         run=start.run,
@@ -78,6 +84,7 @@ def main(start: ProcStart) -> int:
     identity = Identity(start.allocation, Role.PROC, start.host_name, new_incarnation())
     recorder = Recorder(start.record_fd, identity.incarnation)
     runtime = Runtime.current = Runtime(engine, info, recorder)
+    prepare(runtime)
     fabric = None
     if wants_ucx(start.fabric):
         fabric = UcxFabric(

@@ -76,8 +76,8 @@ class Runtime:
     current: ClassVar[Runtime | None] = None
     """The runtime of this process, for references that arrive in messages."""
 
-    is_program: bool = False
-    """Whether this process is the program, not one of its procs."""
+    door: object = None
+    """The way of the layer above to the program, see `mesh.door`; set before the first actor starts."""
 
     def __init__(
         self,

@@ -9,14 +9,12 @@ import os
 import platform
 import sys
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
 from monarch_hpc.actor.context import outside, own_info, provide_instances
 from monarch_hpc.actor.fault import MeshFailure, exit_on_faults, run_fault_hook
-from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.messages.line import MessageLink
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.runtime import Runtime
@@ -28,13 +26,15 @@ from monarch_hpc.core.machine.place import read_place
 from monarch_hpc.mesh.instance import Instance
 from monarch_hpc.mesh.output.choice import LogRequests
 from monarch_hpc.mesh.output.printer import Printer
+from monarch_hpc.mesh.plan import MeshOwner
 from monarch_hpc.mesh.program.calls_report import own_report
 from monarch_hpc.mesh.program.deaths import Deaths, ProgramCauses
-from monarch_hpc.mesh.program.fleet import Fleet, MeshOwner
+from monarch_hpc.mesh.program.fleet import Fleet
 from monarch_hpc.mesh.program.link_report import LinkReport, Links, summarize
+from monarch_hpc.mesh.program.local_door import LocalDoor
 from monarch_hpc.mesh.program.opening import TAKEN, Opened, Opener, find_own_rank, open_allocation
 from monarch_hpc.mesh.program.registry import open_registry
-from monarch_hpc.mesh.requests import open_deputy
+from monarch_hpc.mesh.program.requests import open_requests
 from monarch_hpc.supervision.lease import Lease
 from monarch_hpc.telemetry.memory import make_memory
 from monarch_hpc.telemetry.recorder import Recorder
@@ -60,9 +60,7 @@ _log = Logger(__name__)
 class Controller(Runtime):
     """The controller of a run; created on the first use of `hosts()`."""
 
-    is_program = True
-    _instance: ClassVar[Controller | None] = None
-    _instance_lock: ClassVar[threading.Lock] = threading.Lock()
+    _opening: ClassVar[threading.Lock] = threading.Lock()
 
     @classmethod
     def instance(cls, opener: Opener | None = None) -> Controller:
@@ -75,32 +73,38 @@ class Controller(Runtime):
             RuntimeError: this process is a proc; or *opener* was given, and the program has an allocation already.
             ForkedError: this process is a fork of the program.
         """
-        with cls._instance_lock:
+        with cls._opening:
             if Runtime.current is not None:
                 Runtime.current.engine.check_own()
-            if cls._instance is not None and opener is not None:
-                raise RuntimeError(TAKEN)
-            if cls._instance is None:
-                if Runtime.current is not None:
+                controller = cls._current()
+                if controller is None:
                     raise RuntimeError("this is a proc, not the program that started it")
-                cls._instance = Controller._open(opener)
-                Runtime.current = cls._instance
-                open_registry(cls._instance)
-                open_deputy(cls._instance)
-                cls._instance._resources.enter_context(exit_on_faults(cls._instance.abandon))
-                atexit.register(cls._instance.close)
-            return cls._instance
+                if opener is not None:
+                    raise RuntimeError(TAKEN)
+                return controller
+            Runtime.current = controller = Controller._open(opener)
+            open_registry(controller)
+            open_requests(controller)
+            controller._resources.enter_context(exit_on_faults(controller.abandon))
+            atexit.register(controller.close)
+            return controller
 
     @classmethod
     def serves(cls, directory: Path) -> bool:
         """Whether this process has a controller that is attached to the allocation in *directory*."""
-        return cls._instance is not None and cls._instance._directory == directory
+        controller = cls._current()
+        return controller is not None and controller._directory == directory
 
     @classmethod
     def close_any(cls) -> None:
         """Close the controller of this process, if there is one."""
-        if cls._instance is not None:
-            cls._instance.close()
+        controller = cls._current()
+        if controller is not None:
+            controller.close()
+
+    @staticmethod
+    def _current() -> Controller | None:
+        return Runtime.current if isinstance(Runtime.current, Controller) else None
 
     @classmethod
     def _open(cls, opener: Opener | None) -> Controller:
@@ -113,7 +117,6 @@ class Controller(Runtime):
 
     def __init__(self, opened: Opened) -> None:
         directory, run, config, resources = opened.directory, opened.run, opened.config, opened.resources
-        self._outlives = opened.outlives
         engine = Engine()
         host = platform.node()
         record_fd = make_memory("program")
@@ -136,8 +139,6 @@ class Controller(Runtime):
         self._resources = resources
         self._opened = Flag(engine)
         self._directory = directory
-        self.shutdown_callbacks: list[Callable[[], None]] = []
-        """Called before `HostMesh.shutdown` ends the allocation, e.g. to end workers that were started by hand."""
         self.fleet = Fleet(engine, run, config.procs, self._send_to_head)
         self._procs: dict[tuple[int, int], ProcRef] = {}
         self._refusal: str = ""
@@ -165,34 +166,15 @@ class Controller(Runtime):
         self.info = replace(self.info, allocation=ready.allocation, host_rank=rank)
         outside(self.info)
         provide_instances(Instance)
+        outlived = opened.outlives and ready.job_id is not None
+        self.door: LocalDoor = LocalDoor(
+            self, self.fleet, self.deaths, self.logs, allocation=directory.name, outlived=outlived, close=self.close
+        )
 
     @property
     def hosts(self) -> dict[int, HostEntry]:
         """Resources granted on each host of the allocation, by rank."""
         return self.fleet.hosts
-
-    @property
-    def name(self) -> str:
-        """The allocation's name."""
-        return self._directory.name
-
-    @property
-    def outlived(self) -> bool:
-        """Whether the allocation is a Slurm job that outlives this program, and may serve other programs."""
-        return self._outlives and self._attachment.ready.job_id is not None
-
-    def stop_all(self, reason: str) -> Future[None]:
-        """End all procs; the future fails with `TimeoutError` if a host does not report."""
-        future: Future[None] = Future(self.engine, lambda: "the end of all procs")
-
-        def stopped(late: list[str]) -> None:
-            if late:
-                future.set_exception(TimeoutError(f"procs may still run on {', '.join(late)}: no report in time"))
-            else:
-                future.set_result(None)
-
-        self.fleet.stop_all(reason, stopped)
-        return future
 
     def forked(self, parent: int) -> None:
         """Leave the program's resources alone in a fork: they belong to *parent*, even when this process exits."""
@@ -229,7 +211,7 @@ class Controller(Runtime):
         self._resources.close()
         self.engine.close()
         self.recorder.close()
-        Runtime.current = Controller._instance = None
+        Runtime.current = None
 
     def _send_to_head(self, message: Message) -> None:
         self._head.send(Frame(Kind.CONTROL, body=encode(message)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,70 +17,17 @@ from monarch_hpc.core.errors import SpawnError, TransportError
 from monarch_hpc.core.ids import mesh_number
 from monarch_hpc.core.recent import Recent
 from monarch_hpc.core.text.description import summary_of
+from monarch_hpc.mesh.plan import MeshOwner, Outcome, ProcPlan, Started
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.control.allocation import HostEntry
 from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.control.procs import SpawnProcs, StopProcs
 
-__all__ = ["Fleet", "MeshOwner", "Outcome", "ProcPlan", "Started"]
+__all__ = ["Fleet"]
 
 _REPORT_S = 5.0
 """Time that a host has, beyond its own deadline, to report that it is done."""
 
-
-@dataclass(frozen=True, slots=True)
-class ProcPlan:
-    """The procs requested with `HostMesh.spawn_procs`; sent to the program if an actor requests them.
-
-    Attributes:
-        hosts: ranks in the allocation, in the order of the mesh.
-        per_host: number of procs on each host.
-        name: name of the mesh; may be empty.
-        environment: variables to set in each proc.
-        preload: modules to import before procs are forked.
-        unset: variables to remove in each proc.
-        bind, bindings, python, mpi: see `wire.control.procs.SpawnProcs`.
-    """
-
-    hosts: tuple[int, ...]
-    per_host: int
-    name: str
-    environment: Mapping[str, str]
-    preload: tuple[str, ...] = ()
-    unset: tuple[str, ...] = ()
-    bind: str = ""
-    bindings: tuple[Mapping[str, str], ...] = ()
-    python: str = ""
-    mpi: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class MeshOwner:
-    """The actor that started procs.
-
-    Attributes:
-        proc: incarnation of the actor's process.
-        actor: number of the actor in that process.
-    """
-
-    proc: int
-    actor: int
-
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    """A mesh of procs that have started.
-
-    Attributes:
-        mesh: number of the mesh in the run.
-        procs: the procs by rank.
-    """
-
-    mesh: int
-    procs: Mapping[int, ProcRef]
-
-
-Outcome = Started | SpawnError
 
 _Stopped = Callable[[list[str]], None]
 """Called when no proc is left, with the names of the hosts that have not reported that in time."""

@@ -1,4 +1,4 @@
-"""Actors of the program that every process of the run can find by name; and the current process as a mesh."""
+"""Actors of the program that every process of the run can find by name."""
 
 from __future__ import annotations
 
@@ -12,22 +12,15 @@ from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.death_causes import program_of
 from monarch_hpc.actor.runtime.runtime import Runtime, current_runtime
 from monarch_hpc.core.ids import Role
-from monarch_hpc.core.shape import Extent, Region
 from monarch_hpc.mesh.actors import ActorMesh
-from monarch_hpc.mesh.proc import ProcMesh, check_actor
+from monarch_hpc.mesh.proc import check_actor, proc_of
 
-__all__ = ["get_or_spawn_controller", "open_registry", "proc_of"]
+__all__ = ["get_or_spawn_controller", "open_registry"]
 
 A = TypeVar("A", bound=Actor)
 
 _REGISTRY = 1
 """Actor number of the registry, known to all processes; most other actors have random 64-bit numbers."""
-
-
-def proc_of(runtime: Runtime) -> ProcMesh:
-    """The process of *runtime*, as a mesh of one proc without dimensions."""
-    own = runtime.own
-    return ProcMesh(f"proc {own.rank} on {own.host}", own.mesh, _only(own), {own.rank: own}, runtime)
 
 
 def get_or_spawn_controller(name: str, cls: type[A], *args: object, **kwargs: object) -> Future[ActorMesh[A]]:
@@ -58,7 +51,7 @@ def get_or_spawn_controller(name: str, cls: type[A], *args: object, **kwargs: ob
 def open_registry(runtime: Runtime) -> None:
     """Spawn the registry, which processes of the run ask for named actors; once, before the first proc starts."""
     own = runtime.own
-    body, buffers = pack_spawn("registry", _only(own), _Registry, (), {})
+    body, buffers = pack_spawn("registry", own.region, _Registry, (), {})
     runtime.spawn("registry", _REGISTRY, 0, {own.rank: own}, body, buffers)
 
 
@@ -95,8 +88,4 @@ def _program(runtime: Runtime) -> ProcRef:
 
 
 def _registry(program: ProcRef) -> ActorMesh[_Registry]:
-    return ActorMesh("registry", _REGISTRY, _Registry, _only(program), {program.rank: program})
-
-
-def _only(proc: ProcRef) -> Region:
-    return Region(Extent((), ()), proc.rank, ())
+    return ActorMesh("registry", _REGISTRY, _Registry, program.region, {program.rank: program})

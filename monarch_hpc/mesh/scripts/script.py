@@ -32,8 +32,7 @@ from monarch_hpc.core.process.spawn import launch
 from monarch_hpc.core.shape import Extent, Region
 from monarch_hpc.core.text.description import summary_of
 from monarch_hpc.mesh.actors import ActorMesh
-from monarch_hpc.mesh.proc import ProcMesh
-from monarch_hpc.mesh.program.registry import proc_of
+from monarch_hpc.mesh.proc import ProcMesh, proc_of
 from monarch_hpc.mesh.scripts.rank import FailureReport, Order
 from monarch_hpc.mesh.scripts.torchrun import TorchRank, gpu_changes
 from monarch_hpc.mesh.value import ValueMesh

@@ -13,7 +13,8 @@ from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.config.schema import ProcsConfig
 from monarch_hpc.core.errors import PeerLost, SpawnError
 from monarch_hpc.core.ids import mesh_number
-from monarch_hpc.mesh.program.fleet import Fleet, MeshOwner, Outcome, ProcPlan, Started
+from monarch_hpc.mesh.plan import MeshOwner, Outcome, ProcPlan, Started
+from monarch_hpc.mesh.program.fleet import Fleet
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.control.allocation import HostEntry
 from monarch_hpc.wire.control.message import Message, encode

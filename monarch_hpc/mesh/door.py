@@ -1,0 +1,159 @@
+"""The door of a process to its program, which alone has a channel to the head, and so to hosts, procs and logs.
+
+The program has a `mesh.program.local_door.LocalDoor`, each proc a `mesh.program.remote_door.RemoteDoor`. The door is
+chosen once, when the process's runtime is set up.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from monarch_hpc.actor.future import Future
+from monarch_hpc.actor.runtime.runtime import Runtime, current_runtime
+from monarch_hpc.mesh.output.choice import LogChoice
+from monarch_hpc.mesh.plan import MeshOwner, ProcPlan, Started
+from monarch_hpc.wire.control.allocation import HostEntry
+
+__all__ = ["ProgramDoor", "block", "current_door", "door_of"]
+
+T = TypeVar("T")
+
+
+class ProgramDoor(ABC):
+    """Requests of a process to its program.
+
+    Attributes:
+        runtime: the runtime of the process.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+
+    # ---- procs ----
+
+    def start_procs(self, plan: ProcPlan, actor: int) -> Future[Started]:
+        """Start procs, which end with *actor*; in the program, 0 makes the program itself their owner.
+
+        The future fails with `SpawnError` if a proc did not start; by then the others are gone.
+        """
+        future: Future[Started] = Future(self.runtime.engine, lambda: f"the start of {plan.name or 'procs'}")
+        owner = self._owner(actor)
+
+        def adopt(started: Started) -> Started:
+            # Still on the driver: the next event may be the death of one of these procs, which must find its owner.
+            if owner is not None:
+                end = partial(self.end_procs, started.mesh)
+                self.runtime.failures.adopt(actor, plan.name or "procs", started.mesh, started.procs, end)
+            return started
+
+        self.request_start(plan, owner).add_done_callback(lambda done: _settle(future, lambda: adopt(done.result())))
+        return future
+
+    def stop_procs(self, mesh: int, name: str, reason: str) -> Future[None]:
+        """End all procs of a mesh; the future is done when every host has reported that none is left.
+
+        The future fails with `TimeoutError` if a host does not report that in time.
+        """
+        future: Future[None] = Future(self.runtime.engine, lambda: f"the end of {name or 'procs'}")
+
+        def check(late: list[str]) -> None:
+            if late:
+                raise TimeoutError(f"procs of {name} may still run on {', '.join(late)}: no report in time")
+
+        self.runtime.ownership.remove(mesh)
+        self.request_stop(mesh, reason).add_done_callback(lambda done: _settle(future, lambda: check(done.result())))
+        return future
+
+    @abstractmethod
+    def request_start(self, plan: ProcPlan, owner: MeshOwner | None) -> Future[Started]:
+        """Start procs for *owner*; None for the program itself. The future ends on the driver."""
+
+    @abstractmethod
+    def request_stop(self, mesh: int, reason: str) -> Future[list[str]]:
+        """End all procs of a mesh; the result names the hosts that did not report in time. Ends on the driver."""
+
+    @abstractmethod
+    def end_procs(self, mesh: int) -> None:
+        """End the procs of an owner that has ended, without waiting for them."""
+
+    @abstractmethod
+    def _owner(self, actor: int) -> MeshOwner | None:
+        """The owner of procs that *actor* starts."""
+
+    # ---- output ----
+
+    @abstractmethod
+    def choose_logs(self, choice: LogChoice) -> Future[None]:
+        """Apply *choice* to the output of procs; the future is done when all their agents have applied it."""
+
+    # ---- hosts ----
+
+    @abstractmethod
+    def hosts(self) -> dict[int, HostEntry]:
+        """Resources granted on each host of the allocation, by rank."""
+
+    @abstractmethod
+    def stop_hosts(self, reason: str) -> Future[None]:
+        """End all procs of the program; the future fails with `TimeoutError` if a host does not report.
+
+        Raises:
+            RuntimeError: this process is not the program.
+        """
+
+    @abstractmethod
+    def shut_down_hosts(self) -> None:
+        """End all procs and give the hosts back; returns when that is done.
+
+        Raises:
+            AllocationError: the allocation outlives this program.
+            RuntimeError: this process is not the program.
+        """
+
+    @abstractmethod
+    def leave_hosts(self) -> None:
+        """End all procs, and give the hosts back unless the allocation outlives this program. Nothing in a fork.
+
+        Raises:
+            RuntimeError: this process is not the program.
+        """
+
+
+def door_of(runtime: Runtime) -> ProgramDoor:
+    """The door of the process of *runtime*."""
+    assert isinstance(runtime.door, ProgramDoor)  # set in `mesh.process` and in the controller
+    return runtime.door
+
+
+def current_door() -> ProgramDoor:
+    """The door of this process.
+
+    Raises:
+        RuntimeError: this process has no runtime.
+        ForkedError: this process was forked, and the runtime belongs to its parent.
+    """
+    return door_of(current_runtime())
+
+
+def block(runtime: Runtime, future: Future[T]) -> T:
+    """Wait for *future*; a running event loop of this thread is blocked meanwhile.
+
+    Raises:
+        RuntimeError: called on the thread that drives the I/O, or the process is ending.
+    """
+    if runtime.engine.driving:
+        raise RuntimeError("a done-callback must not wait for hosts or procs")
+    if not runtime.engine.wait(future.done, None) and not future.done():
+        raise RuntimeError("the process is ending")
+    return future.result()
+
+
+def _settle(future: Future[T], read: Callable[[], T]) -> None:
+    try:
+        value = read()
+    except BaseException as error:  # noqa: BLE001 any exception of the request belongs to the future
+        future.set_exception(error)
+    else:
+        future.set_result(value)

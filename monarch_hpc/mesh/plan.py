@@ -1,0 +1,66 @@
+"""Requests for procs as data: the plan, the owner, and the result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from monarch_hpc.actor.messages.proc_ref import ProcRef
+from monarch_hpc.core.errors import SpawnError
+
+__all__ = ["MeshOwner", "Outcome", "ProcPlan", "Started"]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcPlan:
+    """The procs requested with `HostMesh.spawn_procs`; sent to the program if an actor requests them.
+
+    Attributes:
+        hosts: ranks in the allocation, in the order of the mesh.
+        per_host: number of procs on each host.
+        name: name of the mesh; may be empty.
+        environment: variables to set in each proc.
+        preload: modules to import before procs are forked.
+        unset: variables to remove in each proc.
+        bind, bindings, python, mpi: see `wire.messages.SpawnProcs`.
+    """
+
+    hosts: tuple[int, ...]
+    per_host: int
+    name: str
+    environment: Mapping[str, str]
+    preload: tuple[str, ...] = ()
+    unset: tuple[str, ...] = ()
+    bind: str = ""
+    bindings: tuple[Mapping[str, str], ...] = ()
+    python: str = ""
+    mpi: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MeshOwner:
+    """The actor that started procs.
+
+    Attributes:
+        proc: incarnation of the actor's process.
+        actor: number of the actor in that process.
+    """
+
+    proc: int
+    actor: int
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A mesh of procs that have started.
+
+    Attributes:
+        mesh: number of the mesh in the run.
+        procs: the procs by rank.
+    """
+
+    mesh: int
+    procs: Mapping[int, ProcRef]
+
+
+Outcome = Started | SpawnError
