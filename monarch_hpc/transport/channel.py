@@ -15,7 +15,8 @@ import socket
 from monarch_hpc.config.schema import TransportConfig
 from monarch_hpc.core.errors import ChannelClosed, FrameError, PeerLost, TransportError
 from monarch_hpc.core.logger import Logger
-from monarch_hpc.transport.api import Listener, Peer
+from monarch_hpc.transport.api import Fabric, FabricKind, Lane, Listener, Peer
+from monarch_hpc.transport.connect.introduction import FIRST_S, Introduction
 from monarch_hpc.transport.credit import Credit, Ticket, cost_of
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.engine.timer import Timer
@@ -23,9 +24,6 @@ from monarch_hpc.transport.memory.operations import Operations, Transfer
 from monarch_hpc.transport.memory.registry import Memories
 from monarch_hpc.transport.secure.noise import Cipher
 from monarch_hpc.transport.tcp.channel import LINGER_S, TcpChannel, read_reason
-from monarch_hpc.transport.ucx.fabric import UcxFabric
-from monarch_hpc.transport.ucx.introduction import FIRST_S, Introduction
-from monarch_hpc.transport.ucx.lane import UcxLane
 from monarch_hpc.wire.frames import Buffer, Frame, FrameHead, Kind
 
 __all__ = ["PeerChannel"]
@@ -55,7 +53,7 @@ class PeerChannel:
         sock: connected and authenticated.
         ciphers: for sending and for receiving.
         memories: the memory that peers may read and write.
-        fabric: UCX, where this process may use it.
+        fabric: the fabric to use where the peer has it too; None to stay on sockets.
         dialed: whether this side opened the channel.
 
     Attributes:
@@ -71,7 +69,7 @@ class PeerChannel:
         listener: Listener,
         limits: TransportConfig,
         memories: Memories,
-        fabric: UcxFabric | None,
+        fabric: Fabric | None,
         *,
         dialed: bool,
     ) -> None:
@@ -80,12 +78,12 @@ class PeerChannel:
         self._engine = engine
         self._listener = listener
         self._limits = limits
-        self._ucx = fabric
+        self._fabric = fabric
         self._memories = memories
         self._wire = TcpChannel(engine, sock, peer, ciphers, self, limits)
         self._wire.land(self._land)
-        self._lane: UcxLane | None = None  # frames are sent on it, once it is connected
-        self._incoming: UcxLane | None = None  # frames are received on it, once SWITCH arrived
+        self._lane: Lane | None = None  # frames are sent on it, once it is connected
+        self._incoming: Lane | None = None  # frames are received on it, once SWITCH arrived
         self._introduction = Introduction(self, fabric, dialed=dialed)
         self._error: TransportError | None = None
         self._over = False  # on_lost was called
@@ -97,7 +95,9 @@ class PeerChannel:
         self._blocked_s = 0.0
         self._linger: Timer | None = None
         self._introduction_timer: Timer | None = None
-        self.fabric = "relay" if peer.relayed else f"tcp via {peer.via}" if peer.via else "tcp"
+        self.fabric = (FabricKind.RELAY if peer.relayed else FabricKind.TCP).value
+        if peer.via:
+            self.fabric += f" via {peer.via}"
         self.why = ""
         self.mark = 0
 
@@ -127,7 +127,7 @@ class PeerChannel:
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes that `send` accepted and that neither the kernel nor UCX's transport has taken yet."""
+        """Bytes that `send` accepted and that neither the kernel nor the fabric has taken yet."""
         lane = self._lane
         return self._wire.queued_bytes + (0 if lane is None else lane.pending_bytes)
 
@@ -248,12 +248,11 @@ class PeerChannel:
         return self._move(key, offset, data, write=True) or self._operations.put(key, offset, data)
 
     def _move(self, key: bytes, offset: int, buffer: object, *, write: bool) -> Transfer | None:
-        """Start the transfer in UCX; None where UCX does not reach both ends."""
+        """Start the transfer on the lane; None where there is none, or where frames are to carry it."""
         lane = self._lane
         if lane is None or self.error is not None:
             return None
-        # UCX puts over tcp as small messages, at 24 MB/s in 1.13: frames are faster, and take the same route.
-        return None if write and self.fabric == "ucx/tcp" else lane.move(key, offset, buffer, write=write)
+        return lane.move(key, offset, buffer, write=write)
 
     def _land(self, head: FrameHead, body: Buffer) -> list[memoryview] | None:
         if head.kind is Kind.DATA:
@@ -318,13 +317,13 @@ class PeerChannel:
     # ---- the lane ----
 
     def probe_lane(self, asked_us: int) -> None:
-        """Ask the peer to send on the lane, then echo *asked_us* on the socket; see `transport.ucx.hole_probe`."""
+        """Ask the peer to send on the lane, then echo *asked_us* on the socket."""
         self.send_on_socket(Frame(Kind.PROBE, 0, asked_us))
 
     def _on_probe(self, frame: Frame) -> None:
         if frame.dest:
-            if self._ucx is not None and self._incoming is not None:
-                self._ucx.probe.answered(frame.reply, self._incoming)
+            if self._incoming is not None:
+                self._incoming.answered(frame.reply)
         elif self._lane is not None:
             with contextlib.suppress(TransportError):  # no echo if the lane did not take the frame
                 self._lane.send(Frame(Kind.PROBE, 1))
@@ -335,19 +334,18 @@ class PeerChannel:
         with contextlib.suppress(TransportError):  # the listener's on_lost reports it
             self._wire.send(frame)
 
-    def make_lane(self) -> UcxLane:
-        """Open a lane; UCX must have started."""
-        assert self._ucx is not None
-        lane = self._incoming = UcxLane(self._ucx, self, str(self.peer), self._limits.send_queue_bytes)
+    def make_lane(self) -> Lane:
+        """Open a lane; the fabric must have started."""
+        assert self._fabric is not None
+        lane = self._incoming = self._fabric.open_lane(self, str(self.peer), self._limits.send_queue_bytes)
         return lane
 
-    def switch(self, lane: UcxLane, fabric: str, why: str) -> None:
+    def switch(self, lane: Lane, kind: FabricKind, why: str) -> None:
         """Send all further frames on *lane*."""
         with contextlib.suppress(TransportError):
-            lane.shared = fabric == "ucx/shm"
             self._wire.divert(Frame(Kind.SWITCH), lane.send)
             self._lane = lane
-        self.fabric = fabric
+        self.fabric = kind.value
         self.why = ", ".join((why, *lane.transports))
 
     def stay_on_socket(self, why: str) -> None:
@@ -373,7 +371,7 @@ class PeerChannel:
         if self._incoming is None:
             self._finish(error)
         else:
-            # Two rounds, so that the engine polls UCX once in between.
+            # Two rounds, so that the engine polls the fabric once in between.
             finish = functools.partial(self._finish, error)
             self._engine.call_later(0.0, lambda: (self._engine.call_later(0.0, finish), None)[1])
 
@@ -386,13 +384,8 @@ class PeerChannel:
         if self._error is None:
             self._error = error
         if self._incoming is not None:
-            self._incoming.close(self._error)
-            if (
-                self._incoming.shared
-                and self._ucx is not None
-                and not (self._peer_left or isinstance(self._error, ChannelClosed))
-            ):
-                self._ucx.probe.suspect()
+            left = self._peer_left or isinstance(self._error, ChannelClosed)
+            self._incoming.close(self._error, peer_died=not left)
         self._operations.fail_all(self._error)
         self._memories.forget(self)
         self._engine.wake_waiters()

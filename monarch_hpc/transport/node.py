@@ -10,20 +10,20 @@ from dataclasses import replace
 from monarch_hpc.config.schema import TransportConfig
 from monarch_hpc.core.errors import PeerLost, TransportError
 from monarch_hpc.core.ids import Identity, Role
-from monarch_hpc.transport.api import FrameChannel, Listener, Peer
+from monarch_hpc.transport.api import Fabric, FrameChannel, Listener, Peer
 from monarch_hpc.transport.channel import PeerChannel
 from monarch_hpc.transport.connect.dial import Done, Opener, Race
 from monarch_hpc.transport.connect.listen import Acceptor, Forwards
 from monarch_hpc.transport.connect.routes import Routes
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.engine.flag import Flag
-from monarch_hpc.transport.memory.registry import Memories, Memory
+from monarch_hpc.transport.memory.memory import Memory
+from monarch_hpc.transport.memory.registry import Memories
 from monarch_hpc.transport.secure.fence import Fence
 from monarch_hpc.transport.secure.handshake import Dialing, make_proof
 from monarch_hpc.transport.secure.noise import Cipher
 from monarch_hpc.transport.tcp.channel import LINGER_S
 from monarch_hpc.transport.tcp.keepalive import CutDetector
-from monarch_hpc.transport.ucx.fabric import UcxFabric
 from monarch_hpc.wire.frames import Frame
 
 __all__ = ["Node"]
@@ -38,7 +38,7 @@ class Node:
         relay: the fallback where peers cannot be dialled from here; closed with the node.
         forwarders: addresses of agents that may forward to a peer that cannot be dialled.
         forwards: looks up the processes for which this process itself forwards.
-        fabric: UCX, where this process may use it; closed with the node.
+        fabric: the fabric to use between peers that both have it; closed with the node.
         refused: called with the number of refused connections each time it grows.
     """
 
@@ -53,7 +53,7 @@ class Node:
         *,
         forwarders: Sequence[str] = (),
         forwards: Forwards = lambda _incarnation: None,
-        fabric: UcxFabric | None = None,
+        fabric: Fabric | None = None,
         refused: Callable[[int], object] = lambda _num: None,
     ) -> None:
         self._engine = engine

@@ -12,8 +12,8 @@ import pytest
 from monarch_hpc.core.errors import ChannelClosed, MemoryAccessError, PeerLost
 from monarch_hpc.core.ids import Role
 from monarch_hpc.transport.api import FrameChannel
+from monarch_hpc.transport.memory.memory import Memory
 from monarch_hpc.transport.memory.operations import PIECE_BYTES, WINDOW_BYTES, Transfer
-from monarch_hpc.transport.memory.registry import Memory
 from monarch_hpc.wire.frames import Frame, Kind
 from tests.system.parties import BLOCKED, PATIENCE_S, UCX, Party, parties
 

@@ -1,86 +1,21 @@
 """Registers memory that other processes read and write, and serves it from the engine, without running user code.
 
-Where UCX reaches the memory, UCX serves it itself; see `transport.memory.operations` for the other side.
+Where a fabric reaches the memory, it serves it itself; see `transport.memory.operations` for the other side.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
-from types import TracebackType
-from typing import Self
 
 from monarch_hpc.core.errors import TransportError
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.memory.key import ID_BYTES, Key, device_span, host_view, parse_span
+from monarch_hpc.transport.memory.memory import Memory
 from monarch_hpc.wire.frames import Buffer, Frame, FrameHead, Kind
 
-__all__ = ["Memories", "Memory"]
-
-
-class Memory:
-    """A registered region. It keeps its buffer alive, and unmoved, until it is closed.
-
-    Attributes:
-        buffer: the registered object.
-        view: its bytes; None for device memory.
-        address: address of device memory; 0 for host memory.
-    """
-
-    def __init__(
-        self, forget: Callable[[Memory], None], buffer: object, view: memoryview | None, address: int, key: Key
-    ) -> None:
-        self._forget = forget
-        self._key = key
-        self._close_ucx: Callable[[], None] | None = None
-        self.buffer: object = buffer
-        self.view = view
-        self.address = address
-
-    @property
-    def key(self) -> bytes:
-        """The key that lets another process read it, and write it where that is allowed."""
-        return self._key.pack()
-
-    @property
-    def parts(self) -> Key:
-        """The unpacked key."""
-        return self._key
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the memory."""
-        return self._key.nbytes
-
-    def attach(self, address: int, rkey: bytes, close: Callable[[], None]) -> None:
-        """Let UCX serve the memory too; keys requested from here on contain UCX's part. For the fabric.
-
-        Args:
-            close: called once when the memory is closed.
-        """
-        parts = self._key
-        self._key = Key(parts.id, parts.nbytes, parts.writable, parts.on_device, address, rkey)
-        self._close_ucx = close
-
-    def close(self) -> None:
-        """Revoke access; on return no other process accesses the memory any more.
-
-        Transfers in flight fail; data that they have moved by then stays.
-        """
-        self._forget(self)
-        close, self._close_ucx = self._close_ucx, None
-        if close is not None:
-            close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+__all__ = ["Memories"]
 
 
 class Memories:

@@ -1,4 +1,4 @@
-"""Negotiates UCX for a channel, over its socket; see `transport.ucx.negotiation`."""
+"""Moves a channel to a faster fabric, if both sides have one; see `transport.connect.negotiation`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from typing import Protocol
 
 from monarch_hpc.core.errors import FrameError, TransportError
 from monarch_hpc.core.ids import Role
-from monarch_hpc.transport.api import Peer
-from monarch_hpc.transport.ucx.fabric import UcxFabric
-from monarch_hpc.transport.ucx.lane import UcxLane
-from monarch_hpc.transport.ucx.negotiation import Ask, Offer, choose, decode_offer, encode_offer
+from monarch_hpc.transport.api import Ask, Fabric, FabricKind, Lane, Peer
+from monarch_hpc.transport.connect.negotiation import Offer, choose, decode_offer, encode_offer
 from monarch_hpc.wire.frames import Buffer, Frame, Kind
 
 __all__ = ["FIRST_S", "Introduction"]
@@ -20,7 +18,7 @@ FIRST_S = 0.05
 where eight start at once on two cores, the answers that their program waits for come first."""
 
 _ROLES = (Role.PROC, Role.CONTROLLER)
-"""Roles with bulk traffic. Agents and commands have none, and are spared UCX's threads and memory."""
+"""Roles with bulk traffic. Agents and commands have none, and are spared a fabric's threads and memory."""
 
 
 class Introduced(Protocol):
@@ -35,11 +33,11 @@ class Introduced(Protocol):
         """Send on the socket."""
         ...
 
-    def make_lane(self) -> UcxLane:
-        """Open a lane; UCX must have started."""
+    def make_lane(self) -> Lane:
+        """Open a lane; the fabric must have started."""
         ...
 
-    def switch(self, lane: UcxLane, fabric: str, why: str) -> None:
+    def switch(self, lane: Lane, kind: FabricKind, why: str) -> None:
         """Send all further frames on *lane*, which is connected."""
         ...
 
@@ -55,11 +53,11 @@ class Introduction:
         dialed: whether this side opened the channel, and so speaks first.
     """
 
-    def __init__(self, channel: Introduced, fabric: UcxFabric | None, *, dialed: bool) -> None:
+    def __init__(self, channel: Introduced, fabric: Fabric | None, *, dialed: bool) -> None:
         self._channel = channel
         self._fabric = fabric
         self._dialed = dialed
-        self._lane: UcxLane | None = None
+        self._lane: Lane | None = None
         self._over = False
 
     @property
@@ -68,7 +66,7 @@ class Introduction:
         return self._fabric is not None and self._dialed and self._channel.peer.role in _ROLES
 
     def begin(self) -> None:
-        """Send the first message, if this side speaks first and UCX may be used."""
+        """Send the first message, if this side speaks first and may use a fabric."""
         if self._over:
             return
         if self._fabric is None:
@@ -92,7 +90,7 @@ class Introduction:
             self._send(Offer(Ask(problem="it does not use ucx")))
             return
         kind, why = choose(self._own_ask(fabric), offer.ask)
-        if not kind:
+        if kind is None:
             if not self._dialed:
                 self._send(Offer(replace(self._own_ask(fabric), problem=why)))
             self._end(why)
@@ -103,12 +101,12 @@ class Introduction:
         else:
             fabric.start(lambda problem: self._started(problem, offer, kind, why))
 
-    def _own_ask(self, fabric: UcxFabric) -> Ask:
-        # Where our socket needs an indirect route, UCX's tcp would need one too.
+    def _own_ask(self, fabric: Fabric) -> Ask:
+        # Where our socket needs an indirect route, a fabric's tcp would need one too.
         direct = not (self._channel.peer.relayed or self._channel.peer.via)
         return fabric.ask if direct else replace(fabric.ask, tcp=False)
 
-    def _started(self, problem: str, offer: Offer, kind: str, why: str) -> None:
+    def _started(self, problem: str, offer: Offer, kind: FabricKind, why: str) -> None:
         if self._over:
             return
         if problem:
@@ -116,16 +114,15 @@ class Introduction:
             self._end(problem)
             return
         assert self._fabric is not None
-        assert self._fabric.worker is not None
         lane = self._lane = self._channel.make_lane()
-        self._send(Offer(self._own_ask(self._fabric), self._fabric.worker.address, lane.token))
+        self._send(Offer(self._own_ask(self._fabric), self._fabric.address, lane.token))
         if self._dialed:
             self._join(lane, offer, kind, why)
 
-    def _join(self, lane: UcxLane, offer: Offer, kind: str, why: str) -> None:
+    def _join(self, lane: Lane, offer: Offer, kind: FabricKind, why: str) -> None:
         self._over = True
         try:
-            lane.connect(offer.address, offer.token)
+            lane.connect(kind, offer.address, offer.token)
         except TransportError as error:
             self._channel.stay_on_socket(str(error))
         else:
