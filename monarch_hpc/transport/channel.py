@@ -80,11 +80,13 @@ class PeerChannel:
         self._limits = limits
         self._fabric = fabric
         self._memories = memories
-        self._wire = TcpChannel(engine, sock, peer, ciphers, self, limits)
+        self._wire = TcpChannel(engine, sock, peer, ciphers, self._on_frame, self._on_lost, limits)
         self._wire.land(self._land)
         self._lane: Lane | None = None  # frames are sent on it, once it is connected
         self._incoming: Lane | None = None  # frames are received on it, once SWITCH arrived
-        self._introduction = Introduction(self, fabric, dialed=dialed)
+        self._introduction = Introduction(
+            peer, fabric, self._open_lane, self._send_on_socket, self._switch, self._stay_on_socket, dialed=dialed
+        )
         self._error: TransportError | None = None
         self._over = False  # on_lost was called
         self._peer_left = False  # BYE arrived on the lane
@@ -261,8 +263,8 @@ class PeerChannel:
 
     # ---- receiving ----
 
-    def on_frame(self, frame: Frame) -> None:
-        """A frame arrived on the socket."""
+    def _on_frame(self, frame: Frame) -> None:
+        """Handle a frame that arrived on the socket."""
         if frame.kind <= _LAST_PASSED_ON:
             if not self._over:
                 self._listener.on_frame(self, frame)
@@ -282,7 +284,7 @@ class PeerChannel:
             self._take(frame)
 
     def on_lane_frame(self, frame: Frame) -> None:
-        """A frame arrived on the lane; all frames of the socket came before it."""
+        """Handle a frame that arrived on the lane; all frames of the socket came before it."""
         try:
             if frame.kind <= _LAST_PASSED_ON:
                 if not self._over:
@@ -318,7 +320,7 @@ class PeerChannel:
 
     def probe_lane(self, asked_us: int) -> None:
         """Ask the peer to send on the lane, then echo *asked_us* on the socket."""
-        self.send_on_socket(Frame(Kind.PROBE, 0, asked_us))
+        self._send_on_socket(Frame(Kind.PROBE, 0, asked_us))
 
     def _on_probe(self, frame: Frame) -> None:
         if frame.dest:
@@ -327,20 +329,20 @@ class PeerChannel:
         elif self._lane is not None:
             with contextlib.suppress(TransportError):  # no echo if the lane did not take the frame
                 self._lane.send(Frame(Kind.PROBE, 1))
-                self.send_on_socket(Frame(Kind.PROBE, 1, frame.reply))
+                self._send_on_socket(Frame(Kind.PROBE, 1, frame.reply))
 
-    def send_on_socket(self, frame: Frame) -> None:
+    def _send_on_socket(self, frame: Frame) -> None:
         """Send on the socket even when there is a lane."""
         with contextlib.suppress(TransportError):  # the listener's on_lost reports it
             self._wire.send(frame)
 
-    def make_lane(self) -> Lane:
+    def _open_lane(self) -> Lane:
         """Open a lane; the fabric must have started."""
         assert self._fabric is not None
         lane = self._incoming = self._fabric.open_lane(self, str(self.peer), self._limits.send_queue_bytes)
         return lane
 
-    def switch(self, lane: Lane, kind: FabricKind, why: str) -> None:
+    def _switch(self, lane: Lane, kind: FabricKind, why: str) -> None:
         """Send all further frames on *lane*."""
         with contextlib.suppress(TransportError):
             self._wire.divert(Frame(Kind.SWITCH), lane.send)
@@ -348,8 +350,7 @@ class PeerChannel:
         self.fabric = kind.value
         self.why = ", ".join((why, *lane.transports))
 
-    def stay_on_socket(self, why: str) -> None:
-        """Stay on the socket, because of *why*."""
+    def _stay_on_socket(self, why: str) -> None:
         self.why = why
 
     def on_lane_error(self, error: TransportError) -> None:
@@ -363,8 +364,8 @@ class PeerChannel:
             self._error = error
         self._wire.give_up(str(error))
 
-    def on_lost(self, error: TransportError) -> None:
-        """The socket is closed: end the channel once the frames that arrived before have been delivered."""
+    def _on_lost(self, error: TransportError) -> None:
+        """End the channel, whose socket is closed, once the frames that arrived before have been delivered."""
         self._introduction.cancel()
         if self._introduction_timer is not None:
             self._introduction_timer.cancel()
