@@ -181,6 +181,11 @@ class Node:
 
     # ---- memory ----
 
+    @property
+    def memories(self) -> Memories:
+        """The registered memories of this process, through which it reads and writes its own."""
+        return self._memories
+
     def register(self, buffer: object, *, writable: bool = True) -> Memory:
         """Let other processes read *buffer*, and write to it if *writable*, until the memory is closed.
 

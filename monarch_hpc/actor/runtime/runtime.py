@@ -15,7 +15,7 @@ from monarch_hpc.actor.cell.event_loop import EventLoop
 from monarch_hpc.actor.cell.recording import peer_of
 from monarch_hpc.actor.cell.replies import Replier
 from monarch_hpc.actor.context import ProcInfo, context
-from monarch_hpc.actor.messages.line import LoopbackLink, MessageLink
+from monarch_hpc.actor.messages.line import LoopbackLink, MessageLink, ProcLink
 from monarch_hpc.actor.messages.pending import Answer, Pending, Slot
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.deadlines import Deadlines
@@ -102,7 +102,7 @@ class Runtime(Replier, CauseReporter, FailureRouter):
         self._node = node
         self._channels = node.channels
         self._own = own
-        self._loopback = LoopbackLink(self.engine, self.on_frame, node.limits.mailbox_bytes)
+        self._loopback = LoopbackLink(self.engine, self.on_frame, node.limits.mailbox_bytes, node.memories)
         self._loopback.mark = self.recorder.names.proc(node.identity.incarnation, node.identity.host)
 
     @property
@@ -120,7 +120,7 @@ class Runtime(Replier, CauseReporter, FailureRouter):
 
     # ---- outgoing ----
 
-    def line_to(self, proc: ProcRef) -> MessageLink:
+    def line_to(self, proc: ProcRef) -> ProcLink:
         """Return the link to *proc*; connect if there is none, unless on the driver. Loopback for this process itself.
 
         Raises:
