@@ -19,7 +19,7 @@ from monarch_hpc.transport.api import Fabric, FabricKind, Lane, Listener, Peer
 from monarch_hpc.transport.connect.introduction import FIRST_S, Introduction
 from monarch_hpc.transport.credit import Credit, Ticket, cost_of
 from monarch_hpc.transport.engine.engine import Engine
-from monarch_hpc.transport.engine.timer import Timer
+from monarch_hpc.transport.engine.sources import Timer
 from monarch_hpc.transport.memory.operations import Operations, Transfer
 from monarch_hpc.transport.memory.registry import Memories
 from monarch_hpc.transport.secure.noise import Cipher

@@ -13,7 +13,7 @@ from monarch_hpc.core.errors import ChannelClosed, FrameError, PeerLost, Transpo
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.transport.api import Peer
 from monarch_hpc.transport.engine.engine import Engine
-from monarch_hpc.transport.engine.timer import Timer
+from monarch_hpc.transport.engine.sources import Timer
 from monarch_hpc.transport.secure.noise import Cipher
 from monarch_hpc.transport.secure.records import CHUNK_BYTES, INLINE_BYTES, Bulk, Landing, RecordReader, RecordWriter
 from monarch_hpc.wire.frames import HEAD_BYTES, Frame, Kind, pack_frame, pack_head

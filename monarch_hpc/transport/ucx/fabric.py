@@ -198,7 +198,7 @@ class UcxFabric:
                 lane.abandon()
         self._engine.wake_waiters()
 
-    # ---- poller.Poller ----
+    # ---- sources.Poller ----
 
     @property
     def fd(self) -> int:
@@ -207,12 +207,12 @@ class UcxFabric:
         return self._worker.fd
 
     def poll(self, epoll_fd: int, spin_s: float, timeout_s: float) -> Sequence[tuple[int, int]]:
-        """Wait for UCX or sockets; see `transport.engine.poller.Poller`."""
+        """Wait for UCX or sockets; see `transport.engine.sources.Poller`."""
         assert self._worker is not None
         return self._worker.poll(epoll_fd, spin_s, timeout_s)
 
     def wait_away(self) -> None:
-        """Return when no thread has polled for some milliseconds; see `transport.engine.poller.Poller`."""
+        """Return when no thread has polled for some milliseconds; see `transport.engine.sources.Poller`."""
         worker = self._worker
         if worker is not None:
             worker.wait_away()
