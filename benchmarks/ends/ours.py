@@ -18,7 +18,7 @@ from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.connect.relay import Relay
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.engine.flag import Flag
-from monarch_hpc.transport.memory.registry import Memory
+from monarch_hpc.transport.memory.memory import Memory
 from monarch_hpc.transport.node import Node
 from monarch_hpc.transport.ucx.fabric import UcxFabric
 from monarch_hpc.wire.frames import Frame, Kind

@@ -1,17 +1,33 @@
-"""The interface of a channel, whatever its fabric: an ordered, authenticated stream of frames between incarnations."""
+"""The interfaces of the transport: a channel, whatever carries its frames, and the fabrics that may carry them.
+
+A channel is an ordered, authenticated stream of frames between two incarnations.
+"""
 
 from __future__ import annotations
 
+import enum
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from monarch_hpc.core.errors import TransportError
 from monarch_hpc.core.ids import Role
 from monarch_hpc.transport.address import FORWARD_PREFIX, RELAY_PREFIX
+from monarch_hpc.transport.memory.memory import Memory
 from monarch_hpc.transport.memory.operations import Transfer
 from monarch_hpc.wire.frames import Frame
 
-__all__ = ["FrameChannel", "Listener", "Peer"]
+__all__ = ["Ask", "Fabric", "FabricKind", "FrameChannel", "Lane", "LaneListener", "Listener", "Peer"]
+
+
+class FabricKind(enum.Enum):
+    """A kind of fabric; the value is its name in status reports and messages."""
+
+    TCP = "tcp"
+    RELAY = "relay"
+    UCX_SHM = "ucx/shm"
+    UCX_RDMA = "ucx/rdma"
+    UCX_TCP = "ucx/tcp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +89,12 @@ class FrameChannel(Protocol):
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes that `send` accepted and that neither the kernel nor UCX's transport has taken yet."""
+        """Bytes that `send` accepted and that neither the kernel nor the fabric has taken yet."""
         ...
 
     @property
     def fabric(self) -> str:
-        """What carries the frames: ``tcp``, ``tcp via ADDRESS``, ``relay``, ``ucx/shm``, ``ucx/rdma``, ``ucx/tcp``."""
+        """What carries the frames, for people: the value of a `FabricKind`, or ``tcp via ADDRESS``."""
         ...
 
     @property
@@ -112,7 +128,7 @@ class FrameChannel(Protocol):
         """Read the peer's memory at *offset* into *into*; the peer's Python code is not involved.
 
         Args:
-            key: the memory's key, see `transport.memory.registry.Memory.key`.
+            key: the memory's key, see `transport.memory.memory.Memory.key`.
             into: a writable, contiguous buffer; do not touch it until the transfer is done.
         """
         ...
@@ -154,4 +170,157 @@ class Listener(Protocol):
 
     def on_lost(self, channel: FrameChannel, error: TransportError) -> None:
         """The channel has ended; no frame follows."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """The fabrics that one side of a channel could use.
+
+    Attributes:
+        place: equal for two processes that can share memory; empty if this one cannot.
+        rdma: whether it has an RDMA network.
+        tcp: whether its profile trusts the network, so that a fabric without encryption may use tcp.
+        problem: why it can use nothing; empty if it might.
+    """
+
+    place: str = ""
+    rdma: bool = False
+    tcp: bool = False
+    problem: str = ""
+
+
+class LaneListener(Protocol):
+    """The owner of a lane, which is its channel; called by the thread that drives the engine. Must not block."""
+
+    def on_lane_frame(self, frame: Frame) -> None:
+        """A frame arrived, in order."""
+        ...
+
+    def on_lane_error(self, error: TransportError) -> None:
+        """The lane has failed; no frame follows. Not called by or after `Lane.close`."""
+        ...
+
+    def probe_lane(self, asked_us: int) -> None:
+        """Ask the peer to send on the lane, then echo *asked_us* on the socket: see `Lane.answered`."""
+        ...
+
+
+class Lane(Protocol):
+    """One channel's frames over a fabric, beside its socket.
+
+    The two sides exchange their tokens over the socket, connect, and send SWITCH on the socket; all later frames use
+    the lane. They arrive in the order sent, each once, or the lane fails as a whole. It need not notice the peer's
+    death, which ends the socket and so the channel.
+
+    Any thread may send, move memory and read `pending_bytes`; all else is for the driver of the engine. The owner may
+    close the lane under threads that send.
+    """
+
+    @property
+    def token(self) -> bytes:
+        """The token that the peer must put into each message."""
+        ...
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes that were sent and that the fabric has not taken yet."""
+        ...
+
+    @property
+    def transports(self) -> tuple[str, ...]:
+        """Names of what the fabric itself uses to reach the peer; empty if it does not report them."""
+        ...
+
+    @property
+    def heard_s(self) -> float:
+        """When frames last arrived, on the engine's clock; 0 before."""
+        ...
+
+    def connect(self, kind: FabricKind, address: bytes, token: bytes) -> None:
+        """Connect to the peer's lane; once.
+
+        Args:
+            kind: the result of the negotiation.
+            address: `Fabric.address` of the peer.
+            token: the token of the peer's lane.
+
+        Raises:
+            PeerLost: the fabric does not reach the peer; the channel stays on its socket.
+        """
+        ...
+
+    def send(self, frame: Frame) -> None:
+        """Send *frame*; blocks and raises as `FrameChannel.send` does."""
+        ...
+
+    def move(self, key: bytes, offset: int, buffer: object, *, write: bool) -> Transfer | None:
+        """Get memory of the peer into *buffer*, or put *buffer* there if *write*, without the peer's Python code.
+
+        Returns:
+            The transfer, which `close` ends, too. None where the fabric cannot do it, or frames would be faster.
+
+        Raises:
+            TypeError: *buffer* has no buffer protocol.
+            BufferError: it is not contiguous, or is read-only and cannot be read into.
+        """
+        ...
+
+    def open(self) -> None:
+        """Deliver the peer's frames from here on: SWITCH has arrived. Earlier ones were kept."""
+        ...
+
+    def answered(self, asked_us: int) -> None:
+        """Handle an answer to `LaneListener.probe_lane` that came over the socket."""
+        ...
+
+    def close(self, error: TransportError, *, peer_died: bool) -> None:
+        """Disconnect from the peer, once.
+
+        Args:
+            error: the reason that later calls raise, and with which transfers in flight fail.
+            peer_died: neither side closed the channel: the peer may have died in the middle of a write.
+        """
+        ...
+
+
+class Fabric(Protocol):
+    """What may carry frames faster than a socket, for all channels of a process. Encryption is the fabric's own matter.
+
+    `register` and `close` are for any thread, all else is for the driver of the engine.
+    """
+
+    @property
+    def ask(self) -> Ask:
+        """The facts that a peer needs to choose a fabric; does not start this one."""
+        ...
+
+    @property
+    def address(self) -> bytes:
+        """The address to which peers connect their lanes; only once it has started."""
+        ...
+
+    def start(self, started: Callable[[str], None]) -> None:
+        """Start the fabric unless it has started, without blocking.
+
+        Args:
+            started: called once on the driver with the reason why the fabric is not available; empty if it is.
+        """
+        ...
+
+    def open_lane(self, listener: LaneListener, peer: str, send_queue_bytes: int) -> Lane:
+        """Open a lane; only once the fabric has started.
+
+        Args:
+            peer: the peer, for errors.
+            send_queue_bytes: bytes that may be pending before senders block.
+        """
+        ...
+
+    def register(self, memory: Memory) -> None:
+        """Serve *memory* to peers, too, if possible; otherwise it is reached by frames."""
+        ...
+
+    def close(self) -> None:
+        """Stop the fabric, once; lanes can no longer be used. Blocks, unless called from an engine callback."""
         ...

@@ -13,17 +13,15 @@ import socket
 from monarch_hpc.config.schema import TransportConfig
 from monarch_hpc.core.errors import ChannelClosed, FrameError, PeerLost, TransportError
 from monarch_hpc.core.logger import Logger
-from monarch_hpc.transport.api import Listener, Peer
+from monarch_hpc.transport.api import Fabric, FabricKind, Lane, Listener, Peer
+from monarch_hpc.transport.connect.introduction import FIRST_S, Introduction
 from monarch_hpc.transport.credit import Credit, cost_of, take_credit
 from monarch_hpc.transport.engine.engine import Engine
-from monarch_hpc.transport.engine.timer import Timer
+from monarch_hpc.transport.engine.sources import Timer
 from monarch_hpc.transport.memory.operations import Operations, Transfer
 from monarch_hpc.transport.memory.registry import Memories
 from monarch_hpc.transport.secure.noise import Cipher
 from monarch_hpc.transport.tcp.channel import LINGER_S, TcpChannel, read_reason
-from monarch_hpc.transport.ucx.fabric import UcxFabric
-from monarch_hpc.transport.ucx.introduction import FIRST_S, Introduction
-from monarch_hpc.transport.ucx.lane import UcxLane
 from monarch_hpc.wire.frames import Buffer, Frame, FrameHead, Kind
 
 __all__ = ["PeerChannel"]
@@ -44,7 +42,7 @@ class PeerChannel:
         sock: connected and authenticated.
         ciphers: for sending and for receiving.
         memories: the memory that peers may read and write.
-        fabric: UCX, where this process may use it.
+        fabric: the fabric to use where the peer has it too; None to stay on sockets.
         dialed: whether this side opened the channel.
 
     Attributes:
@@ -60,7 +58,7 @@ class PeerChannel:
         listener: Listener,
         limits: TransportConfig,
         memories: Memories,
-        fabric: UcxFabric | None,
+        fabric: Fabric | None,
         *,
         dialed: bool,
     ) -> None:
@@ -69,13 +67,15 @@ class PeerChannel:
         self._engine = engine
         self._listener = listener
         self._limits = limits
-        self._ucx = fabric
+        self._fabric = fabric
         self._memories = memories
-        self._wire = TcpChannel(engine, sock, peer, ciphers, self, limits)
+        self._wire = TcpChannel(engine, sock, peer, ciphers, self._on_frame, self._on_lost, limits)
         self._wire.land(self._land)
-        self._lane: UcxLane | None = None  # frames are sent on it, once it is connected
-        self._incoming: UcxLane | None = None  # frames are received on it, once SWITCH arrived
-        self._introduction = Introduction(self, fabric, dialed=dialed)
+        self._lane: Lane | None = None  # frames are sent on it, once it is connected
+        self._incoming: Lane | None = None  # frames are received on it, once SWITCH arrived
+        self._introduction = Introduction(
+            peer, fabric, self._open_lane, self._send_on_socket, self._switch, self._stay_on_socket, dialed=dialed
+        )
         self._error: TransportError | None = None
         self._over = False  # on_lost was called
         self._peer_left = False  # BYE arrived on the lane
@@ -86,7 +86,9 @@ class PeerChannel:
         self._blocked_s = 0.0
         self._linger: Timer | None = None
         self._introduction_timer: Timer | None = None
-        self.fabric = "relay" if peer.relayed else f"tcp via {peer.via}" if peer.via else "tcp"
+        self.fabric = (FabricKind.RELAY if peer.relayed else FabricKind.TCP).value
+        if peer.via:
+            self.fabric += f" via {peer.via}"
         self.why = ""
         self.mark = 0
 
@@ -116,7 +118,7 @@ class PeerChannel:
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes that `send` accepted and that neither the kernel nor UCX's transport has taken yet."""
+        """Bytes that `send` accepted and that neither the kernel nor the fabric has taken yet."""
         lane = self._lane
         return self._wire.queued_bytes + (0 if lane is None else lane.pending_bytes)
 
@@ -225,12 +227,11 @@ class PeerChannel:
         return self._move(key, offset, data, write=True) or self._operations.put(key, offset, data)
 
     def _move(self, key: bytes, offset: int, buffer: object, *, write: bool) -> Transfer | None:
-        """Start the transfer in UCX; None where UCX does not reach both ends."""
+        """Start the transfer on the lane; None where there is none, or where frames are to carry it."""
         lane = self._lane
         if lane is None or self.error is not None:
             return None
-        # UCX puts over tcp as small messages, at 24 MB/s in 1.13: frames are faster, and take the same route.
-        return None if write and self.fabric == "ucx/tcp" else lane.move(key, offset, buffer, write=write)
+        return lane.move(key, offset, buffer, write=write)
 
     def _land(self, head: FrameHead, body: Buffer) -> list[memoryview] | None:
         if head.kind is Kind.DATA:
@@ -239,8 +240,8 @@ class PeerChannel:
 
     # ---- receiving ----
 
-    def on_frame(self, frame: Frame) -> None:
-        """A frame arrived on the socket."""
+    def _on_frame(self, frame: Frame) -> None:
+        """Handle a frame that arrived on the socket."""
         if frame.kind <= _LAST_PASSED_ON:
             if not self._over:
                 self._listener.on_frame(self, frame)
@@ -260,7 +261,7 @@ class PeerChannel:
             self._take(frame)
 
     def on_lane_frame(self, frame: Frame) -> None:
-        """A frame arrived on the lane; all frames of the socket came before it."""
+        """Handle a frame that arrived on the lane; all frames of the socket came before it."""
         try:
             if frame.kind <= _LAST_PASSED_ON:
                 if not self._over:
@@ -295,40 +296,38 @@ class PeerChannel:
     # ---- the lane ----
 
     def probe_lane(self, asked_us: int) -> None:
-        """Ask the peer to send on the lane, then echo *asked_us* on the socket; see `transport.ucx.hole_probe`."""
-        self.send_on_socket(Frame(Kind.PROBE, 0, asked_us))
+        """Ask the peer to send on the lane, then echo *asked_us* on the socket."""
+        self._send_on_socket(Frame(Kind.PROBE, 0, asked_us))
 
     def _on_probe(self, frame: Frame) -> None:
         if frame.dest:
-            if self._ucx is not None and self._incoming is not None:
-                self._ucx.probe.answered(frame.reply, self._incoming)
+            if self._incoming is not None:
+                self._incoming.answered(frame.reply)
         elif self._lane is not None:
             with contextlib.suppress(TransportError):  # no echo if the lane did not take the frame
                 self._lane.send(Frame(Kind.PROBE, 1))
-                self.send_on_socket(Frame(Kind.PROBE, 1, frame.reply))
+                self._send_on_socket(Frame(Kind.PROBE, 1, frame.reply))
 
-    def send_on_socket(self, frame: Frame) -> None:
+    def _send_on_socket(self, frame: Frame) -> None:
         """Send on the socket even when there is a lane."""
         with contextlib.suppress(TransportError):  # the listener's on_lost reports it
             self._wire.send(frame)
 
-    def make_lane(self) -> UcxLane:
-        """Open a lane; UCX must have started."""
-        assert self._ucx is not None
-        lane = self._incoming = UcxLane(self._ucx, self, str(self.peer), self._limits.send_queue_bytes)
+    def _open_lane(self) -> Lane:
+        """Open a lane; the fabric must have started."""
+        assert self._fabric is not None
+        lane = self._incoming = self._fabric.open_lane(self, str(self.peer), self._limits.send_queue_bytes)
         return lane
 
-    def switch(self, lane: UcxLane, fabric: str, why: str) -> None:
+    def _switch(self, lane: Lane, kind: FabricKind, why: str) -> None:
         """Send all further frames on *lane*."""
         with contextlib.suppress(TransportError):
-            lane.shared = fabric == "ucx/shm"
             self._wire.divert(Frame(Kind.SWITCH), lane.send)
             self._lane = lane
-        self.fabric = fabric
+        self.fabric = kind.value
         self.why = ", ".join((why, *lane.transports))
 
-    def stay_on_socket(self, why: str) -> None:
-        """Stay on the socket, because of *why*."""
+    def _stay_on_socket(self, why: str) -> None:
         self.why = why
 
     def on_lane_error(self, error: TransportError) -> None:
@@ -342,15 +341,15 @@ class PeerChannel:
             self._error = error
         self._wire.give_up(str(error))
 
-    def on_lost(self, error: TransportError) -> None:
-        """The socket is closed: end the channel once the frames that arrived before have been delivered."""
+    def _on_lost(self, error: TransportError) -> None:
+        """End the channel, whose socket is closed, once the frames that arrived before have been delivered."""
         self._introduction.cancel()
         if self._introduction_timer is not None:
             self._introduction_timer.cancel()
         if self._incoming is None:
             self._finish(error)
         else:
-            # Two rounds, so that the engine polls UCX once in between.
+            # Two rounds, so that the engine polls the fabric once in between.
             finish = functools.partial(self._finish, error)
             self._engine.call_later(0.0, lambda: (self._engine.call_later(0.0, finish), None)[1])
 
@@ -363,13 +362,8 @@ class PeerChannel:
         if self._error is None:
             self._error = error
         if self._incoming is not None:
-            self._incoming.close(self._error)
-            if (
-                self._incoming.shared
-                and self._ucx is not None
-                and not (self._peer_left or isinstance(self._error, ChannelClosed))
-            ):
-                self._ucx.probe.suspect()
+            left = self._peer_left or isinstance(self._error, ChannelClosed)
+            self._incoming.close(self._error, peer_died=not left)
         self._operations.fail_all(self._error)
         self._memories.forget(self)
         self._engine.wake_waiters()

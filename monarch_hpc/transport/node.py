@@ -10,20 +10,20 @@ from dataclasses import replace
 from monarch_hpc.config.schema import TransportConfig
 from monarch_hpc.core.errors import PeerLost, TransportError
 from monarch_hpc.core.ids import Identity, Role
-from monarch_hpc.transport.api import FrameChannel, Listener, Peer
+from monarch_hpc.transport.api import Fabric, FrameChannel, Listener, Peer
 from monarch_hpc.transport.channel import PeerChannel
-from monarch_hpc.transport.connect.dial import Done, Opener, Race
+from monarch_hpc.transport.connect.dial import Dialer, Done, Opener
 from monarch_hpc.transport.connect.listen import Acceptor, Forwards
 from monarch_hpc.transport.connect.routes import Routes
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.engine.flag import Flag
-from monarch_hpc.transport.memory.registry import Memories, Memory
+from monarch_hpc.transport.memory.memory import Memory
+from monarch_hpc.transport.memory.registry import Memories
 from monarch_hpc.transport.secure.fence import Fence
 from monarch_hpc.transport.secure.handshake import Dialing, make_proof
 from monarch_hpc.transport.secure.noise import Cipher
 from monarch_hpc.transport.tcp.channel import LINGER_S
 from monarch_hpc.transport.tcp.keepalive import CutDetector
-from monarch_hpc.transport.ucx.fabric import UcxFabric
 from monarch_hpc.wire.frames import Frame
 
 __all__ = ["Node"]
@@ -38,7 +38,7 @@ class Node:
         relay: the fallback where peers cannot be dialled from here; closed with the node.
         forwarders: addresses of agents that may forward to a peer that cannot be dialled.
         forwards: looks up the processes for which this process itself forwards.
-        fabric: UCX, where this process may use it; closed with the node.
+        fabric: the fabric to use between peers that both have it; closed with the node.
         refused: called with the number of refused connections each time it grows.
     """
 
@@ -53,7 +53,7 @@ class Node:
         *,
         forwarders: Sequence[str] = (),
         forwards: Forwards = lambda _incarnation: None,
-        fabric: UcxFabric | None = None,
+        fabric: Fabric | None = None,
         refused: Callable[[int], object] = lambda _num: None,
     ) -> None:
         self._engine = engine
@@ -67,19 +67,34 @@ class Node:
         self._acceptor = Acceptor(
             engine, identity, key, limits, self._on_accepted, forwards, self._fence, self._cut_detector, refused
         )
+        self._dialer = Dialer(
+            engine, limits, self._begin_handshake, self.known, self.adopt, self._fence, relay, forwarders
+        )
         self._open: set[PeerChannel] = set()  # every open channel, including those that a later one replaced
-        self._races: list[Race] = []
         self._relay = relay
-        self._forwarders = forwarders
         self._fabric = fabric
         self._memories = Memories(engine)
-        self._routes = Routes()
         self._closed = False
 
     @property
     def identity(self) -> Identity:
         """The identity of this process."""
         return self._identity
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that this node runs on."""
+        return self._engine
+
+    @property
+    def limits(self) -> TransportConfig:
+        """The limits of its channels."""
+        return self._limits
+
+    @property
+    def routes(self) -> Routes:
+        """The routes to other hosts that have worked."""
+        return self._dialer.routes
 
     @property
     def channels(self) -> Mapping[int, FrameChannel]:
@@ -131,18 +146,10 @@ class Node:
 
         All addresses are tried at once; the first to authenticate wins. Call it from engine callbacks only.
         """
-        known = self.known(incarnation)
-        if known is not None:
-            done(known)
-            return
-        barred = self._fence.barred(incarnation)
-        if barred:
-            done(PeerLost(", ".join(addresses), barred))
-            return
-        self._races = [race for race in self._races if not race.over]
-        if any(race.join(incarnation, done) for race in self._races):
-            return
-        self._races.append(Race(self, list(addresses), incarnation, done))
+        self._dialer.dial(addresses, incarnation, done)
+
+    def _begin_handshake(self, incarnation: int, address: str) -> Dialing:
+        return Dialing(self._identity, self._key, incarnation, address)
 
     def connect(self, addresses: Sequence[str], incarnation: int = 0, timeout_s: float | None = None) -> FrameChannel:
         """Like `dial`, for threads outside the engine: wait for the channel and return it.
@@ -173,6 +180,11 @@ class Node:
         return outcome[0]
 
     # ---- memory ----
+
+    @property
+    def memories(self) -> Memories:
+        """The registered memories of this process, through which it reads and writes its own."""
+        return self._memories
 
     def register(self, buffer: object, *, writable: bool = True) -> Memory:
         """Let other processes read *buffer*, and write to it if *writable*, until the memory is closed.
@@ -219,6 +231,11 @@ class Node:
         recent = channel.opened_s - known.opened_s < race_s
         return known.error is None and known.dialed is not channel.dialed and recent
 
+    def known(self, incarnation: int) -> FrameChannel | None:
+        """The open channel to an incarnation; None if there is none, and for incarnation 0, which means any process."""
+        known = self._channels.get(incarnation)
+        return known if known is not None and known.error is None else None
+
     def on_channel(self, channel: FrameChannel) -> None:
         """Report a channel that the other side opened."""
         self._listener.on_channel(channel)
@@ -255,44 +272,7 @@ class Node:
         self._closed = True
         self._acceptor.close()
         self._cut_detector.close()
-        for race in self._races:
-            race.cancel(reason)
+        self._dialer.close(reason)
         for channel in list(self._open):
             channel.close(reason)
         self._engine.wake_waiters()
-
-    # ---- for the races ----
-
-    @property
-    def engine(self) -> Engine:
-        """The engine that this node runs on."""
-        return self._engine
-
-    @property
-    def relay(self) -> Opener | None:
-        """The route of last resort; None once another route has worked."""
-        return self._relay if self._routes.relay_may_help else None
-
-    @property
-    def forwarders(self) -> Sequence[str]:
-        """Addresses of processes that may forward to a known incarnation."""
-        return self._forwarders
-
-    @property
-    def routes(self) -> Routes:
-        """The routes that have worked."""
-        return self._routes
-
-    @property
-    def limits(self) -> TransportConfig:
-        """The limits of its channels."""
-        return self._limits
-
-    def known(self, incarnation: int) -> FrameChannel | None:
-        """The open channel to an incarnation; None if there is none, and for incarnation 0, which means any process."""
-        known = self._channels.get(incarnation)
-        return known if known is not None and known.error is None else None
-
-    def dialing(self, incarnation: int, address: str) -> Dialing:
-        """Begin a handshake with *address*."""
-        return Dialing(self._identity, self._key, incarnation, address)

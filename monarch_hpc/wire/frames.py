@@ -65,7 +65,7 @@ class Kind(enum.IntEnum):
     STOP = 6  # stop an actor: dest = actor id, reply = reply slot or 0
     PING = 7  # heartbeat; handled by the transport
     BYE = 8  # the sender closes; body is the reason, UTF-8
-    OFFER = 9  # the sender's fabrics, see transport.ucx.negotiation; handled by the transport
+    OFFER = 9  # the sender's fabrics, see transport.connect.negotiation; handled by the transport
     SWITCH = 10  # all later frames of the sender come on the lane; handled by the transport
     GET = 11  # read registered memory: reply = the operation, see transport.memory
     PUT = 12  # write registered memory: reply = the operation, buffers = the data

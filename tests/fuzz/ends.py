@@ -25,13 +25,13 @@ from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.node import Node
 from monarch_hpc.transport.secure.noise import Cipher
 from monarch_hpc.transport.secure.records import CHUNK_BYTES, RecordReader
-from monarch_hpc.transport.ucx.fabric import UcxFabric
+from monarch_hpc.transport.ucx.hole_probe import Probe
 from monarch_hpc.transport.ucx.lane import UcxLane
 from monarch_hpc.wire.frames import Frame
 from tests.system.parties import LIMITS
 
 if TYPE_CHECKING:
-    from monarch_hpc.transport.ucx._ucx import Landing
+    from monarch_hpc.transport.ucx._ucx import Landing, Worker
 
 __all__ = ["MAX_FRAME_BYTES", "name_of", "run_inbox", "run_lane", "run_records", "run_relay"]
 
@@ -227,9 +227,9 @@ def run_lane(data: bytes) -> str:
         return "no binding was built"
     taken = _Taken()
     worker = SimpleNamespace(open=lambda _lane: _Lane())
-    engine = SimpleNamespace(clock=lambda: 0.0)
-    fabric = SimpleNamespace(engine=engine, max_frame_bytes=MAX_FRAME_BYTES, worker=worker, add=lambda _lane: None)
-    lane = UcxLane(cast(UcxFabric, fabric), taken, "there", 2**20)
+    engine = cast(Engine, SimpleNamespace(clock=lambda: 0.0))
+    probe = Probe(engine, list, lambda: None)
+    lane = UcxLane(engine, cast("Worker", worker), MAX_FRAME_BYTES, probe, taken, "there", 2**20)
     at = 0
     while at + 13 <= len(data):
         how, sequence, size = struct.unpack_from("<BQI", data, at)
@@ -246,7 +246,7 @@ def run_lane(data: bytes) -> str:
             case _:
                 lane.on_records(sequence, None)
     assert len(taken.errors) <= 1
-    lane.close(PeerLost("there", "the input ended"))
+    lane.close(PeerLost("there", "the input ended"), peer_died=False)
     return f"{name_of(taken.frames)}, then {taken.errors[0] if taken.errors else 'more is due'}"
 
 

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from monarch_hpc.core.errors import AuthenticationError, FrameError, PeerLost, TransportError, VersionMismatch
 from monarch_hpc.core.ids import Identity, Role
 from monarch_hpc.transport.address import parse_address
+from monarch_hpc.transport.api import Ask
+from monarch_hpc.transport.connect.negotiation import Offer, decode_offer, encode_offer
 from monarch_hpc.transport.secure.handshake import ANSWER_BYTES, HELLO_BYTES, Accepting, Dialing, check_versions
 from monarch_hpc.transport.secure.noise import PUBLIC_BYTES, TAG_BYTES, Initiator, Responder
-from monarch_hpc.transport.ucx.negotiation import Ask, Offer, decode_offer, encode_offer
 from monarch_hpc.wire.control.message import encode
 from monarch_hpc.wire.control.table import decode
 from monarch_hpc.wire.frames import (

@@ -13,7 +13,7 @@ from monarch_hpc.core.errors import (
     TransportError,
 )
 from monarch_hpc.core.ids import Identity, Role, new_allocation_id, new_incarnation
-from monarch_hpc.transport.api import FrameChannel
+from monarch_hpc.transport.api import Fabric, FrameChannel
 from monarch_hpc.transport.connect.listen import Forwards
 from monarch_hpc.transport.connect.relay import Relay
 from monarch_hpc.transport.engine.engine import Engine
@@ -103,6 +103,7 @@ class Party:
         key: bytes = KEY,
         around: Party | None = None,
         ucx: str = "",
+        fabric: Callable[[Engine], Fabric] | None = None,
         spin_s: float = 0.0,
         forwarders: Sequence[str] = (),
         forwards: Forwards = lambda _incarnation: None,
@@ -111,7 +112,6 @@ class Party:
         self.engine.start()
         self.identity = Identity(ALLOCATION, role, "here", new_incarnation())
         relay = None if around is None else Around(self.engine, around.engine)
-        fabric = make_fabric(self.engine, ucx) if ucx else None
         self.node = Node(
             self.engine,
             self.identity,
@@ -119,7 +119,7 @@ class Party:
             self,
             LIMITS,
             relay,
-            fabric=fabric,
+            fabric=fabric(self.engine) if fabric is not None else make_fabric(self.engine, ucx) if ucx else None,
             forwarders=forwarders,
             forwards=forwards,
         )

@@ -9,22 +9,32 @@ from collections.abc import Callable
 
 import pytest
 
+from monarch_hpc.actor.messages.line import LoopbackLink
 from monarch_hpc.core.errors import ChannelClosed, MemoryAccessError, PeerLost
 from monarch_hpc.core.ids import Role
 from monarch_hpc.transport.api import FrameChannel
+from monarch_hpc.transport.memory.memory import Memory
 from monarch_hpc.transport.memory.operations import PIECE_BYTES, WINDOW_BYTES, Transfer
-from monarch_hpc.transport.memory.registry import Memory
 from monarch_hpc.wire.frames import Frame, Kind
-from tests.system.parties import BLOCKED, PATIENCE_S, UCX, Party, parties
+from tests.system.parties import BLOCKED, LIMITS, PATIENCE_S, UCX, Party, parties
 
 __all__ = ["parties"]
 
 
-@pytest.fixture(params=["tcp", "relay", "ucx-shm", "ucx-tcp"])
-def pair(parties: Callable[..., Party], request: pytest.FixtureRequest) -> tuple[Party, Party, FrameChannel]:
-    """A party with memory, a party without, and the latter's channel."""
+Link = FrameChannel | LoopbackLink
+
+
+def loopback(party: Party) -> LoopbackLink:
+    return LoopbackLink(party.engine, lambda _link, _frame: None, LIMITS.mailbox_bytes, party.node.memories)
+
+
+@pytest.fixture(params=["loopback", "tcp", "relay", "ucx-shm", "ucx-tcp"])
+def pair(parties: Callable[..., Party], request: pytest.FixtureRequest) -> tuple[Party, Party, Link]:
+    """A party with memory, a party without, and the latter's channel; or one party, and its link to itself."""
     ucx = UCX.get(request.param, "")
     owner = parties(ucx=ucx)
+    if request.param == "loopback":
+        return owner, owner, loopback(owner)
     addresses = owner.node.listen(["127.0.0.1"])
     if request.param != "relay":
         asker = parties(role=Role.CONTROLLER, ucx=ucx)
@@ -36,13 +46,25 @@ def pair(parties: Callable[..., Party], request: pytest.FixtureRequest) -> tuple
     return owner, asker, asker.node.connect([address.replace("127.0.0.1", BLOCKED) for address in addresses])
 
 
+@pytest.fixture(params=["loopback", "tcp", "relay"])
+def checked(parties: Callable[..., Party], request: pytest.FixtureRequest) -> tuple[Party, Party, Link]:
+    """The same where the owner checks each access. UCX relies on the requester to stay within a key."""
+    if request.param == "loopback":
+        owner = parties()
+        return owner, owner, loopback(owner)
+    return join_by_frames(parties, request.param)
+
+
 @pytest.fixture(params=["tcp", "relay"])
 def framed(parties: Callable[..., Party], request: pytest.FixtureRequest) -> tuple[Party, Party, FrameChannel]:
-    """The same where transfers are frames that the owner's engine answers. UCX answers on its own thread, and relies
-    on the requester to stay within a key."""
+    """The same where transfers are frames that the owner's engine answers; UCX answers on its own thread."""
+    return join_by_frames(parties, request.param)
+
+
+def join_by_frames(parties: Callable[..., Party], fabric: str) -> tuple[Party, Party, FrameChannel]:
     owner = parties()
     addresses = owner.node.listen(["127.0.0.1"])
-    if request.param == "tcp":
+    if fabric == "tcp":
         asker = parties(role=Role.CONTROLLER)
         return owner, asker, asker.node.connect(addresses)
     asker = parties(role=Role.CONTROLLER, around=owner)
@@ -50,7 +72,7 @@ def framed(parties: Callable[..., Party], request: pytest.FixtureRequest) -> tup
 
 
 @pytest.mark.parametrize("size", [0, 1, 1000, 100_000, PIECE_BYTES, 3 * PIECE_BYTES + 5])
-def test_what_was_put_is_there_and_what_is_there_is_got(pair: tuple[Party, Party, FrameChannel], size: int) -> None:
+def test_what_was_put_is_there_and_what_is_there_is_got(pair: tuple[Party, Party, Link], size: int) -> None:
     owner, _, channel = pair
     buffer = bytearray(os.urandom(size + 20))
     expected = bytearray(buffer)
@@ -65,7 +87,7 @@ def test_what_was_put_is_there_and_what_is_there_is_got(pair: tuple[Party, Party
     assert not owner.frames, "transfers are invisible to the channel's user"
 
 
-def test_many_transfers_run_at_once_and_each_is_told(pair: tuple[Party, Party, FrameChannel]) -> None:
+def test_many_transfers_run_at_once_and_each_is_told(pair: tuple[Party, Party, Link]) -> None:
     owner, asker, channel = pair
     dice = random.Random(1)
     buffer = bytearray(os.urandom(8 * PIECE_BYTES))
@@ -97,7 +119,7 @@ def test_a_frame_does_not_wait_for_a_large_transfer(framed: tuple[Party, Party, 
     transfer.wait(PATIENCE_S)
 
 
-def test_what_cannot_be_written_to_can_be_registered_to_be_read(pair: tuple[Party, Party, FrameChannel]) -> None:
+def test_what_cannot_be_written_to_can_be_registered_to_be_read(pair: tuple[Party, Party, Link]) -> None:
     owner, _, channel = pair
     with pytest.raises(ValueError, match="cannot be written to: bytes"):
         owner.node.register(b"only read")
@@ -113,20 +135,18 @@ def _keys(memory: Memory) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("which", ["forged", "no key"])
-def test_without_its_key_there_is_no_memory(framed: tuple[Party, Party, FrameChannel], which: str) -> None:
-    owner, _, channel = framed
+def test_without_its_key_there_is_no_memory(checked: tuple[Party, Party, Link], which: str) -> None:
+    owner, _, channel = checked
     memory = owner.node.register(bytearray(100))
     key = _keys(memory)[which]
     with pytest.raises(MemoryAccessError, match=r"no such memory|not a memory key"):
         channel.get(key, 0, bytearray(10)).wait(PATIENCE_S)
-    assert channel.error is None
+    assert not owner.lost
 
 
 @pytest.mark.parametrize("size", [10, 200_000])
-def test_what_lies_outside_or_may_only_be_read_stays_as_it_is(
-    framed: tuple[Party, Party, FrameChannel], size: int
-) -> None:
-    owner, _, channel = framed
+def test_what_lies_outside_or_may_only_be_read_stays_as_it_is(checked: tuple[Party, Party, Link], size: int) -> None:
+    owner, _, channel = checked
     buffer = bytearray(300_000)
     readable = owner.node.register(buffer, writable=False)
     writable = owner.node.register(buffer)
@@ -196,3 +216,58 @@ def test_closing_the_channel_here_ends_them_too(framed: tuple[Party, Party, Fram
     with pytest.raises(ChannelClosed, match="enough"):
         transfer.wait(PATIENCE_S)
     gate.set()
+
+
+def test_a_buffer_that_cannot_be_used_is_refused_at_once(checked: tuple[Party, Party, Link]) -> None:
+    owner, _, channel = checked
+    key = owner.node.register(bytearray(100)).key
+    with pytest.raises(ValueError, match="cannot be written to: bytes"):
+        channel.get(key, 0, bytes(10))
+    with pytest.raises(ValueError, match="not contiguous"):
+        channel.put(key, 0, memoryview(bytes(10))[::2])
+    with pytest.raises(TypeError):
+        channel.put(key, 0, 5)
+
+
+@pytest.mark.parametrize("size", [0, 10])
+def test_closed_memory_is_refused_whatever_the_size(checked: tuple[Party, Party, Link], size: int) -> None:
+    owner, _, channel = checked
+    with owner.node.register(bytearray(100)) as memory:
+        key = memory.key
+        channel.get(key, 0, bytearray(size)).wait(PATIENCE_S)
+    transfer = channel.get(key, 0, bytearray(size))
+    with pytest.raises(MemoryAccessError, match="closed it"):
+        transfer.wait(PATIENCE_S)
+    assert transfer.done and isinstance(transfer.error, MemoryAccessError)
+
+
+def test_closing_memory_ends_its_use_by_its_own_process(parties: Callable[..., Party]) -> None:
+    """The threads of a process that copy are stopped between two pieces, and touch nothing after `close`."""
+    owner = parties()
+    link = loopback(owner)
+    buffer = bytearray(4 * PIECE_BYTES)
+    memory = owner.node.register(buffer)
+    failures: list[MemoryAccessError] = []
+    begun = threading.Semaphore(0)
+
+    def pour(byte: bytes) -> None:
+        data = byte * len(buffer)
+        while True:
+            begun.release()
+            try:
+                link.put(memory.key, 0, data).wait(PATIENCE_S)
+            except MemoryAccessError as error:
+                failures.append(error)
+                return
+
+    threads = [threading.Thread(target=pour, args=(byte,)) for byte in (b"x", b"y")]
+    for thread in threads:
+        thread.start()
+    for _ in range(6):
+        assert begun.acquire(timeout=PATIENCE_S)
+    memory.close()
+    then = bytes(buffer)
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert len(failures) == 2 and all("closed it" in str(failure) for failure in failures)
+    assert buffer == then, "written to after it was closed"

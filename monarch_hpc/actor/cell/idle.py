@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from monarch_hpc.transport.engine.engine import Engine
-from monarch_hpc.transport.engine.sleeper import Sleeper
+from monarch_hpc.transport.engine.wakeup import Sleeper
 
 __all__ = ["Wait", "idle_wait"]
 

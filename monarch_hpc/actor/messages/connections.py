@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from monarch_hpc.actor.messages.line import LoopbackLink, MessageLink
+from monarch_hpc.actor.messages.line import LoopbackLink, MessageLink, ProcLink
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
@@ -43,7 +43,7 @@ class Connections:
         self._node = node
         self._own = own
         self.channels = node.channels
-        self.loopback = LoopbackLink(self.engine, self._deliver, node.limits.mailbox_bytes)
+        self.loopback = LoopbackLink(self.engine, self._deliver, node.limits.mailbox_bytes, node.memories)
         self.loopback.mark = mark
 
     def drop(self) -> None:
@@ -63,7 +63,7 @@ class Connections:
         assert self._own is not None, "bind() comes first"
         return self._own
 
-    def line_to(self, proc: ProcRef) -> MessageLink:
+    def line_to(self, proc: ProcRef) -> ProcLink:
         """Return the link to *proc*; connect if there is none, unless on the driver. Loopback for this process itself.
 
         Raises:

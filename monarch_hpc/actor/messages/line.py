@@ -9,9 +9,11 @@ from typing import Protocol
 from monarch_hpc.actor.context import context
 from monarch_hpc.transport.credit import Credit, cost_of, take_credit
 from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.transport.memory.operations import Transfer
+from monarch_hpc.transport.memory.registry import Memories
 from monarch_hpc.wire.frames import Frame, Kind
 
-__all__ = ["LoopbackLink", "MessageLink"]
+__all__ = ["LoopbackLink", "MessageLink", "ProcLink"]
 
 _CALL = Kind.CALL  # on the path of every frame: an enum member costs ten times a global
 _RESULT = Kind.RESULT
@@ -42,8 +44,20 @@ class MessageLink(Protocol):
         ...
 
 
+class ProcLink(MessageLink, Protocol):
+    """The link to a process, which may be this one: messages, and memory that was registered there."""
+
+    def get(self, key: bytes, offset: int, into: object) -> Transfer:
+        """Read registered memory of the process; see `transport.api.FrameChannel.get`."""
+        ...
+
+    def put(self, key: bytes, offset: int, data: object) -> Transfer:
+        """Write registered memory of the process; see `transport.api.FrameChannel.put`."""
+        ...
+
+
 class LoopbackLink:
-    """Delivers messages between actors of this process.
+    """Delivers messages between actors of this process, and gives them its registered memory.
 
     Calls are delivered on the sending thread, so that the calls of one thread keep their order; answers on the driver,
     like all answers. Buffers are copied: a payload belongs to its receiver, and an array that two actors shared would
@@ -52,11 +66,15 @@ class LoopbackLink:
     Args:
         deliver: takes each frame.
         window_bytes: bytes that may be queued for one actor before its senders block.
+        memories: the registered memories of this process.
     """
 
-    def __init__(self, engine: Engine, deliver: Callable[[MessageLink, Frame], None], window_bytes: int) -> None:
+    def __init__(
+        self, engine: Engine, deliver: Callable[[MessageLink, Frame], None], window_bytes: int, memories: Memories
+    ) -> None:
         self._engine = engine
         self._deliver = deliver
+        self._memories = memories
         self._credit = Credit(window_bytes, engine.wake_waiters)
         self.mark = 0
 
@@ -84,6 +102,14 @@ class LoopbackLink:
             self._credit.take(dest, cost)
             return True
         return take_credit(self._engine, self._credit, dest, cost, end_s)
+
+    def get(self, key: bytes, offset: int, into: object) -> Transfer:
+        """Copy registered memory of this process to *into*; done on return."""
+        return self._memories.get(key, offset, into)
+
+    def put(self, key: bytes, offset: int, data: object) -> Transfer:
+        """Copy *data* to registered memory of this process; done on return."""
+        return self._memories.put(key, offset, data)
 
     def consumed(self, dest: int, cost: int) -> None:
         """Return the credit of a call that was handled; blocked senders may continue."""

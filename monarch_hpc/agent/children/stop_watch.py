@@ -9,7 +9,7 @@ from monarch_hpc.core.machine.procfs import read_stat
 from monarch_hpc.supervision.lease import Lease, Liveness
 from monarch_hpc.supervision.standstill import Standstill
 from monarch_hpc.transport.engine.engine import Engine
-from monarch_hpc.transport.engine.timer import Timer
+from monarch_hpc.transport.engine.sources import Timer
 
 __all__ = ["Changed", "StoppedProcs"]
 

@@ -19,7 +19,7 @@ from monarch_hpc.agent.output.log_files import LogFiles
 from monarch_hpc.agent.output.rate_limit import FairShare, TokenBucket, cost_bytes
 from monarch_hpc.config.schema import LogsConfig
 from monarch_hpc.transport.engine.engine import Engine
-from monarch_hpc.transport.engine.timer import Timer
+from monarch_hpc.transport.engine.sources import Timer
 from monarch_hpc.wire.control.output import Output
 from monarch_hpc.wire.record import MARK, Unmarker, parse_record, split_marked
 

@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 
 from monarch_hpc.agent.output.proc_output import ProcOutput
-from monarch_hpc.transport.engine.timer import Timer
+from monarch_hpc.transport.engine.sources import Timer
 from monarch_hpc.wire.start import ProcStart
 
 __all__ = ["Proc", "ProcState"]

@@ -1,4 +1,4 @@
-"""Dials several addresses of a peer at once, with a handshake on each."""
+"""The dialling side of a process: tries all addresses of a peer at once, with a handshake on each."""
 
 from __future__ import annotations
 
@@ -15,13 +15,17 @@ from monarch_hpc.transport.api import FrameChannel, Peer
 from monarch_hpc.transport.connect.relay import CLOSED_THERE
 from monarch_hpc.transport.connect.routes import RouteKind, Routes
 from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.transport.secure.fence import Fence
 from monarch_hpc.transport.secure.handshake import ANSWER_BYTES, Dialing
 from monarch_hpc.transport.secure.noise import Cipher
 
-__all__ = ["Dialer", "Done", "Opener", "Race"]
+__all__ = ["Dialer", "Done", "Opener"]
 
 Done = Callable[[FrameChannel | TransportError], None]
 """Called on the driver with the channel, or with the error if none could be opened."""
+
+Adopt = Callable[[socket.socket, Peer, tuple[Cipher, Cipher]], FrameChannel]
+"""Makes a channel of a connected socket, the authenticated peer, and the ciphers for sending and receiving."""
 
 _RESETS_S = (0.05, 0.1, 0.2, 0.4, 0.8)
 """Retry delays after a reset: an overloaded listener may reset us before reading our hello, and one that has answered
@@ -40,48 +44,70 @@ class Opener(Protocol):
         ...
 
 
-class Dialer(Protocol):
-    """The node that a race dials for."""
+class Dialer:
+    """The dialling side of a process: opens channels to processes that listen. For the driver of the engine.
 
-    @property
-    def engine(self) -> Engine:
-        """The engine that drives the sockets."""
-        ...
+    Args:
+        begin: begins a handshake with a process, by its incarnation and address.
+        known: looks up the open channel to an incarnation.
+        adopt: makes a channel of an authenticated socket.
+        fence: bars incarnations.
+        relay: the fallback where peers cannot be dialled from here.
+        forwarders: addresses of processes that may forward to a known incarnation.
+    """
 
-    @property
-    def limits(self) -> TransportConfig:
-        """The limits, deadlines among them."""
-        ...
-
-    @property
-    def routes(self) -> Routes:
-        """The routes that have worked."""
-        ...
-
-    @property
-    def forwarders(self) -> Sequence[str]:
-        """Addresses of processes that may forward to a known incarnation."""
-        ...
+    def __init__(
+        self,
+        engine: Engine,
+        limits: TransportConfig,
+        begin: Callable[[int, str], Dialing],
+        known: Callable[[int], FrameChannel | None],
+        adopt: Adopt,
+        fence: Fence,
+        relay: Opener | None,
+        forwarders: Sequence[str],
+    ) -> None:
+        self.engine = engine
+        self.limits = limits
+        self.begin = begin
+        self.known = known
+        self.adopt = adopt
+        self.forwarders = forwarders
+        self.routes = Routes()
+        self._fence = fence
+        self._relay = relay
+        self._races: list[_Race] = []
 
     @property
     def relay(self) -> Opener | None:
-        """The relay, for a process that cannot reach any host directly; None if there is none."""
-        ...
+        """The route of last resort; None once another route has worked."""
+        return self._relay if self.routes.relay_may_help else None
 
-    def dialing(self, incarnation: int, address: str) -> Dialing:
-        """Begin a handshake."""
-        ...
+    def dial(self, addresses: Sequence[str], incarnation: int, done: Done) -> None:
+        """Open a channel to the process that listens at *addresses*; call *done* with the channel or with the error.
 
-    def known(self, incarnation: int) -> FrameChannel | None:
-        """The open channel to an incarnation; None if there is none."""
-        ...
+        All addresses are tried at once; the first to authenticate wins.
+        """
+        known = self.known(incarnation)
+        if known is not None:
+            done(known)
+            return
+        barred = self._fence.barred(incarnation)
+        if barred:
+            done(PeerLost(", ".join(addresses), barred))
+            return
+        self._races = [race for race in self._races if not race.over]
+        if any(race.join(incarnation, done) for race in self._races):
+            return
+        self._races.append(_Race(self, list(addresses), incarnation, done))
 
-    def adopt(self, sock: socket.socket, peer: Peer, ciphers: tuple[Cipher, Cipher]) -> FrameChannel:
-        """Make a channel of the winning socket."""
-        ...
+    def close(self, reason: str) -> None:
+        """Abort all that is being dialled."""
+        for race in self._races:
+            race.cancel(reason)
 
 
-class Race:
+class _Race:
     """Dials all addresses of a peer at once; the first to authenticate wins.
 
     Indirect routes join the race after `TransportConfig.around_after_s`, when all direct ones have failed, or at once
@@ -89,20 +115,20 @@ class Race:
     relay to each address. So addresses that are dead or wrong cost no more than that delay.
     """
 
-    def __init__(self, node: Dialer, addresses: list[str], incarnation: int, done: Done) -> None:
-        self._node = node
+    def __init__(self, dialer: Dialer, addresses: list[str], incarnation: int, done: Done) -> None:
+        self._dialer = dialer
         self._addresses = addresses
         self._incarnation = incarnation
         self._done: list[Done] = [done]
         self._errors: list[TransportError] = []
         self._running: set[_Outbound] = set()
         self._tried_indirect = False
-        self._timers = [node.engine.call_later(node.limits.around_after_s, self._try_indirect)]
+        self._timers = [dialer.engine.call_later(dialer.limits.around_after_s, self._try_indirect)]
         if not addresses:
             self._end(PeerLost("a peer", "it has no address"))
             return
         self._start([(RouteKind.DIRECT, address) for address in addresses])
-        if node.routes.indirect_at_once(addresses):
+        if dialer.routes.indirect_at_once(addresses):
             self._try_indirect()
 
     @property
@@ -123,16 +149,16 @@ class Race:
 
     def _start(self, routes: list[tuple[RouteKind, str]]) -> None:
         # All are listed before the first one starts: the race is over when the last one listed fails.
-        started = [_Outbound(self._node, self, self._incarnation, route, address) for route, address in routes]
+        started = [_Outbound(self._dialer, self, self._incarnation, route, address) for route, address in routes]
         self._running.update(started)
-        limits = self._node.limits
+        limits = self._dialer.limits
         for timeout_s, group in (
             (limits.connect_s, [outbound for outbound in started if outbound.route is not RouteKind.RELAY]),
             (limits.relay_s, [outbound for outbound in started if outbound.route is RouteKind.RELAY]),
         ):
             if group:
                 on_timeout = functools.partial(self._on_timeout, group, timeout_s)
-                self._timers.append(self._node.engine.call_later(timeout_s, on_timeout))
+                self._timers.append(self._dialer.engine.call_later(timeout_s, on_timeout))
         for outbound in started:
             if self._done:
                 outbound.start()
@@ -141,10 +167,10 @@ class Race:
         if self._tried_indirect or not self._done:
             return
         self._tried_indirect = True
-        forwarders = set(self._node.forwarders).difference(self._addresses) if self._incarnation else set()
+        forwarders = set(self._dialer.forwarders).difference(self._addresses) if self._incarnation else set()
         # A peer that answered with another key, or other versions, would do so through the relay, too.
         spoke = self._errors and not any(isinstance(error, PeerLost) for error in self._errors)
-        relayed = [] if self._node.relay is None or spoke else self._addresses
+        relayed = [] if self._dialer.relay is None or spoke else self._addresses
         routes = [(RouteKind.FORWARD, address) for address in sorted(forwarders)]
         self._start([*routes, *((RouteKind.RELAY, address) for address in relayed)])
 
@@ -154,10 +180,10 @@ class Race:
         if not self._done:
             outbound.sock.close()
             return
-        self._node.routes.worked(self._addresses, outbound.route)
-        channel = self._node.adopt(outbound.sock, peer, ciphers)
+        self._dialer.routes.worked(self._addresses, outbound.route)
+        channel = self._dialer.adopt(outbound.sock, peer, ciphers)
         # The peer may have dialled us meanwhile: then there are two channels, and the first one is used.
-        self._end(self._node.known(self._incarnation) or channel)
+        self._end(self._dialer.known(self._incarnation) or channel)
 
     def lost(self, outbound: _Outbound, error: TransportError) -> None:
         """An address has failed."""
@@ -188,9 +214,9 @@ class Race:
 class _Outbound:
     """One address of a race: the peer's own, or a forwarder's."""
 
-    def __init__(self, node: Dialer, race: Race, incarnation: int, route: RouteKind, address: str) -> None:
+    def __init__(self, dialer: Dialer, race: _Race, incarnation: int, route: RouteKind, address: str) -> None:
         self.route = route
-        self._node = node
+        self._dialer = dialer
         self._race = race
         self._target = address
         self._address = f"{route.value}{address}"
@@ -206,22 +232,22 @@ class _Outbound:
         """Begin to connect, unless it was given up."""
         if self._over:
             return
-        self._dialing = self._node.dialing(self._incarnation, self._address)  # no hello is answered twice
+        self._dialing = self._dialer.begin(self._incarnation, self._address)  # no hello is answered twice
         try:
             if self.route is RouteKind.RELAY:
-                assert self._node.relay is not None, "relay addresses are listed only if there is a relay"
-                self.sock = self._node.relay.open(self._target, self._relay_failed)
+                assert self._dialer.relay is not None, "relay addresses are listed only if there is a relay"
+                self.sock = self._dialer.relay.open(self._target, self._relay_failed)
                 self._greet()
                 return
             self.sock = begin_connect(self._target)
-            self._node.engine.watch(self.sock.fileno(), self._on_ready, read=False, write=True)
+            self._dialer.engine.watch(self.sock.fileno(), self._on_ready, read=False, write=True)
         except (OSError, TransportError) as error:
             self._fail(error)
 
     def _greet(self) -> None:
         self.sock.send(self._dialing.hello)  # 192 bytes always fit an empty socket buffer
         self._sent = True
-        self._node.engine.watch(self.sock.fileno(), self._on_ready)
+        self._dialer.engine.watch(self.sock.fileno(), self._on_ready)
 
     def _relay_failed(self, why: str) -> None:
         if not self._over and why != CLOSED_THERE:
@@ -253,14 +279,14 @@ class _Outbound:
                 self._greet_again(again_s)
             return
         self._over = True
-        self._node.engine.unwatch(self.sock.fileno())
+        self._dialer.engine.unwatch(self.sock.fileno())
         self._race.won(self, peer, ciphers)
 
     def _greet_again(self, delay_s: float) -> None:
-        self._node.engine.unwatch(self.sock.fileno())
+        self._dialer.engine.unwatch(self.sock.fileno())
         self.sock.close()
         self._answer, self._sent = b"", False
-        self._node.engine.call_later(delay_s, self.start)
+        self._dialer.engine.call_later(delay_s, self.start)
 
     def _closed(self) -> TransportError:
         if self.route is RouteKind.FORWARD:
@@ -284,5 +310,5 @@ class _Outbound:
         if not self._over:
             self._over = True
             if hasattr(self, "sock"):
-                self._node.engine.unwatch(self.sock.fileno())
+                self._dialer.engine.unwatch(self.sock.fileno())
                 self.sock.close()

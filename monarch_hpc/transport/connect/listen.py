@@ -21,7 +21,7 @@ from monarch_hpc.transport.api import Peer
 from monarch_hpc.transport.connect.forward import Forward
 from monarch_hpc.transport.connect.half_open import GRACE_S, HalfOpen
 from monarch_hpc.transport.engine.engine import Engine
-from monarch_hpc.transport.engine.timer import Timer
+from monarch_hpc.transport.engine.sources import Timer
 from monarch_hpc.transport.secure.fence import Fence
 from monarch_hpc.transport.secure.handshake import (
     HELLO_BYTES,

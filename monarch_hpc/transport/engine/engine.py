@@ -25,10 +25,8 @@ from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.process.fork import Owned, divert, watch_forks
 from monarch_hpc.core.text.description import trace_of
 from monarch_hpc.transport.engine.interrupts import ThreadSleeper, make_sleeper, may_be_signal
-from monarch_hpc.transport.engine.poller import Poller
-from monarch_hpc.transport.engine.sleeper import Sleeper
-from monarch_hpc.transport.engine.timer import Timer
-from monarch_hpc.transport.engine.wakeup import Wakeup
+from monarch_hpc.transport.engine.sources import Poller, Timer
+from monarch_hpc.transport.engine.wakeup import Sleeper, Wakeup
 
 __all__ = ["Engine"]
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Self
 
-from monarch_hpc.transport.engine.sleeper import Sleeper
+from monarch_hpc.transport.engine.wakeup import Sleeper
 
 __all__ = ["ThreadSleeper", "make_sleeper", "may_be_signal"]
 

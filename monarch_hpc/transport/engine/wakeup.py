@@ -1,15 +1,37 @@
-"""An eventfd that wakes a thread out of epoll, from any other thread."""
+"""Wakes a thread from another one: out of a lock, or out of epoll."""
 
 from __future__ import annotations
 
 import _thread
 import os
+import threading
 
-__all__ = ["Wakeup"]
+__all__ = ["Sleeper", "Wakeup"]
+
+
+class Sleeper:
+    """`sleep` blocks a thread until `wake`; an earlier `wake` is remembered."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = _thread.allocate_lock()
+        self._lock.acquire()
+
+    def sleep(self, timeout_s: float | None) -> None:
+        """Block until `wake` was called since the last `sleep`, or until *timeout_s* seconds have passed."""
+        self._lock.acquire(timeout=-1 if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX))
+
+    def wake(self) -> None:
+        """End the sleep, or else the next one; from any thread."""
+        try:
+            self._lock.release()
+        except RuntimeError:  # awake already
+            pass
 
 
 class Wakeup:
-    """Becomes readable on `ring`, until `clear`.
+    """Wakes a thread out of epoll: an eventfd that becomes readable on `ring`, until `clear`.
 
     Attributes:
         fd: the descriptor to poll for reading.

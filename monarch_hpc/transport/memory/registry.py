@@ -1,94 +1,37 @@
 """Registers memory that other processes read and write, and serves it from the engine, without running user code.
 
-Where UCX reaches the memory, UCX serves it itself; see `transport.memory.operations` for the other side.
+Where a fabric reaches the memory, it serves it itself; see `transport.memory.operations` for the other side.
 """
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
-from collections.abc import Callable
-from types import TracebackType
-from typing import Self
 
-from monarch_hpc.core.errors import TransportError
+from monarch_hpc.core.errors import MemoryAccessError, TransportError
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.memory.key import ID_BYTES, Key, device_span, host_view, parse_span
+from monarch_hpc.transport.memory.memory import Memory
+from monarch_hpc.transport.memory.operations import PIECE_BYTES, Transfer
 from monarch_hpc.wire.frames import Buffer, Frame, FrameHead, Kind
 
-__all__ = ["Memories", "Memory"]
+__all__ = ["Memories"]
 
-
-class Memory:
-    """A registered region. It keeps its buffer alive, and unmoved, until it is closed.
-
-    Attributes:
-        buffer: the registered object.
-        view: its bytes; None for device memory.
-        address: address of device memory; 0 for host memory.
-    """
-
-    def __init__(
-        self, forget: Callable[[Memory], None], buffer: object, view: memoryview | None, address: int, key: Key
-    ) -> None:
-        self._forget = forget
-        self._key = key
-        self._close_ucx: Callable[[], None] | None = None
-        self.buffer: object = buffer
-        self.view = view
-        self.address = address
-
-    @property
-    def key(self) -> bytes:
-        """The key that lets another process read it, and write it where that is allowed."""
-        return self._key.pack()
-
-    @property
-    def parts(self) -> Key:
-        """The unpacked key."""
-        return self._key
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the memory."""
-        return self._key.nbytes
-
-    def attach(self, address: int, rkey: bytes, close: Callable[[], None]) -> None:
-        """Let UCX serve the memory too; keys requested from here on contain UCX's part. For the fabric.
-
-        Args:
-            close: called once when the memory is closed.
-        """
-        parts = self._key
-        self._key = Key(parts.id, parts.nbytes, parts.writable, parts.on_device, address, rkey)
-        self._close_ucx = close
-
-    def close(self) -> None:
-        """Revoke access; on return no other process accesses the memory any more.
-
-        Transfers in flight fail; data that they have moved by then stays.
-        """
-        self._forget(self)
-        close, self._close_ucx = self._close_ucx, None
-        if close is not None:
-            close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+_HERE = "this process"  # the owner of the memory, in errors
 
 
 class Memories:
-    """The registered memories of a process. `register` is for any thread, the rest is for the driver of the engine."""
+    """The registered memories of a process.
+
+    `register`, `get` and `put` are for any thread, the rest is for the driver of the engine.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._memories: dict[bytes, Memory] = {}
+        self._copying = _thread.allocate_lock()  # its holder accesses a memory of this process itself
         # Target of the PUT frame that is arriving on each channel: the memory's identifier and the view.
         self._landings: dict[FrameChannel, tuple[bytes, list[memoryview]]] = {}
 
@@ -122,11 +65,44 @@ class Memories:
             self._engine.call_soon(lambda: self._forget(memory))
             self._engine.wait(lambda: memory.parts.id not in self._memories, None)
             return
-        self._memories.pop(memory.parts.id, None)
+        with self._copying:
+            self._memories.pop(memory.parts.id, None)
         for identifier, places in self._landings.values():
             if identifier == memory.parts.id:
                 places[0] = memoryview(bytearray(len(places[0])))  # data that still arrives is discarded
         self._engine.wake_waiters()
+
+    def get(self, key: bytes, offset: int, into: object) -> Transfer:
+        """Read memory of this process itself, with the checks and errors of `transport.api.FrameChannel.get`."""
+        return self._copy(key, offset, into, write=False)
+
+    def put(self, key: bytes, offset: int, data: object) -> Transfer:
+        """Write memory of this process itself, with the checks and errors of `transport.api.FrameChannel.put`."""
+        return self._copy(key, offset, data, write=True)
+
+    def _copy(self, key: bytes, offset: int, buffer: object, *, write: bool) -> Transfer:
+        view = host_view(buffer, writable=not write)
+        transfer = Transfer(self._engine, f"{'put' if write else 'get'} of {view.nbytes} bytes at {offset}, {_HERE}")
+        try:
+            parts = Key.parse(key)
+            parts.check(_HERE, offset, view.nbytes, write=write)
+            # In pieces, as on a channel: between two of them the memory may be closed.
+            for at in range(0, max(view.nbytes, 1), PIECE_BYTES):
+                piece = view[at : at + PIECE_BYTES]
+                with self._copying:
+                    problem = self._problem(parts.id, offset + at, piece.nbytes, write=write)
+                    if problem:
+                        raise MemoryAccessError(_HERE, problem)
+                    place = self._place(parts.id, offset + at, piece.nbytes)
+                    if write:
+                        place[:] = piece
+                    else:
+                        piece[:] = place
+        except MemoryAccessError as error:
+            transfer.finish(error)
+        else:
+            transfer.finish()
+        return transfer
 
     def land(self, channel: FrameChannel, head: FrameHead, body: Buffer) -> list[memoryview] | None:
         """Targets for the data of an arriving PUT frame; see `transport.secure.records.Landing`."""
@@ -151,11 +127,11 @@ class Memories:
         identifier, offset, nbytes = parse_span(frame.body)
         landed = self._landings.pop(channel, None) if frame.kind is Kind.PUT else None
         buffers: tuple[memoryview, ...] = ()
-        problem = self._problem(frame, identifier, offset, nbytes)
+        problem = self._problem(identifier, offset, nbytes, write=frame.kind is Kind.PUT)
+        if frame.kind is Kind.PUT and (len(frame.buffers) != 1 or memoryview(frame.buffers[0]).nbytes != nbytes):
+            problem = problem or f"a put of {nbytes} bytes came with data of another length"
         if not problem:
-            view = self._memories[identifier].view
-            assert view is not None
-            place = view[offset : offset + nbytes]
+            place = self._place(identifier, offset, nbytes)
             if frame.kind is Kind.GET:
                 buffers = (place,)
             elif landed is None or frame.buffers[0] is not landed[1][0]:
@@ -163,15 +139,18 @@ class Memories:
         with contextlib.suppress(TransportError):  # the requester is gone
             channel.send(Frame(Kind.DATA, frame.reply, frame.dest, problem.encode(), buffers))
 
-    def _problem(self, frame: Frame, identifier: bytes, offset: int, nbytes: int) -> str:
+    def _place(self, identifier: bytes, offset: int, nbytes: int) -> memoryview:
+        view = self._memories[identifier].view
+        assert view is not None, "there is no problem with it"
+        return view[offset : offset + nbytes]
+
+    def _problem(self, identifier: bytes, offset: int, nbytes: int, *, write: bool) -> str:
         memory = self._memories.get(identifier)
         if memory is None:
             return "it has no such memory, or has closed it"
         if memory.view is None:
             return "it is a device's memory, which only UCX reaches, and there is no UCX between the two"
-        if frame.kind is Kind.PUT and (len(frame.buffers) != 1 or memoryview(frame.buffers[0]).nbytes != nbytes):
-            return f"a put of {nbytes} bytes came with data of another length"
-        return memory.parts.problem(offset, nbytes, write=frame.kind is Kind.PUT)
+        return memory.parts.problem(offset, nbytes, write=write)
 
     def forget(self, channel: FrameChannel) -> None:
         """Drop the state of *channel*, on which nothing more arrives."""

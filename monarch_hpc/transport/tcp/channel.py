@@ -7,19 +7,18 @@ import select
 import socket
 import sys
 from collections.abc import Callable
-from typing import Protocol
 
 from monarch_hpc.config.schema import TransportConfig
 from monarch_hpc.core.errors import ChannelClosed, FrameError, PeerLost, TransportError
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.transport.api import Peer
 from monarch_hpc.transport.engine.engine import Engine
-from monarch_hpc.transport.engine.timer import Timer
+from monarch_hpc.transport.engine.sources import Timer
 from monarch_hpc.transport.secure.noise import Cipher
 from monarch_hpc.transport.secure.records import CHUNK_BYTES, INLINE_BYTES, Bulk, Landing, RecordReader, RecordWriter
 from monarch_hpc.wire.frames import HEAD_BYTES, Frame, Kind, pack_frame, pack_head
 
-__all__ = ["CHUNK_BYTES", "INLINE_BYTES", "LINGER_S", "SocketListener", "TcpChannel", "read_reason"]
+__all__ = ["CHUNK_BYTES", "INLINE_BYTES", "LINGER_S", "TcpChannel", "read_reason"]
 
 _MAX_REASON_BYTES = 400
 _READS_PER_EVENT = 16  # then other channels are served, and timers
@@ -45,18 +44,6 @@ _INLINE_BODY_BYTES = INLINE_BYTES - HEAD_BYTES
 _log = Logger(__name__)
 
 
-class SocketListener(Protocol):
-    """The owner of a socket; called by the thread that drives the engine."""
-
-    def on_frame(self, frame: Frame) -> None:
-        """A frame arrived."""
-        ...
-
-    def on_lost(self, error: TransportError) -> None:
-        """The socket is closed; no frame follows."""
-        ...
-
-
 class TcpChannel:
     """Frames over one socket: every channel begins with one; see `transport.channel`.
 
@@ -65,6 +52,8 @@ class TcpChannel:
 
     Args:
         ciphers: for sending and for receiving.
+        on_frame: called on the driver with each frame that arrives.
+        on_lost: called on the driver when the socket is closed; no frame follows.
     """
 
     def __init__(
@@ -73,14 +62,16 @@ class TcpChannel:
         sock: socket.socket,
         peer: Peer,
         ciphers: tuple[Cipher, Cipher],
-        listener: SocketListener,
+        on_frame: Callable[[Frame], None],
+        on_lost: Callable[[TransportError], None],
         limits: TransportConfig,
     ) -> None:
         self._engine = engine
         self._sock = sock
         self._fd = sock.fileno()
         self._peer = peer
-        self._listener = listener
+        self._on_frame = on_frame
+        self._on_lost = on_lost
         self._limits = limits
         self._error: TransportError | None = None
         self._dead = False  # nothing more is written or read
@@ -330,7 +321,7 @@ class TcpChannel:
         if frame.kind is _BYE:
             raise PeerLost(str(self._peer), f"it left: {read_reason(frame)}")
         try:
-            self._listener.on_frame(frame)
+            self._on_frame(frame)
         except TransportError:
             raise
         except Exception:  # noqa: BLE001 the frames behind this one must still arrive
@@ -385,7 +376,7 @@ class TcpChannel:
         self._engine.unwatch(self._fd)
         self._sock.close()
         self._engine.wake_waiters()
-        self._listener.on_lost(self._error)
+        self._on_lost(self._error)
 
 
 def _forget_frames(error: BaseException | None) -> None:

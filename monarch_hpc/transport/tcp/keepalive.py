@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable
 
 from monarch_hpc.transport.engine.engine import Engine
-from monarch_hpc.transport.engine.timer import Timer
+from monarch_hpc.transport.engine.sources import Timer
 
 __all__ = ["CutDetector"]
 

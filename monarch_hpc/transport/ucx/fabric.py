@@ -18,17 +18,17 @@ from monarch_hpc.config.tls import opens
 from monarch_hpc.core.errors import PeerLost
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.machine.place import read_place
+from monarch_hpc.transport.api import Ask, LaneListener
 from monarch_hpc.transport.engine.engine import Engine
-from monarch_hpc.transport.memory.registry import Memory
+from monarch_hpc.transport.memory.memory import Memory
 from monarch_hpc.transport.ucx.hole_probe import STUCK, Probe
+from monarch_hpc.transport.ucx.lane import UcxLane
 from monarch_hpc.transport.ucx.library import load_library
 from monarch_hpc.transport.ucx.machine import Machine, read_machine
-from monarch_hpc.transport.ucx.negotiation import Ask
 from monarch_hpc.transport.ucx.settings import choose_transports, named_library, ucx_variables
 
 if TYPE_CHECKING:
     from monarch_hpc.transport.ucx import _ucx
-    from monarch_hpc.transport.ucx.lane import UcxLane
 
 __all__ = ["UcxFabric"]
 
@@ -42,7 +42,7 @@ Started = Callable[[str], None]
 
 
 class UcxFabric:
-    """UCX for all channels of a process; its methods are for the driver, except `close` and `register`.
+    """UCX for all channels of a process; see `transport.api.Fabric`.
 
     Args:
         login: this process is not on a host of the allocation, and gets no RDMA.
@@ -81,8 +81,7 @@ class UcxFabric:
         self._thread: threading.Thread | None = None
         self._closed = False
         self._shared_memory = True
-        self.probe = Probe(engine, self._shared_lanes, self._drop_shared_memory)
-        """Detects shared memory that no longer delivers."""
+        self._probe = Probe(engine, self._shared_lanes, self._drop_shared_memory)
 
     @property
     def ask(self) -> Ask:
@@ -95,23 +94,17 @@ class UcxFabric:
         )
 
     @property
-    def worker(self) -> _ucx.Worker | None:
-        """The binding's worker, once UCX has started."""
-        return self._worker
+    def address(self) -> bytes:
+        """The address of the worker; only once UCX has started."""
+        assert self._worker is not None, "the fabric has started"
+        return self._worker.address
 
-    @property
-    def engine(self) -> Engine:
-        """The engine that polls UCX."""
-        return self._engine
-
-    @property
-    def max_frame_bytes(self) -> int:
-        """Config key `transport.max_frame_bytes`."""
-        return self._max_frame_bytes
-
-    def add(self, lane: UcxLane) -> None:
-        """Register *lane*, to be probed, and to be notified when UCX is closed."""
-        self._lanes.add(lane)
+    def open_lane(self, listener: LaneListener, peer: str, send_queue_bytes: int) -> UcxLane:
+        """Open a lane; only once UCX has started."""
+        assert self._worker is not None, "the fabric has started"
+        lane = UcxLane(self._engine, self._worker, self._max_frame_bytes, self._probe, listener, peer, send_queue_bytes)
+        self._lanes.add(lane)  # to be probed, and to be notified when UCX is closed
+        return lane
 
     def _shared_lanes(self) -> list[UcxLane]:
         return [lane for lane in list(self._lanes) if lane.usable and lane.shared]
@@ -205,7 +198,7 @@ class UcxFabric:
                 lane.abandon()
         self._engine.wake_waiters()
 
-    # ---- poller.Poller ----
+    # ---- sources.Poller ----
 
     @property
     def fd(self) -> int:
@@ -214,12 +207,12 @@ class UcxFabric:
         return self._worker.fd
 
     def poll(self, epoll_fd: int, spin_s: float, timeout_s: float) -> Sequence[tuple[int, int]]:
-        """Wait for UCX or sockets; see `transport.engine.poller.Poller`."""
+        """Wait for UCX or sockets; see `transport.engine.sources.Poller`."""
         assert self._worker is not None
         return self._worker.poll(epoll_fd, spin_s, timeout_s)
 
     def wait_away(self) -> None:
-        """Return when no thread has polled for some milliseconds; see `transport.engine.poller.Poller`."""
+        """Return when no thread has polled for some milliseconds; see `transport.engine.sources.Poller`."""
         worker = self._worker
         if worker is not None:
             worker.wait_away()

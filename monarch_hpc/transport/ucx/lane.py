@@ -8,12 +8,14 @@ the receiver gets. All messages carry sequence numbers: a large one may still be
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from monarch_hpc.core.errors import FrameError, MemoryAccessError, PeerLost, TransportError
+from monarch_hpc.transport.api import FabricKind, LaneListener
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.memory.key import Key
 from monarch_hpc.transport.memory.operations import Transfer
+from monarch_hpc.transport.ucx.hole_probe import Probe
 from monarch_hpc.wire.frames import (
     HEAD_BYTES,
     Buffer,
@@ -27,7 +29,6 @@ from monarch_hpc.wire.frames import (
 
 if TYPE_CHECKING:
     from monarch_hpc.transport.ucx import _ucx
-    from monarch_hpc.transport.ucx.fabric import UcxFabric
 
 __all__ = ["APART_BYTES", "UcxLane"]
 
@@ -40,22 +41,6 @@ _MAX_EARLY = 2**16
 
 _MAX_REMOTES = 1024
 """Unpacked memory keys cached per peer."""
-
-
-class LaneListener(Protocol):
-    """The owner of a lane."""
-
-    def on_lane_frame(self, frame: Frame) -> None:
-        """A frame arrived, in order."""
-        ...
-
-    def on_lane_error(self, error: TransportError) -> None:
-        """The lane has failed."""
-        ...
-
-    def probe_lane(self, asked_us: int) -> None:
-        """Ask the peer to send on the lane, then echo *asked_us* on the socket."""
-        ...
 
 
 class _Front:
@@ -88,22 +73,31 @@ class _Front:
 
 
 class UcxLane:
-    """One peer through UCX. Any thread may send and move memory; all else is for the driver.
+    """One peer through UCX; see `transport.api.Lane`.
 
     Args:
+        probe: detects shared memory that no longer delivers.
         peer: the peer, for errors.
 
     Attributes:
-        shared: whether it uses shared memory.
+        shared: whether it is connected through shared memory.
     """
 
-    def __init__(self, fabric: UcxFabric, listener: LaneListener, peer: str, send_queue_bytes: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        worker: _ucx.Worker,
+        max_frame_bytes: int,
+        probe: Probe,
+        listener: LaneListener,
+        peer: str,
+        send_queue_bytes: int,
+    ) -> None:
         from monarch_hpc.transport.ucx import _ucx
 
-        worker = fabric.worker
-        assert worker is not None, "the fabric has started"
-        self._engine: Engine = fabric.engine
-        self._max_frame_bytes = fabric.max_frame_bytes
+        self._engine = engine
+        self._max_frame_bytes = max_frame_bytes
+        self._probe = probe
         self._listener = listener
         self.peer = peer
         self._send_queue_bytes = send_queue_bytes
@@ -112,12 +106,12 @@ class UcxLane:
         self._failed: type[Exception] = _ucx.UcxError
         self._text: Callable[[int], str] = _ucx.status_text
         self._lane = worker.open(self)
-        fabric.add(self)
         self._span = _ucx.Span
         self._remotes: dict[bytes, _ucx.RemoteKey] = {}
         self._moving: set[Transfer] = set()
         self._error: TransportError | None = None
         self.shared = False
+        self._puts = True  # one-sided, and not slower than frames
         self.heard_s = 0.0
         """When frames last arrived, on the engine's clock."""
         # in
@@ -150,11 +144,15 @@ class UcxLane:
         """Ask the peer for a sign on the lane; see `transport.ucx.hole_probe`."""
         self._listener.probe_lane(asked_us)
 
+    def answered(self, asked_us: int) -> None:
+        """Handle an answer to `ask`, which came on the socket."""
+        self._probe.answered(asked_us, self)
+
     def fail(self, error: TransportError) -> None:
         """Fail the lane with *error*."""
         self._fail(error)
 
-    def connect(self, address: bytes, token: bytes) -> None:
+    def connect(self, kind: FabricKind, address: bytes, token: bytes) -> None:
         """Connect the lane to the peer's.
 
         Raises:
@@ -164,6 +162,9 @@ class UcxLane:
             self._lane.connect(address, token)
         except self._failed as error:
             raise PeerLost(self.peer, f"UCX: {error}") from error
+        self.shared = kind is FabricKind.UCX_SHM
+        # UCX puts over tcp as small messages, at 24 MB/s in 1.13: frames are faster, and take the same route.
+        self._puts = kind is not FabricKind.UCX_TCP
 
     # ---- sending ----
 
@@ -206,12 +207,14 @@ class UcxLane:
     # ---- memory of the peer ----
 
     def move(self, key: bytes, offset: int, buffer: object, *, write: bool) -> Transfer | None:
-        """Get or put memory of the peer; None where UCX does not reach it. From any thread.
+        """Get or put memory of the peer; None where UCX does not reach it, or is slower than frames. From any thread.
 
         Raises:
             TypeError: *buffer* has no buffer protocol.
             BufferError: it is not contiguous, or is read-only.
         """
+        if write and not self._puts:
+            return None
         try:
             parts = Key.parse(key)
         except MemoryAccessError:
@@ -361,7 +364,7 @@ class UcxLane:
             self._error = error
             self._listener.on_lane_error(error)
 
-    def close(self, error: TransportError) -> None:
+    def close(self, error: TransportError, *, peer_died: bool) -> None:
         """Disconnect from the peer; *error* is the reason that later calls raise."""
         if self._error is None:
             self._error = error
@@ -369,6 +372,8 @@ class UcxLane:
         self._front = None
         self._remotes.clear()
         self._lane.close()
+        if self.shared and peer_died:
+            self._probe.suspect()
 
     def abandon(self) -> None:
         """Fail the transfers in flight: UCX has been closed, and nothing else will end them."""

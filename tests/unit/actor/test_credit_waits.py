@@ -17,6 +17,7 @@ from monarch_hpc.core.errors import TransportError
 from monarch_hpc.telemetry.recorder import Recorder
 from monarch_hpc.transport.credit import PIECE_BYTES, Credit, take_credit
 from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.transport.memory.registry import Memories
 from monarch_hpc.wire.frames import Frame, Kind
 
 _DEST = 7
@@ -80,7 +81,7 @@ def test_a_call_whose_credit_came_just_before(engine: InterruptedEngine, monkeyp
 
 def test_a_call_in_this_process(engine: InterruptedEngine) -> None:
     delivered: list[Frame] = []
-    link = LoopbackLink(engine, lambda _link, frame: delivered.append(frame), window_bytes=PIECE_BYTES)
+    link = LoopbackLink(engine, lambda _link, frame: delivered.append(frame), PIECE_BYTES, Memories(engine))
     check(engine, lambda: link.send(Frame(Kind.CALL, _DEST)), lambda: link.consumed(_DEST, PIECE_BYTES))
     assert len(delivered) == 2
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_hpc.core.errors import FrameError
-from monarch_hpc.transport.ucx.negotiation import Ask, Offer, choose, decode_offer, encode_offer
+from monarch_hpc.transport.api import Ask, FabricKind
+from monarch_hpc.transport.connect.negotiation import Offer, choose, decode_offer, encode_offer
 
 ASKS = st.builds(Ask, st.sampled_from(["", "here", "there"]), st.booleans(), st.booleans(), st.sampled_from(["", "no"]))
 
@@ -15,28 +16,28 @@ ASKS = st.builds(Ask, st.sampled_from(["", "here", "there"]), st.booleans(), st.
 @pytest.mark.parametrize(
     ("own", "other", "fabric"),
     [
-        (Ask("here"), Ask("here"), "ucx/shm"),
-        (Ask("here", rdma=True, tcp=True), Ask("here", rdma=True, tcp=True), "ucx/shm"),
-        (Ask("here", rdma=True, tcp=True), Ask("there", rdma=True, tcp=True), "ucx/rdma"),
-        (Ask("here", rdma=True), Ask("there"), ""),
-        (Ask("here", tcp=True), Ask("there", tcp=True), "ucx/tcp"),
-        (Ask("here", tcp=True), Ask("there"), ""),
-        (Ask("here"), Ask("there"), ""),
+        (Ask("here"), Ask("here"), FabricKind.UCX_SHM),
+        (Ask("here", rdma=True, tcp=True), Ask("here", rdma=True, tcp=True), FabricKind.UCX_SHM),
+        (Ask("here", rdma=True, tcp=True), Ask("there", rdma=True, tcp=True), FabricKind.UCX_RDMA),
+        (Ask("here", rdma=True), Ask("there"), None),
+        (Ask("here", tcp=True), Ask("there", tcp=True), FabricKind.UCX_TCP),
+        (Ask("here", tcp=True), Ask("there"), None),
+        (Ask("here"), Ask("there"), None),
         # An unknown place is shared with no process.
-        (Ask(), Ask(), ""),
-        (Ask("here", problem="no libucp"), Ask("here"), ""),
-        (Ask("here"), Ask("here", problem="no libucp"), ""),
+        (Ask(), Ask(), None),
+        (Ask("here", problem="no libucp"), Ask("here"), None),
+        (Ask("here"), Ask("here", problem="no libucp"), None),
     ],
 )
-def test_the_best_that_both_have(own: Ask, other: Ask, fabric: str) -> None:
+def test_the_best_that_both_have(own: Ask, other: Ask, fabric: FabricKind | None) -> None:
     chosen, why = choose(own, other)
-    assert chosen == fabric
+    assert chosen is fabric
     assert why
 
 
 def test_a_problem_says_whose_it_is() -> None:
-    assert choose(Ask("x", problem="no libucp"), Ask("x")) == ("", "no libucp")
-    assert choose(Ask("x"), Ask("x", problem="no libucp")) == ("", "there: no libucp")
+    assert choose(Ask("x", problem="no libucp"), Ask("x")) == (None, "no libucp")
+    assert choose(Ask("x"), Ask("x", problem="no libucp")) == (None, "there: no libucp")
 
 
 @given(ASKS, ASKS)

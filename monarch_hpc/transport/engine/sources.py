@@ -1,11 +1,31 @@
-"""The interface of an event source that the engine polls together with the kernel."""
+"""Sources of the events that the engine serves beside descriptors: timers, and libraries that must be polled."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-__all__ = ["Poller"]
+__all__ = ["Poller", "Timer"]
+
+
+class Timer:
+    """A callback that will run once, unless cancelled first."""
+
+    __slots__ = ("_callback", "at_s")
+
+    def __init__(self, at_s: float, callback: Callable[[], None]) -> None:
+        self.at_s = at_s
+        self._callback: Callable[[], None] | None = callback
+
+    def cancel(self) -> None:
+        """Prevent the callback from running."""
+        self._callback = None
+
+    def fire(self) -> None:
+        """Run the callback, unless it was cancelled."""
+        callback, self._callback = self._callback, None
+        if callback is not None:
+            callback()
 
 
 class Poller(Protocol):

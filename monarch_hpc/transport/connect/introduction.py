@@ -1,16 +1,14 @@
-"""Negotiates UCX for a channel, over its socket; see `transport.ucx.negotiation`."""
+"""Moves a channel to a faster fabric, if both sides have one; see `transport.connect.negotiation`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
 
 from monarch_hpc.core.errors import FrameError, TransportError
 from monarch_hpc.core.ids import Role
-from monarch_hpc.transport.api import Peer
-from monarch_hpc.transport.ucx.fabric import UcxFabric
-from monarch_hpc.transport.ucx.lane import UcxLane
-from monarch_hpc.transport.ucx.negotiation import Ask, Offer, choose, decode_offer, encode_offer
+from monarch_hpc.transport.api import Ask, Fabric, FabricKind, Lane, Peer
+from monarch_hpc.transport.connect.negotiation import Offer, choose, decode_offer, encode_offer
 from monarch_hpc.wire.frames import Buffer, Frame, Kind
 
 __all__ = ["FIRST_S", "Introduction"]
@@ -20,55 +18,51 @@ FIRST_S = 0.05
 where eight start at once on two cores, the answers that their program waits for come first."""
 
 _ROLES = (Role.PROC, Role.CONTROLLER)
-"""Roles with bulk traffic. Agents and commands have none, and are spared UCX's threads and memory."""
-
-
-class Introduced(Protocol):
-    """The channel that is negotiated."""
-
-    @property
-    def peer(self) -> Peer:
-        """The process at the other end."""
-        ...
-
-    def send_on_socket(self, frame: Frame) -> None:
-        """Send on the socket."""
-        ...
-
-    def make_lane(self) -> UcxLane:
-        """Open a lane; UCX must have started."""
-        ...
-
-    def switch(self, lane: UcxLane, fabric: str, why: str) -> None:
-        """Send all further frames on *lane*, which is connected."""
-        ...
-
-    def stay_on_socket(self, why: str) -> None:
-        """Stay on the socket, because of *why*."""
-        ...
+"""Roles with bulk traffic. Agents and commands have none, and are spared a fabric's threads and memory."""
 
 
 class Introduction:
-    """One side of the negotiation; for the driver.
+    """One side of a channel's negotiation; for the driver.
+
+    It ends with one call of *switch* or *stay*, unless it is cancelled.
 
     Args:
+        peer: the process at the other end.
+        open_lane: opens a lane of the channel; called once the fabric has started.
+        send: sends on the socket.
+        switch: sends all further frames on the lane, which is connected; also called with the reason.
+        stay: stays on the socket; called with the reason.
         dialed: whether this side opened the channel, and so speaks first.
     """
 
-    def __init__(self, channel: Introduced, fabric: UcxFabric | None, *, dialed: bool) -> None:
-        self._channel = channel
+    def __init__(
+        self,
+        peer: Peer,
+        fabric: Fabric | None,
+        open_lane: Callable[[], Lane],
+        send: Callable[[Frame], None],
+        switch: Callable[[Lane, FabricKind, str], None],
+        stay: Callable[[str], None],
+        *,
+        dialed: bool,
+    ) -> None:
+        self._peer = peer
         self._fabric = fabric
+        self._open_lane = open_lane
+        self._send_on_socket = send
+        self._switch = switch
+        self._stay = stay
         self._dialed = dialed
-        self._lane: UcxLane | None = None
+        self._lane: Lane | None = None
         self._over = False
 
     @property
     def asks(self) -> bool:
         """Whether this side speaks first, and has a reason to."""
-        return self._fabric is not None and self._dialed and self._channel.peer.role in _ROLES
+        return self._fabric is not None and self._dialed and self._peer.role in _ROLES
 
     def begin(self) -> None:
-        """Send the first message, if this side speaks first and UCX may be used."""
+        """Send the first message, if this side speaks first and may use a fabric."""
         if self._over:
             return
         if self._fabric is None:
@@ -76,7 +70,7 @@ class Introduction:
         elif self.asks:
             self._send(Offer(self._own_ask(self._fabric)))
         elif self._dialed:
-            self._end(f"{self._channel.peer.role.name.lower()}s use sockets")
+            self._end(f"{self._peer.role.name.lower()}s use sockets")
 
     def on_offer(self, body: Buffer) -> None:
         """Handle a message of the other side.
@@ -92,7 +86,7 @@ class Introduction:
             self._send(Offer(Ask(problem="it does not use ucx")))
             return
         kind, why = choose(self._own_ask(fabric), offer.ask)
-        if not kind:
+        if kind is None:
             if not self._dialed:
                 self._send(Offer(replace(self._own_ask(fabric), problem=why)))
             self._end(why)
@@ -103,12 +97,12 @@ class Introduction:
         else:
             fabric.start(lambda problem: self._started(problem, offer, kind, why))
 
-    def _own_ask(self, fabric: UcxFabric) -> Ask:
-        # Where our socket needs an indirect route, UCX's tcp would need one too.
-        direct = not (self._channel.peer.relayed or self._channel.peer.via)
+    def _own_ask(self, fabric: Fabric) -> Ask:
+        # Where our socket needs an indirect route, a fabric's tcp would need one too.
+        direct = not (self._peer.relayed or self._peer.via)
         return fabric.ask if direct else replace(fabric.ask, tcp=False)
 
-    def _started(self, problem: str, offer: Offer, kind: str, why: str) -> None:
+    def _started(self, problem: str, offer: Offer, kind: FabricKind, why: str) -> None:
         if self._over:
             return
         if problem:
@@ -116,27 +110,26 @@ class Introduction:
             self._end(problem)
             return
         assert self._fabric is not None
-        assert self._fabric.worker is not None
-        lane = self._lane = self._channel.make_lane()
-        self._send(Offer(self._own_ask(self._fabric), self._fabric.worker.address, lane.token))
+        lane = self._lane = self._open_lane()
+        self._send(Offer(self._own_ask(self._fabric), self._fabric.address, lane.token))
         if self._dialed:
             self._join(lane, offer, kind, why)
 
-    def _join(self, lane: UcxLane, offer: Offer, kind: str, why: str) -> None:
+    def _join(self, lane: Lane, offer: Offer, kind: FabricKind, why: str) -> None:
         self._over = True
         try:
-            lane.connect(offer.address, offer.token)
+            lane.connect(kind, offer.address, offer.token)
         except TransportError as error:
-            self._channel.stay_on_socket(str(error))
+            self._stay(str(error))
         else:
-            self._channel.switch(lane, kind, why)
+            self._switch(lane, kind, why)
 
     def _send(self, offer: Offer) -> None:
-        self._channel.send_on_socket(Frame(Kind.OFFER, body=encode_offer(offer)))
+        self._send_on_socket(Frame(Kind.OFFER, body=encode_offer(offer)))
 
     def _end(self, why: str) -> None:
         self._over = True
-        self._channel.stay_on_socket(why)
+        self._stay(why)
 
     def cancel(self) -> None:
         """Abort: the channel has ended."""

@@ -16,27 +16,11 @@ import json
 from dataclasses import dataclass
 
 from monarch_hpc.core.errors import FrameError
+from monarch_hpc.transport.api import Ask, FabricKind
 
-__all__ = ["Ask", "Offer", "choose", "decode_offer", "encode_offer"]
+__all__ = ["Offer", "choose", "decode_offer", "encode_offer"]
 
 _MAX_OFFER_BYTES = 64 * 1024  # a worker's address takes some hundred bytes for each of its devices
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """The fabrics that one side could use.
-
-    Attributes:
-        place: equal for two processes that can share memory; empty if this one cannot.
-        rdma: whether it has an RDMA network.
-        tcp: whether its profile trusts the network, so that UCX may use tcp.
-        problem: why it can use nothing; empty if it might.
-    """
-
-    place: str = ""
-    rdma: bool = False
-    tcp: bool = False
-    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +28,7 @@ class Offer:
     """One message; see the module docstring.
 
     Attributes:
-        address: address of the sender's UCX worker; empty until it has started.
+        address: address of the sender's fabric; empty until it has started.
         token: must be in each message to the sender.
     """
 
@@ -53,21 +37,21 @@ class Offer:
     token: bytes = b""
 
 
-def choose(own: Ask, other: Ask) -> tuple[str, str]:
-    """Return the fabric, ``ucx/shm``, ``ucx/rdma`` or ``ucx/tcp``, and the reason; or an empty text and the reason."""
+def choose(own: Ask, other: Ask) -> tuple[FabricKind | None, str]:
+    """Return the fabric to use, None for the socket alone, and the reason."""
     if own.problem:
-        return "", own.problem
+        return None, own.problem
     if other.problem:
-        return "", f"there: {other.problem}"
+        return None, f"there: {other.problem}"
     if own.place and own.place == other.place:
-        return "ucx/shm", "same host"
+        return FabricKind.UCX_SHM, "same host"
     if own.rdma and other.rdma:
-        return "ucx/rdma", "both have RDMA"
+        return FabricKind.UCX_RDMA, "both have RDMA"
     if own.tcp and other.tcp:
-        return "ucx/tcp", "fabric.trusted"
+        return FabricKind.UCX_TCP, "fabric.trusted"
     if own.tcp or other.tcp:
-        return "", "only one side trusts the network (fabric.trusted)"
-    return "", "another host, no RDMA on both sides, and fabric.trusted is false"
+        return None, "only one side trusts the network (fabric.trusted)"
+    return None, "another host, no RDMA on both sides, and fabric.trusted is false"
 
 
 def encode_offer(offer: Offer) -> bytes:
