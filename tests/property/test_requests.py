@@ -36,7 +36,7 @@ from monarch_hpc.wire.messages import (
     encode,
 )
 from monarch_hpc.wire.refusal import refuse
-from tests.unit.agent.test_head import Party, World, spawn
+from tests.unit.agent.head.test_head import Party, World, spawn
 
 _NUM_EXAMPLES = 20
 """Examples per kind of message: few, because there are thirty tests, and kinds differ more than examples."""

@@ -11,7 +11,7 @@ import monarch_hpc.actor
 from monarch_hpc.actor.fault import MeshFailure
 from monarch_hpc.attach.embedded import open_local
 from monarch_hpc.config import Config
-from tests.system.agent_client import ENTRY, cookie_holders, standin_path
+from tests.system.support.agent_client import ENTRY, cookie_holders, standin_path
 
 
 @pytest.fixture
