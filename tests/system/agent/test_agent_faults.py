@@ -16,7 +16,6 @@ import pytest
 from monarch_hpc.allocation.files import read_ready
 from monarch_hpc.allocation.settings import write_config
 from monarch_hpc.attach.attach import attach, query_status
-from monarch_hpc.config.load import load
 from monarch_hpc.config.schema import Config
 from monarch_hpc.core.errors import AllocationError, AuthenticationError, VersionMismatch
 from monarch_hpc.core.files import private_dir, read_json, write_json, write_private
@@ -27,15 +26,9 @@ from tests.system.support.agent_client import Client, alive, cookie_holders, eve
 
 
 @pytest.fixture
-def config() -> Config:
-    """Short grace periods, and heartbeats that detect a loss within a second."""
-    loaded = load().config
-    return replace(
-        loaded,
-        procs=replace(loaded.procs, stop_s=1.0),
-        agent=replace(loaded.agent, grace_s=1.0),
-        liveness=replace(loaded.liveness, heartbeat_s=0.1, suspect_s=0.4, dead_s=1.2),
-    )
+def dead_s() -> float:
+    """Losses are detected within a second or two."""
+    return 1.2
 
 
 def agent_of(directory: Path, rank: int) -> int:

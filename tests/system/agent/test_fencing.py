@@ -6,14 +6,11 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from monarch_hpc.attach.attach import query_status
-from monarch_hpc.config.load import load
-from monarch_hpc.config.schema import Config
 from monarch_hpc.core.errors import PeerLost
 from monarch_hpc.core.files import read_json
 from monarch_hpc.core.ids import Role
@@ -30,15 +27,9 @@ __all__ = ["parties"]
 
 
 @pytest.fixture
-def config() -> Config:
-    """A configuration with short graces and early suspicion."""
-    loaded = load().config
-    return replace(
-        loaded,
-        procs=replace(loaded.procs, stop_s=1.0),
-        agent=replace(loaded.agent, grace_s=1.0),
-        liveness=replace(loaded.liveness, heartbeat_s=0.1, suspect_s=0.4, dead_s=4.0),
-    )
+def dead_s() -> float:
+    """Time enough for a suspended process to come back before it is declared dead."""
+    return 4.0
 
 
 def test_a_controller_that_another_replaced_is_told_and_has_no_say_any_more(directory: Path) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import concurrent.futures
 import logging
 import threading
-from collections.abc import Iterator
 
 import pytest
 
@@ -14,14 +13,6 @@ from monarch_hpc.actor.future import Future
 from monarch_hpc.transport.engine.engine import Engine
 
 _PATIENCE_S = 20.0
-
-
-@pytest.fixture
-def engine() -> Iterator[Engine]:
-    engine = Engine()
-    engine.start()
-    yield engine
-    engine.close()
 
 
 @pytest.fixture

@@ -20,14 +20,6 @@ _PATIENCE_S = 30.0
 Handler = Callable[[int, FrameType | None], object]
 
 
-@pytest.fixture
-def engine() -> Iterator[Engine]:
-    engine = Engine()
-    engine.start()
-    yield engine
-    engine.close()
-
-
 @pytest.fixture(autouse=True)
 def handler() -> Iterator[Handler]:
     """Install the default SIGINT handler, whatever pytest inherited."""

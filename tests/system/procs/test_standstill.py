@@ -8,30 +8,17 @@ import os
 import re
 import signal
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from monarch_hpc.attach.attach import query_status
-from monarch_hpc.config.load import load
 from monarch_hpc.config.schema import Config
 from monarch_hpc.wire.messages import ProcEnded, ProcLife, StopProcs
 from tests.system.support.agent_client import Client, alive, eventually
 
 _PTRACE_ATTACH = 16
 _PTRACE_DETACH = 17
-
-
-@pytest.fixture
-def config() -> Config:
-    """Standstills are noticed within two seconds."""
-    loaded = load().config
-    return replace(
-        loaded,
-        procs=replace(loaded.procs, stop_s=1.0),
-        liveness=replace(loaded.liveness, heartbeat_s=0.1, suspect_s=0.4, dead_s=2.0),
-    )
 
 
 def suspects(directory: Path) -> object:

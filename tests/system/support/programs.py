@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import IO
 
 import pytest
 
 from monarch_hpc.wire.start import COOKIE
 
-__all__ = ["PATIENCE_S", "Programs", "programs"]
+__all__ = ["PATIENCE_S", "Programs", "programs", "read_until"]
 
 PATIENCE_S = 60.0
 
@@ -63,12 +64,7 @@ class Programs:
     def until(self, process: subprocess.Popen[str], words: str) -> str:
         """Read and return a program's output up to a line that contains *words*."""
         assert process.stdout is not None
-        said = ""
-        for line in process.stdout:
-            said += line
-            if words in line:
-                return said
-        raise AssertionError(f"the program ended without printing {words!r}: {said}")
+        return read_until(process.stdout, words)
 
     def end(self) -> None:
         """Kill the programs that still run."""
@@ -92,6 +88,16 @@ class Programs:
             if all(mark in environ for mark in marks):
                 found.append(int(path.parent.name))
         return found
+
+
+def read_until(stdout: Iterable[str], words: str, stderr: IO[str] | None = None) -> str:
+    """Read and return lines up to one that contains *words*; *stderr* is read only for the error if there is none."""
+    said = ""
+    for line in stdout:
+        said += line
+        if words in line:
+            return said
+    raise AssertionError(f"the program ended without printing {words!r}: {said}{stderr.read() if stderr else ''}")
 
 
 @pytest.fixture

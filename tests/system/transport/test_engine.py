@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -19,14 +18,6 @@ from monarch_hpc.transport.engine.flag import Flag
 from tests.system.support.controlling import controlled
 
 _PATIENCE_S = 20.0
-
-
-@pytest.fixture
-def engine() -> Iterator[Engine]:
-    engine = Engine()
-    engine.start()
-    yield engine
-    engine.close()
 
 
 def test_a_waiting_thread_runs_the_callbacks_itself(engine: Engine) -> None:

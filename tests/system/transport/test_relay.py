@@ -6,9 +6,6 @@ import fcntl
 import os
 import socket
 import struct
-from collections.abc import Iterator
-
-import pytest
 
 from monarch_hpc.testing import wait_until
 from monarch_hpc.transport.connect.relay import GREETING, Relay
@@ -17,14 +14,6 @@ from monarch_hpc.transport.engine.engine import Engine
 _PAGE_BYTES = 4096
 _HEAD = struct.Struct("<BII")
 _DATA = 2
-
-
-@pytest.fixture
-def engine() -> Iterator[Engine]:
-    engine = Engine()
-    engine.start()
-    yield engine
-    engine.close()
 
 
 def test_a_stream_that_begins_beside_a_full_pipe_is_read_when_that_has_emptied(engine: Engine) -> None:
