@@ -126,7 +126,7 @@ def test_the_head_answers_what_it_cannot_use_and_ends_nothing_else(kind: type[Me
     except FrameError:
         return  # answered before it reaches the head
     world.head.on_client(asker, message)
-    world.sleep(0.0)
+    world.clock.advance(0.0)
     ends_it = isinstance(message, CloseRun) and message.run == "run"
     taken = isinstance(message, OpenRun) and message.run == "run" and message.owner and stranger
     assert program.closed == ("another controller has taken over run run" if taken else "")

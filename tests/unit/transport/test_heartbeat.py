@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import cast
 
 import pytest
 
 from monarch_hpc.core.errors import PeerLost
 from monarch_hpc.supervision import Lease, Liveness
+from monarch_hpc.testing import ManualClock
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.heartbeat import Heartbeat
@@ -17,30 +17,20 @@ class Clockwork:
     """The part of an engine that `Heartbeat` uses, driven by the test."""
 
     def __init__(self) -> None:
-        self.now_s = 100.0
-        self.due: Callable[[], None] | None = None
-
-    def clock(self) -> float:
-        return self.now_s
-
-    def call_later(self, delay_s: float, callback: Callable[[], None]) -> Clockwork:
-        self.due = callback
-        return self
-
-    def cancel(self) -> None:
-        self.due = None
+        self.clock = ManualClock(100.0)
+        self.call_later = self.clock.call_later
 
     def beat(self, after_s: float = 1.0) -> None:
-        self.now_s += after_s
-        assert self.due is not None
-        self.due()
+        """Run the next timer *after_s* seconds from now, however late that is."""
+        self.clock.now_s += after_s
+        self.clock.advance_to_next()
 
 
 class Wire:
     """A channel that counts the frames sent."""
 
     def __init__(self, engine: Clockwork) -> None:
-        self.heard_s = engine.now_s
+        self.heard_s = engine.clock.now_s
         self.sent = 0
         self.given_up = ""
 
@@ -87,7 +77,7 @@ def test_a_sign_of_life_restores_trust(engine: Clockwork, pulse: Heartbeat, chan
     pulse.watch(cast(FrameChannel, wire))
     for _ in range(4):
         engine.beat()
-    wire.heard_s = engine.now_s
+    wire.heard_s = engine.clock.now_s
     engine.beat()
     assert changes == [Liveness.SUSPECT, Liveness.ALIVE]
 
@@ -149,4 +139,4 @@ def test_a_forgotten_channel_is_left_alone(engine: Clockwork, pulse: Heartbeat, 
         engine.beat()
     assert (wire.sent, changes) == (0, [])
     pulse.close()
-    assert engine.due is None
+    assert engine.clock.timers == []

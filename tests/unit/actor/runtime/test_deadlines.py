@@ -2,36 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from monarch_hpc.actor.runtime.deadlines import Deadlines
-
-
-class Clock:
-    """A clock and timers that a test advances."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-        self.timers: list[tuple[float, Callable[[], None]]] = []
-
-    def later(self, delay_s: float, callback: Callable[[], None]) -> None:
-        assert delay_s > 0
-        self.timers.append((self.now_s + delay_s, callback))
-
-    def advance(self, seconds: float) -> None:
-        end_s = self.now_s + seconds
-        while due := [timer for timer in self.timers if timer[0] <= end_s]:
-            timer = min(due, key=lambda timer: timer[0])
-            self.timers.remove(timer)
-            self.now_s = timer[0]
-            timer[1]()
-        self.now_s = end_s
+from monarch_hpc.testing import ManualClock
 
 
 class Call:
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: ManualClock) -> None:
         self._clock = clock
         self.expired_s: list[float] = []
 
@@ -40,16 +18,16 @@ class Call:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> ManualClock:
+    return ManualClock(100.0)
 
 
 @pytest.fixture
-def deadlines(clock: Clock) -> Deadlines:
-    return Deadlines(lambda: clock.now_s, clock.later)
+def deadlines(clock: ManualClock) -> Deadlines:
+    return Deadlines(clock, clock.call_later)
 
 
-def test_each_expires_once_and_in_time(clock: Clock, deadlines: Deadlines) -> None:
+def test_each_expires_once_and_in_time(clock: ManualClock, deadlines: Deadlines) -> None:
     first, second, other = Call(clock), Call(clock), Call(clock)
     deadlines.add(5.0, first)
     clock.advance(2.0)
@@ -63,7 +41,7 @@ def test_each_expires_once_and_in_time(clock: Clock, deadlines: Deadlines) -> No
     assert first.expired_s == [105.0, 207.0]
 
 
-def test_what_is_done_does_not_expire_and_leaves_nothing(clock: Clock, deadlines: Deadlines) -> None:
+def test_what_is_done_does_not_expire_and_leaves_nothing(clock: ManualClock, deadlines: Deadlines) -> None:
     call = Call(clock)
     for _ in range(1000):
         deadlines.add(5.0, call)

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from monarch_hpc.agent.head.head import Head
 from monarch_hpc.agent.head.runs import OpenWitness
 from monarch_hpc.supervision import Liveness
+from monarch_hpc.testing import ManualClock
 from monarch_hpc.wire.messages import (
     CloseRun,
     HostEntry,
@@ -56,34 +55,29 @@ class Party:
 
 
 class World:
-    """A head with its agents, a clock set by tests, and the files that the head would write."""
+    """A head with its agents, its clock, and the files that the head would write."""
 
     def __init__(self, num_hosts: int) -> None:
-        self.now_s = 0.0
-        self.timers: list[tuple[float, Callable[[], None]]] = []
+        self.clock = ManualClock()
         self.written: list[tuple[list[int], dict[int, str]]] = []
         self.ended = 0
         self.witness: OpenWitness = lambda _recording: None
         self.head = Head(
-            num_hosts, lambda: self.now_s, self._later, 5.0, self._changed, self._ended, lambda told: self.witness(told)
+            num_hosts,
+            self.clock,
+            self.clock.call_later,
+            5.0,
+            self._changed,
+            self._ended,
+            lambda told: self.witness(told),
         )
         self.agents = [Party() for _ in range(num_hosts)]
-
-    def _later(self, delay_s: float, callback: Callable[[], None]) -> None:
-        self.timers.append((self.now_s + delay_s, callback))
 
     def _changed(self, hosts: list[HostEntry], missing: dict[int, str]) -> None:
         self.written.append(([host.rank for host in hosts], missing))
 
     def _ended(self) -> None:
         self.ended += 1
-
-    def sleep(self, seconds: float) -> None:
-        self.now_s += seconds
-        due = [timer for timer in self.timers if timer[0] <= self.now_s]
-        self.timers = [timer for timer in self.timers if timer not in due]
-        for _, callback in due:
-            callback()
 
     def join(self, *ranks: int, problem: str = "") -> None:
         for rank in ranks:
@@ -250,9 +244,9 @@ def test_a_host_that_is_lost_or_silent_keeps_no_run_open(world: World) -> None:
     world.head.on_agent_lost(world.agents[1], "gone")
     assert one.take()[-1] == RunClosed("1")
     world.head.on_client(two, CloseRun("2", 0))
-    world.sleep(14.9)
+    world.clock.advance(14.9)
     assert RunClosed("2") not in two.got
-    world.sleep(0.2)
+    world.clock.advance(0.2)
     assert two.take()[-1] == RunClosed("2")
 
 
@@ -270,9 +264,9 @@ def test_a_run_whose_owner_never_came_ends_a_moment_after_its_last_process(world
     world.head.on_client_lost(world.open("1", owner=False), "it left")
     world.head.on_client_lost(world.open("2", owner=False), "it left")
     world.open("2")
-    world.sleep(1.9)
+    world.clock.advance(1.9)
     assert world.take_all() == [[], []]
-    world.sleep(0.2)
+    world.clock.advance(0.2)
     assert world.take_all() == [[CloseRun("1", -1)]] * 2
 
 
@@ -298,7 +292,7 @@ def test_status(world: World) -> None:
     world.head.on_client(client, spawn("1", 1, [1]))
     world.head.on_agent(world.agents[1], ProcReady("1", 1, 0, 1, 5, "7", []))
     world.head.on_life(world.agents[1], Liveness.SUSPECT)
-    world.sleep(12.0)
+    world.clock.advance(12.0)
     link: dict[str, object] = {"host": 1, "fabric": "ucx/rdma", "why": "both have RDMA", "procs": 1}
     world.head.on_client(client, RunLinks("1", [link]))
     world.head.on_client(tool, RunLinks("1", [{**link, "host": 0}]))  # not a member of this run
@@ -367,7 +361,7 @@ def test_shut_down_waits_for_nobody_for_ever(world: World) -> None:
     tool = Party()
     world.head.on_client(tool, ShutDown(1.0))
     world.head.on_agent_lost(world.agents[0], "gone")
-    world.sleep(11.1)
+    world.clock.advance(11.1)
     assert (tool.take(), world.ended) == ([ShutDownDone({"n1": -1})], 1)
 
 

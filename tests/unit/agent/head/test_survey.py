@@ -34,7 +34,7 @@ def test_all_are_asked_and_their_answers_put_together(world: World) -> None:
     assert tool.got == []
     world.head.on_client(program, CallsReport(1, [], []))
     assert tool.got == [CallsReport(0, [told("host0"), told("host1")], [])]
-    world.sleep(10.0)
+    world.clock.advance(10.0)
     assert len(tool.got) == 1
 
 
@@ -44,7 +44,7 @@ def test_who_is_late_or_lost_is_named(world: World) -> None:
     world.head.on_agent(world.agents[0], CallsReport(1, [told("host0")], []))
     world.head.on_agent_lost(world.agents[1], "no heartbeat")
     assert tool.got == []
-    world.sleep(3.0)
+    world.clock.advance(3.0)
     (report,) = tool.got
     assert isinstance(report, CallsReport)
     assert report.procs == [told("host0")]
@@ -68,7 +68,7 @@ def test_a_tool_that_is_gone_gets_no_answer(world: World) -> None:
     world.head.on_client_lost(tool, "it left")
     for agent in world.agents:
         world.head.on_agent(agent, CallsReport(1, [], []))
-    world.sleep(10.0)
+    world.clock.advance(10.0)
     assert tool.got == []
 
 
@@ -131,7 +131,7 @@ def test_questions_without_end_are_refused_and_asked_again_later(world: World) -
     refused = tool.take()
     assert len(refused) == 6 and all(isinstance(answer, Refused) and answer.request == "Calls" for answer in refused)
     assert [len(asked) for asked in world.take_all()] == [64, 64]
-    world.sleep(3.0)
+    world.clock.advance(3.0)
     assert len(tool.take()) == 64
     world.head.on_client(tool, Calls(0, 2.0))
     assert tool.take() == [] and [len(asked) for asked in world.take_all()] == [1, 1]

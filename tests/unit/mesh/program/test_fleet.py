@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +14,7 @@ from monarch_hpc.config.schema import ProcsConfig
 from monarch_hpc.core.errors import PeerLost, SpawnError
 from monarch_hpc.core.ids import mesh_number
 from monarch_hpc.mesh.program.fleet import Fleet, MeshOwner, Outcome, ProcPlan, Started
+from monarch_hpc.testing import ManualClock
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.messages import HostEntry, Message, SpawnProcs, StopProcs, encode
 
@@ -27,14 +28,12 @@ class World:
 
     def __init__(self) -> None:
         self.sent: list[Message] = []
-        self.timers: list[tuple[float, Callable[[], None]]] = []
+        self.clock = ManualClock()
         self.outcomes: list[Outcome] = []
         self.late: list[list[str]] = []
         self.error: PeerLost | None = None
         self.num_started = 0
-        engine = SimpleNamespace(
-            call_soon=lambda callback: callback(), call_later=lambda s, callback: self.timers.append((s, callback))
-        )
+        engine = SimpleNamespace(call_soon=lambda callback: callback(), call_later=self.clock.call_later)
         self.fleet = Fleet(cast(Engine, engine), "run", CONFIG, self.tell)
         self.fleet.member = 3
         self.fleet.hosts = {
@@ -82,8 +81,7 @@ def test_an_order_says_all_and_is_answered_when_all_procs_are_reached(world: Wor
     assert world.outcomes == [Started(mesh, {rank: world.ref(mesh, rank) for rank in range(4)})]
     assert world.fleet.owner_of(mesh) == OWNER
     assert world.orders() == []
-    for _, expired in world.timers:
-        expired()
+    world.clock.advance(3600.0)
     assert world.orders() == [] and len(world.outcomes) == 1
 
 
@@ -108,9 +106,9 @@ def test_hosts_that_say_nothing_are_named(world: World) -> None:
     assert [type(message) for message in world.orders()] == [SpawnProcs, StopProcs]
     assert world.fleet.reason(mesh) == "enough" and world.fleet.owner_of(mesh) is None
     world.fleet.on_stopped(mesh, 2)
-    delay_s, expired = world.timers[-1]
-    assert delay_s == 10.0
-    expired()
+    world.clock.advance(9.9)
+    assert world.late == []
+    world.clock.advance(0.2)
     assert world.late == [["n0"], ["n0"]]
     world.fleet.stop(mesh, "again", world.late.append)
     assert world.late[-1] == [] and world.orders() == []
@@ -119,9 +117,9 @@ def test_hosts_that_say_nothing_are_named(world: World) -> None:
 def test_procs_that_do_not_report_are_named(world: World) -> None:
     mesh = world.start()
     world.reach(mesh, [0, 1, 2])
-    delay_s, expired = world.timers[0]
-    assert delay_s == 65.0
-    expired()
+    world.clock.advance(64.9)
+    assert world.orders()[1:] == []
+    world.clock.advance(0.2)
     world.fleet.on_stopped(mesh, 0)
     world.fleet.on_stopped(mesh, 2)
     (failure,) = world.outcomes
@@ -224,5 +222,5 @@ def test_all_are_stopped_at_once(world: World) -> None:
         world.fleet.on_stopped(mesh, 0)
     assert len(world.late) == 1
     world.fleet.on_stopped(meshes[0], 2)
-    world.timers[-1][1]()
+    world.clock.advance(10.0)
     assert world.late[1:] == [["n2"]]

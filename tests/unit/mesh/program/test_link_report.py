@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.mesh.program.link_report import LinkReport, Links, summarize
+from monarch_hpc.testing import ManualClock
 from monarch_hpc.transport.api import FrameChannel
 
 
@@ -19,21 +19,6 @@ class Line:
 
 def proc(rank: int, host: int) -> ProcRef:
     return ProcRef(mesh=1, rank=rank, host=f"n{host}", host_rank=host, pid=1, incarnation=100 + rank, addresses=())
-
-
-class Clock:
-    """Timers that the test fires."""
-
-    def __init__(self) -> None:
-        self.timers: list[Callable[[], None]] = []
-
-    def later(self, _delay_s: float, callback: Callable[[], None]) -> None:
-        self.timers.append(callback)
-
-    def ring(self) -> None:
-        timers, self.timers = self.timers, []
-        for timer in timers:
-            timer()
 
 
 def link(why: str) -> Links:
@@ -56,30 +41,30 @@ def test_procs_are_counted_by_host_and_fabric() -> None:
 
 
 def test_one_report_tells_of_many_procs_and_the_same_is_told_once() -> None:
-    clock, told, now = Clock(), list[Links](), link("no RDMA")
-    report = LinkReport(clock.later, lambda: now, told.append)
+    clock, told, now = ManualClock(), list[Links](), link("no RDMA")
+    report = LinkReport(clock.call_later, lambda: now, told.append)
     for _ in range(3):
         report.changed()
-    clock.ring()
+    clock.advance_to_next()
     assert (told, clock.timers) == ([now], [])
     report.changed()
-    clock.ring()
+    clock.advance_to_next()
     assert told == [now]
 
 
 def test_while_the_two_sides_still_talk_it_looks_again_but_not_for_ever() -> None:
-    clock, told, now = Clock(), list[Links](), link("")
-    report = LinkReport(clock.later, lambda: now, told.append)
+    clock, told, now = ManualClock(), list[Links](), link("")
+    report = LinkReport(clock.call_later, lambda: now, told.append)
     report.changed()
-    clock.ring()
+    clock.advance_to_next()
     assert clock.timers
     now = link("same host")
-    clock.ring()
+    clock.advance_to_next()
     assert (told, clock.timers) == ([link(""), link("same host")], [])
     now = link("")
     report.changed()
     rounds = 0
     while clock.timers:
-        clock.ring()
+        clock.advance_to_next()
         rounds += 1
     assert rounds == 20
