@@ -1,4 +1,4 @@
-"""Parties in a separate process; a frame's `reply` is a command to them."""
+"""Parties in a separate process, which carry out `monarch_hpc.testing.conformance.Commands`."""
 
 from __future__ import annotations
 
@@ -9,23 +9,16 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 
-from monarch_hpc.core.errors import TransportError
 from monarch_hpc.core.ids import Identity, Role, new_incarnation
-from monarch_hpc.transport.api import FrameChannel
+from monarch_hpc.testing.conformance import Commands
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.engine.flag import Flag
 from monarch_hpc.transport.node import Node
-from monarch_hpc.wire.frames import Frame, Kind
 from tests.system.support import parties
 
-__all__ = ["ECHO", "HOLD", "LEAVE", "MEMORY", "Far", "far"]
-
-ECHO, LEAVE, HOLD, MEMORY = 1, 2, 3, 4
-"""Commands: send the frame back; close the channel; stop reading until there is another line on stdin; send the key of
-`dest` bytes of memory filled with sevens."""
+__all__ = ["Far", "far"]
 
 
 class Far:
@@ -77,43 +70,13 @@ def far(fabric: str, count: int = 1) -> Iterator[Far]:
         assert ended not in (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS), f"the other process: {ended}"
 
 
-class _Served:
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.nodes: list[Node] = []
-
-    def on_channel(self, channel: FrameChannel) -> None:
-        """Nothing to do."""
-
-    def on_frame(self, channel: FrameChannel, frame: Frame) -> None:
-        with contextlib.suppress(TransportError):
-            if frame.reply == ECHO:
-                channel.send(
-                    Frame(frame.kind, frame.dest, 0, bytes(frame.body), [bytes(part) for part in frame.buffers])
-                )
-            elif frame.reply == LEAVE:
-                channel.close("it was told to")
-            elif frame.reply == HOLD:
-                sys.stdin.readline()
-            elif frame.reply == MEMORY:
-                # Not on the driver: UCX may have to start first.
-                threading.Thread(target=self._lend, args=(channel, frame.dest), daemon=True).start()
-
-    def _lend(self, channel: FrameChannel, num_bytes: int) -> None:
-        memory = self.nodes[0].register(bytearray(b"\7" * num_bytes))
-        channel.send(Frame(Kind.RESULT, 0, 0, memory.key))
-
-    def on_lost(self, channel: FrameChannel, error: TransportError) -> None:
-        """Nothing to do: clients come and go."""
-
-
 def _main(key: str, allocation: str, fabric: str, count: str) -> None:
     engine = Engine()
     engine.start()
     # All clients are trusted, and on a busy machine either side may not be scheduled for half a second.
     limits = dataclasses.replace(parties.LIMITS, max_half_open=512, handshake_s=10.0)
     ucx = parties.make_fabric(engine, parties.UCX[fabric]) if fabric in parties.UCX else None
-    served = _Served(engine)
+    served = Commands()
     nodes = served.nodes
     for _ in range(int(count)):
         identity = Identity(allocation, Role.PROC, "there", new_incarnation())

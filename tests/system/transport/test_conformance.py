@@ -5,27 +5,23 @@ from __future__ import annotations
 import gc
 import os
 import resource
-import signal
-import threading
-import time
 from collections.abc import Callable, Iterator
-from functools import partial
 
 import pytest
 
 from monarch_hpc.core.errors import ChannelClosed, PeerLost, TransportError
 from monarch_hpc.core.ids import Role
 from monarch_hpc.testing import wait_until
+from monarch_hpc.testing.conformance import ECHO, FabricConformance, Joined, pour, rss_bytes
 from monarch_hpc.transport import channel as channel_module
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.wire.frames import Frame, Kind
-from tests.system.support.far import ECHO, HOLD, LEAVE, MEMORY, Far, far
+from tests.system.support.far import far
 from tests.system.support.parties import BLOCKED, PATIENCE_S, UCX, Party, parties
 
 __all__ = ["parties"]
 
 FABRICS = ["tcp", "relay", "ucx-shm", "ucx-tcp"]
-Joined = tuple[Party, FrameChannel, Far]
 Parties = Callable[..., Party]
 
 
@@ -45,61 +41,16 @@ def dialled(address: str, fabric: str) -> list[str]:
     return [address.replace("127.0.0.1", BLOCKED) if fabric == "relay" else address]
 
 
-@pytest.fixture(params=FABRICS)
-def joined(parties: Parties, request: pytest.FixtureRequest) -> Iterator[Joined]:
-    """A party here, its channel to a party in another process, and that process."""
-    with far(request.param) as there:
-        client = make_client(parties, request.param)
-        channel = client.node.connect(dialled(there.addresses[0], request.param))
-        settled(client, channel, request.param)
-        yield client, channel, there
-
-
-def echo(client: Party, channel: FrameChannel, num: int) -> None:
-    before = len(client.frames)
-    for number in range(num):
-        channel.send(Frame(Kind.RESULT, number, ECHO, b"x" * number))
-    client.until(lambda: len(client.frames) == before + num)
-    assert [frame.dest for frame in client.frames[before:]] == list(range(num))
-
-
-def pour(channel: FrameChannel, size: int, failure: list[BaseException]) -> threading.Thread:
-    """Send until the channel ends."""
-
-    def main() -> None:
-        try:
-            while True:
-                channel.send(Frame(Kind.RESULT, 0, 0, b"", [bytes(size)]))
-        except TransportError as error:
-            failure.append(error)
-
-    thread = threading.Thread(target=main)
-    thread.start()
-    return thread
-
-
-def test_an_idle_peer_that_is_killed_is_lost_at_once(joined: Joined) -> None:
-    client, channel, there = joined
-    echo(client, channel, 3)
-    there.process.kill()
-    client.until(lambda: bool(client.lost))
-    assert isinstance(client.lost[0], PeerLost)
-    with pytest.raises(PeerLost):
-        channel.send(Frame(Kind.RESULT))
-    assert not client.node.channels
-
-
-@pytest.mark.parametrize("size", [100, 3 * 2**20])
-def test_a_sender_to_a_killed_peer_is_told(joined: Joined, size: int) -> None:
-    client, channel, there = joined
-    failure: list[BaseException] = []
-    there.process.send_signal(signal.SIGSTOP)  # so that all queues fill up
-    thread = pour(channel, size, failure)
-    wait_until("frames to wait", lambda: channel.queued_bytes, PATIENCE_S)
-    there.process.kill()
-    thread.join(PATIENCE_S)
-    assert isinstance(failure[0], PeerLost)
-    client.until(lambda: bool(client.lost))
+@pytest.mark.slow
+class TestFabrics(FabricConformance):
+    @pytest.fixture(params=FABRICS)
+    def joined(self, parties: Parties, request: pytest.FixtureRequest) -> Iterator[Joined]:
+        """A party here, its channel to a party in another process, and that process."""
+        with far(request.param) as there:
+            client = make_client(parties, request.param)
+            channel = client.node.connect(dialled(there.addresses[0], request.param))
+            settled(client, channel, request.param)
+            yield Joined(client, channel, there)
 
 
 @pytest.mark.parametrize("attempt", range(8))
@@ -116,159 +67,6 @@ def test_a_peer_killed_in_full_flow_keeps_nothing_here(parties: Parties, attempt
         for sender in senders:
             sender.join(PATIENCE_S)
         assert len(failures) == 4 and all(isinstance(failure, PeerLost) for failure in failures), failures
-
-
-def test_frames_behind_one_that_cannot_be_handled_arrive(
-    joined: Joined, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    client, channel, _ = joined
-
-    def refuse(_channel: FrameChannel, frame: Frame) -> None:
-        if frame.dest == 1:
-            raise ValueError("not this one")
-
-    monkeypatch.setattr(client, "on_frame_hook", refuse)
-    echo(client, channel, 4)
-    assert any("could not be handled" in record.message for record in caplog.records)
-
-
-def test_a_stopped_peer_that_goes_on_has_missed_nothing(joined: Joined) -> None:
-    client, channel, there = joined
-    echo(client, channel, 3)
-    client.frames.clear()
-    there.process.send_signal(signal.SIGSTOP)
-    sizes = [10, 0, 100_000, 1_000, 3_000_000] * 4
-
-    def send() -> None:
-        for number, size in enumerate(sizes):
-            channel.send(Frame(Kind.RESULT, number, ECHO, b"", [bytes(size)]))
-
-    thread = threading.Thread(target=send)
-    thread.start()
-    wait_until("frames to wait", lambda: channel.queued_bytes, PATIENCE_S)
-    there.process.send_signal(signal.SIGCONT)
-    client.until(lambda: len(client.frames) == len(sizes))
-    thread.join(PATIENCE_S)
-    assert [(frame.dest, len(frame.buffers[0])) for frame in client.frames] == list(enumerate(sizes))
-    assert channel.error is None
-
-
-def test_a_peer_that_leaves_says_so_after_all_its_frames(joined: Joined) -> None:
-    client, channel, _ = joined
-    for number in range(50):
-        channel.send(Frame(Kind.RESULT, number, ECHO, b"", [bytes(number * 5_000)]))
-    channel.send(Frame(Kind.RESULT, 0, LEAVE))
-    client.until(lambda: bool(client.lost))
-    assert [frame.dest for frame in client.frames] == list(range(50))
-    assert isinstance(client.lost[0], PeerLost)
-    assert "it was told to" in str(client.lost[0])
-
-
-def test_leaving_while_both_send_ends_both(joined: Joined) -> None:
-    client, channel, _ = joined
-    failure: list[BaseException] = []
-    thread = pour(channel, 200_000, failure)
-    echo_failure: list[BaseException] = []
-    channel.send(Frame(Kind.RESULT, 0, ECHO, b"", [bytes(10**6)]))
-    client.until(lambda: bool(client.frames))
-    channel.close("enough")
-    thread.join(PATIENCE_S)
-    client.until(lambda: bool(client.lost))
-    assert isinstance(failure[0], ChannelClosed)
-    assert isinstance(client.lost[0], ChannelClosed)
-    assert not echo_failure
-
-
-def test_a_channel_closed_before_anything_was_sent(joined: Joined) -> None:
-    client, channel, _ = joined
-    channel.close("it was not needed")
-    client.until(lambda: bool(client.lost))
-    assert isinstance(client.lost[0], ChannelClosed)
-    assert not client.node.channels
-
-
-def lend(client: Party, channel: FrameChannel, num_bytes: int) -> bytes:
-    """Return a key for *num_bytes* of memory of the other process, filled with sevens."""
-    channel.send(Frame(Kind.RESULT, num_bytes, MEMORY))
-    client.until(lambda: bool(client.frames))
-    return bytes(client.frames.pop().body)
-
-
-def test_memory_of_another_process_is_read_and_written(joined: Joined) -> None:
-    client, channel, _ = joined
-    key = lend(client, channel, 5_000_000)
-    got = bytearray(5_000_000)
-    channel.get(key, 0, got).wait(PATIENCE_S)
-    assert set(got) == {7}
-    channel.put(key, 1_000, os.urandom(4_000_000)).wait(PATIENCE_S)
-    channel.put(key, 1_000, bytes(4_000_000)).wait(PATIENCE_S)
-    channel.get(key, 0, got).wait(PATIENCE_S)
-    assert [got.count(value) for value in (7, 0)] == [1_000_000, 4_000_000]
-
-
-def test_a_transfer_with_a_peer_that_stops_and_dies_ends(joined: Joined) -> None:
-    client, channel, there = joined
-    key = lend(client, channel, 64 * 2**20)
-    there.process.send_signal(signal.SIGSTOP)
-    transfers = [channel.get(key, 0, bytearray(64 * 2**20)), channel.put(key, 0, bytes(32 * 2**20))]
-    there.process.kill()
-    for transfer in transfers:
-        wait_until("the transfer to end", partial(getattr, transfer, "done"), PATIENCE_S)
-    assert all(isinstance(transfer.error, PeerLost | None) for transfer in transfers)
-    client.until(lambda: bool(client.lost))
-
-
-def rss_bytes() -> int:
-    with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-@pytest.mark.slow
-def test_what_a_sleeping_receiver_does_not_take_fills_neither_side(joined: Joined) -> None:
-    client, channel, there = joined
-    echo(client, channel, 3)
-    channel.send(Frame(Kind.RESULT, 0, HOLD))
-    piece = bytearray(2**20)
-    total = 600
-    sent = 0
-
-    def send() -> None:
-        nonlocal sent
-        for _ in range(total):
-            channel.send(Frame(Kind.RESULT, 1, 0, b"", [piece]))
-            sent += 1
-        channel.send(Frame(Kind.RESULT, 2, ECHO))
-
-    before_here, before_there = rss_bytes(), there.rss_bytes
-    thread = threading.Thread(target=send)
-    thread.start()
-    # The sender counts as blocked when it has made no progress for a while.
-    seen, since_s = -1, time.monotonic()
-    while time.monotonic() - since_s < 0.5:
-        time.sleep(0.01)  # a spinning thread would hold the GIL
-        if sent != seen:
-            seen, since_s = sent, time.monotonic()
-    grown = rss_bytes() - before_here, there.rss_bytes - before_there
-    assert sent < total
-    # Kernel buffers and windows of some megabytes each; 64 MiB of eager messages may be queued in a stopped process.
-    assert max(grown) <= 96 * 2**20, f"after {sent} MiB the sender has grown by {grown[0]}, the receiver by {grown[1]}"
-    there.go_on()
-    client.until(lambda: len(client.frames) == 4)
-    thread.join(PATIENCE_S)
-    assert sent == total
-
-
-def test_a_fork_of_this_process_harms_nobody(joined: Joined) -> None:
-    client, channel, _ = joined
-    echo(client, channel, 20)
-    for _ in range(3):
-        child = os.fork()
-        if not child:
-            os._exit(0)
-        os.waitpid(child, 0)
-        echo(client, channel, 20)
-    channel.send(Frame(Kind.RESULT, 0, ECHO, b"", [bytes(2**20)]))
-    client.until(lambda: any(frame.buffers for frame in client.frames))
 
 
 @pytest.mark.slow

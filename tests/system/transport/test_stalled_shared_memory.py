@@ -8,11 +8,12 @@ import pytest
 
 from monarch_hpc.core.errors import PeerLost
 from monarch_hpc.core.ids import Role
+from monarch_hpc.testing.conformance import ECHO, LEAVE
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.ucx import hole_probe
 from monarch_hpc.transport.ucx.lane import UcxLane
 from monarch_hpc.wire.frames import Frame, Kind
-from tests.system.support.far import ECHO, LEAVE, far
+from tests.system.support.far import far
 from tests.system.support.parties import PATIENCE_S, UCX, Party, parties
 
 __all__ = ["parties"]
