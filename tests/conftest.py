@@ -13,6 +13,9 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+# Before its first import, so that failed assertions of the suite say as much as those of test modules.
+pytest.register_assert_rewrite("monarch_hpc.testing.conformance")
+
 # The same examples on every run, so that failures are reproducible; no deadline, since slowness is not a failure.
 hypothesis.settings.register_profile("house", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("house")

@@ -28,7 +28,7 @@ from monarch_hpc.transport.secure.records import CHUNK_BYTES, RecordReader
 from monarch_hpc.transport.ucx.hole_probe import Probe
 from monarch_hpc.transport.ucx.lane import UcxLane
 from monarch_hpc.wire.frames import Frame
-from tests.system.parties import LIMITS
+from tests.system.support.parties import LIMITS
 
 if TYPE_CHECKING:
     from monarch_hpc.transport.ucx._ucx import Landing, Worker

@@ -28,7 +28,7 @@ from monarch_hpc.wire.control.procs import (
 from monarch_hpc.wire.control.refusal import Refused, refuse
 from monarch_hpc.wire.control.runs import CloseRun, OpenRun, RunClosed, RunLinks
 from monarch_hpc.wire.control.table import decode
-from tests.unit.agent.test_head import Party, World, spawn
+from tests.unit.agent.head.test_head import Party, World, spawn
 
 _NUM_EXAMPLES = 20
 """Examples per kind of message: few, because there are thirty tests, and kinds differ more than examples."""
@@ -118,7 +118,7 @@ def test_the_head_answers_what_it_cannot_use_and_ends_nothing_else(kind: type[Me
     except FrameError:
         return  # answered before it reaches the head
     world.head.on_client(asker, message)
-    world.sleep(0.0)
+    world.clock.advance(0.0)
     ends_it = isinstance(message, CloseRun) and message.run == "run"
     taken = isinstance(message, OpenRun) and message.run == "run" and message.owner and stranger
     assert program.closed == ("another controller has taken over run run" if taken else "")

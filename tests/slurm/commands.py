@@ -14,6 +14,7 @@ import pytest
 
 from monarch_hpc.testing import wait_until
 from monarch_hpc.testing.slurmlab import HostProcess, SlurmLab
+from tests.system.support.programs import read_until
 
 HOLD = "exec sleep 600"
 HOSTS = ("n1", "n2", "n3", "n4")
@@ -133,9 +134,4 @@ def argv(*arguments: str) -> list[str]:
 def until_said(process: HostProcess, words: str) -> str:
     """Read the output of *process* up to a line with *words*."""
     assert process.stdout is not None
-    said = ""
-    for line in process.stdout:
-        said += line
-        if words in line:
-            return said
-    raise AssertionError(f"never said {words!r}: {said}{process.stderr.read() if process.stderr else ''}")
+    return read_until(process.stdout, words, process.stderr)

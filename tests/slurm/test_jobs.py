@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from tests.slurm.commands import Alice, alice, write
-from tests.system.programs import PATIENCE_S
+from tests.system.support.programs import PATIENCE_S
 
 __all__ = ["alice"]
 

@@ -8,7 +8,7 @@ import sys
 
 from monarch_hpc.testing import wait_until
 from tests.slurm.commands import Alice, alice, write
-from tests.system.programs import PATIENCE_S
+from tests.system.support.programs import PATIENCE_S
 
 __all__ = ["alice"]
 

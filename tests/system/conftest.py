@@ -11,12 +11,36 @@ import monarch_hpc.actor
 from monarch_hpc.actor.fault import MeshFailure
 from monarch_hpc.attach.embedded import open_local
 from monarch_hpc.config import Config
-from tests.system.agent_client import ENTRY, cookie_holders, standin_path
+from monarch_hpc.config.load import load
+from monarch_hpc.transport.engine.engine import Engine
+from tests.system.support.agent_client import ENTRY, cookie_holders, standin_path
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    """A running engine."""
+    engine = Engine()
+    engine.start()
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def dead_s() -> float:
+    """Seconds without heartbeats after which a peer is dead; a test module may replace it."""
+    return 2.0
+
+
+@pytest.fixture
+def config(dead_s: float) -> Config:
+    """Short grace periods, and heartbeats that are missed within half a second; a test module may replace it."""
+    liveness = {"liveness.heartbeat_s": 0.1, "liveness.suspect_s": 0.4, "liveness.dead_s": dead_s}
+    return load({"procs.stop_s": 1.0, "agent.grace_s": 1.0, **liveness}).config
 
 
 @pytest.fixture
 def directory(tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Two hosts with the test module's `config`; checks that nothing is left of them."""
+    """Two hosts with `config`; checks that nothing is left of them."""
     monkeypatch.setenv("PYTHONPATH", standin_path(tmp_path))
     with open_local(2, config, tmp_path / "allocation", entry=ENTRY) as where:
         yield where

@@ -6,40 +6,27 @@ from collections.abc import Iterator
 
 import pytest
 
-from monarch_hpc.testing import wait_until
-
-
-class Clock:
-    """Time that passes only in pauses."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-    def sleep(self, pause_s: float) -> None:
-        self.now_s += pause_s
+from monarch_hpc.testing import ManualClock, wait_until
 
 
 def test_returns_the_first_accepted_answer() -> None:
     answers: Iterator[int] = iter([0, 0, 3, 4])
-    clock = Clock()
-    got = wait_until("three", lambda: next(answers), 10.0, interval_s=2.0, clock=clock, sleep=clock.sleep)
+    clock = ManualClock()
+    got = wait_until("three", lambda: next(answers), 10.0, interval_s=2.0, clock=clock, sleep=clock.advance)
     assert (got, clock.now_s) == (3, 4.0)
 
 
 def test_says_what_it_saw_last() -> None:
-    clock = Clock()
+    clock = ManualClock()
     with pytest.raises(TimeoutError, match=r"waited 3 s for: the moon; last seen: 'a cloud'"):
         wait_until(
-            "the moon", lambda: "a cloud", 3.0, accept="moon".__eq__, interval_s=1.0, clock=clock, sleep=clock.sleep
+            "the moon", lambda: "a cloud", 3.0, accept="moon".__eq__, interval_s=1.0, clock=clock, sleep=clock.advance
         )
 
 
 def test_asks_once_more_when_the_time_is_over() -> None:
-    clock = Clock()
-    assert wait_until("time to pass", lambda: clock.now_s >= 5, 5.0, interval_s=50, clock=clock, sleep=clock.sleep)
+    clock = ManualClock()
+    assert wait_until("time to pass", lambda: clock.now_s >= 5, 5.0, interval_s=50, clock=clock, sleep=clock.advance)
 
 
 def test_what_the_probe_raises_ends_the_wait() -> None:

@@ -1,0 +1,299 @@
+"""Agents, heads and zygotes that are killed, stopped or missing: nothing is left but an error that names the cause."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from monarch_hpc.allocation.ready import read_ready
+from monarch_hpc.allocation.settings import write_config
+from monarch_hpc.attach.attach import attach, query_status
+from monarch_hpc.config.schema import Config
+from monarch_hpc.core.errors import AllocationError, AuthenticationError, VersionMismatch
+from monarch_hpc.core.ids import Role
+from monarch_hpc.core.storage.files import private_dir, read_json, write_json, write_private
+from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.wire.control.allocation import HostLost
+from monarch_hpc.wire.control.procs import ProcEnded, SpawnFailed
+from tests.system.support.agent_client import Client, alive, cookie_holders, eventually
+
+
+@pytest.fixture
+def dead_s() -> float:
+    """Losses are detected within a second or two."""
+    return 1.2
+
+
+def agent_of(directory: Path, rank: int) -> int:
+    """Return the pid of an agent."""
+    status = query_status(directory, 5.0)
+    assert status is not None
+    return int(str(status["hosts"][rank]["pid"]))
+
+
+def states(directory: Path) -> list[object]:
+    status = query_status(directory, 5.0)
+    return [host["state"] for host in status["hosts"]] if status else []
+
+
+GRANDCHILD = (
+    "import subprocess, time\n"
+    "print(subprocess.Popen(['setsid', 'sleep', '601'], stdout=subprocess.DEVNULL).pid, flush=True)\n"
+    "time.sleep(600)"
+)
+
+
+def test_a_killed_agent_takes_its_procs_along(directory: Path) -> None:
+    with Client(directory, "aaaaaaaa") as client:
+        mesh = client.spawn([0, 1], 1, GRANDCHILD)
+        eventually(lambda: client.lines(mesh, 0) and client.lines(mesh, 1), "two grandchildren")
+        kept, lost = int(client.lines(mesh, 0)[0]), int(client.lines(mesh, 1)[0])
+        os.kill(agent_of(directory, 1), signal.SIGKILL)
+        message = client.wait(HostLost)
+        assert (message.host, message.run) == (1, "aaaaaaaa")
+        assert "agent on local1" in message.cause
+        eventually(lambda: not alive(lost), "the end of the grandchild on the lost host")
+        assert alive(kept)
+        assert states(directory) == ["alive", "lost"]
+        # The rest of the allocation goes on, and reports the missing host.
+        client.spawn_ready([0])
+        client.spawn([1])
+        assert client.wait(SpawnFailed).cause.startswith("the host is lost: ")
+    with Client(directory, "bbbbbbbb") as later:
+        assert [host.name for host in later.opened.hosts] == ["local0"]
+
+
+def test_a_killed_head_ends_all(directory: Path) -> None:
+    with Client(directory, "aaaaaaaa") as client:
+        pids = client.spawn_ready([0, 1])
+        os.kill(agent_of(directory, 0), signal.SIGKILL)
+        eventually(lambda: client.lost, "the loss of the head")
+        eventually(lambda: not any(alive(pid) for pid in pids), "the end of the procs")
+        eventually(lambda: not cookie_holders(directory), "the end of the other agent")
+
+
+def test_a_stopped_host_is_suspect_and_then_lost(directory: Path) -> None:
+    with Client(directory, "aaaaaaaa") as client:
+        pids = client.spawn_ready([1])
+        frozen = agent_of(directory, 1)
+        os.kill(frozen, signal.SIGSTOP)
+        try:
+            eventually(lambda: states(directory) == ["alive", "suspect"], "suspicion")
+            assert "no heartbeat for 1." in client.wait(HostLost).cause
+            assert states(directory) == ["alive", "lost"]
+        finally:
+            os.kill(frozen, signal.SIGCONT)
+        # The agent finds itself declared lost, ends its procs, and ends.
+        eventually(lambda: not alive(pids[0]) and not alive(frozen), "the end of the host that came back")
+
+
+def test_a_host_that_stops_for_a_moment_is_not_lost(directory: Path) -> None:
+    with Client(directory, "aaaaaaaa") as client:
+        pids = client.spawn_ready([1])
+        frozen = agent_of(directory, 1)
+        os.kill(frozen, signal.SIGSTOP)
+        eventually(lambda: states(directory) == ["alive", "suspect"], "suspicion")
+        os.kill(frozen, signal.SIGCONT)
+        eventually(lambda: states(directory) == ["alive", "alive"], "trust")
+        assert alive(pids[0])
+        assert not [message for message in client.messages if isinstance(message, HostLost)]
+
+
+def test_a_killed_controller_leaves_no_procs(directory: Path) -> None:
+    program = (
+        "import sys, time; from pathlib import Path; from tests.system.support.agent_client import Client\n"
+        f"print(*Client(Path({str(directory)!r}), 'aaaaaaaa').spawn_ready([0, 1], 2), flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, cwd=os.getcwd()) as controller:
+        assert controller.stdout is not None
+        pids = [int(word) for word in controller.stdout.readline().split()]
+        assert len(pids) == 4
+        controller.kill()
+    eventually(lambda: not any(alive(pid) for pid in pids), "the end of the procs")
+    eventually(lambda: query_status(directory, 5.0)["runs"] == [], "the end of the run")  # type: ignore[index]
+    with Client(directory, "bbbbbbbb") as client:
+        client.spawn_ready([0, 1])
+
+
+def test_an_agent_told_to_end_ends_cleanly(directory: Path) -> None:
+    with Client(directory, "aaaaaaaa") as client:
+        pids = client.spawn_ready([1])
+        agent = agent_of(directory, 1)
+        for harmless in (signal.SIGHUP, signal.SIGINT):
+            os.kill(agent, harmless)
+        os.kill(agent, signal.SIGTERM)
+        assert client.wait(ProcEnded).cause == "signal 15 (SIGTERM)"
+        client.wait(HostLost)
+        assert not alive(pids[0])
+
+
+def test_a_proc_that_the_kernel_kills_for_memory_says_so(directory: Path) -> None:
+    group = Path("/sys/fs/cgroup/memory") / f"monarch-hpc-test-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / "memory.limit_in_bytes").write_text(str(256 << 20))
+    except OSError as error:
+        pytest.skip(f"no memory control group (v1) of our own to be had here: {error}")
+    try:
+        with Client(directory, "aaaaaaaa") as client:
+            # The group holds the agent, which reads the counter, and its procs; their memory from here on counts.
+            for pid in [agent_of(directory, 0), *cookie_holders(directory)]:
+                if Path(f"/proc/{pid}").exists():
+                    (group / "cgroup.procs").write_text(str(pid))
+            move = f"open({str(group / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))"
+            client.spawn([0], 1, f"import os; {move}; data = bytearray(512 << 20)")
+            ended = client.wait(ProcEnded)
+            assert ended.cause == "out of memory: the kernel killed it with signal 9 (SIGKILL)"
+            client.spawn([0], 1, "import os; os.kill(os.getpid(), 9)")
+            assert client.wait_all(ProcEnded, 2)[1].cause == "signal 9 (SIGKILL)"
+    finally:
+        for member in (group / "cgroup.procs").read_text().split():
+            (group.parent / "cgroup.procs").write_text(member)
+        group.rmdir()
+
+
+def test_a_killed_opener_leaves_nothing(tmp_path: Path, config: Config) -> None:
+    where = tmp_path / "allocation"
+    write_config(private_dir(tmp_path / "settings"), config)
+    program = (
+        "import sys, time; from pathlib import Path\n"
+        "from monarch_hpc.attach.embedded import open_local; from monarch_hpc.allocation.settings import read_config\n"
+        f"with open_local(2, read_config(Path({str(tmp_path / 'settings')!r})), Path({str(where)!r})):\n"
+        "    print('ready', flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, cwd=os.getcwd()) as opener:
+        assert opener.stdout is not None
+        assert opener.stdout.readline() == b"ready\n"
+        assert len(cookie_holders(where)) >= 2
+        opener.kill()
+    eventually(lambda: not where.exists() and not cookie_holders(where), "the end of the agents and their files")
+
+
+@contextmanager
+def agent(where: Path, rank: int, num_hosts: int, key: bytes) -> Iterator[subprocess.Popen[bytes]]:
+    """Start one agent by its command line; end it with the context."""
+    words = ["--directory", str(where), "--allocation", "ab" * 16, "--rank", str(rank), "--num-hosts", str(num_hosts)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "monarch_hpc.agent", *words, "--local"],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=os.getcwd(),
+    )
+    assert process.stdin is not None
+    process.stdin.write(key)
+    process.stdin.close()
+    process.stdin = None
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.communicate(timeout=20)
+
+
+@pytest.fixture
+def where(tmp_path: Path, config: Config) -> Path:
+    """An allocation's directory before its agents start; their deadline is one second."""
+    directory = private_dir(tmp_path / "allocation")
+    write_config(directory, replace(config, slurm=replace(config.slurm, bootstrap_s=1.0)))
+    write_private(directory / "key", b"k" * 32)
+    return directory
+
+
+def test_a_host_that_does_not_come_is_named(where: Path) -> None:
+    with ExitStack() as cleanup:
+        for rank in (0, 2):
+            cleanup.enter_context(agent(where, rank, 3, b"k" * 32))
+        eventually(lambda: read_ready(where), "ready.json")
+        ready = read_ready(where)
+        assert ready is not None
+        assert (ready.missing, ready.names) == (("local1",), {0: "local0", 2: "local2"})
+        # A late host still joins.
+        cleanup.enter_context(agent(where, 1, 3, b"k" * 32))
+        eventually(lambda: read_ready(where).missing == (), "the late host")  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("key", "rank", "words"),
+    [
+        (b"short", 0, b"5 bytes of the allocation's 32-byte key came"),
+        (b"", 0, b"0 bytes of the allocation's 32-byte key came"),
+        (b"k" * 32, 1, b"no head after 1 s"),
+    ],
+)
+def test_an_agent_that_cannot_begin_says_why(where: Path, key: bytes, rank: int, words: bytes) -> None:
+    with agent(where, rank, 2, key) as process:
+        _, err = process.communicate(timeout=20)
+    assert process.returncode != 0
+    assert words in err
+    assert err.startswith(b"agent local%d: " % rank)
+
+
+def test_a_second_head_is_refused(where: Path) -> None:
+    with agent(where, 0, 1, b"k" * 32) as head:
+        eventually(lambda: read_ready(where), "ready.json")
+        with agent(where, 0, 1, b"k" * 32) as second:
+            _, err = second.communicate(timeout=20)
+        assert second.returncode == 72
+        assert b"has a head already: process %d on local0" % head.pid in err
+        assert query_status(where, 5.0) is not None
+
+
+def test_an_agent_with_another_key_is_not_seated(where: Path) -> None:
+    with agent(where, 0, 2, b"k" * 32), agent(where, 1, 2, b"x" * 32) as stranger:
+        _, err = stranger.communicate(timeout=20)
+        assert stranger.returncode == 1
+        assert b"cannot reach the head" in err
+        eventually(lambda: read_ready(where), "ready.json")
+        assert read_ready(where).missing == ("local1",)  # type: ignore[union-attr]
+
+
+class _Nobody:
+    def on_channel(self, channel: object) -> None: ...
+
+    def on_frame(self, channel: object, frame: object) -> None: ...
+
+    def on_lost(self, channel: object, error: object) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "error", "words"),
+    [
+        ("python", "3.9.1", VersionMismatch, "Python differs: "),
+        ("package", "0.0.0", VersionMismatch, "monarch_hpc differs: "),
+        ("protocol", 99, VersionMismatch, "the protocol differs: 1 here, 99 on local0 there"),
+        (None, None, AllocationError, "its Slurm job has ended"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_dialled(
+    directory: Path, field: str | None, value: object, error: type[Exception], words: str
+) -> None:
+    document = read_json(directory / "ready.json")
+    assert isinstance(document, dict)
+    if field is None:
+        write_json(directory / "ended.json", {})
+    else:
+        write_json(directory / "ready.json", {**document, field: value})
+    engine = Engine()
+    with pytest.raises(error, match=words):
+        attach(directory, Role.TOOL, _Nobody(), engine)
+    engine.close()
+
+
+def test_another_key_is_refused(directory: Path) -> None:
+    key = (directory / "key").read_bytes()
+    write_private(directory / "key", b"x" * 32)
+    engine = Engine()
+    engine.start()
+    with pytest.raises(AuthenticationError):
+        attach(directory, Role.TOOL, _Nobody(), engine)
+    engine.close()
+    write_private(directory / "key", key)
+    assert query_status(directory, 5.0) is not None

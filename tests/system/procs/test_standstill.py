@@ -1,0 +1,114 @@
+"""Procs stopped by a signal, held by a debugger, or holding the interpreter's lock: only the first are killed."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from monarch_hpc.attach.attach import query_status
+from monarch_hpc.config.schema import Config
+from monarch_hpc.wire.control.procs import ProcEnded, ProcLife, StopProcs
+from tests.system.support.agent_client import Client, alive, eventually
+
+_PTRACE_ATTACH = 16
+_PTRACE_DETACH = 17
+
+
+def suspects(directory: Path) -> object:
+    status = query_status(directory, 5.0)
+    return [run["suspect"] for run in status["runs"]] if status else None
+
+
+def lives(client: Client, rank: int) -> list[str]:
+    """Return the agents' reports on a proc."""
+    return [m.life for m in list(client.messages) if isinstance(m, ProcLife) and m.rank == rank]
+
+
+@contextlib.contextmanager
+def traced(pid: int) -> Iterator[None]:
+    """Attach to a process like a debugger."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+    if libc.ptrace(_PTRACE_ATTACH, pid, None, None):
+        pytest.skip(f"may not trace a process here: {os.strerror(ctypes.get_errno())}")
+    os.waitpid(pid, 0)
+    try:
+        yield
+    finally:
+        libc.ptrace(_PTRACE_DETACH, pid, None, None)
+
+
+def test_a_stopped_proc_is_suspect_and_then_killed_with_the_cause(directory: Path) -> None:
+    with Client(directory, "aaaaaaaa") as client:
+        mesh = client.spawn([0, 1])
+        pids = client.pids(mesh, 2)
+        os.kill(pids[1], signal.SIGSTOP)
+        news = client.wait(ProcLife)
+        assert (news.rank, news.host, news.life, news.dead_s) == (1, 1, "suspect", 2.0)
+        assert 0.4 <= news.stopped_s < 2.0
+        assert suspects(directory) == [[{"mesh": mesh, "rank": 1, "host": "local1"}]]
+        ended = client.wait(ProcEnded)
+        assert (ended.rank, ended.expected) == (1, False)
+        assert re.fullmatch(r"stopped \(SIGSTOP\) for \d s", ended.cause)
+        assert suspects(directory) == [[]]
+        assert lives(client, 1) == ["suspect"]
+        assert alive(pids[0]) and not alive(pids[1])
+
+
+def test_one_that_goes_on_in_time_has_lost_nothing(directory: Path) -> None:
+    code = "import sys\nfor n in range(10**9):\n    print(n, flush=True)\n    import time; time.sleep(0.01)"
+    with Client(directory, "aaaaaaaa") as client:
+        mesh = client.spawn([0], 1, code)
+        (pid,) = client.pids(mesh, 1)
+        os.kill(pid, signal.SIGSTOP)
+        client.wait(ProcLife)
+        os.kill(pid, signal.SIGCONT)
+        client.wait(ProcLife, lambda news: news.life == "alive")
+        before = len(client.lines(mesh, 0))
+        eventually(lambda: len(client.lines(mesh, 0)) > before + 10, "its further lines")
+        lines = client.lines(mesh, 0)
+        assert lines == [str(number) for number in range(len(lines))]
+        assert suspects(directory) == [[]]
+        assert lives(client, 0) == ["suspect", "alive"]
+
+
+def test_one_that_a_debugger_holds_is_left_alone(directory: Path) -> None:
+    with Client(directory, "aaaaaaaa") as client:
+        mesh = client.spawn([0], 2)
+        held, stopped = client.pids(mesh, 2)
+        with traced(held):
+            os.kill(stopped, signal.SIGSTOP)
+            assert client.wait(ProcEnded).rank == 1  # enough time has passed
+        assert lives(client, 0) == []
+        assert alive(held)
+
+
+def test_one_that_holds_the_interpreters_lock_is_well(directory: Path) -> None:
+    code = "import ctypes; print('going', flush=True); ctypes.PyDLL(None).sleep(600)"
+    with Client(directory, "aaaaaaaa") as client:
+        mesh = client.spawn([0], 1, code)
+        (busy,) = client.pids(mesh, 1)
+        eventually(lambda: client.lines(mesh, 0), "its line")
+        (stopped,) = client.spawn_ready([0])
+        os.kill(stopped, signal.SIGSTOP)
+        client.wait(ProcEnded)
+        assert alive(busy)
+        assert len([m for m in client.messages if isinstance(m, ProcLife)]) == 1
+
+
+def test_a_stopped_proc_can_be_asked_to_end(directory: Path, config: Config) -> None:
+    with Client(directory, "aaaaaaaa") as client:
+        mesh = client.spawn([0])
+        (pid,) = client.pids(mesh, 1)
+        os.kill(pid, signal.SIGSTOP)
+        client.send(StopProcs("aaaaaaaa", mesh, [0], config.procs.stop_s))
+        ended = client.wait(ProcEnded)
+        assert ended.expected
+        assert lives(client, 0) == []

@@ -1,0 +1,108 @@
+"""A program that ends fabrics while they are busy: `python -m tests.system.support.endings FABRIC COUNT`.
+
+A program and not a test: what it could find is that libucp ends the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+
+from monarch_hpc.core.errors import TransportError
+from monarch_hpc.core.ids import Role
+from monarch_hpc.transport.api import FrameChannel
+from monarch_hpc.wire.frames import Frame, Kind
+from tests.system.support.parties import BLOCKED, UCX, Party
+
+__all__ = ["run_endings"]
+
+
+def give_up(client: Party, server: Party, channel: FrameChannel) -> None:
+    """Take the peer for dead, when UCX has just begun to connect to it."""
+    channel.give_up("no heartbeat for 15 s")
+    client.until(lambda: bool(client.lost))
+    client.close()
+    server.close()
+
+
+def leave_in_full_flow(client: Party, server: Party, channel: FrameChannel) -> None:
+    """End while small and large messages are sent both ways."""
+    senders = [pour(end, size) for end in (channel, server.opened[0]) for size in (100, 300_000)]
+    client.until(lambda: len(client.frames) > 10)
+    client.close()
+    server.close()
+    for sender in senders:
+        sender.join()
+
+
+def be_left_in_full_flow(client: Party, server: Party, channel: FrameChannel) -> None:
+    """End when the peer has, while small and large messages are sent to it."""
+    senders = [pour(channel, size) for size in (100, 300_000)]
+    server.until(lambda: len(server.frames) > 10)
+    server.close()
+    client.close()
+    for sender in senders:
+        sender.join()
+
+
+def pour(channel: FrameChannel, num_bytes: int) -> threading.Thread:
+    def run() -> None:
+        with contextlib.suppress(TransportError):
+            while True:
+                channel.send(Frame(Kind.RESULT, 0, 0, b"", [bytes(num_bytes)]))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+Way = Callable[[Party, Party, FrameChannel], None]
+
+
+def ways(fabric: str) -> tuple[Way, ...]:
+    """The endings that a fabric can have; the relay of these tests goes through the server, which so ends last."""
+    always = (give_up, leave_in_full_flow)
+    return always if fabric == "relay" else (*always, be_left_in_full_flow)
+
+
+def end(fabric: str, way: Way) -> None:
+    """Join two parties, and end both."""
+    server = Party(ucx=UCX.get(fabric, ""))
+    client = Party(role=Role.CONTROLLER, ucx=UCX.get(fabric, ""), around=server if fabric == "relay" else None)
+    addresses = server.node.listen(["127.0.0.1"])
+    if fabric == "relay":
+        addresses = [address.replace("127.0.0.1", BLOCKED) for address in addresses]
+    channel = client.node.connect(addresses)
+    server.until(lambda: bool(server.opened))
+    if fabric in UCX:
+        client.until(lambda: channel.fabric == fabric.replace("-", "/"))
+    way(client, server, channel)
+
+
+def run_endings(libucp: str, fabric: str, count: int) -> list[str]:
+    """Run *count* endings in a process, and return the lines that it printed, both streams."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.system.support.endings", fabric, str(count)],
+        env={**os.environ, "MONARCH_LIBUCP": libucp},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return done.stdout.splitlines() if not done.returncode else [f"exit status {done.returncode}", done.stdout]
+
+
+if __name__ == "__main__":
+    for way in itertools.islice(itertools.cycle(ways(sys.argv[1])), int(sys.argv[2])):
+        end(sys.argv[1], way)
+    if sys.argv[1] in UCX:
+        from monarch_hpc.transport.ucx import _ucx
+
+        print(_ucx.num_abandoned(), "abandoned")
+    print("ended in good order")

@@ -1,0 +1,77 @@
+"""Connections to silent but healthy peers. Detection of cut connections is in tests/slurm/test_links.py."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.transport.engine.flag import Flag
+from monarch_hpc.transport.tcp.keepalive import CutDetector
+
+_CUT_S = 3.0
+_PATIENCE_S = 20.0
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        near = stack.enter_context(socket.create_connection(server.getsockname()))
+        far, _ = server.accept()
+        stack.enter_context(far)
+        near.setblocking(False)
+        yield near, far
+
+
+def watched(engine: Engine, sock: socket.socket) -> list[str]:
+    """Watch a socket; return the list of reports about it."""
+    said: list[str] = []
+    wires = CutDetector(engine, _CUT_S)
+    begun = Flag(engine)
+
+    def begin() -> None:
+        wires.watch("it", sock, said.append)
+        begun.set()
+
+    engine.call_soon(begin)
+    assert begun.wait(_PATIENCE_S)
+    return said
+
+
+@pytest.mark.slow
+def test_whoever_does_not_read_for_long_is_not_cut_off(
+    engine: Engine, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    near, far = pair
+    said = watched(engine, near)
+    sent = 0
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            sent += near.send(bytes(2**16))
+    assert not engine.wait(lambda: bool(said), 2.5 * _CUT_S), said
+    received = 0
+    while received < sent:
+        received += len(far.recv(2**20))
+    assert near.send(b"x") == 1
+    assert not said
+
+
+@pytest.mark.slow
+def test_an_idle_connection_stays(engine: Engine, pair: tuple[socket.socket, socket.socket]) -> None:
+    near, far = pair
+    said = watched(engine, near)
+    assert near.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    assert not engine.wait(lambda: bool(said), 2 * _CUT_S), said
+    near.send(b"x")
+    assert far.recv(1) == b"x"
+
+
+def test_other_sockets_are_left_alone(engine: Engine) -> None:
+    near, far = socket.socketpair()
+    with near, far:
+        assert watched(engine, near) == []
+        assert near.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 0

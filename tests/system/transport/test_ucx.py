@@ -1,0 +1,93 @@
+"""The UCX binding between two real processes, over each libucp of this machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.system.support.endings import run_endings
+from tests.system.support.parties import UCX
+from tests.ucx.device import MISSING
+from tests.ucx.installed import CUDA, LIBRARIES, SHARED_MEMORY, TCP, run_drill
+
+KINDS = ["records", "bulk", "rendezvous", "moves"]
+
+TRANSPORTS = pytest.mark.parametrize("tls", [SHARED_MEMORY, TCP], ids=["shm", "tcp"])
+
+
+def growth(printed: str) -> dict[str, int]:
+    """Parse the growth of the process in bytes, by kind of traffic."""
+    return {name: int(grown) for name, grown, _seconds in (line.split() for line in printed.splitlines())}
+
+
+@TRANSPORTS
+@pytest.mark.parametrize("libucp", LIBRARIES)
+def test_traffic_of_every_kind(libucp: str, tls: str) -> None:
+    assert list(growth(run_drill(tls, libucp, "grow", 2000))) == KINDS
+
+
+@pytest.mark.slow
+@TRANSPORTS
+@pytest.mark.parametrize("libucp", LIBRARIES)
+def test_a_forked_child_neither_uses_nor_breaks_it(libucp: str, tls: str) -> None:
+    assert "went on" in run_drill(tls, libucp, "fork")
+
+
+@TRANSPORTS
+@pytest.mark.parametrize("libucp", LIBRARIES)
+def test_it_goes_on_where_no_thread_of_python_drives(libucp: str, tls: str) -> None:
+    assert "went on" in run_drill(tls, libucp, "away")
+
+
+@TRANSPORTS
+@pytest.mark.parametrize("libucp", LIBRARIES)
+def test_a_driver_that_sleeps_lets_the_thread_sleep(libucp: str, tls: str) -> None:
+    assert int(run_drill(tls, libucp, "idle")) < 10
+
+
+@pytest.mark.parametrize("fabric", [*UCX])
+@pytest.mark.parametrize("libucp", LIBRARIES)
+def test_an_end_in_any_state_is_an_end_in_good_order(libucp: str, fabric: str) -> None:
+    assert run_endings(libucp, fabric, 6) == ["0 abandoned", "ended in good order"]
+
+
+@TRANSPORTS
+@pytest.mark.parametrize("libucp", LIBRARIES)
+def test_a_program_may_end_with_everything_open(libucp: str, tls: str) -> None:
+    assert run_drill(tls, libucp, "leave").startswith("left\n")
+
+
+# Four seconds: each of sixteen ends waits for the frozen peer. Over shared memory none does.
+@pytest.mark.parametrize("libucp", LIBRARIES)
+def test_a_frozen_peer_does_not_hold_an_end_up_and_costs_a_bounded_number_of_workers(libucp: str) -> None:
+    seen = json.loads(run_drill(TCP, libucp, "frozen").splitlines()[-1])
+    assert seen["full"] == 16 and "16 closed UCX workers" in seen["refused"]
+    assert 0.2 < seen["longest_s"] < 5.0
+    assert seen["left"] == 0, "the peer has died, so they could be destroyed"
+
+
+@pytest.mark.skipif(bool(MISSING), reason=MISSING)
+@pytest.mark.parametrize("device", [0, 1], ids=["to host memory", "to GPU memory"])
+@pytest.mark.parametrize("libucp", LIBRARIES)
+def test_memory_of_a_gpu_goes_to_another_process(libucp: str, device: int) -> None:
+    if not any(Path(libucp).parent.glob("ucx/libuct_cuda.so*")):
+        pytest.skip("needs a libucp with CUDA")
+    assert "the same" in run_drill(CUDA, libucp, "gpu", device)
+
+
+# One completes most sends at once, the other in callbacks; all four combinations would take two minutes.
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("libucp", "tls"),
+    [
+        pytest.param(library.values[0], tls, id=f"{library.id}-{name}", marks=library.marks)
+        for library, tls, name in zip(LIBRARIES, (SHARED_MEMORY, TCP), ("shm", "tcp"), strict=True)
+    ],
+)
+def test_a_million_messages_leak_nothing(libucp: str, tls: str) -> None:
+    """malloc's smallest block, leaked once a message, would be 32 MB; 128 bytes per larger operation, 2.5 MB."""
+    grown = growth(run_drill(tls, libucp, "grow", 1_000_000, timeout_s=300))
+    assert list(grown) == KINDS
+    assert max(grown.values()) < 2 * 2**20, grown

@@ -1,0 +1,78 @@
+"""Causes of death: told at once if known, when the report comes, or as unknown after a while."""
+
+from __future__ import annotations
+
+import pytest
+
+from monarch_hpc.core.errors import ActorError
+from monarch_hpc.mesh.program.deaths import Deaths
+from monarch_hpc.testing import ManualClock
+
+
+class Callers:
+    """Callers that lost procs, and the answers that they got."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.deaths = Deaths(self.clock.call_later)
+        self.told: list[str] = []
+        self.given_up: list[str] = []
+
+    def ask(self, incarnation: int, where: str) -> None:
+        def tell(error: ActorError) -> None:
+            self.told.append(str(error))
+
+        self.deaths.explain(incarnation, where, tell, lambda where, _tell: self.given_up.append(where))
+
+
+@pytest.fixture
+def callers() -> Callers:
+    return Callers()
+
+
+def test_a_known_cause_is_told_at_once(callers: Callers) -> None:
+    callers.deaths.record(7, "exit code 3")
+    callers.ask(7, "a[0]")
+    assert (callers.told, callers.clock.timers) == (["a[0] died: exit code 3"], [])
+
+
+def test_all_who_asked_are_told_when_the_cause_is_known_and_only_once(callers: Callers) -> None:
+    callers.ask(7, "a[0]")
+    callers.ask(7, "b[0]")
+    callers.ask(8, "c[1]")
+    assert callers.told == []
+    callers.deaths.record(7, "signal 9")
+    assert callers.told == ["a[0] died: signal 9", "b[0] died: signal 9"]
+    callers.clock.advance(60.0)
+    assert (len(callers.told), callers.given_up) == (2, ["c[1]"])
+
+
+def test_who_waits_too_long_is_given_up_and_a_later_report_is_for_later_callers(callers: Callers) -> None:
+    callers.ask(7, "a[0]")
+    callers.clock.advance(60.0)
+    assert (callers.told, callers.given_up) == ([], ["a[0]"])
+    callers.deaths.record(7, "signal 9")
+    assert callers.told == []
+    callers.ask(7, "b[0]")
+    assert callers.told == ["b[0] died: signal 9"]
+
+
+def test_the_first_cause_counts(callers: Callers) -> None:
+    callers.deaths.record(7, "signal 9")
+    callers.deaths.record(7, "the host is lost")
+    callers.ask(7, "a[0]")
+    assert callers.told == ["a[0] died: signal 9"]
+
+
+def test_a_requested_end_was_expected(callers: Callers) -> None:
+    callers.deaths.record(7, "it was stopped", expected=True)
+    callers.deaths.record(8, "signal 9")
+    assert [callers.deaths.was_expected(incarnation) for incarnation in (7, 8, 9)] == [True, False, False]
+
+
+def test_the_deaths_that_are_remembered_are_bounded(callers: Callers) -> None:
+    for incarnation in range(5000):
+        callers.deaths.record(incarnation, "signal 9")
+    callers.ask(0, "a[0]")
+    callers.ask(4999, "b[0]")
+    assert callers.told == ["b[0] died: signal 9"]
