@@ -55,7 +55,6 @@ class OpenCasts:
         self._causes = causes
         self._on_failure = on_failure
         self._give = give
-
         self._reported: Recent[int, bool] = Recent(_KEEP)  # procs whose death a cast has reported
 
     def add(self, cast: OpenCast) -> None:

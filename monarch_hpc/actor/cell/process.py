@@ -15,7 +15,7 @@ __all__ = ["CellProcess"]
 
 @dataclass(frozen=True, slots=True)
 class CellProcess:
-    """What each `Cell` of a process is given.
+    """The parts of a process that each `Cell` is given.
 
     Attributes:
         loop: runs the coroutines of all actors.

@@ -39,6 +39,8 @@ class Replier:
         host: name of this process's host.
     """
 
+    __slots__ = ("_engine", "host")
+
     def __init__(self, engine: Engine, host: str) -> None:
         self.host = host
         self._engine = engine

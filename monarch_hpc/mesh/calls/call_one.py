@@ -9,8 +9,8 @@ from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.messages.payload import pack_call
 from monarch_hpc.actor.runtime.runtime import HELD, Runtime
 from monarch_hpc.core.errors import ActorDied, MonarchError
+from monarch_hpc.mesh.calls.answer import CallOptions, is_result, late, read_answer
 from monarch_hpc.mesh.calls.callee import Callee
-from monarch_hpc.mesh.calls.gather import CallOptions, is_result, late, read_answer
 from monarch_hpc.wire.frames import Frame
 
 __all__ = ["SingleCall"]

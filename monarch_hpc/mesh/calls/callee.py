@@ -1,53 +1,23 @@
-"""The actors that a call is sent to."""
+"""The actors that a call is sent to, and the answers that it awaits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import _thread
+from collections.abc import Mapping
 from functools import cached_property
-from typing import Protocol
 
 from monarch_hpc.actor.casts.targets import CastMessage, CastRecord, Delivery, OpenCast, Reduce
 from monarch_hpc.actor.context import context
 from monarch_hpc.actor.messages.payload import pack_call
-from monarch_hpc.actor.messages.pending import Pending
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.runtime import HELD, Runtime, current_runtime
-from monarch_hpc.core.errors import MonarchError
+from monarch_hpc.core.errors import ActorDied, CallTimeout, MonarchError
 from monarch_hpc.core.shape import Region
+from monarch_hpc.mesh.calls.answer import CallOptions, late
 from monarch_hpc.mesh.calls.load import Load
 from monarch_hpc.wire.frames import Buffer, Frame, Kind
 
-__all__ = ["AnswerTaker", "Callee", "Sent"]
-
-
-class AnswerTaker(Protocol):
-    """Receives the answers to a call of many actors.
-
-    Attributes:
-        cast: the cast that carried the call; None if the call was sent to each proc directly.
-        reduce: how agents may combine answers; None if they may not.
-    """
-
-    cast: OpenCast | None
-    reduce: Reduce | None
-
-    def take(self, place: int, rank: int, given: Frame | MonarchError) -> None:
-        """Take the answer of the actor at *place* of the view, which has base rank *rank*."""
-        ...
-
-    def where(self, place: int) -> str:
-        """The actor at *place* and the endpoint, in words."""
-        ...
-
-
-class Sent(Pending, Protocol):
-    """The recipient of the answer to one call that can be cancelled.
-
-    Attributes:
-        number: number of the call for `Runtime.cancel`, once it was sent.
-    """
-
-    number: int
+__all__ = ["Answers", "Callee"]
 
 
 class Callee:
@@ -104,8 +74,7 @@ class Callee:
         head: bytes,
         args: tuple[object, ...],
         kwargs: dict[str, object],
-        pending: Callable[[int, int, ProcRef], Sent] | None,
-        taker: AnswerTaker | None = None,
+        answers: Answers | None,
     ) -> None:
         """Send one call to every actor; the arguments are serialized once.
 
@@ -114,22 +83,20 @@ class Callee:
             head: head of the message for *method*, see `actor.messages.payload.call_head`.
             args: positional arguments of the endpoint.
             kwargs: keyword arguments of the endpoint.
-            pending: called with place, base rank and proc of an actor, creates the recipient of its answer; None for a
-                call without answers.
-            taker: receives the answers of a cast, for which *pending* is not called.
+            answers: receives the answers; None for a call without answers.
         """
         runtime = current_runtime()
         body, buffers = pack_call(head, args, kwargs)
         name = self.name_of(method)
         ranks = self.ranks
-        if len(ranks) > runtime.casts.max_direct and self._cast(runtime, name, body, buffers, taker):
+        if len(ranks) > runtime.casts.max_direct and self._cast(runtime, name, body, buffers, answers):
             return
         for place, rank in enumerate(self.ranks):
             proc = self.procs[rank]
-            if pending is None:
+            if answers is None:
                 runtime.call(proc, self.actor, body, buffers, None, name=name)
             else:
-                sent = pending(place, rank, proc)
+                sent = answers.ask(place, rank, proc)
                 sent.number = runtime.call(proc, self.actor, body, buffers, sent, name=name)
 
     def send_by(
@@ -138,9 +105,8 @@ class Callee:
         head: bytes,
         args: tuple[object, ...],
         kwargs: dict[str, object],
-        pending: Callable[[int, int, ProcRef], Sent] | None,
+        answers: Answers | None,
         end_s: float,
-        taker: AnswerTaker | None = None,
     ) -> list[int]:
         """Send a call that ends at *end_s* on the engine's clock; otherwise as `send`.
 
@@ -152,12 +118,12 @@ class Callee:
         body, buffers = pack_call(head, args, kwargs)
         name = self.name_of(method)
         if len(self.ranks) > runtime.casts.max_direct and (
-            cast := self._cast(runtime, name, body, buffers, taker, end_s)
+            cast := self._cast(runtime, name, body, buffers, answers, end_s)
         ):
             return list(range(len(self.ranks))) if cast.held else []
         held = list(range(len(self.ranks)))
         waiting = {
-            place: None if pending is None else pending(place, rank, self.procs[rank])
+            place: None if answers is None else answers.ask(place, rank, self.procs[rank])
             for place, rank in enumerate(self.ranks)
         }
         # First the mailboxes with room, then the full ones, so that a full mailbox delays no other actor.
@@ -179,22 +145,22 @@ class Callee:
         name: int,
         body: bytes,
         buffers: list[Buffer],
-        taker: AnswerTaker | None,
+        answers: Answers | None,
         end_s: float | None = None,
     ) -> OpenCast | None:
-        ranks, load = self.ranks, None if taker is None else self.load
-        answer = None if taker is None else lambda place, given: taker.take(place, ranks[place], given)
+        ranks, load = self.ranks, None if answers is None else self.load
+        answer = None if answers is None else lambda place, given: answers.take(place, ranks[place], given)
         if load is not None:
             load.begin_all(ranks)
         sent = None
-        written = None if taker is None else CastRecord(context().mark, name)
+        written = None if answers is None else CastRecord(context().mark, name)
         if written is None:
             runtime.recorder.sent(0, context().mark, name, 0, len(body), self.actor)
         delivery = Delivery(
-            self._actor_text if taker is None else taker.where,
+            self._actor_text if answers is None else answers.where,
             answer,
             end_s,
-            None if taker is None else taker.reduce,
+            None if answers is None else answers.reduce,
             written,
         )
         try:
@@ -205,6 +171,150 @@ class Callee:
             if load is not None and sent is None:
                 for rank in ranks:
                     load.end(rank)
-        if taker is not None:
-            taker.cast = sent
+        if answers is not None:
+            answers.cast = sent
         return sent
+
+
+class AskedRank:
+    """The call to one of the actors, and the recipient of its answer.
+
+    Attributes:
+        number: number of the call for `Runtime.cancel`, once it was sent.
+    """
+
+    __slots__ = ("_answers", "_place", "_rank", "incarnation", "number")
+
+    def __init__(self, answers: Answers, place: int, rank: int, incarnation: int) -> None:
+        self._answers = answers
+        self._place = place
+        self._rank = rank
+        self.incarnation = incarnation
+        self.number = HELD
+
+    @property
+    def where(self) -> str:
+        """The actor and the endpoint, in words."""
+        return self._answers.where(self._place)
+
+    def answer(self, given: Frame | MonarchError) -> None:
+        """Pass the answer on to the gathered answers."""
+        self._answers.take(self._place, self._rank, given)
+
+
+class Answers:
+    """The answers to one call of a `Callee`: a slot for each rank, and a deadline.
+
+    Base class of `gather.Gather` and `stream.Queue`.
+    """
+
+    reduce: Reduce | None = None
+    """How agents may combine answers; None if they may not."""
+
+    def __init__(self, runtime: Runtime, callee: Callee, method: str, options: CallOptions) -> None:
+        num = len(callee.ranks)
+        self.runtime = runtime
+        self.options = options
+        self._callee = callee
+        self._method = method
+        self._answers: list[Frame | MonarchError | None] = [None] * num
+        self._num_missing = num
+        self._over = False
+        self._limit_s: float | None = None
+        self._asked: list[AskedRank] = []
+        self.cast: OpenCast | None = None
+        """The cast that carried the call; None if the call was sent to each proc directly."""
+        # Answers arrive on the driver; failures to send are reported on the sending thread.
+        self._lock = _thread.allocate_lock()
+
+    def send(self, head: bytes, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        """Call all actors and start the time limit.
+
+        Raises:
+            Exception: the call was not sent to all of them; no answer is awaited.
+        """
+        limit_s = self._limit_s = self.options.limit_s(self.runtime.engine.clock)
+        try:
+            if limit_s is None:
+                self._callee.send(self._method, head, args, kwargs, self)
+            else:
+                end_s = self.runtime.engine.clock() + limit_s
+                self.runtime.deadlines.add(limit_s, self)
+                for place in self._callee.send_by(self._method, head, args, kwargs, self, end_s):
+                    if self._callee.load is not None:
+                        self._callee.load.end(self._callee.ranks[place])
+        except BaseException:
+            self.drop()
+            raise
+
+    def drop(self) -> None:
+        """Ignore further answers: there are enough, or the call could not be sent."""
+        self._over = True
+        if self._limit_s is not None:
+            self.runtime.deadlines.remove(self._limit_s, self)
+
+    def withdraw(self) -> None:
+        """Cancel the calls that have no answer yet."""
+        left = [asked.number for asked, answer in zip(self._asked, self._answers, strict=False) if answer is None]
+        if self.cast is not None:
+            self.runtime.casts.cancel(self.cast)
+        self.runtime.cancel(self._callee.actor, [number for number in left if number != HELD])
+
+    def give_up(self) -> None:
+        """Called when a future of this call was cancelled, see `Future.cancel`."""
+        raise NotImplementedError
+
+    def ask(self, place: int, rank: int, proc: ProcRef) -> AskedRank:
+        """Await the answer of the actor at *place* of the view, with base rank *rank*; it is about to be called."""
+        if self._callee.load is not None:
+            self._callee.load.begin(rank)
+        asked = AskedRank(self, place, rank, proc.incarnation)
+        self._asked.append(asked)
+        return asked
+
+    def take(self, place: int, rank: int, given: Frame | MonarchError) -> None:
+        """Take the answer of the actor at *place* of the view, with base rank *rank*."""
+        if self._callee.load is not None:
+            self._callee.load.end(rank, died=isinstance(given, ActorDied))
+        with self._lock:
+            if self._over:
+                return
+            self._answers[place] = given
+            self._num_missing -= 1
+            is_last = not self._num_missing
+        self._take(place, given, is_last=is_last)
+
+    def expire(self) -> None:
+        """Called on the driver when the time limit has passed."""
+        raise NotImplementedError
+
+    def _take(self, index: int, given: Frame | MonarchError, *, is_last: bool) -> None:
+        raise NotImplementedError
+
+    def calls(self) -> tuple[int, int]:
+        """The numbers of the first and the last call sent; 0 for both if none was."""
+        if self.cast is not None:
+            return self.cast.call, self.cast.call
+        sent = [asked.number for asked in self._asked if asked.number != HELD]
+        return (sent[0], sent[-1]) if sent else (0, 0)
+
+    def missing(self) -> str:
+        """The actors that have not answered, in words."""
+        left = [index for index, answer in enumerate(self._answers) if answer is None]
+        if not left:
+            return f"{self._callee.name}.{self._method}"
+        others = f" and {len(left) - 1} more" if len(left) > 1 else ""
+        return f"{self.where(left[0])}{others}"
+
+    def _late(self, index: int, *others: int) -> CallTimeout:
+        held = [place for place in (index, *others) if self._was_held(place)]
+        return late(self.where(index), others, self._limit_s, held)
+
+    def _was_held(self, place: int) -> bool:
+        if self.cast is None and place < len(self._asked):
+            return self._asked[place].number == HELD
+        return self.cast is None or self.cast.held
+
+    def where(self, place: int) -> str:
+        """The actor at *place* and the endpoint, in words."""
+        return self._callee.where(self._method, place)

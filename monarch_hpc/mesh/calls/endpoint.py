@@ -14,9 +14,10 @@ from monarch_hpc.actor.runtime.runtime import current_runtime
 from monarch_hpc.core.arguments import check_seconds
 from monarch_hpc.core.errors import CallTimeout
 from monarch_hpc.core.shape import Point, Region
+from monarch_hpc.mesh.calls.answer import CallOptions
 from monarch_hpc.mesh.calls.call_one import SingleCall
 from monarch_hpc.mesh.calls.callee import Callee
-from monarch_hpc.mesh.calls.gather import CallOptions, Gather
+from monarch_hpc.mesh.calls.gather import Gather
 from monarch_hpc.mesh.calls.reduce import ReducedCall
 from monarch_hpc.mesh.calls.stream import Queue, Stream
 from monarch_hpc.mesh.value import ValueMesh

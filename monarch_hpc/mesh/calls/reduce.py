@@ -9,8 +9,9 @@ from monarch_hpc.actor.casts.reduction import Folding
 from monarch_hpc.actor.casts.targets import Reduce
 from monarch_hpc.actor.runtime.runtime import Runtime
 from monarch_hpc.core.errors import InternalError
+from monarch_hpc.mesh.calls.answer import CallOptions, read_answer
 from monarch_hpc.mesh.calls.callee import Callee
-from monarch_hpc.mesh.calls.gather import CallOptions, Gather, read_answer
+from monarch_hpc.mesh.calls.gather import Gather
 from monarch_hpc.wire.frames import Frame, Kind
 from monarch_hpc.wire.serializer import dumps
 

@@ -9,8 +9,8 @@ from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.runtime.runtime import Runtime
 from monarch_hpc.core.errors import MonarchError
 from monarch_hpc.core.shape import Extent, Point
-from monarch_hpc.mesh.calls.callee import Callee
-from monarch_hpc.mesh.calls.gather import Answers, CallOptions, is_result, read_answer
+from monarch_hpc.mesh.calls.answer import CallOptions, is_result, read_answer
+from monarch_hpc.mesh.calls.callee import Answers, Callee
 from monarch_hpc.wire.frames import Frame
 
 __all__ = ["Items", "Queue", "Stream"]
