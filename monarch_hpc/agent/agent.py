@@ -6,29 +6,23 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable
-from functools import partial
 
 from monarch_hpc.agent.children.reaper import Reaper
-from monarch_hpc.agent.children.stop_watch import StoppedProcs
 from monarch_hpc.agent.children.sweep import cookies, find, kill_matching, kill_runs, orphans
 from monarch_hpc.agent.output.proc_output import Outlet
-from monarch_hpc.agent.output.refusals import Refusals
 from monarch_hpc.agent.proc_settings import ProcSettings
 from monarch_hpc.agent.procs.mpi_step import MpiSteps
-from monarch_hpc.agent.procs.proc import Proc, ProcState
-from monarch_hpc.agent.procs.records import HostRecords
+from monarch_hpc.agent.procs.proc_table import ProcTable
 from monarch_hpc.agent.procs.spawner import ProcSpawner
 from monarch_hpc.agent.procs.zygote_pool import MAX_PROCS_PER_ORDER, ZygotePool
 from monarch_hpc.agent.resources.shm_folder import remove_segments
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.logger import Logger
-from monarch_hpc.core.process.exit import Exit
-from monarch_hpc.supervision.lease import Liveness
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.control.calls import Calls, CallsReport
 from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.control.output import LogsSet, SetLogs
-from monarch_hpc.wire.control.procs import ProcEnded, ProcLife, ProcsStopped, SpawnFailed, SpawnProcs, StopProcs
+from monarch_hpc.wire.control.procs import ProcsStopped, SpawnFailed, SpawnProcs, StopProcs
 from monarch_hpc.wire.control.runs import CloseRun, RunClosed
 
 __all__ = ["Agent"]
@@ -63,11 +57,8 @@ class Agent:
         self._steps = steps
         self._reaper = reaper
         self._send = send
-        self._stopped_procs = StoppedProcs(engine, settings.heartbeat_s, settings.lease)
-        self.procs: set[Proc] = set()
-        self.records = HostRecords(settings.keep_dead)
-        self._refusals = Refusals(engine, self.procs)
-        self._spawner = ProcSpawner(engine, settings, zygotes, steps, outlet, send, self)
+        self._procs = ProcTable(engine, settings, steps, reaper, send, self._settle)
+        self._spawner = ProcSpawner(engine, settings, zygotes, steps, outlet, send, self._procs)
         self._stopping_meshes: set[tuple[str, int]] = set()
         self._closing_runs: dict[str, Deadline | None] = {}  # None: procs are still ending
         self._clearing = False
@@ -86,19 +77,19 @@ class Agent:
             case SpawnProcs():
                 first = message.first_rank[message.hosts.index(self._settings.rank)]
                 left = set(range(first, first + message.per_host))
-                for proc in self._procs_of_mesh(message.run, message.mesh):
+                for proc in self._procs.of_mesh(message.run, message.mesh):
                     left.discard(proc.start.rank)
                     proc.cause = problem
-                    self.report_ended(proc, problem, [])  # if already forked, `on_forked` kills it
-                    self.kill(proc)
+                    self._procs.end(proc, problem)  # if already forked, `on_forked` kills it
+                    self._procs.kill(proc)
                 for rank in sorted(left):
                     self._send(SpawnFailed(message.run, message.mesh, rank, self._settings.rank, problem, []))
             case StopProcs():
-                for proc in self._procs_of_mesh(message.run, message.mesh):
-                    self.kill(proc)
+                for proc in self._procs.of_mesh(message.run, message.mesh):
+                    self._procs.kill(proc)
             case CloseRun():
-                for proc in [proc for proc in self.procs if proc.start.run == message.run]:
-                    self.kill(proc)
+                for proc in self._procs.of_run(message.run):
+                    self._procs.kill(proc)
             case Calls():
                 self._send(CallsReport(message.ticket, [], [f"host {self._settings.name}: {problem}"]))
             case SetLogs():
@@ -110,18 +101,18 @@ class Agent:
                 self._spawn(message)
             case StopProcs():
                 self._stopping_meshes.add((message.run, message.mesh))
-                for proc in self._procs_of_mesh(message.run, message.mesh):
-                    self._stop(proc, message.grace_s)
+                for proc in self._procs.of_mesh(message.run, message.mesh):
+                    self._procs.stop(proc, message.grace_s)
                 self._settle()
             case Calls():
-                self._send(CallsReport(message.ticket, self.records.report(self.procs), []))
+                self._send(CallsReport(message.ticket, self._procs.report(), []))
             case CloseRun():
                 self._closing_runs.setdefault(message.run, None)
-                for proc in [proc for proc in self.procs if proc.start.run == message.run]:
-                    self._stop(proc, self._settings.stop_s)
+                for proc in self._procs.of_run(message.run):
+                    self._procs.stop(proc, self._settings.stop_s)
                 self._settle()
             case SetLogs():
-                for proc in self._procs_of_mesh(message.run, message.mesh):
+                for proc in self._procs.of_mesh(message.run, message.mesh):
                     if not message.ranks or proc.start.rank in message.ranks:
                         proc.output.stream(message.stream)
                 self._send(LogsSet(message.run, message.mesh, self._settings.rank, message.number))
@@ -133,14 +124,14 @@ class Agent:
         if self._leaving is not None:
             return
         self._leaving = done
-        for proc in list(self.procs):
-            self._stop(proc, grace_s)
+        for proc in self._procs:
+            self._procs.stop(proc, grace_s)
         deadline = Deadline(grace_s + _SWEEP_S, self._engine.clock)
         self._clear_host(deadline)
 
     def resume_output(self) -> None:
         """Resume reading the procs' output after the log writer has caught up."""
-        for proc in self.procs:
+        for proc in self._procs:
             proc.output.resume()
 
     # ---- starting ----
@@ -168,91 +159,19 @@ class Agent:
             return "the run is over"
         if not 0 < order.mesh < 1 << 63 or min(order.first_rank, default=0) < 0:
             return f"invalid order: ranks {order.first_rank} of mesh {order.mesh}"
-        if self._procs_of_mesh(order.run, order.mesh):
+        if self._procs.of_mesh(order.run, order.mesh):
             return f"mesh {order.mesh} exists already in this run"
         return ""
 
-    def on_forked(self, proc: Proc) -> None:
-        """Watch the process of a new proc; kill it if the proc was given up while the zygote was busy."""
-        try:
-            watcher = self._steps if proc.in_step else self._reaper
-            watcher.watch(proc.pid, partial(self._ended, proc))
-            if proc in self.procs:
-                self._stopped_procs.watch(proc.pid, partial(self._on_liveness, proc))
-        except Exception as error:  # noqa: BLE001 e.g. out of descriptors: unwatched, the process would leak
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(proc.pid, signal.SIGKILL)
-            self.report_ended(proc, f"cannot be watched: {error}", [])
-        if proc not in self.procs:
-            self.kill(proc)
-
-    def _on_liveness(self, proc: Proc, life: Liveness, stopped_s: float) -> None:
-        start = proc.start
-        if life is Liveness.DEAD:
-            proc.cause = f"stopped (SIGSTOP) for {stopped_s:.0f} s"
-            proc.stopping = True
-            self.kill(proc)
-        elif proc.state is ProcState.READY and not proc.stop_requested:
-            where = start.run, start.mesh, start.rank, start.host_rank
-            self._send(ProcLife(*where, life.value, round(stopped_s, 1), self._settings.lease.dead_s))
-
     # ---- ending ----
-
-    def _stop(self, proc: Proc, grace_s: float) -> None:
-        proc.stop_requested = True
-        if proc.stopping:
-            return
-        proc.stopping = True
-        if not proc.pid:
-            self.report_ended(proc, "stopped before it was forked", [])
-            self._steps.abandon(proc.start.run, proc.start.mesh)
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(proc.pid, signal.SIGTERM)
-        proc.killer = self._engine.call_later(grace_s, partial(self.kill, proc))
-
-    def kill(self, proc: Proc) -> None:
-        """Send SIGKILL to a proc and its process group."""
-        if (
-            proc.pid in self._reaper.watched or proc.pid in self._steps.watched
-        ):  # not reaped yet, so the pid cannot have been reused
-            for send in (os.kill, os.killpg):
-                with contextlib.suppress(ProcessLookupError):
-                    send(proc.pid, signal.SIGKILL)
-
-    def _ended(self, proc: Proc, how: Exit) -> None:
-        if proc.hello_fd >= 0:
-            self._spawner.read_hello(proc)
-        self.report_ended(proc, proc.cause or str(how), [])
-
-    def report_ended(self, proc: Proc, cause: str, last_lines: list[str]) -> None:
-        """Report a proc that has ended, or that failed to start."""
-        if proc not in self.procs:
-            return
-        self.procs.discard(proc)
-        self._stopped_procs.forget(proc.pid)
-        for timer in (proc.deadline, proc.killer):
-            if timer is not None:
-                timer.cancel()
-        self._spawner.close_hello(proc)
-        proc.output.finish()
-        self._refusals.ended(proc)
-        self.records.ended(proc, cause)
-        start = proc.start
-        lines = last_lines or proc.output.last_lines
-        if proc.state is ProcState.STARTING:
-            self._send(SpawnFailed(start.run, start.mesh, start.rank, start.host_rank, cause, lines))
-        else:
-            self._send(ProcEnded(start.run, start.mesh, start.rank, start.host_rank, proc.stop_requested, cause, lines))
-        self._settle()
 
     def _settle(self) -> None:
         """Report the meshes and runs whose last proc has ended."""
         for run, mesh in list(self._stopping_meshes):
-            if not self._procs_of_mesh(run, mesh):
+            if not self._procs.of_mesh(run, mesh):
                 self._stopping_meshes.discard((run, mesh))
                 self._send(ProcsStopped(run, mesh, self._settings.rank))
-        alive = {proc.start.run for proc in self.procs}
+        alive = {proc.start.run for proc in self._procs}
         for run, deadline in self._closing_runs.items():
             if deadline is None and run not in alive:
                 self._closing_runs[run] = Deadline(_SWEEP_S, self._engine.clock)
@@ -281,7 +200,7 @@ class Agent:
 
     def _kill_orphans(self) -> int:
         # An orphan that emptied its environment belongs to no known run, so it is killed only when no run has procs.
-        if self.procs:
+        if self._procs:
             return 0
         found = orphans(self._reaper.watched)
         for pid in found:
@@ -291,20 +210,17 @@ class Agent:
 
     def _clear_host(self, deadline: Deadline) -> None:
         assert self._leaving is not None
-        if self.procs and not deadline.passed():
+        if self._procs and not deadline.passed():
             self._engine.call_later(_SWEEP_RETRY_S, lambda: self._clear_host(deadline))
             return
         self._zygotes.close()
         self._steps.close()
-        self.records.close()
+        self._procs.close()
         entries = cookies(self._settings.allocation, self._settings.rank)
         num_found = kill_matching(entries) + self._kill_orphans()
         if num_found and not deadline.passed():
             self._engine.call_later(_SWEEP_RETRY_S, lambda: self._clear_host(deadline))
             return
-        self._refusals.log_new()
+        self._procs.log_refusals()
         remove_segments(self._settings.allocation, self._settings.rank)
         self._leaving(len(find(entries)))
-
-    def _procs_of_mesh(self, run: str, mesh: int) -> list[Proc]:
-        return [proc for proc in self.procs if (proc.start.run, proc.start.mesh) == (run, mesh)]

@@ -165,7 +165,7 @@ def _why_lost(config: Config, name: str, problem: str, wait_s: float) -> Monarch
             return AllocationError(name, again)
         if late or census.problem is not None:
             row = census.rows.get(record.job_name)
-            state = f"Slurm says {row.word}" if row is not None else "its state in Slurm is unknown"
+            state = f"Slurm says {row.slurm_state}" if row is not None else "its state in Slurm is unknown"
             return AllocationError(name, f"{problem} ({state}); see 'monarch-hpc status {name}'")
         time.sleep(0.5)
 

@@ -131,7 +131,7 @@ def _state(view: _View) -> str:
         return f"queued again after a requeue: {reason_in_words(row.reason)}" if row.reason else "queued again"
     if row.state.phase is Phase.QUEUED:
         return f"queued: {reason_in_words(row.reason)}" if row.reason else "queued"
-    return "starting" if row.state.phase in (Phase.STARTING, Phase.RUNNING) else row.word.lower()
+    return "starting" if row.state.phase in (Phase.STARTING, Phase.RUNNING) else row.slurm_state.lower()
 
 
 def _link(view: _View) -> str:
@@ -201,7 +201,7 @@ def _document(view: _View) -> dict[str, object]:
         "directory": str(record.directory),
         "state": _state(view),
         "live": record.live,
-        "slurm_state": view.row.word if view.row is not None else None,
+        "slurm_state": view.row.slurm_state if view.row is not None else None,
         "reason": view.row.reason if view.row is not None else "",
         "restarts": view.seen.granted.restarts if view.seen.granted is not None else 0,
         "nodelist": view.seen.granted.nodelist if view.seen.granted is not None else "",

@@ -325,7 +325,7 @@ class Allocations:
             if deadline.passed():
                 raise AllocationError(
                     record.name,
-                    f"job {record.job_id} is still {rows[0].word} on {rows[0].hosts or 'no host'} after "
+                    f"job {record.job_id} is still {rows[0].slurm_state} on {rows[0].hosts or 'no host'} after "
                     f"{deadline.timeout_s:.0f} s; it is marked for release, and 'monarch-hpc status' retries it",
                 )
             time.sleep(pause_s)

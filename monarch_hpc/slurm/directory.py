@@ -25,7 +25,7 @@ from monarch_hpc.config import Config
 from monarch_hpc.core.storage.assets import asset
 from monarch_hpc.core.storage.files import private_dir, write_private
 
-__all__ = ["Seen", "last_words", "look", "prepare", "tail", "words_by_host"]
+__all__ = ["Seen", "last_lines", "lines_by_host", "look", "prepare", "tail"]
 
 _TAIL_BYTES = 256 << 10
 _LABELLED = re.compile(r"\s*(\d+): (.*)")
@@ -86,7 +86,7 @@ def look(directory: Path) -> Seen:
         return Seen()
 
 
-def last_words(directory: Path, hosts: Sequence[str], num_lines: int = 5) -> dict[str, tuple[str, ...]]:
+def last_lines(directory: Path, hosts: Sequence[str], num_lines: int = 5) -> dict[str, tuple[str, ...]]:
     """Return the last lines in ``slurm.out`` from or about each of *hosts*.
 
     Args:
@@ -100,27 +100,27 @@ def last_words(directory: Path, hosts: Sequence[str], num_lines: int = 5) -> dic
             text = file.read(_TAIL_BYTES).decode(errors="replace")
     except FileNotFoundError:
         return dict.fromkeys(hosts, ())
-    return words_by_host(text, hosts, num_lines)
+    return lines_by_host(text, hosts, num_lines)
 
 
-def words_by_host(text: str, hosts: Sequence[str], num_lines: int) -> dict[str, tuple[str, ...]]:
+def lines_by_host(text: str, hosts: Sequence[str], num_lines: int) -> dict[str, tuple[str, ...]]:
     """Split the labelled output of the agents' step by host, the last *num_lines* of each.
 
     srun prefixes each line with its task's rank; its own errors name the host, as in
     ``srun: error: n3: task 2: Exited with exit code 1`` or ``... failed on node n3: ...``.
     """
-    words: dict[str, list[str]] = {host: [] for host in hosts}
+    found: dict[str, list[str]] = {host: [] for host in hosts}
     complaint = {host: re.compile(rf"^(?:srun|slurmstepd)\b.*(?<![\w.-]){re.escape(host)}(?![\w.-])") for host in hosts}
     for line in text.splitlines():
         match = _LABELLED.fullmatch(line)
         if match:
             if int(match[1]) < len(hosts):
-                words[hosts[int(match[1])]].append(match[2])
+                found[hosts[int(match[1])]].append(match[2])
             continue
         for host in hosts:
             if complaint[host].search(line):
-                words[host].append(line)
-    return {host: tuple(line for line in lines if line.strip())[-num_lines:] for host, lines in words.items()}
+                found[host].append(line)
+    return {host: tuple(line for line in lines if line.strip())[-num_lines:] for host, lines in found.items()}
 
 
 def tail(path: Path, num_lines: int) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from monarch_hpc.core.errors import AgentsMissing, AllocationError, JobFailed
-from monarch_hpc.slurm.directory import last_words, look, tail
+from monarch_hpc.slurm.directory import last_lines, look, tail
 from monarch_hpc.slurm.job import Lifecycle
 from monarch_hpc.slurm.parse import JobDetail
 from monarch_hpc.slurm.registry import AllocationRecord, Ended
@@ -24,9 +24,9 @@ def job_failed(record: AllocationRecord, life: Lifecycle, detail: JobDetail | No
         ended: the end as recorded.
     """
     reason = ended.reason
-    words = tail(record.directory / "slurm.out", _NUM_LINES)
-    if words:
-        reason += f"; last lines of {record.directory}/slurm.out:" + "".join(f"\n    {line}" for line in words)
+    lines = tail(record.directory / "slurm.out", _NUM_LINES)
+    if lines:
+        reason += f"; last lines of {record.directory}/slurm.out:" + "".join(f"\n    {line}" for line in lines)
     elif life.granted is None and detail is not None and detail.state is SlurmState.FAILED:
         reason += "; " + _unwritten(record, detail.batch_host)
     return JobFailed(record.job_id or 0, ended.state, reason)
@@ -42,10 +42,10 @@ def agents_missing(record: AllocationRecord, life: Lifecycle) -> AllocationError
     missing = [host for rank, host in enumerate(hosts) if rank not in reported]
     if life.ready is not None:
         missing = list(life.ready.missing)
-    words = last_words(record.directory, hosts, _NUM_LINES)
+    lines = last_lines(record.directory, hosts, _NUM_LINES)
     # All have reported, but the head has not finished: show its last lines.
     shown = missing or list(hosts[:1])
-    return AgentsMissing(record.name, life.bootstrap_s, {host: words.get(host, ()) for host in shown})
+    return AgentsMissing(record.name, life.bootstrap_s, {host: lines.get(host, ()) for host in shown})
 
 
 def _unwritten(record: AllocationRecord, host: str) -> str:

@@ -24,7 +24,7 @@ from monarch_hpc.core.errors import AgentsMissing, AllocationError, ConfigError,
 from monarch_hpc.core.ids import new_allocation_id
 from monarch_hpc.core.storage.files import private_dir, read_json, write_json
 from monarch_hpc.slurm.client import SlurmClient
-from monarch_hpc.slurm.directory import last_words, look, prepare, tail
+from monarch_hpc.slurm.directory import last_lines, look, prepare, tail
 from monarch_hpc.slurm.owner import OwnerProcess, current_owner, owner_lives
 from monarch_hpc.slurm.script import Request, render_script
 
@@ -184,8 +184,8 @@ def _await_ready(directory: Path, name: str, bootstrap_s: float, step: subproces
         if seen.ready is not None or late:
             hosts = seen.granted.hosts if seen.granted is not None else ()
             missing = [host for rank, host in enumerate(hosts) if rank not in seen.reported] or list(hosts[:1])
-            words = last_words(directory, hosts)
-            raise AgentsMissing(name, bootstrap_s, {host: words[host] for host in missing})
+            written = last_lines(directory, hosts)
+            raise AgentsMissing(name, bootstrap_s, {host: written[host] for host in missing})
         time.sleep(_LOOK_S)
 
 

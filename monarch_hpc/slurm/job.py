@@ -221,12 +221,12 @@ def how_it_ended(record: AllocationRecord, detail: JobDetail | None, exit_status
     if record.release_why:
         return Ended("RELEASED", record.release_why, "monarch-hpc", now_s)
     if detail is not None:
-        parts = [detail.state.meaning or detail.word]
+        parts = [detail.state.meaning or detail.slurm_state]
         if detail.reason:
             parts.append(f"Slurm's reason: {detail.reason}")
         if detail.state in (SlurmState.FAILED, SlurmState.COMPLETED) and detail.exit_code:
             parts.append(f"exit code {detail.exit_code}")
-        return Ended(detail.word, "; ".join(parts), "scontrol", now_s)
+        return Ended(detail.slurm_state, "; ".join(parts), "scontrol", now_s)
     if exit_status is not None:
         state = "COMPLETED" if exit_status == 0 else "FAILED"
         return Ended(state, f"its batch script ended with exit status {exit_status}", "ended.json", now_s)

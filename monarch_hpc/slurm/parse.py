@@ -42,7 +42,7 @@ class QueueRow:
         job_id: Slurm's number.
         name: the job's name.
         state: the job's state.
-        word: the state as Slurm prints it.
+        slurm_state: the state as Slurm prints it.
         num_hosts: number of hosts granted, or requested while the job is pending.
         hosts: compact list of the granted hosts; empty while the job is pending.
         end: end of the time limit, as Slurm prints it; empty while unknown.
@@ -53,7 +53,7 @@ class QueueRow:
     job_id: int
     name: str
     state: SlurmState
-    word: str
+    slurm_state: str
     num_hosts: int
     hosts: str
     end: str
@@ -71,7 +71,7 @@ class JobDetail:
     job_id: int
     name: str
     state: SlurmState
-    word: str
+    slurm_state: str
     reason: str
     exit_code: str
     hosts: str
@@ -121,7 +121,7 @@ def parse_show_job(text: str) -> JobDetail:
             job_id=int(fields["JobId"]),
             name=fields["JobName"],
             state=SlurmState.parse(fields["JobState"]),
-            word=fields["JobState"],
+            slurm_state=fields["JobState"],
             reason=_something(fields.get("Reason", "")),
             exit_code=fields.get("ExitCode", ""),
             hosts=_something(fields.get("NodeList", "")),
@@ -162,12 +162,12 @@ def _parse_row(line: str) -> QueueRow:
     parts = line.strip().split("|", 7)
     if len(parts) != 8 or not parts[0].isdigit():
         raise SlurmParseError("squeue", line)
-    job_id, name, word, num_hosts, hosts, end, left, reason = (part.strip() for part in parts)
+    job_id, name, text, num_hosts, hosts, end, left, reason = (part.strip() for part in parts)
     return QueueRow(
         job_id=int(job_id),
         name=name,
-        state=SlurmState.parse(word),
-        word=word,
+        state=SlurmState.parse(text),
+        slurm_state=text,
         # A range such as 2-4, for a pending job that requested one.
         num_hosts=int(first[0]) if (first := re.match(r"\d+", num_hosts)) else 0,
         hosts=_something(hosts),

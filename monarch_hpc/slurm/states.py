@@ -64,12 +64,12 @@ class SlurmState(enum.Enum):
     UNKNOWN = "UNKNOWN"
 
     @classmethod
-    def parse(cls, word: str) -> SlurmState:
-        """Return the state for Slurm's *word*; `UNKNOWN` for an unknown one.
+    def parse(cls, text: str) -> SlurmState:
+        """Return the state that Slurm prints as *text*; `UNKNOWN` for an unknown one.
 
         ``CANCELLED by 1000`` and ``CANCELLED+`` are CANCELLED.
         """
-        name = word.strip().split(" ", 1)[0].rstrip("+").upper()
+        name = text.strip().split(" ", 1)[0].rstrip("+").upper()
         try:
             return cls(name)
         except ValueError:

@@ -39,16 +39,16 @@ class Lease:
     suspect_s: float
     dead_s: float
 
-    def judge(self, state: Liveness, heard_s: float, now_s: float) -> Liveness:
+    def next_state(self, state: Liveness, last_seen_s: float, now_s: float) -> Liveness:
         """Return the next state of a peer in state *state*.
 
         Args:
-            heard_s: time of the last sign of life, in seconds of any monotonic clock.
+            last_seen_s: time of the last sign of life, in seconds of any monotonic clock.
             now_s: the current time, on the same clock.
         """
         if state is Liveness.DEAD:
             return Liveness.DEAD
-        silent_s = now_s - heard_s
+        silent_s = now_s - last_seen_s
         if silent_s >= self.dead_s:
             return Liveness.DEAD
         if silent_s >= self.suspect_s:

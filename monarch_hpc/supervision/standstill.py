@@ -42,5 +42,5 @@ class Standstill:
         self._seen_s = now_s
         if state != STOPPED:
             self._ran_s = now_s
-        self._liveness = self._lease.judge(self._liveness, self._ran_s, now_s)
+        self._liveness = self._lease.next_state(self._liveness, self._ran_s, now_s)
         return self._liveness, stood_s

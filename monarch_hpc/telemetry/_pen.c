@@ -95,7 +95,7 @@ static void put_event(Pen *pen, Record *record)
 static int numbers(PyObject *const *args, Py_ssize_t num, Py_ssize_t wanted, uint64_t *into)
 {
     if (num != wanted) {
-        PyErr_Format(PyExc_TypeError, "takes %zd numbers, not %zd", wanted, num);
+        PyErr_Format(PyExc_TypeError, "expected %zd integer arguments, got %zd", wanted, num);
         return -1;
     }
     for (Py_ssize_t i = 0; i < num; i++) {
@@ -115,7 +115,7 @@ static int pen_init(PyObject *object, PyObject *args, PyObject *kwargs)
     unsigned long long at[8];
     (void)kwargs;
     if (pen->memory.buf != NULL) {
-        PyErr_SetString(PyExc_RuntimeError, "a pen is made once");
+        PyErr_SetString(PyExc_RuntimeError, "the pen is already initialized");
         return -1;
     }
     if (!PyArg_ParseTuple(args, "O(KK)(KK)(KK)(KK)OO", &memory, &at[0], &at[1], &at[2], &at[3], &at[4], &at[5], &at[6],
@@ -128,7 +128,7 @@ static int pen_init(PyObject *object, PyObject *args, PyObject *kwargs)
         uint64_t length = (uint64_t)pen->memory.len;
         if (at[2 * i] % 8 || at[2 * i] > length || at[2 * i + 1] == 0 ||
             at[2 * i + 1] > (length - at[2 * i]) / sizes[i]) {
-            PyErr_SetString(PyExc_ValueError, "a table lies outside the memory");
+            PyErr_SetString(PyExc_ValueError, "a table is outside the bounds of the memory");
             return -1;
         }
     }
@@ -257,13 +257,13 @@ static int handling_init(PyObject *object, PyObject *args, PyObject *kwargs)
     unsigned long long place, mark;
     (void)kwargs;
     if (handling->pen != NULL) {
-        PyErr_SetString(PyExc_RuntimeError, "a handling is made once");
+        PyErr_SetString(PyExc_RuntimeError, "the handling is already initialized");
         return -1;
     }
     if (!PyArg_ParseTuple(args, "O!KK", pen_type, &pen, &place, &mark))
         return -1;
     if (place >= ((Pen *)pen)->num_running) {
-        PyErr_SetString(PyExc_ValueError, "there is no such place");
+        PyErr_SetString(PyExc_ValueError, "the place is out of range");
         return -1;
     }
     handling->pen = (Pen *)Py_NewRef(pen);

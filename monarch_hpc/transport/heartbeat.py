@@ -87,7 +87,7 @@ class Heartbeat:
             except TransportError:
                 continue  # it has ended; on_lost follows
         for channel, before in list(self._liveness.items()):
-            after = self._lease.judge(before, self._heard_s(channel), now_s)
+            after = self._lease.next_state(before, self._heard_s(channel), now_s)
             if after is before:
                 continue
             self._liveness[channel] = after

@@ -38,7 +38,6 @@ INNER = {
         {"__main__"},
         {"service"},
         {"agent", "casts", "head"},
-        {"output.refusals"},
         {"procs"},
         {"agent_args", "children", "output", "proc_addresses", "proc_settings"},
         {"resources"},

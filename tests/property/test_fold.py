@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch_hpc.mesh.output.fold import Fold, Said, Shown
+from monarch_hpc.mesh.output.fold import Fold, OutputLine, Shown
 
 _WINDOW_S = 1.0
 _SAID = st.tuples(
@@ -34,7 +34,7 @@ def test_each_rank_is_shown_as_it_spoke(lines: list[tuple[int, str, str, float]]
         else:
             now_s += later_s
         spoken.setdefault((rank, stream), []).append((text, now_s))
-        hear(fold.add(Said(rank, "n0", stream, text), now_s))
+        hear(fold.add(OutputLine(rank, "n0", stream, text), now_s))
         for who, said in spoken.items():
             old = [said_text for said_text, at_s in said if now_s - at_s > 2 * _WINDOW_S]
             assert len(heard.get(who, [])) >= len(old), "held back for more than two windows"

@@ -55,7 +55,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 def test_nothing_after_it_changes_a_jobs_state(word: str, comment: str) -> None:
     line = f"JobId=7 JobName=mh-x JobState={word} Reason=None Comment={comment} JobState=RUNNING JobId=8 "
     detail = parse_show_job(line)
-    assert (detail.job_id, detail.word, detail.reason) == (7, word, "")
+    assert (detail.job_id, detail.slurm_state, detail.reason) == (7, word, "")
 
 
 @given(st.text())

@@ -1,4 +1,4 @@
-"""Starts procs: creates their pipes, has the zygote fork them, waits for their hello, and kills late ones."""
+"""Starts procs: chooses their bindings, creates their pipes, and has the zygote or an MPI step fork them."""
 
 from __future__ import annotations
 
@@ -7,49 +7,25 @@ import os
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
-from typing import Protocol
 
 from monarch_hpc.agent.output.proc_output import Outlet, OutputSource, ProcOutput
 from monarch_hpc.agent.proc_settings import ProcSettings
 from monarch_hpc.agent.procs.mpi_step import MpiSteps
-from monarch_hpc.agent.procs.proc import Proc, ProcState
-from monarch_hpc.agent.procs.records import HostRecords
+from monarch_hpc.agent.procs.proc import Proc
+from monarch_hpc.agent.procs.proc_table import ProcTable
 from monarch_hpc.agent.procs.zygote_pool import ForkProblem, Spawned, ZygotePool
 from monarch_hpc.agent.resources.binding import Binding, check_bindings, given_bindings, read_topology, shares
-from monarch_hpc.core.errors import FrameError
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.machine.gpus import visible_gpus
 from monarch_hpc.telemetry.memory import make_memory
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.control.message import Message
-from monarch_hpc.wire.control.procs import ProcHello, ProcReady, SpawnFailed, SpawnProcs
-from monarch_hpc.wire.control.table import decode
+from monarch_hpc.wire.control.procs import SpawnFailed, SpawnProcs
 from monarch_hpc.wire.start import ProcOrder, ProcStart
 
-__all__ = ["Parent", "ProcSpawner"]
-
-_MAX_HELLO_BYTES = 64 << 10
+__all__ = ["ProcSpawner"]
 
 _log = Logger(__name__)
-
-
-class Parent(Protocol):
-    """The owner of the procs from their order to their end: the agent."""
-
-    procs: set[Proc]
-    records: HostRecords
-
-    def on_forked(self, proc: Proc) -> None:
-        """Watch the process of a new proc; kill it if the proc was given up meanwhile."""
-        ...
-
-    def report_ended(self, proc: Proc, cause: str, last_lines: list[str]) -> None:
-        """Report a proc that has ended, or that failed to start."""
-        ...
-
-    def kill(self, proc: Proc) -> None:
-        """Kill the process of a proc."""
-        ...
 
 
 class ProcSpawner:
@@ -58,6 +34,7 @@ class ProcSpawner:
     Args:
         outlet: receives the procs' output.
         send: sends a message to the head.
+        table: takes the procs.
     """
 
     def __init__(
@@ -68,7 +45,7 @@ class ProcSpawner:
         steps: MpiSteps,
         outlet: Outlet,
         send: Callable[[Message], None],
-        parent: Parent,
+        table: ProcTable,
     ) -> None:
         self._engine = engine
         self._settings = settings
@@ -76,7 +53,7 @@ class ProcSpawner:
         self._steps = steps
         self._outlet = outlet
         self._send = send
-        self._parent = parent
+        self._table = table
         self._topology = functools.cache(read_topology)  # hundreds of files on a large machine
 
     def start(self, order: SpawnProcs, ranks: list[tuple[int, int]]) -> None:
@@ -101,7 +78,7 @@ class ProcSpawner:
         except Exception as error:  # noqa: BLE001 a callback's edge: the requester must get an answer
             cause = _cause_of(error)
             for proc in procs:
-                self._parent.report_ended(proc, cause, [])
+                self._table.end(proc, cause)
             for start in starts[len(procs) :]:
                 self._send(SpawnFailed(start.run, start.mesh, start.rank, start.host_rank, cause, []))
         finally:
@@ -135,10 +112,7 @@ class ProcSpawner:
             raise
         proc = Proc(start, output, hello, own_fds[-1], in_step=bool(order.mpi))
         procs.append(proc)
-        self._parent.procs.add(proc)
-        proc.deadline = self._engine.call_later(order.deadline_s, partial(self._on_deadline, proc, order.deadline_s))
-        self._engine.watch(hello, partial(self.read_hello, proc))
-        self._parent.records.starts(proc)
+        self._table.add(proc, order.deadline_s)
 
     def _order_forks(self, order: SpawnProcs, starts: list[ProcStart], fds: list[int], procs: list[Proc]) -> None:
         """Request the forks from the zygote, or from the tasks of a step."""
@@ -156,9 +130,9 @@ class ProcSpawner:
         if order.mpi:
             self._steps.spawn(order, request, fds, forked)
         else:
-            live = self._parent.procs
+            table = self._table
             self._zygotes.spawn(
-                order.python, order.preload, request, fds, forked, lambda: any(proc in live for proc in procs)
+                order.python, order.preload, request, fds, forked, lambda: any(proc in table for proc in procs)
             )
 
     def _bindings(self, order: SpawnProcs) -> tuple[list[Binding], int]:
@@ -184,7 +158,7 @@ class ProcSpawner:
     ) -> ProcStart:
         settings = self._settings
         # A spinning thread without a core of its own only takes time from the thread it waits for.
-        has_spare_core = len(self._parent.procs) + order.per_host < len(settings.grant.cpus)
+        has_spare_core = len(self._table) + order.per_host < len(settings.grant.cpus)
         return ProcStart(
             allocation=settings.allocation,
             run=order.run,
@@ -219,61 +193,12 @@ class ProcSpawner:
     def _forked(self, procs: list[Proc], outcome: Spawned) -> None:
         if isinstance(outcome, ForkProblem):
             for proc in procs:
-                self._parent.report_ended(proc, outcome.cause, outcome.last_lines)
+                self._table.end(proc, outcome.cause, outcome.last_lines)
             return
         for proc, pid in zip(procs, outcome, strict=True):
             proc.pid = pid
         for proc in procs:
-            self._parent.on_forked(proc)
-            if proc in self._parent.procs:
-                self._report_if_ready(proc)
-
-    def read_hello(self, proc: Proc, _mask: int = 0) -> None:
-        """Read a proc's hello, if it has arrived."""
-        try:
-            data = os.read(proc.hello_fd, _MAX_HELLO_BYTES)
-        except BlockingIOError:
-            return
-        proc.hello += data
-        if data and b"\n" not in proc.hello and len(proc.hello) < _MAX_HELLO_BYTES:
-            return
-        self.close_hello(proc)
-        self._report_if_ready(proc)
-
-    def _report_if_ready(self, proc: Proc) -> None:
-        """Report a proc as ready once its hello and its pid are known, in either order."""
-        if not proc.pid or proc.stopping or proc.state is ProcState.READY:
-            return
-        try:
-            hello = decode(proc.hello)
-        except FrameError:
-            return  # incomplete or invalid: the proc's end or the deadline follows
-        if isinstance(hello, ProcHello):
-            proc.state = ProcState.READY
-            if proc.deadline is not None:
-                proc.deadline.cancel()
-            self._parent.records.ready(proc, hello.incarnation)
-            start = proc.start
-            incarnation = str(hello.incarnation)
-            self._send(
-                ProcReady(start.run, start.mesh, start.rank, start.host_rank, proc.pid, incarnation, hello.addresses)
-            )
-
-    def close_hello(self, proc: Proc) -> None:
-        """Close the hello pipe of a proc."""
-        if proc.hello_fd >= 0:
-            self._engine.unwatch(proc.hello_fd)
-            os.close(proc.hello_fd)
-            proc.hello_fd = -1
-
-    def _on_deadline(self, proc: Proc, deadline_s: float) -> None:
-        late = f"after {deadline_s:g} s (config key 'procs.start_s')"
-        if proc.pid:
-            proc.cause = f"it was not ready {late}"
-            proc.stopping = True
-            self._parent.kill(proc)
-        else:
-            self._parent.report_ended(proc, f"the zygote was still importing the preload modules {late}", [])
+            self._table.on_forked(proc)
 
 
 def _cause_of(error: Exception) -> str:

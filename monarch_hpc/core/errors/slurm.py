@@ -136,21 +136,21 @@ class AgentsMissing(AllocationError):
     Args:
         name: the allocation's name.
         deadline_s: the time waited since the job started, in seconds.
-        last_words: the last lines written by the agent of each missing host; may be empty.
+        last_lines: the last lines written by the agent of each missing host; may be empty.
     """
 
-    def __init__(self, name: str, deadline_s: float, last_words: Mapping[str, Sequence[str]]) -> None:
-        MonarchError.__init__(self, name, deadline_s, {host: tuple(lines) for host, lines in last_words.items()})
+    def __init__(self, name: str, deadline_s: float, last_lines: Mapping[str, Sequence[str]]) -> None:
+        MonarchError.__init__(self, name, deadline_s, {host: tuple(lines) for host, lines in last_lines.items()})
         self.name = name
         self.deadline_s = deadline_s
-        self.last_words = {host: tuple(lines) for host, lines in last_words.items()}
+        self.last_lines = {host: tuple(lines) for host, lines in last_lines.items()}
 
     def __str__(self) -> str:
-        num = len(self.last_words)
+        num = len(self.last_lines)
         parts = [
             f"allocation '{self.name}': no agent from {num} host(s) {self.deadline_s:.0f} s after the job started:"
         ]
-        for host, lines in sorted(self.last_words.items()):
+        for host, lines in sorted(self.last_lines.items()):
             parts.append(f"  {host}: " + ("(wrote nothing)" if not lines else ""))
             parts.extend(f"    {line}" for line in lines)
         parts.append(f"see 'monarch-hpc logs {self.name}'")

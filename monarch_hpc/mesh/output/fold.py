@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-__all__ = ["Fold", "Said", "Shown", "render_ranks"]
+__all__ = ["Fold", "OutputLine", "Shown", "render_ranks"]
 
 _MAX_GROUPS = 4096
 """Limit of different lines held back in one window; beyond it, the oldest are shown early. About two megabytes."""
@@ -24,7 +24,7 @@ _Key = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class OutputLine:
     """A line that one rank printed, or one log record with all its lines.
 
     Attributes:
@@ -56,10 +56,10 @@ class Shown:
     hosts: set[str] = field(default_factory=set)
     more: bool = False
 
-    def add(self, said: Said) -> None:
+    def add(self, line: OutputLine) -> None:
         """Count one more occurrence."""
-        self.ranks[said.rank] = self.ranks.get(said.rank, 0) + 1
-        self.hosts.add(said.host)
+        self.ranks[line.rank] = self.ranks.get(line.rank, 0) + 1
+        self.hosts.add(line.host)
 
     def render(self, name: str) -> str:
         """Return the lines as the program prints them, each with a prefix of mesh, ranks, host and actor.
@@ -116,27 +116,27 @@ class Fold:
         """Time of the next `advance` that returns lines; None if nothing is held back."""
         return next(iter(self._groups.values())).due_s if self._groups else None
 
-    def add(self, said: Said, now_s: float) -> list[Shown]:
+    def add(self, line: OutputLine, now_s: float) -> list[Shown]:
         """Take a line of a rank; return the lines to show now, in order."""
         ready = self.advance(now_s)
-        shown = Shown(said.stream, said.text, said.actor)
+        shown = Shown(line.stream, line.text, line.actor)
         if self.window_s <= 0:
-            shown.add(said)
+            shown.add(line)
             return [*ready, shown]
-        key = said.stream, said.text, said.actor
-        held = self._held.get((said.rank, said.stream))
+        key = line.stream, line.text, line.actor
+        held = self._held.get((line.rank, line.stream))
         group = held if held is not None and held.key == key else self._find(key, held, now_s)
         if group is None:
             group = self._begin(key, now_s, shown)
             if held is None:
-                shown.add(said)
+                shown.add(line)
                 ready.append(shown)
-                group.shown = Shown(said.stream, said.text, said.actor, more=True)
+                group.shown = Shown(line.stream, line.text, line.actor, more=True)
                 return ready + self._bound()
         if held is not None and held is not group:
             held.num_followed += 1
-        group.shown.add(said)
-        self._held[said.rank, said.stream] = group
+        group.shown.add(line)
+        self._held[line.rank, line.stream] = group
         return ready + self._bound()
 
     def advance(self, now_s: float) -> list[Shown]:

@@ -15,7 +15,7 @@ from typing import TextIO
 
 from monarch_hpc.config.schema import LogsConfig
 from monarch_hpc.core.logger import Logger
-from monarch_hpc.mesh.output.fold import Fold, Said, Shown
+from monarch_hpc.mesh.output.fold import Fold, OutputLine, Shown
 from monarch_hpc.supervision.lease import Liveness
 from monarch_hpc.wire.control.output import Output
 from monarch_hpc.wire.control.procs import ProcLife
@@ -177,12 +177,12 @@ class Printer:
         for line in output.lines:
             record = parse_record(line) if line.startswith(MARK) and output.stream == "err" else None
             if record is None:
-                ready += mesh.fold.add(Said(output.rank, host, output.stream, line), now_s)
+                ready += mesh.fold.add(OutputLine(output.rank, host, output.stream, line), now_s)
             elif mesh.to_logging:
                 _log_locally(record, name, output.rank, host)
             else:
                 actor = record.actor if self._config.with_actor else ""
-                ready += mesh.fold.add(Said(output.rank, host, "err", str(record), actor), now_s)
+                ready += mesh.fold.add(OutputLine(output.rank, host, "err", str(record), actor), now_s)
         self._print(name, ready)
         with self._lock:
             proc = output.mesh, output.rank

@@ -30,7 +30,7 @@ class Deaths:
         self._stopped: Recent[int, bool] = Recent(_KEEP)
 
     def explain(self, incarnation: int, where: str, on_cause: OnCause, give_up: Callable[[str, OnCause], None]) -> None:
-        """Tell why what was at *where* died, now or when it is known; *give_up* tells if nobody says so in time."""
+        """Report why the callee at *where* died, at once or when that is known; call *give_up* if it stays unknown."""
         cause = self._causes.get(incarnation)
         if cause is not None:
             on_cause(ActorDied(where, cause))

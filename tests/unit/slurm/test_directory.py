@@ -12,7 +12,7 @@ from monarch_hpc.allocation.files import Granted
 from monarch_hpc.allocation.ready import render_ready, write_ready
 from monarch_hpc.config.load import load_config
 from monarch_hpc.core.errors import ConfigError
-from monarch_hpc.slurm.directory import Seen, look, prepare, tail, words_by_host
+from monarch_hpc.slurm.directory import Seen, lines_by_host, look, prepare, tail
 from tests.unit.slurm.makers import ready
 
 OUTPUT = """\
@@ -30,7 +30,7 @@ srun: error: n31: task 9: Exited with exit code 1
 
 
 def test_the_last_words_of_each_host_are_its_own_lines_and_those_about_it() -> None:
-    assert words_by_host(OUTPUT, ["n1", "n2", "n3", "n4"], num_lines=3) == {
+    assert lines_by_host(OUTPUT, ["n1", "n2", "n3", "n4"], num_lines=3) == {
         "n1": ("agent n1: listening",),
         "n2": (),
         "n3": (
@@ -43,7 +43,7 @@ def test_the_last_words_of_each_host_are_its_own_lines_and_those_about_it() -> N
 
 
 def test_labels_may_be_padded() -> None:
-    assert words_by_host(" 1: a\n01: b\n10: c\n", [f"n{i}" for i in range(11)], 5)["n1"] == ("a", "b")
+    assert lines_by_host(" 1: a\n01: b\n10: c\n", [f"n{i}" for i in range(11)], 5)["n1"] == ("a", "b")
 
 
 def test_a_file_that_is_not_there_has_no_tail(tmp_path: Path) -> None:

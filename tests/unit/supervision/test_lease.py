@@ -23,16 +23,16 @@ LEASE = Lease(suspect_s=5.0, dead_s=15.0)
 )
 @pytest.mark.parametrize("life", [Liveness.ALIVE, Liveness.SUSPECT])
 def test_silence_decides(life: Liveness, silent_s: float, expected: Liveness) -> None:
-    assert LEASE.judge(life, heard_s=100.0, now_s=100.0 + silent_s) is expected
+    assert LEASE.next_state(life, last_seen_s=100.0, now_s=100.0 + silent_s) is expected
 
 
 def test_nobody_returns_from_the_dead() -> None:
-    assert LEASE.judge(Liveness.DEAD, heard_s=100.0, now_s=100.0) is Liveness.DEAD
+    assert LEASE.next_state(Liveness.DEAD, last_seen_s=100.0, now_s=100.0) is Liveness.DEAD
 
 
 def test_every_transition_is_listed() -> None:
     seen = {
-        (life, LEASE.judge(life, 0.0, silent_s))
+        (life, LEASE.next_state(life, 0.0, silent_s))
         for life, silent_s in itertools.product(Liveness, (-1.0, 0.0, 5.0, 15.0))
     }
     assert seen == {(before, after) for before, afters in TRANSITIONS.items() for after in afters}

@@ -11,8 +11,9 @@ from monarch_hpc.actor.messages.payload import pack_failure
 from monarch_hpc.actor.runtime.deadlines import Deadlines
 from monarch_hpc.actor.runtime.runtime import HELD, Runtime
 from monarch_hpc.core.errors import ActorDied, CallTimeout, MeshDied, MeshError, MonarchError
+from monarch_hpc.mesh.calls.answer import CallOptions
 from monarch_hpc.mesh.calls.callee import Callee
-from monarch_hpc.mesh.calls.gather import CallOptions, Gather
+from monarch_hpc.mesh.calls.gather import Gather
 from monarch_hpc.testing import ManualClock
 from monarch_hpc.wire.frames import Frame, Kind
 from monarch_hpc.wire.serializer import dumps

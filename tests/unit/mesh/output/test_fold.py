@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from monarch_hpc.mesh.output.fold import Fold, Said, Shown, render_ranks
+from monarch_hpc.mesh.output.fold import Fold, OutputLine, Shown, render_ranks
 
 
-def said(rank: int, text: str, stream: str = "out") -> Said:
-    return Said(rank, f"n{rank // 4}", stream, text)
+def line(rank: int, text: str, stream: str = "out") -> OutputLine:
+    return OutputLine(rank, f"n{rank // 4}", stream, text)
 
 
 def texts(shown: list[Shown], name: str = "") -> list[str]:
@@ -17,20 +17,20 @@ def texts(shown: list[Shown], name: str = "") -> list[str]:
 
 def test_a_line_of_a_thousand_ranks_is_two_lines() -> None:
     fold = Fold(0.5)
-    assert texts(fold.add(said(3, "ready"), 10.0), "w") == ["[w r03 n0] ready"]
+    assert texts(fold.add(line(3, "ready"), 10.0), "w") == ["[w r03 n0] ready"]
     for rank in range(1024):
         if rank != 3:
-            assert fold.add(said(rank, "ready"), 10.1) == []
+            assert fold.add(line(rank, "ready"), 10.1) == []
     assert fold.due_s == 10.5
     assert fold.advance(10.4) == []
     assert texts(fold.advance(10.5), "w") == ["[w r00-r02,r04-r1023] ready (×1023 more)"]
     assert fold.due_s is None
-    assert texts(fold.add(said(3, "ready"), 10.6)) == ["[r03 n0] ready"]
+    assert texts(fold.add(line(3, "ready"), 10.6)) == ["[r03 n0] ready"]
 
 
 def test_a_line_that_a_rank_repeats_is_counted() -> None:
     fold = Fold(0.5)
-    shown = [one for at in range(1000) for one in fold.add(said(2, "tick"), at / 10_000)]
+    shown = [one for at in range(1000) for one in fold.add(line(2, "tick"), at / 10_000)]
     assert texts(shown + fold.flush()) == ["[r02 n0] tick", "[r02 n0] tick (×999 more)"]
 
 
@@ -39,7 +39,7 @@ def test_what_follows_a_held_line_waits_with_it_and_folds_with_others() -> None:
     shown: list[str] = []
     for rank in range(4):
         for text in ("begin", f"mine {rank}", "end"):
-            shown += texts(fold.add(said(rank, text), rank / 100))
+            shown += texts(fold.add(line(rank, text), rank / 100))
     assert shown == ["[r00 n0] begin", "[r00 n0] mine 0", "[r00 n0] end"]
     assert texts(fold.advance(2.0)) == [
         "[r01-r03 n0] begin (×3 more)",
@@ -56,7 +56,7 @@ def test_lines_of_ranks_in_step_fold_each_with_its_own() -> None:
     for rank in range(3):
         for _ in range(2):
             for text in ("a", "b"):
-                shown += texts(fold.add(said(rank, text), 0.1))
+                shown += texts(fold.add(line(rank, text), 0.1))
     assert shown == ["[r00 n0] a", "[r00 n0] b"]
     counted = texts(fold.flush())
     assert [line.partition("] ")[2] for line in counted] == ["a (×3 more)", "b (×3 more)", "a (×2)", "b (×2)"]
@@ -64,12 +64,12 @@ def test_lines_of_ranks_in_step_fold_each_with_its_own() -> None:
 
 def test_a_group_does_not_move_for_ever() -> None:
     fold = Fold(1.0)
-    fold.add(said(0, "tick"), 0.0)
+    fold.add(line(0, "tick"), 0.0)
     seen: list[str] = []
     for number in range(1, 400):
         now_s = number / 100
         for text in ("own", f"own {number}", "tick"):
-            seen += texts(fold.add(said(number, text), now_s))
+            seen += texts(fold.add(line(number, text), now_s))
         if any(line.startswith("[r01") and "tick" in line for line in seen):
             break
     assert now_s <= 2.0
@@ -77,16 +77,16 @@ def test_a_group_does_not_move_for_ever() -> None:
 
 def test_streams_do_not_fold_with_each_other_and_no_window_folds_nothing() -> None:
     fold = Fold(0.5)
-    shown = fold.add(said(0, "x"), 0.0) + fold.add(said(1, "x", "err"), 0.0)
+    shown = fold.add(line(0, "x"), 0.0) + fold.add(line(1, "x", "err"), 0.0)
     assert texts(shown) == ["[r00 n0] x", "[r01 n0] x"]
     fold = Fold(0.0)
-    assert len([one for rank in range(8) for one in fold.add(said(rank, "x"), 0.0)]) == 8
+    assert len([one for rank in range(8) for one in fold.add(line(rank, "x"), 0.0)]) == 8
 
 
 def test_a_record_of_several_lines_is_counted_once() -> None:
     fold = Fold(0.5)
-    one = Said(0, "n0", "err", "ERROR lib: bad\nTraceback:\n  x", "worker")
-    two = Said(1, "n0", "err", "ERROR lib: bad\nTraceback:\n  x", "worker")
+    one = OutputLine(0, "n0", "err", "ERROR lib: bad\nTraceback:\n  x", "worker")
+    two = OutputLine(1, "n0", "err", "ERROR lib: bad\nTraceback:\n  x", "worker")
     assert texts(fold.add(one, 0.0)) == [
         "[r00 n0 worker] ERROR lib: bad",
         "[r00 n0 worker] Traceback:",
@@ -98,9 +98,9 @@ def test_a_record_of_several_lines_is_counted_once() -> None:
 
 def test_memory_is_bounded() -> None:
     fold = Fold(1e9)
-    fold.add(said(0, "first"), 0.0)
-    fold.add(said(1, "first"), 0.0)
-    shown = [one for number in range(10_000) for one in fold.add(said(0, str(number)), 0.0)]
+    fold.add(line(0, "first"), 0.0)
+    fold.add(line(1, "first"), 0.0)
+    shown = [one for number in range(10_000) for one in fold.add(line(0, str(number)), 0.0)]
     assert len(shown) >= 10_000 and any(one.more for one in shown)
 
 

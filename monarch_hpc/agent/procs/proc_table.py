@@ -1,0 +1,222 @@
+"""The procs of a host from their order to their end: their hello, their processes, their records."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from monarch_hpc.agent.children.reaper import Reaper
+from monarch_hpc.agent.children.stop_watch import StoppedProcs
+from monarch_hpc.agent.proc_settings import ProcSettings
+from monarch_hpc.agent.procs.mpi_step import MpiSteps
+from monarch_hpc.agent.procs.proc import Proc, ProcState
+from monarch_hpc.agent.procs.records import HostRecords
+from monarch_hpc.agent.procs.refusals import Refusals
+from monarch_hpc.core.errors import FrameError
+from monarch_hpc.core.process.exit import Exit
+from monarch_hpc.supervision.lease import Liveness
+from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.wire.control.calls import ProcCalls
+from monarch_hpc.wire.control.message import Message
+from monarch_hpc.wire.control.procs import ProcEnded, ProcHello, ProcLife, ProcReady, SpawnFailed
+from monarch_hpc.wire.control.table import decode
+
+__all__ = ["ProcTable"]
+
+_MAX_HELLO_BYTES = 64 << 10
+
+
+class ProcTable:
+    """The procs that have been ordered and have not ended. All methods must be called on the engine's driver.
+
+    Args:
+        send: sends a message to the head.
+        on_ended: called after a proc has left the table and its end was reported.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: ProcSettings,
+        steps: MpiSteps,
+        reaper: Reaper,
+        send: Callable[[Message], None],
+        on_ended: Callable[[], None],
+    ) -> None:
+        self._engine = engine
+        self._steps = steps
+        self._reaper = reaper
+        self._send = send
+        self._on_ended = on_ended
+        self._lease = settings.lease
+        self._procs: set[Proc] = set()
+        self._records = HostRecords(settings.keep_dead)
+        self._refusals = Refusals(engine, self._procs)
+        self._stopped_procs = StoppedProcs(engine, settings.heartbeat_s, settings.lease)
+
+    def __iter__(self) -> Iterator[Proc]:
+        return iter(list(self._procs))
+
+    def __len__(self) -> int:
+        return len(self._procs)
+
+    def __contains__(self, proc: object) -> bool:
+        return proc in self._procs
+
+    def of_mesh(self, run: str, mesh: int) -> list[Proc]:
+        """The procs of a mesh."""
+        return [proc for proc in self._procs if (proc.start.run, proc.start.mesh) == (run, mesh)]
+
+    def of_run(self, run: str) -> list[Proc]:
+        """The procs of a run."""
+        return [proc for proc in self._procs if proc.start.run == run]
+
+    def report(self) -> list[ProcCalls]:
+        """The calls of all procs, and of the dead procs whose records are kept."""
+        return self._records.report(self._procs)
+
+    def close(self) -> None:
+        """Free the records of dead procs."""
+        self._records.close()
+
+    def log_refusals(self) -> None:
+        """Log the connections that procs have refused since the last such line."""
+        self._refusals.log_new()
+
+    # ---- the start ----
+
+    def add(self, proc: Proc, deadline_s: float) -> None:
+        """Add a proc that is about to be forked, and must send its hello within *deadline_s*."""
+        self._procs.add(proc)
+        proc.deadline = self._engine.call_later(deadline_s, partial(self._on_deadline, proc, deadline_s))
+        self._engine.watch(proc.hello_fd, partial(self._read_hello, proc))
+        self._records.starts(proc)
+
+    def on_forked(self, proc: Proc) -> None:
+        """Watch the process of a proc; kill it if the proc was given up while the zygote was busy."""
+        try:
+            watcher = self._steps if proc.in_step else self._reaper
+            watcher.watch(proc.pid, partial(self._on_exit, proc))
+            if proc in self._procs:
+                self._stopped_procs.watch(proc.pid, partial(self._on_liveness, proc))
+        except Exception as error:  # noqa: BLE001 e.g. out of descriptors: unwatched, the process would leak
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(proc.pid, signal.SIGKILL)
+            self.end(proc, f"cannot be watched: {error}")
+        if proc in self._procs:
+            self._report_if_ready(proc)
+        else:
+            self.kill(proc)
+
+    def _read_hello(self, proc: Proc, _mask: int = 0) -> None:
+        try:
+            data = os.read(proc.hello_fd, _MAX_HELLO_BYTES)
+        except BlockingIOError:
+            return
+        proc.hello += data
+        if data and b"\n" not in proc.hello and len(proc.hello) < _MAX_HELLO_BYTES:
+            return
+        self._close_hello(proc)
+        self._report_if_ready(proc)
+
+    def _report_if_ready(self, proc: Proc) -> None:
+        """Report a proc as ready once its hello and its pid are known, in either order."""
+        if not proc.pid or proc.stopping or proc.state is ProcState.READY:
+            return
+        try:
+            hello = decode(proc.hello)
+        except FrameError:
+            return  # incomplete or invalid: the proc's end or the deadline follows
+        if isinstance(hello, ProcHello):
+            proc.state = ProcState.READY
+            if proc.deadline is not None:
+                proc.deadline.cancel()
+            self._records.ready(proc, hello.incarnation)
+            start = proc.start
+            incarnation = str(hello.incarnation)
+            self._send(
+                ProcReady(start.run, start.mesh, start.rank, start.host_rank, proc.pid, incarnation, hello.addresses)
+            )
+
+    def _close_hello(self, proc: Proc) -> None:
+        if proc.hello_fd >= 0:
+            self._engine.unwatch(proc.hello_fd)
+            os.close(proc.hello_fd)
+            proc.hello_fd = -1
+
+    def _on_deadline(self, proc: Proc, deadline_s: float) -> None:
+        late = f"after {deadline_s:g} s (config key 'procs.start_s')"
+        if proc.pid:
+            proc.cause = f"it was not ready {late}"
+            proc.stopping = True
+            self.kill(proc)
+        else:
+            self.end(proc, f"the zygote was still importing the preload modules {late}")
+
+    # ---- the end ----
+
+    def stop(self, proc: Proc, grace_s: float) -> None:
+        """End a proc as requested: with SIGTERM, and after *grace_s* with SIGKILL."""
+        proc.stop_requested = True
+        if proc.stopping:
+            return
+        proc.stopping = True
+        if not proc.pid:
+            self.end(proc, "stopped before it was forked")
+            self._steps.abandon(proc.start.run, proc.start.mesh)
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(proc.pid, signal.SIGTERM)
+        proc.killer = self._engine.call_later(grace_s, partial(self.kill, proc))
+
+    def kill(self, proc: Proc) -> None:
+        """Send SIGKILL to a proc and its process group."""
+        if (
+            proc.pid in self._reaper.watched or proc.pid in self._steps.watched
+        ):  # not reaped yet, so the pid cannot have been reused
+            for send in (os.kill, os.killpg):
+                with contextlib.suppress(ProcessLookupError):
+                    send(proc.pid, signal.SIGKILL)
+
+    def end(self, proc: Proc, cause: str, last_lines: list[str] | None = None) -> None:
+        """Remove and report a proc that has ended, or that failed to start; nothing if it has left already.
+
+        Args:
+            last_lines: the last lines that it wrote; None for those that the agent has read.
+        """
+        if proc not in self._procs:
+            return
+        self._procs.discard(proc)
+        self._stopped_procs.forget(proc.pid)
+        for timer in (proc.deadline, proc.killer):
+            if timer is not None:
+                timer.cancel()
+        self._close_hello(proc)
+        proc.output.finish()
+        self._refusals.ended(proc)
+        self._records.ended(proc, cause)
+        start = proc.start
+        lines = last_lines or proc.output.last_lines
+        if proc.state is ProcState.STARTING:
+            self._send(SpawnFailed(start.run, start.mesh, start.rank, start.host_rank, cause, lines))
+        else:
+            self._send(ProcEnded(start.run, start.mesh, start.rank, start.host_rank, proc.stop_requested, cause, lines))
+        self._on_ended()
+
+    def _on_exit(self, proc: Proc, how: Exit) -> None:
+        if proc.hello_fd >= 0:
+            self._read_hello(proc)
+        self.end(proc, proc.cause or str(how))
+
+    def _on_liveness(self, proc: Proc, life: Liveness, stopped_s: float) -> None:
+        start = proc.start
+        if life is Liveness.DEAD:
+            proc.cause = f"stopped (SIGSTOP) for {stopped_s:.0f} s"
+            proc.stopping = True
+            self.kill(proc)
+        elif proc.state is ProcState.READY and not proc.stop_requested:
+            where = start.run, start.mesh, start.rank, start.host_rank
+            self._send(ProcLife(*where, life.value, round(stopped_s, 1), self._lease.dead_s))
