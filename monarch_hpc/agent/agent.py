@@ -30,6 +30,7 @@ from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.control.output import LogsSet, SetLogs
 from monarch_hpc.wire.control.procs import ProcEnded, ProcLife, ProcsStopped, SpawnFailed, SpawnProcs, StopProcs
 from monarch_hpc.wire.control.runs import CloseRun, RunClosed
+from monarch_hpc.wire.proc_key import ProcKey
 
 __all__ = ["Agent"]
 
@@ -92,7 +93,7 @@ class Agent:
                     self.report_ended(proc, problem, [])  # if already forked, `on_forked` kills it
                     self.kill(proc)
                 for rank in sorted(left):
-                    self._send(SpawnFailed(message.run, message.mesh, rank, self._settings.rank, problem, []))
+                    self._send(SpawnFailed(ProcKey(message.run, message.mesh, rank, self._settings.rank), problem, []))
             case StopProcs():
                 for proc in self._procs_of_mesh(message.run, message.mesh):
                     self.kill(proc)
@@ -159,7 +160,7 @@ class Agent:
                 break
             ranks = rest
         for rank, _ in ranks:
-            self._send(SpawnFailed(order.run, order.mesh, rank, self._settings.rank, problem, []))
+            self._send(SpawnFailed(ProcKey(order.run, order.mesh, rank, self._settings.rank), problem, []))
 
     def _refusal(self, order: SpawnProcs) -> str:
         if self._leaving is not None:
@@ -193,8 +194,7 @@ class Agent:
             proc.stopping = True
             self.kill(proc)
         elif proc.state is ProcState.READY and not proc.stop_requested:
-            where = start.run, start.mesh, start.rank, start.host_rank
-            self._send(ProcLife(*where, life.value, round(stopped_s, 1), self._settings.lease.dead_s))
+            self._send(ProcLife(start.proc, life.value, round(stopped_s, 1), self._settings.lease.dead_s))
 
     # ---- ending ----
 
@@ -241,9 +241,9 @@ class Agent:
         start = proc.start
         lines = last_lines or proc.output.last_lines
         if proc.state is ProcState.STARTING:
-            self._send(SpawnFailed(start.run, start.mesh, start.rank, start.host_rank, cause, lines))
+            self._send(SpawnFailed(start.proc, cause, lines))
         else:
-            self._send(ProcEnded(start.run, start.mesh, start.rank, start.host_rank, proc.stop_requested, cause, lines))
+            self._send(ProcEnded(start.proc, proc.stop_requested, cause, lines))
         self._settle()
 
     def _settle(self) -> None:

@@ -31,6 +31,7 @@ from monarch_hpc.wire.control.procs import (
 )
 from monarch_hpc.wire.control.refusal import Refused, refuse
 from monarch_hpc.wire.control.runs import CloseRun, OpenRun, RunClosed, RunLinks, RunOpened
+from monarch_hpc.wire.proc_key import ProcKey
 
 __all__ = ["Head"]
 
@@ -274,7 +275,7 @@ class Head:
             if rank not in present:
                 cause = problem or self._roster.absence(rank)
                 for mesh_rank in range(first, first + message.per_host):
-                    link.send(SpawnFailed(message.run, message.mesh, mesh_rank, rank, cause, []))
+                    link.send(SpawnFailed(ProcKey(message.run, message.mesh, mesh_rank, rank), cause, []))
         if run is not None and not problem:
             run.meshes[message.mesh] = RunMesh(link, set(present))
             self._roster.send(present, message)
@@ -335,14 +336,14 @@ class Head:
             return
         match message:
             case ProcReady():
-                mesh.alive[message.rank] = message.host
+                mesh.alive[message.proc.rank] = message.proc.host
             case ProcLife():
-                mesh.suspect.discard(message.rank)
-                if message.life == Liveness.SUSPECT.value and message.rank in mesh.alive:
-                    mesh.suspect.add(message.rank)
+                mesh.suspect.discard(message.proc.rank)
+                if message.life == Liveness.SUSPECT.value and message.proc.rank in mesh.alive:
+                    mesh.suspect.add(message.proc.rank)
             case SpawnFailed() | ProcEnded():
-                mesh.alive.pop(message.rank, None)
-                mesh.suspect.discard(message.rank)
+                mesh.alive.pop(message.proc.rank, None)
+                mesh.suspect.discard(message.proc.rank)
                 for output in run.take_dropped(message):
                     mesh.link.send(output)
             case ProcsStopped():

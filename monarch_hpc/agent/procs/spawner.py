@@ -9,7 +9,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Protocol
 
-from monarch_hpc.agent.output.proc_output import Outlet, OutputSource, ProcOutput
+from monarch_hpc.agent.output.proc_output import Outlet, ProcOutput
 from monarch_hpc.agent.proc_settings import ProcSettings
 from monarch_hpc.agent.procs.mpi_step import MpiSteps
 from monarch_hpc.agent.procs.proc import Proc, ProcState
@@ -103,7 +103,7 @@ class ProcSpawner:
             for proc in procs:
                 self._parent.report_ended(proc, cause, [])
             for start in starts[len(procs) :]:
-                self._send(SpawnFailed(start.run, start.mesh, start.rank, start.host_rank, cause, []))
+                self._send(SpawnFailed(start.proc, cause, []))
         finally:
             for fd in proc_fds:
                 os.close(fd)
@@ -125,9 +125,8 @@ class ProcSpawner:
             own_fds.append(make_memory(f"proc {start.rank}"))
             proc_fds.append(os.dup(own_fds[-1]))
             os.set_blocking(hello, False)
-            tag = OutputSource(start.run, start.mesh, start.rank, start.host_rank)
             path = self._outlet.files.path(start.run, start.rank, start.host_name)
-            output = ProcOutput(self._engine, tag, {"out": out, "err": err}, path, self._outlet)
+            output = ProcOutput(self._engine, start.proc, {"out": out, "err": err}, path, self._outlet)
         except OSError:
             for fd in (*own_fds, *proc_fds[num_proc_fds:]):
                 os.close(fd)
@@ -255,9 +254,7 @@ class ProcSpawner:
             self._parent.records.ready(proc, hello.incarnation)
             start = proc.start
             incarnation = str(hello.incarnation)
-            self._send(
-                ProcReady(start.run, start.mesh, start.rank, start.host_rank, proc.pid, incarnation, hello.addresses)
-            )
+            self._send(ProcReady(start.proc, proc.pid, incarnation, hello.addresses))
 
     def close_hello(self, proc: Proc) -> None:
         """Close the hello pipe of a proc."""
