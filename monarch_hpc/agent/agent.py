@@ -24,6 +24,7 @@ from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.control.output import LogsSet, SetLogs
 from monarch_hpc.wire.control.procs import ProcsStopped, SpawnFailed, SpawnProcs, StopProcs
 from monarch_hpc.wire.control.runs import CloseRun, RunClosed
+from monarch_hpc.wire.proc_key import ProcKey
 
 __all__ = ["Agent"]
 
@@ -83,7 +84,7 @@ class Agent:
                     self._procs.end(proc, problem)  # if already forked, `on_forked` kills it
                     self._procs.kill(proc)
                 for rank in sorted(left):
-                    self._send(SpawnFailed(message.run, message.mesh, rank, self._settings.rank, problem, []))
+                    self._send(SpawnFailed(ProcKey(message.run, message.mesh, rank, self._settings.rank), problem, []))
             case StopProcs():
                 for proc in self._procs.of_mesh(message.run, message.mesh):
                     self._procs.kill(proc)
@@ -150,7 +151,7 @@ class Agent:
                 break
             ranks = rest
         for rank, _ in ranks:
-            self._send(SpawnFailed(order.run, order.mesh, rank, self._settings.rank, problem, []))
+            self._send(SpawnFailed(ProcKey(order.run, order.mesh, rank, self._settings.rank), problem, []))
 
     def _refusal(self, order: SpawnProcs) -> str:
         if self._leaving is not None:

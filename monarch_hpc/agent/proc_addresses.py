@@ -22,14 +22,13 @@ class ProcAddresses:
             case ProcReady():
                 self._known[int(message.incarnation)] = message
             case ProcEnded():
-                place = message.run, message.mesh, message.rank
-                ended = [one for one, ready in self._known.items() if (ready.run, ready.mesh, ready.rank) == place]
+                ended = [one for one, ready in self._known.items() if ready.proc == message.proc]
                 for incarnation in ended:
                     del self._known[incarnation]
 
     def lose_host(self, rank: int) -> list[int]:
         """Forget the procs of a lost host; return their incarnations."""
-        lost = [incarnation for incarnation, ready in self._known.items() if ready.host == rank]
+        lost = [incarnation for incarnation, ready in self._known.items() if ready.proc.host == rank]
         for incarnation in lost:
             del self._known[incarnation]
         return lost

@@ -10,7 +10,7 @@ import stat
 from monarch_hpc.core.machine.place import read_place
 from monarch_hpc.core.machine.procfs import read_stat
 from monarch_hpc.telemetry import layout
-from monarch_hpc.telemetry.reading import memory_of, read_scene, report_scene
+from monarch_hpc.telemetry.reading import memory_of, read_scene
 from monarch_hpc.wire.control.calls import PROGRAM_MESH, ProcCalls, Recording
 
 __all__ = ["Witness", "is_stopped", "open_witness"]
@@ -43,11 +43,7 @@ class Witness:
         recording = self._recording
         state = "stopped" if is_stopped(recording.pid) else "ready"
         scene = read_scene(memory_of(self._fds[0]))
-        return [
-            report_scene(
-                scene, run=recording.run, mesh=PROGRAM_MESH, rank=0, host=recording.host, pid=recording.pid, state=state
-            )
-        ]
+        return [ProcCalls(recording.run, PROGRAM_MESH, 0, recording.host, recording.pid, state, "", scene)]
 
     def close(self) -> None:
         """Close the descriptors."""

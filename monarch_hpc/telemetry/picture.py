@@ -97,24 +97,27 @@ class _Drawing:
         self._procs: list[ProcCalls] = []
         known: set[str] = set()
         for proc in sorted(procs, key=lambda proc: (proc.run, proc.mesh, proc.rank)):
-            if not proc.incarnation or proc.incarnation not in known:
+            if not proc.scene.incarnation or proc.scene.incarnation not in known:
                 self._procs.append(proc)
-                known.add(proc.incarnation)
-        self._by_incarnation = {proc.incarnation: proc for proc in self._procs if proc.incarnation}
+                known.add(proc.scene.incarnation)
+        self._by_incarnation = {proc.scene.incarnation: proc for proc in self._procs if proc.scene.incarnation}
         self._actors = {
-            (proc.incarnation, actor.actor): actor for proc in self._procs for actor in proc.actors if proc.incarnation
+            (proc.scene.incarnation, actor.actor): actor
+            for proc in self._procs
+            for actor in proc.scene.actors
+            if proc.scene.incarnation
         }
-        self._sent = {(proc.incarnation, call.call): call for proc in self._procs for call in proc.sent}
+        self._sent = {(proc.scene.incarnation, call.call): call for proc in self._procs for call in proc.scene.sent}
         self._running: dict[tuple[str, int], list[_Key]] = {}
         for proc in self._procs:
-            for call in proc.running:
+            for call in proc.scene.running:
                 if call.call:
-                    self._running.setdefault((call.caller, call.call), []).append((proc.incarnation, call.actor))
+                    self._running.setdefault((call.caller, call.call), []).append((proc.scene.incarnation, call.actor))
         self._num_sent = Counter((call.target, call.target_actor) for call in self._sent.values())
         self._num_running = Counter(
-            (proc.incarnation, call.actor)
+            (proc.scene.incarnation, call.actor)
             for proc in self._procs
-            for call in proc.running
+            for call in proc.scene.running
             if call.call and not call.call & CAST
         )
 
@@ -122,7 +125,9 @@ class _Drawing:
         rows = [row for proc in self._procs for row in self._rows(proc)]
         rings = [[self._label(key) for key in ring] for ring in find_rings(self._edges())]
         problems = [
-            f"{_where(proc)}: {proc.problem}" for proc in self._procs if proc.problem and proc.state in _RECORDS
+            f"{_where(proc)}: {proc.scene.problem}"
+            for proc in self._procs
+            if proc.scene.problem and proc.state in _RECORDS
         ]
         return Picture(rows, rings, problems, tally(self._procs))
 
@@ -131,9 +136,9 @@ class _Drawing:
     def _rows(self, proc: ProcCalls) -> list[Row]:
         found = []
         is_program = proc.mesh == PROGRAM_MESH
-        if is_program or any(wait.actor == "0" for wait in proc.waits):
+        if is_program or any(wait.actor == "0" for wait in proc.scene.waits):
             found.append(self._row(proc, None, "program" if is_program else ""))
-        for actor in proc.actors:
+        for actor in proc.scene.actors:
             row = self._row(proc, actor, f"{actor.name}[{actor.rank}]")
             if actor.state == "stopped" or (is_program and int(actor.actor, 16) < _OWN and not row.num_running):
                 continue
@@ -142,9 +147,9 @@ class _Drawing:
 
     def _row(self, proc: ProcCalls, actor: ActorSeen | None, name: str) -> Row:
         number = "0" if actor is None else actor.actor
-        key = proc.incarnation, number
-        running = [] if actor is None else [call for call in proc.running if call.actor == number]
-        waits = [wait for wait in proc.waits if wait.actor == number]
+        key = proc.scene.incarnation, number
+        running = [] if actor is None else [call for call in proc.scene.running if call.actor == number]
+        waits = [wait for wait in proc.scene.waits if wait.actor == number]
         return Row(
             run=proc.run,
             actor=name,
@@ -182,9 +187,9 @@ class _Drawing:
                 continue
             num += wait.num_calls
             for call in wait.calls[:_MAX_TARGETS]:
-                sent = self._sent.get((proc.incarnation, call))
+                sent = self._sent.get((proc.scene.incarnation, call))
                 if sent is not None and call & CAST:
-                    running = self._running.get((proc.incarnation, call), ())
+                    running = self._running.get((proc.scene.incarnation, call), ())
                     words += [f"{self._label(key)}.{sent.endpoint}" for key in running[:_MAX_TARGETS]]
                     num += max(len(running) - 1, 0)
                     if not running:
@@ -218,17 +223,17 @@ class _Drawing:
         for proc in self._procs:
             if proc.state == "ended":
                 continue  # calls to a dead proc fail
-            for wait in proc.waits:
+            for wait in proc.scene.waits:
                 # Threads outside of actors do not wait for each other.
                 if wait.actor == "0":
                     continue
                 for number in wait.calls:
-                    sent = self._sent.get((proc.incarnation, number))
+                    sent = self._sent.get((proc.scene.incarnation, number))
                     if sent is not None:
-                        running = self._running.get((proc.incarnation, number), [])
+                        running = self._running.get((proc.scene.incarnation, number), [])
                         # For a cast, only the callees that run it are known; the others may have answered or not begun.
                         targets = running if number & CAST else [(sent.target, sent.target_actor)]
-                        edges.setdefault((proc.incarnation, wait.actor), []).extend(
+                        edges.setdefault((proc.scene.incarnation, wait.actor), []).extend(
                             _Edge(target, bool(running), wait.age_s) for target in targets
                         )
         return edges

@@ -10,15 +10,14 @@ import os
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from monarch_hpc.telemetry import layout
 from monarch_hpc.telemetry.layout import COUNTER, HALF, HEADER, NUM_BUCKETS, OPEN, RECORD, RECORD_BYTES, RecordKind
 from monarch_hpc.telemetry.names import Name, parse_names
-from monarch_hpc.wire.control.calls import ActorSeen, EndpointCount, ProcCalls, RunningCall, SentCall, Wait
+from monarch_hpc.wire.control.calls import ActorSeen, EndpointCount, RunningCall, Scene, SentCall, Wait
 
-__all__ = ["DecodedRecord", "Memory", "Scene", "memory_of", "read_events", "read_scene", "report_scene"]
+__all__ = ["DecodedRecord", "Memory", "memory_of", "read_events", "read_scene"]
 
 Memory = Callable[[int, int], bytes]
 """Takes offset and size; returns exactly that many bytes."""
@@ -71,27 +70,6 @@ class DecodedRecord(NamedTuple):
         return self.value >> 32
 
 
-@dataclass(frozen=True, slots=True)
-class Scene:
-    """The state of a process at one moment.
-
-    Attributes:
-        problem: why the records cannot be read; empty if they can.
-        incarnation: in hexadecimal.
-        num_sent: number of unanswered calls; *sent* holds some of them.
-    """
-
-    problem: str
-    incarnation: str
-    pid: int
-    actors: list[ActorSeen]
-    running: list[RunningCall]
-    waits: list[Wait]
-    sent: list[SentCall]
-    num_sent: int
-    endpoints: list[EndpointCount]
-
-
 def memory_of(fd: int) -> Memory:
     """Return access to the memory behind a descriptor of `memory.make_memory`, by reading, not mapping.
 
@@ -101,29 +79,6 @@ def memory_of(fd: int) -> Memory:
     return lambda at, size: os.pread(fd, size, at).ljust(size, b"\0")
 
 
-def report_scene(
-    scene: Scene, *, run: str, mesh: int, rank: int, host: str, pid: int, state: str, cause: str = ""
-) -> ProcCalls:
-    """Return a scene as the entry of a process in a report."""
-    return ProcCalls(
-        run=run,
-        mesh=mesh,
-        rank=rank,
-        host=host,
-        pid=pid,
-        incarnation=scene.incarnation,
-        state=state,
-        cause=cause,
-        problem=scene.problem,
-        actors=scene.actors,
-        running=scene.running,
-        waits=scene.waits,
-        sent=scene.sent,
-        num_sent=scene.num_sent,
-        endpoints=scene.endpoints,
-    )
-
-
 def read_scene(memory: Memory, now_ns: int | None = None) -> Scene:
     """Return the state of the process; raises nothing.
 
@@ -131,9 +86,9 @@ def read_scene(memory: Memory, now_ns: int | None = None) -> Scene:
         now_ns: CLOCK_MONOTONIC of this host; None reads the clock.
     """
     now_ns = time.monotonic_ns() if now_ns is None else now_ns
-    problem, pid, incarnation = _header(memory)
+    problem, incarnation = _header(memory)
     if problem:
-        return Scene(problem, "", pid, [], [], [], [], 0, [])
+        return Scene(problem, "", [], [], [], [], 0, [])
     look = parse_names(memory(layout.NAMES_AT, layout.NAMES_BYTES))
 
     def age_s(t: int) -> float:
@@ -164,7 +119,6 @@ def read_scene(memory: Memory, now_ns: int | None = None) -> Scene:
     return Scene(
         "",
         incarnation,
-        pid,
         _seen(by_mark.values(), look, age_s),
         [_running_call(record, actor, look, age_s) for record in running],
         waits,
@@ -191,16 +145,16 @@ def read_events(memory: Memory) -> list[DecodedRecord]:
     return sorted(found, key=lambda record: record.seq)
 
 
-def _header(memory: Memory) -> tuple[str, int, str]:
-    """Return the problem, the process id and the incarnation."""
-    magic, version, total, pid, incarnation, _, _ = HEADER.unpack(memory(0, HEADER.size))
+def _header(memory: Memory) -> tuple[str, str]:
+    """Return the problem and the incarnation."""
+    magic, version, total, _, incarnation, _, _ = HEADER.unpack(memory(0, HEADER.size))
     if not any(magic):
-        return "it has not recorded anything yet", 0, ""
+        return "it has not recorded anything yet", ""
     if magic == layout.MAGIC and version != layout.VERSION:
-        return f"its records have version {version}, expected {layout.VERSION}", pid, ""
+        return f"its records have version {version}, expected {layout.VERSION}", ""
     if magic != layout.MAGIC or total != layout.TOTAL_BYTES:
-        return "something has overwritten its records", 0, ""
-    return "", pid, f"{incarnation:x}"
+        return "something has overwritten its records", ""
+    return "", f"{incarnation:x}"
 
 
 # ---- tables ----

@@ -75,7 +75,7 @@ def tally(procs: Iterable[ProcCalls]) -> list[Tally]:
     """Add up the counts of *procs*, which must not repeat; sorted by run, then by total run time, longest first."""
     sums: dict[tuple[str, str, str], _Sum] = {}
     for proc in procs:
-        for count in proc.endpoints:
+        for count in proc.scene.endpoints:
             sums.setdefault((proc.run, count.name, count.endpoint), _Sum()).add(count)
     found = [
         Tally(

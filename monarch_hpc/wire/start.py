@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from monarch_hpc.config.schema import FabricConfig, LogsConfig, TransportConfig, UcxConfig, as_document, from_document
 from monarch_hpc.core.ids import MAX_RUN_CHARS
+from monarch_hpc.wire.proc_key import ProcKey
 
 __all__ = [
     "COOKIE",
@@ -97,6 +98,11 @@ class ProcStart:
     num_threads: int = 0
     slurm: dict[str, str] = field(default_factory=dict)
     python: str = ""
+
+    @property
+    def proc(self) -> ProcKey:
+        """The proc's key."""
+        return ProcKey(self.run, self.mesh, self.rank, self.host_rank)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,11 +42,7 @@ def fd() -> Iterator[int]:
 
 def told(memory: Memory) -> ProcCalls:
     """The report that an agent would send, encoded and decoded."""
-    scene = read_scene(memory)
-    proc = ProcCalls(
-        "run", 1, 0, "host", 1, scene.incarnation, "ready", "", scene.problem, scene.actors, scene.running,
-        scene.waits, scene.sent, scene.num_sent, scene.endpoints,
-    )  # fmt: skip
+    proc = ProcCalls("run", 1, 0, "host", 1, "ready", "", read_scene(memory))
     report = decode(encode(CallsReport(1, [proc], [])))
     assert isinstance(report, CallsReport)
     return report.procs[0]

@@ -28,6 +28,7 @@ from monarch_hpc.wire.control.procs import (
 from monarch_hpc.wire.control.refusal import Refused, refuse
 from monarch_hpc.wire.control.runs import CloseRun, OpenRun, RunClosed, RunLinks
 from monarch_hpc.wire.control.table import decode
+from monarch_hpc.wire.proc_key import ProcKey
 from tests.unit.agent.head.test_head import Party, World, spawn
 
 _NUM_EXAMPLES = 20
@@ -74,7 +75,7 @@ def world_with_a_run() -> tuple[World, Party]:
     world.join(0, 1)
     program = world.open("run")
     world.head.on_client(program, spawn("run", 1, [0, 1]))
-    world.head.on_agent(world.agents[0], ProcReady("run", 1, 0, 0, 5, "7", []))
+    world.head.on_agent(world.agents[0], ProcReady(ProcKey("run", 1, 0, 0), 5, "7", []))
     world.take_all()
     program.take()
     return world, program

@@ -25,6 +25,7 @@ from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.control.procs import ProcEnded, ProcReady
 from monarch_hpc.wire.control.runs import RunClosed
 from monarch_hpc.wire.frames import Frame, Kind
+from monarch_hpc.wire.proc_key import ProcKey
 
 __all__ = ["CastChannels"]
 
@@ -58,7 +59,7 @@ class CastChannels:
         self._node = node
         self._heartbeat = heartbeat
         self._addresses: dict[int, Sequence[str]] = {}
-        self._procs: dict[tuple[str, int, int], int] = {}
+        self._procs: dict[ProcKey, int] = {}
         self._to_hosts: dict[int, _Outgoing] = {}
         self._to_procs: dict[int, _Outgoing] = {}  # to procs, by incarnation
         self._note_handlers: dict[FrameChannel, Callable[[Frame], None]] = {}  # of channels that were dialled
@@ -78,14 +79,15 @@ class CastChannels:
         """Update from this agent's reports about its procs; other messages are ignored."""
         match message:
             case ProcReady():
-                incarnation = int(message.incarnation)
-                self._procs[message.run, message.mesh, message.rank] = incarnation
+                proc, incarnation = message.proc, int(message.incarnation)
+                self._procs[proc] = incarnation
                 self._to_procs[incarnation] = _Outgoing(message.addresses)
-                self._router.on_proc(message.run, message.mesh, message.rank, incarnation)
+                self._router.on_proc(proc.run, proc.mesh, proc.rank, incarnation)
             case ProcEnded():
-                self._to_procs.pop(self._procs.pop((message.run, message.mesh, message.rank), 0), None)
+                proc = message.proc
+                self._to_procs.pop(self._procs.pop(proc, 0), None)
                 cause = "it was stopped" if message.expected else message.cause
-                self._router.on_proc_ended(message.run, message.mesh, message.rank, cause)
+                self._router.on_proc_ended(proc.run, proc.mesh, proc.rank, cause)
             case RunClosed():
                 self._router.on_run_closed(message.run)
 

@@ -200,11 +200,11 @@ def of_report(message: MeshReport) -> Event | None:
     """The event that an agent's message about a mesh reports; None if it reports none."""
     match message:
         case ProcReady():
-            return ProcStarted(message.run, message.mesh, message.rank, message.host)
+            return ProcStarted(message.run, message.mesh, message.proc.rank, message.proc.host)
         case ProcLife():
-            return ProcStopped(message.run, message.mesh, message.rank, message.life == Liveness.SUSPECT.value)
+            return ProcStopped(message.run, message.mesh, message.proc.rank, message.life == Liveness.SUSPECT.value)
         case SpawnFailed() | ProcEnded():
-            return ProcGone(message.run, message.mesh, message.rank)
+            return ProcGone(message.run, message.mesh, message.proc.rank)
         case ProcsStopped():
             return MeshLeftHost(message.run, message.mesh, message.host)
         case _:

@@ -34,6 +34,7 @@ from monarch_hpc.wire.control.procs import (
 )
 from monarch_hpc.wire.control.refusal import Refused, refuse
 from monarch_hpc.wire.control.runs import CloseRun, OpenRun, RunClosed, RunLinks, RunOpened
+from monarch_hpc.wire.proc_key import ProcKey
 
 __all__ = ["Head"]
 
@@ -280,7 +281,7 @@ class Head:
             if rank not in present:
                 cause = problem or roster.absence(rank)
                 for mesh_rank in range(first, first + message.per_host):
-                    link.send(SpawnFailed(message.run, message.mesh, mesh_rank, rank, cause, []))
+                    link.send(SpawnFailed(ProcKey(message.run, message.mesh, mesh_rank, rank), cause, []))
         if not problem:
             self._apply(events.MeshRequested(message.run, message.mesh, self._peers.add(link), tuple(sorted(present))))
             self._send(present, message)

@@ -14,6 +14,7 @@ from monarch_hpc.wire.control.calls import ProcCalls, Recording
 from monarch_hpc.wire.control.output import Output
 from monarch_hpc.wire.control.procs import ProcEnded, SpawnFailed
 from monarch_hpc.wire.control.runs import RunLinks
+from monarch_hpc.wire.proc_key import ProcKey
 
 __all__ = ["OpenWitness", "RunPeers", "report"]
 
@@ -32,7 +33,7 @@ class RunPeers:
     """Reports of a run's members about themselves, and its dropped output: of use only while the head lives.
 
     Attributes:
-        dropped: number of dropped lines by mesh, rank, host and stream.
+        dropped: number of dropped lines by proc and stream.
         links: each member's fabrics to its procs, see `RunLinks`.
         recordings: where each member's records are; *witnesses* read those on this machine.
         reported_by_owner: members whose calls the run's owner reports.
@@ -42,7 +43,7 @@ class RunPeers:
     opened_s: float
     open_witness: OpenWitness
     owner: Link | None = None
-    dropped: dict[tuple[int, int, int, str], int] = field(default_factory=dict)
+    dropped: dict[tuple[ProcKey, str], int] = field(default_factory=dict)
     links: dict[Link, list[dict[str, object]]] = field(default_factory=dict)
     recordings: dict[Link, Recording] = field(default_factory=dict)
     witnesses: dict[Link, Witness] = field(default_factory=dict)
@@ -98,7 +99,7 @@ class RunPeers:
 
     def pass_on(self, output: Output, now_s: float, *, backlogged: bool) -> Output | None:
         """Return *output* for the program, with the number of lines dropped before it; None if it is dropped, too."""
-        key = output.mesh, output.rank, output.host, output.stream
+        key = output.proc, output.stream
         cost = cost_bytes(len(output.lines), sum(map(len, output.lines)))
         if backlogged or (cost > _FEW_BYTES and not self._bucket.take(cost, now_s)):
             self.dropped[key] = self.dropped.get(key, 0) + output.dropped + len(output.lines)
@@ -107,11 +108,10 @@ class RunPeers:
 
     def take_dropped(self, ended: SpawnFailed | ProcEnded) -> list[Output]:
         """Return reports of the lines of an ended proc that were dropped and not reported yet."""
-        where = ended.mesh, ended.rank, ended.host
         return [
-            Output(self.run, *where, stream, [], num_lines)
+            Output(ended.proc, stream, [], num_lines)
             for stream in ("out", "err")
-            if (num_lines := self.dropped.pop((*where, stream), 0))
+            if (num_lines := self.dropped.pop((ended.proc, stream), 0))
         ]
 
 

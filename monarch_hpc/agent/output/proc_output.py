@@ -11,7 +11,6 @@ import contextlib
 import os
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -21,9 +20,10 @@ from monarch_hpc.config.schema import LogsConfig
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.engine.sources import Timer
 from monarch_hpc.wire.control.output import Output
+from monarch_hpc.wire.proc_key import ProcKey
 from monarch_hpc.wire.record import MARK, Unmarker, parse_record, split_marked
 
-__all__ = ["MAX_LINE_BYTES", "LineSplitter", "Outlet", "OutputSource", "ProcOutput"]
+__all__ = ["MAX_LINE_BYTES", "LineSplitter", "Outlet", "ProcOutput"]
 
 MAX_LINE_BYTES = 64 << 10
 NUM_LAST_LINES = 20
@@ -71,16 +71,6 @@ class LineSplitter:
         return [rest.decode("utf-8", "replace")] if rest else []
 
 
-@dataclass(frozen=True, slots=True)
-class OutputSource:
-    """The proc that wrote some output."""
-
-    run: str
-    mesh: int
-    rank: int
-    host: int
-
-
 class Outlet:
     """Shared by the procs of a host for their output.
 
@@ -107,9 +97,9 @@ class ProcOutput:
         path: log file.
     """
 
-    def __init__(self, engine: Engine, tag: OutputSource, pipes: dict[str, int], path: Path, outlet: Outlet) -> None:
+    def __init__(self, engine: Engine, proc: ProcKey, pipes: dict[str, int], path: Path, outlet: Outlet) -> None:
         self._engine = engine
-        self._tag = tag
+        self._proc = proc
         self._pipes = dict(pipes)
         self._path = path
         self._outlet = outlet
@@ -258,7 +248,6 @@ class ProcOutput:
             self._notice.cancel()
             self._notice = None
         self._batch_bytes = 0
-        tag = self._tag
         for stream, lines in self._batches.items():
             if lines and self._outlet.backlogged():
                 self._drop(stream, len(lines), lines)
@@ -267,6 +256,6 @@ class ProcOutput:
                 tail = self._tails[stream]
                 num_dropped, self._num_dropped[stream] = self._num_dropped[stream] - len(tail), 0
                 whole = [*tail, *lines]
-                self._outlet.send(Output(tag.run, tag.mesh, tag.rank, tag.host, stream, whole, num_dropped))
+                self._outlet.send(Output(self._proc, stream, whole, num_dropped))
                 tail.clear()
                 lines.clear()

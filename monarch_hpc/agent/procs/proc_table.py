@@ -135,11 +135,7 @@ class ProcTable:
             if proc.deadline is not None:
                 proc.deadline.cancel()
             self._records.ready(proc, hello.incarnation)
-            start = proc.start
-            incarnation = str(hello.incarnation)
-            self._send(
-                ProcReady(start.run, start.mesh, start.rank, start.host_rank, proc.pid, incarnation, hello.addresses)
-            )
+            self._send(ProcReady(proc.start.proc, proc.pid, str(hello.incarnation), hello.addresses))
 
     def _close_hello(self, proc: Proc) -> None:
         if proc.hello_fd >= 0:
@@ -198,12 +194,11 @@ class ProcTable:
         proc.output.finish()
         self._refusals.ended(proc)
         self._records.ended(proc, cause)
-        start = proc.start
         lines = last_lines or proc.output.last_lines
         if proc.state is ProcState.STARTING:
-            self._send(SpawnFailed(start.run, start.mesh, start.rank, start.host_rank, cause, lines))
+            self._send(SpawnFailed(proc.start.proc, cause, lines))
         else:
-            self._send(ProcEnded(start.run, start.mesh, start.rank, start.host_rank, proc.stop_requested, cause, lines))
+            self._send(ProcEnded(proc.start.proc, proc.stop_requested, cause, lines))
         self._on_ended()
 
     def _on_exit(self, proc: Proc, how: Exit) -> None:
@@ -212,11 +207,9 @@ class ProcTable:
         self.end(proc, proc.cause or str(how))
 
     def _on_liveness(self, proc: Proc, life: Liveness, stopped_s: float) -> None:
-        start = proc.start
         if life is Liveness.DEAD:
             proc.cause = f"stopped (SIGSTOP) for {stopped_s:.0f} s"
             proc.stopping = True
             self.kill(proc)
         elif proc.state is ProcState.READY and not proc.stop_requested:
-            where = start.run, start.mesh, start.rank, start.host_rank
-            self._send(ProcLife(*where, life.value, round(stopped_s, 1), self._lease.dead_s))
+            self._send(ProcLife(proc.start.proc, life.value, round(stopped_s, 1), self._lease.dead_s))

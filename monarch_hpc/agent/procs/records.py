@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from monarch_hpc.agent.procs.proc import Proc, ProcState
 from monarch_hpc.telemetry.layout import RecordKind
 from monarch_hpc.telemetry.observer import is_stopped
-from monarch_hpc.telemetry.reading import memory_of, read_scene, report_scene
+from monarch_hpc.telemetry.reading import memory_of, read_scene
 from monarch_hpc.telemetry.recorder import Recorder
 from monarch_hpc.wire.control.calls import ProcCalls
 
@@ -75,16 +75,7 @@ class HostRecords:
 def _proc_calls(proc: Proc, state: str, cause: str) -> ProcCalls:
     start = proc.start
     scene = read_scene(memory_of(proc.record_fd))
-    return report_scene(
-        scene,
-        run=start.run,
-        mesh=start.mesh,
-        rank=start.rank,
-        host=start.host_name,
-        pid=proc.pid,
-        state=state,
-        cause=cause,
-    )
+    return ProcCalls(start.run, start.mesh, start.rank, start.host_name, proc.pid, state, cause, scene)
 
 
 def _state(proc: Proc) -> str:

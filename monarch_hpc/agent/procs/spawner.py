@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 
-from monarch_hpc.agent.output.proc_output import Outlet, OutputSource, ProcOutput
+from monarch_hpc.agent.output.proc_output import Outlet, ProcOutput
 from monarch_hpc.agent.proc_settings import ProcSettings
 from monarch_hpc.agent.procs.mpi_step import MpiSteps
 from monarch_hpc.agent.procs.proc import Proc
@@ -80,7 +80,7 @@ class ProcSpawner:
             for proc in procs:
                 self._table.end(proc, cause)
             for start in starts[len(procs) :]:
-                self._send(SpawnFailed(start.run, start.mesh, start.rank, start.host_rank, cause, []))
+                self._send(SpawnFailed(start.proc, cause, []))
         finally:
             for fd in proc_fds:
                 os.close(fd)
@@ -102,9 +102,8 @@ class ProcSpawner:
             own_fds.append(make_memory(f"proc {start.rank}"))
             proc_fds.append(os.dup(own_fds[-1]))
             os.set_blocking(hello, False)
-            tag = OutputSource(start.run, start.mesh, start.rank, start.host_rank)
             path = self._outlet.files.path(start.run, start.rank, start.host_name)
-            output = ProcOutput(self._engine, tag, {"out": out, "err": err}, path, self._outlet)
+            output = ProcOutput(self._engine, start.proc, {"out": out, "err": err}, path, self._outlet)
         except OSError:
             for fd in (*own_fds, *proc_fds[num_proc_fds:]):
                 os.close(fd)

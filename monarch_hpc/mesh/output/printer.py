@@ -19,6 +19,7 @@ from monarch_hpc.mesh.output.fold import Fold, OutputLine, Shown
 from monarch_hpc.supervision.lease import Liveness
 from monarch_hpc.wire.control.output import Output
 from monarch_hpc.wire.control.procs import ProcLife
+from monarch_hpc.wire.proc_key import ProcKey
 from monarch_hpc.wire.record import MARK, LogRecord, parse_record
 
 __all__ = ["Printer"]
@@ -37,9 +38,6 @@ _FLUSH_SOON_S = 0.15
 
 _LINE_CHARS = 64
 """Overhead of a line in the backlog, in addition to its text."""
-
-_Proc = tuple[int, int]
-"""A proc, by its mesh and rank."""
 
 _log = Logger(__name__)
 
@@ -61,9 +59,9 @@ class Printer:
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._meshes: dict[int, _PrintedMesh] = {}
         self._lock = threading.Lock()
-        self._waiting_chars: Counter[_Proc] = Counter()
+        self._waiting_chars: Counter[ProcKey] = Counter()
         self._flush_at_s: float | None = None
-        self._left_out: dict[tuple[_Proc, str, str, str], int] = {}
+        self._left_out: dict[tuple[ProcKey, str, str, str], int] = {}
         self._thread = threading.Thread(target=self._run, name="monarch-printer", daemon=True)
         self._thread.start()
 
@@ -73,7 +71,7 @@ class Printer:
 
     def put_life(self, change: ProcLife, host: str) -> None:
         """Print that a proc on *host* was stopped by a signal, or continues."""
-        proc = f"proc {change.rank} on {host}"
+        proc = f"proc {change.proc.rank} on {host}"
         if change.life == Liveness.SUSPECT.value:
             text = (
                 f"{proc} is stopped by a signal (SIGSTOP): let it go on (SIGCONT), or it is killed "
@@ -92,7 +90,7 @@ class Printer:
             host: name of the proc's host.
         """
         num_chars = sum(map(len, output.lines)) + _LINE_CHARS * len(output.lines)
-        proc = output.mesh, output.rank
+        proc = output.proc
         key = proc, name, host, output.stream
         with self._lock:
             waiting = self._waiting_chars
@@ -171,21 +169,21 @@ class Printer:
         mesh = self._mesh(output.mesh)
         mesh.name = name
         if output.dropped:
-            self._report_dropped(mesh, output.rank, host, output.stream, output.dropped)
+            self._report_dropped(mesh, output.proc.rank, host, output.stream, output.dropped)
         ready: list[Shown] = []
         now_s = time.monotonic()
         for line in output.lines:
             record = parse_record(line) if line.startswith(MARK) and output.stream == "err" else None
             if record is None:
-                ready += mesh.fold.add(OutputLine(output.rank, host, output.stream, line), now_s)
+                ready += mesh.fold.add(OutputLine(output.proc.rank, host, output.stream, line), now_s)
             elif mesh.to_logging:
-                _log_locally(record, name, output.rank, host)
+                _log_locally(record, name, output.proc.rank, host)
             else:
                 actor = record.actor if self._config.with_actor else ""
-                ready += mesh.fold.add(OutputLine(output.rank, host, "err", str(record), actor), now_s)
+                ready += mesh.fold.add(OutputLine(output.proc.rank, host, "err", str(record), actor), now_s)
         self._print(name, ready)
         with self._lock:
-            proc = output.mesh, output.rank
+            proc = output.proc
             self._waiting_chars[proc] -= num_chars
             if not self._waiting_chars[proc]:
                 del self._waiting_chars[proc]
@@ -193,10 +191,10 @@ class Printer:
     def _report_left_out(self) -> None:
         with self._lock:
             left_out, self._left_out = self._left_out, {}
-        for ((number, rank), name, host, stream), num_lines in left_out.items():
-            mesh = self._mesh(number)
+        for (proc, name, host, stream), num_lines in left_out.items():
+            mesh = self._mesh(proc.mesh)
             mesh.name = name
-            self._report_dropped(mesh, rank, host, stream, num_lines)
+            self._report_dropped(mesh, proc.rank, host, stream, num_lines)
 
     def _report_dropped(self, mesh: _PrintedMesh, rank: int, host: str, stream: str, num_lines: int) -> None:
         text = f"... {num_lines} lines left out here; the run's log files have them"

@@ -51,6 +51,7 @@ from monarch_hpc.wire.control.refusal import Refused
 from monarch_hpc.wire.control.runs import OpenRun, RunLinks, RunOpened
 from monarch_hpc.wire.control.table import decode
 from monarch_hpc.wire.frames import Frame, Kind
+from monarch_hpc.wire.proc_key import ProcKey
 
 __all__ = ["Controller"]
 
@@ -140,7 +141,7 @@ class Controller(Runtime):
         self._opened = Flag(engine)
         self._directory = directory
         self.fleet = Fleet(engine, run, config.procs, self._send_to_head)
-        self._procs: dict[tuple[int, int], ProcRef] = {}
+        self._procs: dict[ProcKey, ProcRef] = {}
         self._refusal: str = ""
         self.logs = LogRequests(run, config.logs, engine, self._printer, self._send_to_head)
         self._links = LinkReport(engine.call_later, self._summarize_links, self._report_links)
@@ -246,12 +247,12 @@ class Controller(Runtime):
             case ProcReady():
                 self._on_ready(message)
             case SpawnFailed():
-                host = self.hosts[message.host].name
+                host = self.hosts[message.proc.host].name
                 self.fleet.on_failed(message.mesh, SpawnError(host, message.cause, message.last_lines))
             case ProcEnded():
                 self._on_ended(message)
             case ProcLife():
-                self._on_life(message)
+                self._printer.put_life(message, self.hosts[message.proc.host].name)
             case ProcsStopped():
                 self.fleet.on_stopped(message.mesh, message.host)
                 self.logs.forget(message.host, message.mesh)
@@ -262,7 +263,7 @@ class Controller(Runtime):
             case Calls():
                 self._send_to_head(CallsReport(message.ticket, [own_report(self, self._run)], []))
             case Output():
-                self._printer.show(message, self.fleet.name_of(message.mesh), self.hosts[message.host].name)
+                self._printer.show(message, self.fleet.name_of(message.mesh), self.hosts[message.proc.host].name)
             case LogsSet():
                 self.logs.on_set(message)
             case Refused():
@@ -305,14 +306,14 @@ class Controller(Runtime):
     def _on_ready(self, ready: ProcReady) -> None:
         proc = ProcRef(
             mesh=ready.mesh,
-            rank=ready.rank,
-            host=self.hosts[ready.host].name,
-            host_rank=ready.host,
+            rank=ready.proc.rank,
+            host=self.hosts[ready.proc.host].name,
+            host_rank=ready.proc.host,
             pid=ready.pid,
             incarnation=int(ready.incarnation),
             addresses=tuple(ready.addresses),
         )
-        self._procs[ready.mesh, ready.rank] = proc
+        self._procs[ready.proc] = proc
         if not self.fleet.on_ready(proc):
             return
 
@@ -326,7 +327,7 @@ class Controller(Runtime):
         self.node.dial(proc.addresses, proc.incarnation, connected)
 
     def _on_ended(self, ended: ProcEnded) -> None:
-        proc = self._procs.pop((ended.mesh, ended.rank), None)
+        proc = self._procs.pop(ended.proc, None)
         if proc is None:
             return
         self._printer.flush_soon()
@@ -334,13 +335,10 @@ class Controller(Runtime):
         cause = (f"it was stopped: {reason}" if reason else "it was stopped") if ended.expected else ended.cause
         if not ended.expected:
             lines = "".join(f"\n    {line}" for line in ended.last_lines)
-            self._printer.put(f"monarch-hpc: proc {ended.rank} on {proc.host} died: {cause}\n")
+            self._printer.put(f"monarch-hpc: proc {proc.rank} on {proc.host} died: {cause}\n")
             cause += f"; it wrote last:{lines}" if lines else ""
             self.fleet.on_failed(ended.mesh, SpawnError(proc.host, cause))
         self._record_death(proc, cause, expected=ended.expected)
-
-    def _on_life(self, change: ProcLife) -> None:
-        self._printer.put_life(change, self.hosts[change.host].name)
 
     def _record_death(self, proc: ProcRef, cause: str, *, expected: bool = False) -> None:
         self.deaths.record(proc.incarnation, cause, expected=expected)

@@ -15,6 +15,7 @@ __all__ = [
     "ProcCalls",
     "Recording",
     "RunningCall",
+    "Scene",
     "SentCall",
     "Wait",
 ]
@@ -128,17 +129,34 @@ class EndpointCount:
 
 
 @dataclass(frozen=True, slots=True)
+class Scene:
+    """The state of a process at one moment, read from its records.
+
+    Args:
+        problem: why its records cannot be read; empty if they can.
+        incarnation: hexadecimal; empty if it has not recorded anything.
+        sent: the calls that a thread or task waits for, and the oldest of *num_sent*.
+    """
+
+    problem: str
+    incarnation: str
+    actors: list[ActorSeen]
+    running: list[RunningCall]
+    waits: list[Wait]
+    sent: list[SentCall]
+    num_sent: int
+    endpoints: list[EndpointCount]
+
+
+@dataclass(frozen=True, slots=True)
 class ProcCalls:
     """The calls of one process.
 
     Args:
         mesh: number of its mesh, or `PROGRAM_MESH`.
         host: name of its host.
-        incarnation: hexadecimal; empty if it has not recorded anything.
         state: ``starting``, ``ready``, ``stopped`` by a signal, ``stopping``, or ``ended``.
         cause: why it ended.
-        problem: why its records cannot be read.
-        sent: the calls that a thread or task waits for, and the oldest of *num_sent*.
     """
 
     run: str
@@ -146,16 +164,9 @@ class ProcCalls:
     rank: int
     host: str
     pid: int
-    incarnation: str
     state: str
     cause: str
-    problem: str
-    actors: list[ActorSeen]
-    running: list[RunningCall]
-    waits: list[Wait]
-    sent: list[SentCall]
-    num_sent: int
-    endpoints: list[EndpointCount]
+    scene: Scene
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,18 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from monarch_hpc.wire.control.message import Message
+from monarch_hpc.wire.control.procs import ProcReport
 
 __all__ = ["LogsSet", "Output", "SetLogs"]
 
 
 @dataclass(frozen=True, slots=True)
-class Output(Message):
+class Output(ProcReport):
     """Agent to controller: output lines of a proc. *stream* is ``out`` or ``err``; *dropped* counts omitted lines."""
 
-    run: str
-    mesh: int
-    rank: int
-    host: int
     stream: str
     lines: list[str]
     dropped: int

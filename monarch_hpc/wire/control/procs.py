@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from monarch_hpc.wire.control.message import Message
+from monarch_hpc.wire.proc_key import ProcKey
 
 __all__ = [
     "MAX_PROCS_PER_HOST",
@@ -12,6 +13,7 @@ __all__ = [
     "ProcHello",
     "ProcLife",
     "ProcReady",
+    "ProcReport",
     "ProcsStopped",
     "SpawnFailed",
     "SpawnProcs",
@@ -77,45 +79,50 @@ class ProcHello(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class ProcReady(Message):
+class ProcReport(Message):
+    """Base of the messages about one proc, which its agent sends to the controller."""
+
+    proc: ProcKey
+
+    @property
+    def run(self) -> str:
+        """The run, by which the head forwards the message; *mesh* likewise."""
+        return self.proc.run
+
+    @property
+    def mesh(self) -> int:
+        """Number of the proc's mesh."""
+        return self.proc.mesh
+
+
+@dataclass(frozen=True, slots=True)
+class ProcReady(ProcReport):
     """Agent to controller: a proc is ready and listens. *incarnation* is a decimal string: JSON has no u64."""
 
-    run: str
-    mesh: int
-    rank: int
-    host: int
     pid: int
     incarnation: str
     addresses: list[str]
 
 
 @dataclass(frozen=True, slots=True)
-class SpawnFailed(Message):
+class SpawnFailed(ProcReport):
     """Agent to controller: a proc failed to start."""
 
-    run: str
-    mesh: int
-    rank: int
-    host: int
     cause: str
     last_lines: list[str]
 
 
 @dataclass(frozen=True, slots=True)
-class ProcEnded(Message):
+class ProcEnded(ProcReport):
     """Agent to controller: a proc has ended. *expected* after `StopProcs`; *cause* describes why."""
 
-    run: str
-    mesh: int
-    rank: int
-    host: int
     expected: bool
     cause: str
     last_lines: list[str]
 
 
 @dataclass(frozen=True, slots=True)
-class ProcLife(Message):
+class ProcLife(ProcReport):
     """Agent to controller: a proc is ``suspect``, because a signal has stopped it, or ``alive`` again.
 
     Args:
@@ -123,10 +130,6 @@ class ProcLife(Message):
         dead_s: how long it may be stopped before it is killed; see config key `liveness.dead_s`.
     """
 
-    run: str
-    mesh: int
-    rank: int
-    host: int
     life: str
     stopped_s: float
     dead_s: float

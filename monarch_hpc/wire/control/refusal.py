@@ -43,12 +43,14 @@ def refuse(message: Message | bytes | bytearray | memoryview, problem: str) -> R
     """
     fields: dict[str, object] = {}
     if isinstance(message, Message):
-        fields = {field.name: getattr(message, field.name) for field in dataclasses.fields(message)}
-        fields["op"] = type(message).__name__
+        fields = {**dataclasses.asdict(message), "op": type(message).__name__}
     else:
         with contextlib.suppress(ValueError, RecursionError):
             document = json.loads(bytes(message))
             fields = document if isinstance(document, dict) else fields
+    proc = fields.get("proc")
+    if isinstance(proc, dict):  # the key of a `ProcReport`
+        fields = {**proc, **fields}
 
     def text(key: str) -> str:
         value = fields.get(key)

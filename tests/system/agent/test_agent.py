@@ -32,7 +32,7 @@ def test_procs_start_speak_and_stop(directory: Path) -> None:
         assert [host.name for host in client.opened.hosts] == ["local0", "local1"]
         mesh = client.spawn([0, 1], 2, code)
         ready = client.wait_all(ProcReady, 4)
-        assert sorted((r.rank, r.host, r.incarnation) for r in ready) == [
+        assert sorted((r.proc.rank, r.proc.host, r.incarnation) for r in ready) == [
             (0, 0, "1000"),
             (1, 0, "1001"),
             (2, 1, "1002"),

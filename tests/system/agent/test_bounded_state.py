@@ -105,7 +105,7 @@ def test_an_agent_that_fails_says_so_at_once_and_leaves_no_proc(
     ):
         mesh = client.spawn([0], 2, mesh=mesh_number(1, number), deadline_s=60.0)
         failed = client.wait_all(SpawnFailed, len(ranks), lambda one: one.mesh == mesh)
-        assert sorted(one.rank for one in failed) == ranks
+        assert sorted(one.proc.rank for one in failed) == ranks
         assert all("no room" in one.cause or "no eye" in one.cause or "after" in one.cause for one in failed)
         if number == 2:
             client.send(StopProcs("aaaaaaaa", mesh, [0], 1.0))

@@ -28,7 +28,7 @@ def suspects(directory: Path) -> object:
 
 def lives(client: Client, rank: int) -> list[str]:
     """Return the agents' reports on a proc."""
-    return [m.life for m in list(client.messages) if isinstance(m, ProcLife) and m.rank == rank]
+    return [m.life for m in list(client.messages) if isinstance(m, ProcLife) and m.proc.rank == rank]
 
 
 @contextlib.contextmanager
@@ -51,11 +51,11 @@ def test_a_stopped_proc_is_suspect_and_then_killed_with_the_cause(directory: Pat
         pids = client.pids(mesh, 2)
         os.kill(pids[1], signal.SIGSTOP)
         news = client.wait(ProcLife)
-        assert (news.rank, news.host, news.life, news.dead_s) == (1, 1, "suspect", 2.0)
+        assert (news.proc.rank, news.proc.host, news.life, news.dead_s) == (1, 1, "suspect", 2.0)
         assert 0.4 <= news.stopped_s < 2.0
         assert suspects(directory) == [[{"mesh": mesh, "rank": 1, "host": "local1"}]]
         ended = client.wait(ProcEnded)
-        assert (ended.rank, ended.expected) == (1, False)
+        assert (ended.proc.rank, ended.expected) == (1, False)
         assert re.fullmatch(r"stopped \(SIGSTOP\) for \d s", ended.cause)
         assert suspects(directory) == [[]]
         assert lives(client, 1) == ["suspect"]
@@ -85,7 +85,7 @@ def test_one_that_a_debugger_holds_is_left_alone(directory: Path) -> None:
         held, stopped = client.pids(mesh, 2)
         with traced(held):
             os.kill(stopped, signal.SIGSTOP)
-            assert client.wait(ProcEnded).rank == 1  # enough time has passed
+            assert client.wait(ProcEnded).proc.rank == 1  # enough time has passed
         assert lives(client, 0) == []
         assert alive(held)
 

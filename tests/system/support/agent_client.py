@@ -162,7 +162,7 @@ class Client:
     def pids(self, mesh: int, num: int) -> list[int]:
         """Wait until the *num* procs of a mesh are ready, and return their pids by rank."""
         ready = self.wait_all(ProcReady, num, lambda message: message.mesh == mesh)
-        return [message.pid for message in sorted(ready, key=lambda message: message.rank)]
+        return [message.pid for message in sorted(ready, key=lambda message: message.proc.rank)]
 
     def wait(self, kind: type[_M], match: Callable[[_M], bool] = lambda _message: True) -> _M:
         """Wait for the first message of a kind."""
@@ -186,6 +186,6 @@ class Client:
         return [
             line
             for message in list(self.messages)
-            if isinstance(message, Output) and (message.mesh, message.rank, message.stream) == (mesh, rank, stream)
+            if isinstance(message, Output) and (message.mesh, message.proc.rank, message.stream) == (mesh, rank, stream)
             for line in message.lines
         ]

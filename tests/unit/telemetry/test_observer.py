@@ -34,7 +34,8 @@ def test_a_program_of_this_machine_is_read_until_it_ends(recording: Recording) -
     assert witness is not None
     (told,) = witness.report()
     assert (told.run, told.mesh, told.host, told.pid) == ("run", PROGRAM_MESH, "n0", os.getpid())
-    assert (told.incarnation, told.state, [actor.name for actor in told.actors]) == ("feed", "ready", ["trainer"])
+    assert (told.scene.incarnation, told.state) == ("feed", "ready")
+    assert [actor.name for actor in told.scene.actors] == ["trainer"]
     witness.close()
     assert witness.report() == []
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from monarch_hpc.telemetry.layout import CAST
 from monarch_hpc.telemetry.picture import draw
-from monarch_hpc.wire.control.calls import PROGRAM_MESH, ActorSeen, ProcCalls, RunningCall, SentCall, Wait
+from monarch_hpc.wire.control.calls import PROGRAM_MESH, ActorSeen, ProcCalls, RunningCall, Scene, SentCall, Wait
 
 
 class Tale:
@@ -17,7 +17,7 @@ class Tale:
         """Add a process whose incarnation is its name, with actors whose numbers are their names."""
         seen = [ActorSeen(actor, actor, 0, "ready", "", 1.0) for actor in actors]
         self.procs[name] = ProcCalls(
-            "run", mesh, len(self.procs) - 1, "host", 1, name, state, cause, "", seen, [], [], [], 0, []
+            "run", mesh, len(self.procs) - 1, "host", 1, state, cause, Scene("", name, seen, [], [], [], 0, [])
         )
 
     def call(
@@ -34,11 +34,11 @@ class Tale:
         """Add an unanswered call."""
         self._number += 1
         number = self._number
-        self.procs[caller].sent.append(SentCall(number, actor, target, "host", callee, callee, "do", age_s))
+        self.procs[caller].scene.sent.append(SentCall(number, actor, target, "host", callee, callee, "do", age_s))
         if runs:
-            self.procs[target].running.append(RunningCall(callee, "do", number, caller, "host", age_s, 0.0))
+            self.procs[target].scene.running.append(RunningCall(callee, "do", number, caller, "host", age_s, 0.0))
         if waits:
-            self.procs[caller].waits.append(Wait(actor, [number], 1, "", age_s))
+            self.procs[caller].scene.waits.append(Wait(actor, [number], 1, "", age_s))
 
 
 def test_who_runs_for_whom_and_who_waits() -> None:
@@ -134,7 +134,7 @@ def test_states_and_problems() -> None:
     tale.add("x", state="stopped", actors=("a",))
     tale.add("y", state="starting", actors=())
     tale.procs["y"] = ProcCalls(
-        "run", 1, 1, "host", 1, "", "starting", "", "it has not recorded anything yet", [], [], [], [], 0, []
+        "run", 1, 1, "host", 1, "starting", "", Scene("it has not recorded anything yet", "", [], [], [], [], 0, [])
     )
     picture = draw([*tale.procs.values(), tale.procs["x"]])
     assert [(row.actor, row.proc, row.state) for row in picture.rows] == [
@@ -150,8 +150,8 @@ def test_many_targets_are_counted() -> None:
     tale.add("x", actors=tuple(f"a{number}" for number in range(5)))
     for number in range(5):
         tale.call("p", "0", "x", f"a{number}", waits=False)
-    tale.procs["p"].waits.append(Wait("0", [1, 2, 3, 4, 5], 70, "", 3.0))
-    tale.procs["x"].waits.append(Wait("a1", [], 0, "a message to a port", 0.0))
+    tale.procs["p"].scene.waits.append(Wait("0", [1, 2, 3, 4, 5], 70, "", 3.0))
+    tale.procs["x"].scene.waits.append(Wait("a1", [], 0, "a message to a port", 0.0))
     rows = draw(list(tale.procs.values())).rows
     assert rows[0].waits_for == "a0[0].do, a1[0].do, a2[0].do and 67 more"
     assert rows[2].waits_for == "a message to a port"
@@ -160,10 +160,10 @@ def test_many_targets_are_counted() -> None:
 def cast(tale: Tale, caller: str, actor: str, running: dict[str, str], age_s: float = 9.0) -> None:
     """Add a cast that runs in the actors *running*, by process; its number equals that of a direct call."""
     number = CAST | 1
-    tale.procs[caller].sent.append(SentCall(number, actor, "", "", "squad", "squad", "do", age_s))
-    tale.procs[caller].waits.append(Wait(actor, [number], 1, "", age_s))
+    tale.procs[caller].scene.sent.append(SentCall(number, actor, "", "", "squad", "squad", "do", age_s))
+    tale.procs[caller].scene.waits.append(Wait(actor, [number], 1, "", age_s))
     for target, callee in running.items():
-        tale.procs[target].running.append(RunningCall(callee, "do", number, caller, "host", age_s, 0.0))
+        tale.procs[target].scene.running.append(RunningCall(callee, "do", number, caller, "host", age_s, 0.0))
 
 
 def test_who_waits_in_a_cast_waits_for_those_that_run_it() -> None:

@@ -46,7 +46,7 @@ def test_the_extension_is_there() -> None:
 
 def test_an_idle_process(make: Make) -> None:
     scene = read_scene(make()[1])
-    assert (scene.problem, scene.incarnation, scene.pid) == ("", f"{HERE:x}", os.getpid())
+    assert (scene.problem, scene.incarnation) == ("", f"{HERE:x}")
     assert not (scene.actors or scene.running or scene.waits or scene.sent or scene.endpoints)
 
 

@@ -9,7 +9,7 @@ import pytest
 from monarch_hpc.telemetry.histogram import added, bucket_of, quantile
 from monarch_hpc.telemetry.layout import BUCKET_BITS, NUM_BUCKETS
 from monarch_hpc.telemetry.tally import tally
-from monarch_hpc.wire.control.calls import EndpointCount, ProcCalls
+from monarch_hpc.wire.control.calls import EndpointCount, ProcCalls, Scene
 
 
 def counted(times_ns: list[int]) -> list[int]:
@@ -20,9 +20,8 @@ def counted(times_ns: list[int]) -> list[int]:
 
 
 def proc(run: str, rank: int, *endpoints: EndpointCount) -> ProcCalls:
-    return ProcCalls(
-        run, 1, rank, "host", 1, f"{run}{rank}", "ready", "", "", [], [], [], [], 0, list(endpoints)
-    )  # fmt: skip
+    scene = Scene("", f"{run}{rank}", [], [], [], [], 0, list(endpoints))
+    return ProcCalls(run, 1, rank, "host", 1, "ready", "", scene)
 
 
 def test_the_edges_of_buckets() -> None:

@@ -15,8 +15,9 @@ from monarch_hpc.wire import control
 from monarch_hpc.wire.control.allocation import HostEntry, Roster, ShutDownDone
 from monarch_hpc.wire.control.message import Message, encode
 from monarch_hpc.wire.control.output import Output
-from monarch_hpc.wire.control.procs import StopProcs
+from monarch_hpc.wire.control.procs import ProcReport, StopProcs
 from monarch_hpc.wire.control.table import MESSAGES, decode
+from monarch_hpc.wire.proc_key import ProcKey
 from tests.unit.wire.samples import sample_messages
 
 _HOST = HostEntry(
@@ -38,7 +39,7 @@ _HOST = HostEntry(
     [
         *sample_messages(),
         Roster([_HOST, _HOST]),
-        Output("r1", 1, 2, 0, "out", ["a\x1b[31m", "é"], 3),
+        Output(ProcKey("r1", 1, 2, 0), "out", ["a\x1b[31m", "é"], 3),
         ShutDownDone({}),
     ],
     ids=lambda message: type(message).__name__,
@@ -60,7 +61,7 @@ def test_every_message_of_the_package_is_in_the_table() -> None:
         importlib.import_module(found.name) for found in pkgutil.iter_modules(control.__path__, f"{control.__name__}.")
     ]
     classes = {value for module in modules for value in vars(module).values() if isinstance(value, type)}
-    assert {cls for cls in classes if issubclass(cls, Message)} == {Message, *MESSAGES.values()}
+    assert {cls for cls in classes if issubclass(cls, Message)} == {Message, ProcReport, *MESSAGES.values()}
 
 
 def test_whole_numbers_pass_for_seconds() -> None:

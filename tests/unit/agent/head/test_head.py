@@ -30,6 +30,7 @@ from monarch_hpc.wire.control.procs import (
 )
 from monarch_hpc.wire.control.refusal import Refused
 from monarch_hpc.wire.control.runs import CloseRun, OpenRun, RunClosed, RunLinks, RunOpened
+from monarch_hpc.wire.proc_key import ProcKey
 
 
 class Party:
@@ -158,9 +159,9 @@ def test_messages_find_their_way(world: World) -> None:
     world.head.on_client(one, order)
     assert world.take_all() == [[], [order]]
     answers: list[Message] = [
-        ProcReady("1", 9, 0, 1, 55, "77", ["tcp://10.1.0.1:8"]),
-        Output("1", 9, 0, 1, "out", ["hello"], 0),
-        ProcEnded("1", 9, 0, 1, False, "exit code 3", []),
+        ProcReady(ProcKey("1", 9, 0, 1), 55, "77", ["tcp://10.1.0.1:8"]),
+        Output(ProcKey("1", 9, 0, 1), "out", ["hello"], 0),
+        ProcEnded(ProcKey("1", 9, 0, 1), False, "exit code 3", []),
     ]
     for answer in answers:
         world.head.on_agent(world.agents[1], answer)
@@ -169,7 +170,7 @@ def test_messages_find_their_way(world: World) -> None:
     assert world.take_all() == [[], [StopProcs("1", 9, [1], 1.0)]]
     world.head.on_agent(world.agents[1], ProcsStopped("1", 9, 1))
     # The mesh has ended: later messages about it have no receiver.
-    world.head.on_agent(world.agents[1], Output("1", 9, 0, 1, "out", ["late"], 0))
+    world.head.on_agent(world.agents[1], Output(ProcKey("1", 9, 0, 1), "out", ["late"], 0))
     assert one.take() == [ProcsStopped("1", 9, 1)]
 
 
@@ -198,7 +199,7 @@ def test_orders_that_cannot_be_carried_out_fail_rank_by_rank(world: World) -> No
     world.head.on_agent_lost(world.agents[1], "no heartbeat for 15.0 s")
     client.take()
     world.head.on_client(client, spawn("1", 1, [0, 1], 2))
-    assert [(m.rank, m.host, m.cause) for m in client.take() if isinstance(m, SpawnFailed)] == [
+    assert [(m.proc.rank, m.proc.host, m.cause) for m in client.take() if isinstance(m, SpawnFailed)] == [
         (2, 1, "the host is lost: no heartbeat for 15.0 s"),
         (3, 1, "the host is lost: no heartbeat for 15.0 s"),
     ]
@@ -276,22 +277,22 @@ def test_output_for_a_crowded_controller_is_counted(world: World) -> None:
     world.head.on_client(client, spawn("1", 1, [0]))
     client.take()
     client.backlogged = True
-    world.head.on_agent(world.agents[0], Output("1", 1, 0, 0, "out", ["a", "b"], 3))
-    world.head.on_agent(world.agents[0], ProcReady("1", 1, 0, 0, 5, "7", []))
+    world.head.on_agent(world.agents[0], Output(ProcKey("1", 1, 0, 0), "out", ["a", "b"], 3))
+    world.head.on_agent(world.agents[0], ProcReady(ProcKey("1", 1, 0, 0), 5, "7", []))
     client.backlogged = False
-    world.head.on_agent(world.agents[0], Output("1", 1, 0, 0, "err", ["e"], 0))
-    world.head.on_agent(world.agents[0], Output("1", 1, 0, 0, "out", ["c"], 1))
+    world.head.on_agent(world.agents[0], Output(ProcKey("1", 1, 0, 0), "err", ["e"], 0))
+    world.head.on_agent(world.agents[0], Output(ProcKey("1", 1, 0, 0), "out", ["c"], 1))
     assert client.take() == [
-        ProcReady("1", 1, 0, 0, 5, "7", []),
-        Output("1", 1, 0, 0, "err", ["e"], 0),
-        Output("1", 1, 0, 0, "out", ["c"], 6),
+        ProcReady(ProcKey("1", 1, 0, 0), 5, "7", []),
+        Output(ProcKey("1", 1, 0, 0), "err", ["e"], 0),
+        Output(ProcKey("1", 1, 0, 0), "out", ["c"], 6),
     ]
 
 
 def test_status(world: World) -> None:
     client, tool = world.open("1"), Party()
     world.head.on_client(client, spawn("1", 1, [1]))
-    world.head.on_agent(world.agents[1], ProcReady("1", 1, 0, 1, 5, "7", []))
+    world.head.on_agent(world.agents[1], ProcReady(ProcKey("1", 1, 0, 1), 5, "7", []))
     world.head.on_life(world.agents[1], Liveness.SUSPECT)
     world.clock.advance(12.0)
     link: dict[str, object] = {"host": 1, "fabric": "ucx/rdma", "why": "both have RDMA", "procs": 1}
@@ -324,7 +325,7 @@ def test_a_stopped_proc_is_told_of_and_shown_until_it_goes_on_or_ends(world: Wor
     client, tool = world.open("1"), Party()
     world.head.on_client(client, spawn("1", 9, [0, 1]))
     for rank in (0, 1):
-        world.head.on_agent(world.agents[rank], ProcReady("1", 9, rank, rank, 5, "7", []))
+        world.head.on_agent(world.agents[rank], ProcReady(ProcKey("1", 9, rank, rank), 5, "7", []))
     client.take()
 
     def shown() -> object:
@@ -333,13 +334,13 @@ def test_a_stopped_proc_is_told_of_and_shown_until_it_goes_on_or_ends(world: Wor
         assert isinstance(report, StatusReport)
         return report.runs[0]["suspect"]
 
-    suspects = [ProcLife("1", 9, rank, rank, "suspect", 5.0, 15.0) for rank in (0, 1)]
+    suspects = [ProcLife(ProcKey("1", 9, rank, rank), "suspect", 5.0, 15.0) for rank in (0, 1)]
     for rank in (0, 1):
         world.head.on_agent(world.agents[rank], suspects[rank])
     assert client.take() == suspects
     assert shown() == [{"mesh": 9, "rank": 0, "host": "n0"}, {"mesh": 9, "rank": 1, "host": "n1"}]
-    world.head.on_agent(world.agents[0], ProcLife("1", 9, 0, 0, "alive", 7.0, 15.0))
-    world.head.on_agent(world.agents[1], ProcEnded("1", 9, 1, 1, False, "stopped (SIGSTOP) for 15 s", []))
+    world.head.on_agent(world.agents[0], ProcLife(ProcKey("1", 9, 0, 0), "alive", 7.0, 15.0))
+    world.head.on_agent(world.agents[1], ProcEnded(ProcKey("1", 9, 1, 1), False, "stopped (SIGSTOP) for 15 s", []))
     assert shown() == []
 
 

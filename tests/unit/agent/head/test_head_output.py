@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from monarch_hpc.wire.control.output import LogsSet, Output, SetLogs
 from monarch_hpc.wire.control.procs import ProcEnded
+from monarch_hpc.wire.proc_key import ProcKey
 from tests.unit.agent.head.test_head import World, spawn, world
 
 __all__ = ["world"]
@@ -33,14 +34,14 @@ def test_much_output_is_left_out_and_little_passes(world: World) -> None:
     client = world.open("1")
     world.head.on_client(client, spawn("1", 1, [0, 1]))
     client.take()
-    much = Output("1", 1, 0, 0, "out", ["x" * 1000] * 1000, 0)
+    much = Output(ProcKey("1", 1, 0, 0), "out", ["x" * 1000] * 1000, 0)
     for _ in range(100):
         world.head.on_agent(world.agents[0], much)
     passed = len(client.take())
     assert 0 < passed < 30
-    world.head.on_agent(world.agents[1], Output("1", 1, 1, 1, "out", ["a line"], 2))
-    assert client.take() == [Output("1", 1, 1, 1, "out", ["a line"], 2)]
+    world.head.on_agent(world.agents[1], Output(ProcKey("1", 1, 1, 1), "out", ["a line"], 2))
+    assert client.take() == [Output(ProcKey("1", 1, 1, 1), "out", ["a line"], 2)]
     # Before a proc's end, the head reports its lines dropped so far.
-    ended = ProcEnded("1", 1, 0, 0, False, "exit code 1", [])
+    ended = ProcEnded(ProcKey("1", 1, 0, 0), False, "exit code 1", [])
     world.head.on_agent(world.agents[0], ended)
-    assert client.take() == [Output("1", 1, 0, 0, "out", [], (100 - passed) * 1000), ended]
+    assert client.take() == [Output(ProcKey("1", 1, 0, 0), "out", [], (100 - passed) * 1000), ended]

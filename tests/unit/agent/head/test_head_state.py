@@ -12,6 +12,7 @@ from monarch_hpc.supervision import Liveness
 from monarch_hpc.wire.control.allocation import Join, ShutDownDone
 from monarch_hpc.wire.control.procs import ProcEnded, ProcLife, ProcReady, ProcsStopped, StopProcs
 from monarch_hpc.wire.control.runs import CloseRun, OpenRun, RunClosed
+from monarch_hpc.wire.proc_key import ProcKey
 from tests.unit.agent.head.test_head import Party, World, entry, spawn
 
 HOSTS, RUNS, MESHES, RANKS = range(3), ("1", "2"), range(1, 3), range(4)
@@ -85,11 +86,11 @@ class Bench:
             case "stop" if clients:
                 self.head.on_client(clients[-1], StopProcs(run, mesh, [host], 1.0))
             case "ready":
-                self.head.on_agent(agent, ProcReady(run, mesh, rank, host, 100, "1", []))
+                self.head.on_agent(agent, ProcReady(ProcKey(run, mesh, rank, host), 100, "1", []))
             case "ended":
-                self.head.on_agent(agent, ProcEnded(run, mesh, rank, host, False, "exit code 1", []))
+                self.head.on_agent(agent, ProcEnded(ProcKey(run, mesh, rank, host), False, "exit code 1", []))
             case "stopped by a signal":
-                self.head.on_agent(agent, ProcLife(run, mesh, rank, host, "suspect", 1.0, 60.0))
+                self.head.on_agent(agent, ProcLife(ProcKey(run, mesh, rank, host), "suspect", 1.0, 60.0))
             case "stopped":
                 self.head.on_agent(agent, ProcsStopped(run, mesh, host))
             case "closed":

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from monarch_hpc.wire.control.calls import Calls, CallsReport, ProcCalls, Recording
+from monarch_hpc.wire.control.calls import Calls, CallsReport, ProcCalls, Recording, Scene
 from monarch_hpc.wire.control.refusal import Refused
 from monarch_hpc.wire.control.runs import OpenRun
 from tests.unit.agent.head.test_head import Party, World
 
 
 def told(name: str) -> ProcCalls:
-    return ProcCalls("run", 1, 0, name, 1, name, "ready", "", "", [], [], [], [], 0, [])
+    return ProcCalls("run", 1, 0, name, 1, "ready", "", Scene("", name, [], [], [], [], 0, []))
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from monarch_hpc.config.schema import LogsConfig
 from monarch_hpc.mesh.output.printer import Printer
 from monarch_hpc.testing import wait_until
 from monarch_hpc.wire.control.output import Output
+from monarch_hpc.wire.proc_key import ProcKey
 from monarch_hpc.wire.record import LogRecord, render_record
 
 RECORD = LogRecord("lib.x", logging.WARNING, "careful", 12.5, "worker", "/a/b.py", 7, "go", "main")
@@ -57,7 +58,7 @@ def printing(config: LogsConfig, out: TextIO) -> Iterator[Printer]:
 
 
 def lines(*texts: str, rank: int = 3, stream: str = "out", dropped: int = 0) -> Output:
-    return Output("aaaa", 1, rank, 0, stream, list(texts), dropped)
+    return Output(ProcKey("aaaa", 1, rank, 0), stream, list(texts), dropped)
 
 
 def test_lines_have_mesh_rank_and_host_and_what_was_left_out_is_told_in_its_place(
