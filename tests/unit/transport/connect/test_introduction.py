@@ -130,6 +130,13 @@ def test_a_fabric_that_does_not_start_is_the_end_of_it_on_both_sides(which: int)
     assert here.outcome == [("no library",)] and there.outcome == [("there: no library",)]
 
 
+def test_a_side_without_fabrics_says_so() -> None:
+    a, b = pair(Ask(tcp=True), None)
+    settle(a, b)
+    assert a.outcome == [("there: it does not use ucx",)]
+    assert b.outcome == [("ucx is not in fabric.order, or this is not a proc",)]
+
+
 def test_a_lane_that_cannot_be_connected_leaves_its_side_on_the_socket() -> None:
     a, b = Side("a", Ask(tcp=True), dialed=True, reached=False), Side("b", Ask(tcp=True), dialed=False)
     settle(a, b)
