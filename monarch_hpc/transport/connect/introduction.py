@@ -80,10 +80,11 @@ class Introduction:
         """
         offer = decode_offer(bytes(body))
         fabric = self._fabric
-        if self._over:
-            return
         if fabric is None:
-            self._send(Offer(Ask(problem="it does not use ucx")))
+            if not self._dialed:  # the other side asked
+                self._send(Offer(Ask(problem="it does not use ucx")))
+            return
+        if self._over:
             return
         kind, why = choose(self._own_ask(fabric), offer.ask)
         if kind is None:
