@@ -1,10 +1,13 @@
 """Behaviour that every fabric must have, as tests that run over a channel between two processes.
 
-A test module makes a class of its fabric's tests, and gives it the fixture `joined`::
+A test module makes a class of its fabric's tests, and gives it two fixtures::
 
     class TestMyFabric(FabricConformance):
         @pytest.fixture
-        def joined(self) -> Iterator[Joined]: ...
+        def joined(self) -> Iterator[Joined]: ...  # with a process that the test may kill
+
+        @pytest.fixture
+        def shared(self) -> Iterator[Joined]: ...  # with a process that other tests use, too
 
 The other process handles frames with `Commands`.
 """
@@ -178,7 +181,7 @@ def _log_messages() -> Iterator[list[str]]:
 
 
 class FabricConformance:
-    """Tests of one fabric; a subclass provides the fixture `joined`."""
+    """Tests of one fabric; a subclass provides the fixtures `joined` and `shared`."""
 
     def test_an_idle_peer_that_is_killed_is_lost_at_once(self, joined: Joined) -> None:
         client, channel, server = joined
@@ -211,8 +214,8 @@ class FabricConformance:
         assert isinstance(failure[0], PeerLost)
         client.until(lambda: bool(client.lost))
 
-    def test_frames_behind_one_that_cannot_be_handled_arrive(self, joined: Joined) -> None:
-        client, channel, _ = joined
+    def test_frames_behind_one_that_cannot_be_handled_arrive(self, shared: Joined) -> None:
+        client, channel, _ = shared
 
         def refuse(_channel: FrameChannel, frame: Frame) -> None:
             if frame.dest == 1:
@@ -223,8 +226,8 @@ class FabricConformance:
             _echo(client, channel, 4)
         assert any("could not be handled" in message for message in messages)
 
-    def test_a_stopped_peer_that_goes_on_has_missed_nothing(self, joined: Joined) -> None:
-        client, channel, server = joined
+    def test_a_stopped_peer_that_goes_on_has_missed_nothing(self, shared: Joined) -> None:
+        client, channel, server = shared
         _echo(client, channel, 3)
         client.frames.clear()
         server.process.send_signal(signal.SIGSTOP)
@@ -243,8 +246,8 @@ class FabricConformance:
         assert [(frame.dest, len(frame.buffers[0])) for frame in client.frames] == list(enumerate(sizes))
         assert channel.error is None
 
-    def test_a_peer_that_leaves_says_so_after_all_its_frames(self, joined: Joined) -> None:
-        client, channel, _ = joined
+    def test_a_peer_that_leaves_says_so_after_all_its_frames(self, shared: Joined) -> None:
+        client, channel, _ = shared
         for number in range(50):
             channel.send(Frame(Kind.RESULT, number, ECHO, b"", [bytes(number * 5_000)]))
         channel.send(Frame(Kind.RESULT, 0, LEAVE))
@@ -253,8 +256,8 @@ class FabricConformance:
         assert isinstance(client.lost[0], PeerLost)
         assert "it was told to" in str(client.lost[0])
 
-    def test_leaving_while_both_send_ends_both(self, joined: Joined) -> None:
-        client, channel, _ = joined
+    def test_leaving_while_both_send_ends_both(self, shared: Joined) -> None:
+        client, channel, _ = shared
         failure: list[BaseException] = []
         thread = pour(channel, 200_000, failure)
         echo_failure: list[BaseException] = []
@@ -267,15 +270,15 @@ class FabricConformance:
         assert isinstance(client.lost[0], ChannelClosed)
         assert not echo_failure
 
-    def test_a_channel_closed_before_anything_was_sent(self, joined: Joined) -> None:
-        client, channel, _ = joined
+    def test_a_channel_closed_before_anything_was_sent(self, shared: Joined) -> None:
+        client, channel, _ = shared
         channel.close("it was not needed")
         client.until(lambda: bool(client.lost))
         assert isinstance(client.lost[0], ChannelClosed)
         assert not client.node.channels
 
-    def test_memory_of_another_process_is_read_and_written(self, joined: Joined) -> None:
-        client, channel, _ = joined
+    def test_memory_of_another_process_is_read_and_written(self, shared: Joined) -> None:
+        client, channel, _ = shared
         key = _lend(client, channel, 5_000_000)
         got = bytearray(5_000_000)
         channel.get(key, 0, got).wait(PATIENCE_S)
@@ -296,8 +299,8 @@ class FabricConformance:
         assert all(isinstance(transfer.error, PeerLost | None) for transfer in transfers)
         client.until(lambda: bool(client.lost))
 
-    def test_what_a_sleeping_receiver_does_not_take_fills_neither_side(self, joined: Joined) -> None:
-        client, channel, server = joined
+    def test_what_a_sleeping_receiver_does_not_take_fills_neither_side(self, shared: Joined) -> None:
+        client, channel, server = shared
         _echo(client, channel, 3)
         channel.send(Frame(Kind.RESULT, 0, HOLD))
         piece = bytearray(2**20)
@@ -329,8 +332,8 @@ class FabricConformance:
         thread.join(PATIENCE_S)
         assert sent == total
 
-    def test_a_fork_of_this_process_harms_no_channel(self, joined: Joined) -> None:
-        client, channel, _ = joined
+    def test_a_fork_of_this_process_harms_no_channel(self, shared: Joined) -> None:
+        client, channel, _ = shared
         _echo(client, channel, 20)
         for _ in range(3):
             child = os.fork()

@@ -16,7 +16,7 @@ from monarch_hpc.testing.conformance import ECHO, FabricConformance, Joined, pou
 from monarch_hpc.transport import channel as channel_module
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.wire.frames import Frame, Kind
-from tests.system.support.far import far
+from tests.system.support.far import Far, far
 from tests.system.support.parties import BLOCKED, PATIENCE_S, UCX, Party, parties
 
 __all__ = ["parties"]
@@ -41,16 +41,36 @@ def dialled(address: str, fabric: str) -> list[str]:
     return [address.replace("127.0.0.1", BLOCKED) if fabric == "relay" else address]
 
 
+def join(make: Parties, fabric: str, there: Far) -> Joined:
+    """Connect a party here to the one of another process."""
+    client = make_client(make, fabric)
+    channel = client.node.connect(dialled(there.addresses[0], fabric))
+    settled(client, channel, fabric)
+    return Joined(client, channel, there)
+
+
+@pytest.fixture(params=FABRICS, scope="module")
+def fabric(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def server(fabric: str) -> Iterator[Far]:
+    """A process that serves all tests that do not end it."""
+    with far(fabric) as there:
+        yield there
+
+
 @pytest.mark.slow
 class TestFabrics(FabricConformance):
-    @pytest.fixture(params=FABRICS)
-    def joined(self, parties: Parties, request: pytest.FixtureRequest) -> Iterator[Joined]:
-        """A party here, its channel to a party in another process, and that process."""
-        with far(request.param) as there:
-            client = make_client(parties, request.param)
-            channel = client.node.connect(dialled(there.addresses[0], request.param))
-            settled(client, channel, request.param)
-            yield Joined(client, channel, there)
+    @pytest.fixture
+    def joined(self, parties: Parties, fabric: str) -> Iterator[Joined]:
+        with far(fabric) as there:
+            yield join(parties, fabric, there)
+
+    @pytest.fixture
+    def shared(self, parties: Parties, fabric: str, server: Far) -> Joined:
+        return join(parties, fabric, server)
 
 
 @pytest.mark.parametrize("attempt", range(8))

@@ -1,0 +1,120 @@
+"""Guards that the tests of every module can be found from its name, as tests/README.md says."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.guards.tree import ROOT, Module, modules
+
+TESTS = ROOT / "tests"
+TABLE = TESTS / "README.md"
+FILES = sorted(path for path in TESTS.rglob("test_*.py") if path.parent.name != "guards")
+CODE = {module.name: module for module in modules()}
+# Faces of packages hold no behaviour, and a `__main__` is its package's command.
+TESTED = [module for module in modules() if module.path.stem not in ("__init__", "__main__")]
+
+
+@cache
+def named(path: Path) -> frozenset[str]:
+    """Dotted names of our modules and of tests' in a file: imported, or in a string that may be a program."""
+    return frozenset(_names(ast.parse(path.read_text())))
+
+
+def _names(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield from (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield from re.findall(r"\b(?:monarch_hpc|tests)(?:\.\w+)*", node.value)
+
+
+def path_of(name: str) -> Path | None:
+    """The file of a module of ours or of the tests."""
+    if name in CODE:
+        return CODE[name].path
+    path = ROOT.joinpath(*name.split(".")).with_suffix(".py")
+    return path if name.startswith("tests.") and path.exists() else None
+
+
+@cache
+def follows(path: Path) -> frozenset[Path]:
+    """The files that a file names."""
+    names = set(named(path))
+    # A command runs its package's `__main__`, and ours imports the module of a verb when that is used.
+    names |= {f"{name}.__main__" for name in names}
+    if path == CODE["monarch_hpc.cli.main"].path:
+        names |= {name for name in CODE if name.startswith("monarch_hpc.cli.")}
+    return frozenset(there for name in names if (there := path_of(name)) is not None)
+
+
+@cache
+def reached(path: Path) -> frozenset[Path]:
+    """The files that a test may run: what it names, what that names, and so on, with the conftests around it."""
+    found: set[Path] = set()
+    left = {path, *(folder / "conftest.py" for folder in path.parents if (folder / "conftest.py").exists())}
+    while left:
+        file = left.pop()
+        found.add(file)
+        left |= follows(file) - found
+    return frozenset(found)
+
+
+def findable(module: Module) -> list[Path]:
+    """The test files that a reader finds by a module's name."""
+    package, stem = module.name.split(".")[1], module.path.stem
+    return [
+        path
+        for path in FILES
+        if module.name in named(path) or (path.stem == f"test_{stem}" and package in path.relative_to(TESTS).parts)
+    ]
+
+
+def rows() -> Iterator[tuple[list[str], list[Path]]]:
+    """The modules and the test files of each row of the table."""
+    for folder, names, paths in re.findall(r"^\| `([\w.]+)` \| (.*) \| (.*) \|$", TABLE.read_text(), re.MULTILINE):
+        yield (
+            [f"monarch_hpc.{folder}.{name}" for name in re.findall(r"`(\w+)`", names)],
+            [TESTS / path for path in re.findall(r"`([^`]+)`", paths)],
+        )
+
+
+ROWS = list(rows())
+LISTED = [name for names, _ in ROWS for name in names]
+
+
+@pytest.mark.parametrize("module", TESTED, ids=lambda module: module.name)
+def test_the_tests_of_a_module_are_found_from_its_name(module: Module) -> None:
+    files = [str(path.relative_to(TESTS)) for path in findable(module)]
+    if module.name in LISTED:
+        assert not files, f"{module.name} is named by {files}: remove it from {TABLE}"
+        assert LISTED.count(module.name) == 1, f"{module.name} stands twice in {TABLE}"
+    else:
+        assert files, (
+            f"no test of {module.name} is found from its name: write tests/unit/.../test_{module.path.stem}.py, or, if "
+            f"its tests reach it through other modules, add it with their files to the table of {TABLE}"
+        )
+
+
+def test_the_table_names_modules_and_files_that_exist() -> None:
+    assert ROWS
+    assert [name for name in LISTED if name not in CODE] == [], f"no such modules: remove them from {TABLE}"
+    assert [str(path) for _, paths in ROWS for path in paths if not path.is_file()] == []
+
+
+@pytest.mark.parametrize(("names", "paths"), ROWS, ids=lambda value: "" if isinstance(value[0], Path) else value[0])
+def test_the_files_of_a_row_reach_its_modules(names: list[str], paths: list[Path]) -> None:
+    missed = [
+        f"{path.relative_to(TESTS)} -> {name}"
+        for path in paths
+        for name in names
+        if name in CODE and CODE[name].path not in reached(path)
+    ]
+    assert not missed, f"no import leads from these test files to these modules: {missed}"
