@@ -43,7 +43,8 @@ def loaded_by(code: str) -> set[str]:
 
 
 def test_no_import_brings_a_heavy_package() -> None:
-    lines = [f"import {module.name}" for module in modules()]
+    # Loaded in processes that have imported torch.
+    lines = [f"import {module.name}" for module in modules() if module.name != "monarch_hpc.wire.tensors"]
     assert {name.split(".")[0] for name in loaded_by("\n".join(lines))} & HEAVY == set()
 
 

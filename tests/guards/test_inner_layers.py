@@ -33,6 +33,7 @@ INNER = {
         {"cell"},
         {"local_future", "messages", "spans"},
         {"config", "context", "endpoint", "fault", "future"},
+        {"instance"},
     ),
     "agent": (
         {"__main__"},
@@ -58,13 +59,6 @@ INNER = {
 UPWARD = {
     # Meshes of hosts start meshes of procs, and a mesh of procs knows its hosts: one notion in two modules.
     ("mesh.proc", "mesh.host"): {When.LAZY, When.TYPING},
-    # What `context()` returns offers the actor as an object of the layer above.
-    ("actor.context", "mesh.instance"): {When.TYPING},
-    # Users assign to the hook in the package, so it is read there at the call.
-    ("actor.fault", "actor"): {When.LAZY},
-    # A lane tells its fabric of its end.
-    ("transport.ucx.lane", "transport.ucx.fabric"): {When.TYPING},
-    ("transport.ucx.fabric", "transport.ucx.lane"): {When.TYPING},
 }
 
 NAMES = {module.name.removeprefix("monarch_hpc.") for module in modules()}

@@ -173,7 +173,7 @@ def _forms(where: str, error: BaseException) -> Iterator[tuple[bytes, Sequence[B
         why = text_of(refusal({words[1]: error}, unpicklable))
     else:
         yield whole
-        why = f"{len(whole[0])} bytes are too many"
+        why = f"{len(whole[0]) + sum(map(len, whole[1]))} bytes are too many"
         del exception, buffers, whole
     with contextlib.suppress(Exception):  # memory is short, or user code has changed how strings pickle
         yield dumps(((*words[:3], f"{words[3]}(the exception itself could not be sent: {why})\n"), b"", ()))

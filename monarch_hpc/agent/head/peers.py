@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 
 from monarch_hpc.agent.head.link import Link
 
-__all__ = ["NOBODY", "HeadPeers"]
+__all__ = ["NO_PEER", "HeadPeers"]
 
-NOBODY = 0
+NO_PEER = 0
 """Number of all links that no event has named yet."""
 
 
@@ -34,8 +34,8 @@ class HeadPeers:
         return self._numbers[link]
 
     def number(self, link: Link) -> int:
-        """Return the number of *link*; `NOBODY` if it has none."""
-        return self._numbers.get(link, NOBODY)
+        """Return the number of *link*; `NO_PEER` if it has none."""
+        return self._numbers.get(link, NO_PEER)
 
     def of(self, numbers: Iterable[int]) -> list[Link]:
         """The links with these numbers."""
@@ -43,4 +43,4 @@ class HeadPeers:
 
     def forget(self, link: Link) -> None:
         """Remove a link that has ended."""
-        self._links.pop(self._numbers.pop(link, NOBODY), None)
+        self._links.pop(self._numbers.pop(link, NO_PEER), None)
