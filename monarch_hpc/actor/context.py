@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextvars
 import os
 import platform
@@ -75,6 +76,7 @@ class Context:
         message_rank: the actor's coordinates in the mesh that the message was sent to, which may be a slice.
         actor: number of the actor, which owns everything that it spawns; 0 for the program.
         mark: identifies the actor in the records of this process, see `telemetry.recorder`.
+        resources: called when the actor ends, see `own`; the same list in all contexts of the actor.
     """
 
     actor_name: str
@@ -83,6 +85,7 @@ class Context:
     proc: ProcInfo
     actor: int = 0
     mark: int = 0
+    resources: list[Callable[[], object]] = field(default_factory=list, repr=False, compare=False)
 
     @property
     def actor_instance(self) -> ActorInstance:
@@ -94,6 +97,17 @@ class Context:
         if _make_instance is None:
             raise RuntimeError("this process is not part of an allocation: call monarch_hpc.hosts() first")
         return _make_instance(self)
+
+    def own(self, close: Callable[[], object]) -> None:
+        """Call *close* when the actor ends, however it ends: after its `__cleanup__`, the last given first.
+
+        For what belongs to the actor and is not its own object: sockets, memory, threads, actors of others. In a
+        program outside of actors: when the interpreter exits.
+        """
+        if self.actor:
+            self.resources.append(close)
+        else:
+            atexit.register(close)
 
     @property
     def cancelled(self) -> bool:

@@ -10,6 +10,7 @@ import socket
 import stat
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from monarch_hpc.actor.context import context
@@ -49,9 +50,6 @@ _WhichAddress = str | Callable[[Point], str]
 class PortForwarder(Actor):
     """Forwards TCP ports between meshes of procs until the actor is stopped; spawn it on `this_proc()`."""
 
-    def __init__(self) -> None:
-        self._forwards: list[ActorMesh[Any]] = []
-
     @endpoint
     def forward(
         self, dst_proc_mesh: ProcMesh, dst_port: _WhichPort, src_proc_mesh: ProcMesh, src_address: _WhichAddress
@@ -78,17 +76,17 @@ class PortForwarder(Actor):
         if not callable(src_address):
             _parse_address(src_address)
         far = dst_proc_mesh.spawn("forward-to", _Far)
-        self._forwards.append(far)
+        context().own(partial(_stop, far))
         far.configure.call(dst_port).get()
         near = src_proc_mesh.spawn("forward-from", _Near, far)
-        self._forwards.append(near)
+        context().own(partial(_stop, near))
         near.listen.call(src_address).get()
 
-    def __cleanup__(self, error: BaseException | None) -> None:
-        # The caller of stop() may reuse the address at once. Owned actors would end anyway, but only later.
-        for mesh in reversed(self._forwards):
-            with contextlib.suppress(Exception):  # a host that died no longer listens
-                mesh.stop().get(_STOP_S)
+
+def _stop(mesh: ActorMesh[Any]) -> None:
+    # The caller of stop() may reuse the address at once. Owned actors would end anyway, but only later.
+    with contextlib.suppress(Exception):  # a host that died no longer listens
+        mesh.stop().get(_STOP_S)
 
 
 class _Relays:
@@ -160,6 +158,7 @@ class _Far(Actor):
     def __init__(self) -> None:
         self._port = 0
         self._relays = _Relays()
+        context().own(self._relays.close)
 
     @endpoint
     def configure(self, port: _WhichPort) -> None:
@@ -174,9 +173,6 @@ class _Far(Actor):
         self._relays.carry(sock, back, receiver)
         return out
 
-    def __cleanup__(self, error: BaseException | None) -> None:
-        self._relays.close()
-
 
 class _Near(Actor):
     """Listens for connections to the service."""
@@ -187,6 +183,7 @@ class _Near(Actor):
         self._listening: socket.socket | None = None
         self._path = ""
         self._over = threading.Event()
+        context().own(self._close)
 
     @endpoint
     def listen(self, address: _WhichAddress) -> None:
@@ -229,7 +226,7 @@ class _Near(Actor):
             return
         self._relays.carry(sock, out, receiver)
 
-    def __cleanup__(self, error: BaseException | None) -> None:
+    def _close(self) -> None:
         self._over.set()
         self._relays.slots.release()  # wakes the accepting thread if it waits for a slot
         if self._listening is not None:

@@ -138,8 +138,9 @@ class Cell:
 
     @property
     def abandonable(self) -> bool:
-        """Whether shutdown need not wait: the actor runs code that cannot be cancelled, and has no `__cleanup__`."""
-        return self._busy and inspect.getattr_static(self._entries.target, "__cleanup__", None) is None
+        """Whether shutdown need not wait: the actor runs code that cannot be cancelled, and has nothing to clean up."""
+        hook = inspect.getattr_static(self._entries.target, "__cleanup__", None)
+        return self._busy and hook is None and not self._entries.resources
 
     def _put(self, mail: Mail) -> None:
         self._mailbox.append(mail)
@@ -342,6 +343,7 @@ class Cell:
             running.cancel()
         self._wait(lambda: not self._running, CLEANUP_S)
         self._clean_up(error)
+        self._entries.close_resources(self.where)
         self._process.stop_owned(self._actor)
         self._entries.close()
         self._failure = None

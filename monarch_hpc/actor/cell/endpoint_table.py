@@ -8,8 +8,10 @@ from dataclasses import replace
 from monarch_hpc.actor.cell.recording import CellRecorder
 from monarch_hpc.actor.context import Context, ProcInfo
 from monarch_hpc.actor.endpoint import EndpointMethod, endpoints_of, unmarked_method
+from monarch_hpc.actor.fault import print_error
 from monarch_hpc.actor.messages.payload import unpack_head
 from monarch_hpc.core.shape import Point, Region
+from monarch_hpc.core.text.description import trace_of
 
 __all__ = ["EndpointEntry", "EndpointTable", "place_of"]
 
@@ -75,6 +77,20 @@ class EndpointTable(dict[bytes, EndpointEntry]):
         context = replace(base, message_rank=place_of(base.proc, region))
         entry = self[head] = EndpointEntry(method, endpoint, plain, context, self._records.name(method))
         return entry
+
+    @property
+    def resources(self) -> list[Callable[[], object]]:
+        """What the actor owns, see `Context.own`."""
+        return [] if self.base_context is None else self.base_context.resources
+
+    def close_resources(self, where: str) -> None:
+        """Close what the actor *where* owns; an exception is printed, and the others are closed."""
+        resources = self.resources
+        while resources:
+            try:
+                resources.pop()()
+            except BaseException as error:  # noqa: BLE001 user code; the actor ends all the same
+                print_error(f"{where}: a resource could not be closed:\n{trace_of(error)}")
 
     def close(self) -> None:
         """Release the actor's object."""
