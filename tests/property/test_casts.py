@@ -13,7 +13,7 @@ from monarch_hpc.actor.casts.merge import Merge
 from monarch_hpc.agent.casts.tree import branches, narrow, position_of, rank_at
 from monarch_hpc.core.errors import FrameError
 from monarch_hpc.core.shape import Extent, Region
-from monarch_hpc.testing.fabric import Fabric
+from monarch_hpc.testing.simulated_allocation import SimulatedAllocation
 from monarch_hpc.wire.casts import (
     Cast,
     Lost,
@@ -224,73 +224,78 @@ def test_what_does_not_come_holds_up_nothing_once_that_is_said() -> None:
 def test_whoever_dies_every_rank_is_answered_once_and_in_order(
     num_hosts: int, per_host: int, fanout: int, num_deaths: int, chance: random.Random
 ) -> None:
-    fabric = Fabric(num_hosts, per_host, fanout, chance)
-    whole = fabric.region
+    simulated = SimulatedAllocation(num_hosts, per_host, fanout, chance)
+    whole = simulated.region
     regions = {}
     dead_procs: set[int] = set()
     for step in range(12):
         low = chance.randrange(num_hosts)
         region = whole if chance.random() < 0.5 else whole.slice(hosts=slice(low, num_hosts))
-        regions[fabric.cast(region)] = region
-        fabric.run(chance.randrange(40))
+        regions[simulated.cast(region)] = region
+        simulated.run(chance.randrange(40))
         if step % 3 == 2 and num_deaths:
             num_deaths -= 1
             victim = chance.randrange(1, num_hosts + 1)
-            if victim < num_hosts and victim not in fabric.dead and chance.random() < 0.5:
-                fabric.kill(victim)
+            if victim < num_hosts and victim not in simulated.dead and chance.random() < 0.5:
+                simulated.kill(victim)
             else:
                 proc = chance.randrange(num_hosts * per_host)
-                if proc not in dead_procs and proc // per_host not in fabric.dead:
+                if proc not in dead_procs and proc // per_host not in simulated.dead:
                     dead_procs.add(proc)
-                    fabric.kill_proc(proc)
-    fabric.run()
+                    simulated.kill_proc(proc)
+    simulated.run()
     for number, region in regions.items():
-        answers, told = fabric.sender.answers[number], fabric.sender.ended[number]
+        answers, told = simulated.sender.answers[number], simulated.sender.ended[number]
         assert told == {NoteKind.LAST, NoteKind.DONE}
         assert sorted(answers) == list(range(len(region)))
         for place, rank in enumerate(region.base_ranks()):
-            alive = rank not in dead_procs and rank // per_host not in fabric.dead
-            if alive and not fabric.dead:
+            alive = rank not in dead_procs and rank // per_host not in simulated.dead
+            if alive and not simulated.dead:
                 assert answers[place] is NoteKind.RESULT
             if answers[place] is NoteKind.RESULT:
-                assert number in fabric.procs[rank].seen
-    for each in fabric.procs:
+                assert number in simulated.procs[rank].seen
+    for each in simulated.procs:
         assert each.seen == sorted(set(each.seen))
         for number in each.seen:
             assert each.rank in regions[number].base_ranks()
-    for rank, router in enumerate(fabric.routers):
-        if rank not in fabric.dead:
+    for rank, router in enumerate(simulated.routers):
+        if rank not in simulated.dead:
             assert router.num_in_flight == 0
 
 
 @pytest.mark.parametrize("num_hosts", [1, 16, 17, 273, 1000])
 def test_the_senders_frames_do_not_grow_with_the_mesh(num_hosts: int) -> None:
-    fabric = Fabric(num_hosts, 2, 16)
+    simulated = SimulatedAllocation(num_hosts, 2, 16)
     for _ in range(2):
-        fabric.cast()
-        fabric.run()
-    assert fabric.sender.frames == {"sent": 2, "received": 2}
-    assert max(fabric.frames.values()) / 2 <= 16 + 2 + 1  # to other agents, to its procs, and up
-    assert fabric.hops == next(hops for hops in range(5) if sum(16**row for row in range(hops + 1)) >= num_hosts)
+        simulated.cast()
+        simulated.run()
+    assert simulated.sender.frames == {"sent": 2, "received": 2}
+    assert max(simulated.frames.values()) / 2 <= 16 + 2 + 1  # to other agents, to its procs, and up
+    assert simulated.hops == next(hops for hops in range(5) if sum(16**row for row in range(hops + 1)) >= num_hosts)
 
 
 def test_a_cast_that_was_overtaken_on_another_way_is_dropped_and_answered_for() -> None:
-    fabric = Fabric(4, 1, 2)  # 0 has 1 and 2 behind it, 2 has 3
-    fabric.cast()
-    fabric.run()
-    late = fabric.cast()
-    fabric.run(4)  # host 2 has it, and has sent it on to host 3
-    fabric.hold(("host", 2, 3))
-    fabric.kill(2)
-    fabric.run()
-    early = fabric.cast()
-    fabric.run()
-    assert fabric.procs[3].seen == [1, early]
-    fabric.release()
-    fabric.run()
-    assert fabric.procs[3].seen == [1, early]
-    assert fabric.sender.answers[late] == {0: NoteKind.RESULT, 1: NoteKind.RESULT, 2: NoteKind.LOST, 3: NoteKind.LOST}
-    assert fabric.sender.answers[early] == {
+    simulated = SimulatedAllocation(4, 1, 2)  # 0 has 1 and 2 behind it, 2 has 3
+    simulated.cast()
+    simulated.run()
+    late = simulated.cast()
+    simulated.run(4)  # host 2 has it, and has sent it on to host 3
+    simulated.hold(("host", 2, 3))
+    simulated.kill(2)
+    simulated.run()
+    early = simulated.cast()
+    simulated.run()
+    assert simulated.procs[3].seen == [1, early]
+    simulated.release()
+    simulated.run()
+    assert simulated.procs[3].seen == [1, early]
+    assert simulated.sender.answers[late] == {
+        0: NoteKind.RESULT,
+        1: NoteKind.RESULT,
+        2: NoteKind.LOST,
+        3: NoteKind.LOST,
+    }
+    assert simulated.sender.answers[early] == {
         0: NoteKind.RESULT,
         1: NoteKind.RESULT,
         2: NoteKind.LOST,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from monarch_hpc.agent.casts.reduction import Reduction
 from monarch_hpc.core.errors import FrameError
 from monarch_hpc.core.shape import Extent, Region
-from monarch_hpc.testing.fabric import Fabric
+from monarch_hpc.testing.simulated_allocation import SimulatedAllocation
 from monarch_hpc.wire.casts import Note, NoteKind
 from monarch_hpc.wire.frames import Frame, Kind
 from monarch_hpc.wire.reductions import Order, content_of, pack_order, pack_span, parse_order, span_of
@@ -149,46 +149,46 @@ def test_behind_a_lost_host_answers_that_came_still_count() -> None:
 def test_whoever_dies_the_result_is_that_of_a_fold_or_the_call_fails(
     num_hosts: int, per_host: int, fanout: int, num_deaths: int, fails: bool, chance: random.Random
 ) -> None:
-    fabric = Fabric(num_hosts, per_host, fanout, chance)
-    whole = fabric.region
+    simulated = SimulatedAllocation(num_hosts, per_host, fanout, chance)
+    whole = simulated.region
     regions: dict[int, Region] = {}
     dead: set[int] = set()
     if fails:
-        fabric.procs[chance.randrange(num_hosts * per_host)].fails = True
+        simulated.procs[chance.randrange(num_hosts * per_host)].fails = True
     for step in range(8):
         low = chance.randrange(num_hosts)
         slices = [whole, whole.slice(hosts=slice(low, num_hosts)), whole.slice(hosts=slice(low, None, -1))]
         region = chance.choice(slices)
-        regions[fabric.cast(region, reduced=True)] = region
-        fabric.run(chance.randrange(60))
+        regions[simulated.cast(region, reduced=True)] = region
+        simulated.run(chance.randrange(60))
         if step % 2 and num_deaths:
             num_deaths -= 1
             host, proc = chance.randrange(num_hosts), chance.randrange(num_hosts * per_host)
-            if host and host not in fabric.dead and chance.random() < 0.3:
-                fabric.kill(host)
-            elif proc not in dead and proc // per_host not in fabric.dead:
+            if host and host not in simulated.dead and chance.random() < 0.3:
+                simulated.kill(host)
+            elif proc not in dead and proc // per_host not in simulated.dead:
                 dead.add(proc)
-                fabric.kill_proc(proc)
-    fabric.run()
+                simulated.kill_proc(proc)
+    simulated.run()
     for number, region in regions.items():
-        answers = fabric.sender.answers[number]
-        assert fabric.sender.ended[number] == {NoteKind.LAST, NoteKind.DONE}
+        answers = simulated.sender.answers[number]
+        assert simulated.sender.ended[number] == {NoteKind.LAST, NoteKind.DONE}
         assert sorted(answers) == list(range(len(region)))
         if set(answers.values()) <= {NoteKind.RESULT, NoteKind.PARTIAL}:
-            assert fabric.sender.value(number) == b"".join(struct.pack(">I", rank) for rank in region.base_ranks())
+            assert simulated.sender.value(number) == b"".join(struct.pack(">I", rank) for rank in region.base_ranks())
         else:
             assert not set(answers.values()) <= {NoteKind.RESULT, NoteKind.PARTIAL, NoteKind.VOID}
-            assert dead or fabric.dead or any(proc.fails for proc in fabric.procs)
-    for rank, router in enumerate(fabric.routers):
-        assert rank in fabric.dead or router.num_in_flight == 0
+            assert dead or simulated.dead or any(proc.fails for proc in simulated.procs)
+    for rank, router in enumerate(simulated.routers):
+        assert rank in simulated.dead or router.num_in_flight == 0
 
 
 def test_places_of_different_hosts_in_turns_keep_their_order() -> None:
-    fabric = Fabric(5, 2, 2)
+    simulated = SimulatedAllocation(5, 2, 2)
     turned = Region(Extent(("gpus", "hosts"), (2, 5)), 0, (1, 2))
-    number = fabric.cast(turned, reduced=True)
-    fabric.run()
-    assert fabric.sender.value(number) == b"".join(struct.pack(">I", rank) for rank in turned.base_ranks())
+    number = simulated.cast(turned, reduced=True)
+    simulated.run()
+    assert simulated.sender.value(number) == b"".join(struct.pack(">I", rank) for rank in turned.base_ranks())
 
 
 def _added(parts: Iterable[bytes]) -> bytes:
@@ -197,14 +197,14 @@ def _added(parts: Iterable[bytes]) -> bytes:
 
 @pytest.mark.parametrize("num_hosts", [1, 16, 17, 273, 1000])
 def test_what_comes_to_the_caller_does_not_grow_with_the_mesh(num_hosts: int) -> None:
-    fabric = Fabric(num_hosts, 4, 16, combine=_added)
+    simulated = SimulatedAllocation(num_hosts, 4, 16, combine=_added)
     for _ in range(2):
-        number = fabric.cast(reduced=True)
-        fabric.run()
-    assert fabric.sender.frames["sent"] == 2
-    assert fabric.sender.frames["received"] <= 4  # the answer, and DONE
-    assert fabric.sender.received_bytes < 400
+        number = simulated.cast(reduced=True)
+        simulated.run()
+    assert simulated.sender.frames["sent"] == 2
+    assert simulated.sender.frames["received"] <= 4  # the answer, and DONE
+    assert simulated.sender.received_bytes < 400
     num = num_hosts * 4
-    assert fabric.sender.parts[number] == {0: struct.pack(">I", num * (num - 1) // 2)}
-    assert sum(proc.num_combined for proc in fabric.procs) == 2 * num_hosts
-    assert max(fabric.frames.values()) / 2 <= 16 + 4 + 1 + 2  # to agents, to its procs (one of them twice), and up
+    assert simulated.sender.parts[number] == {0: struct.pack(">I", num * (num - 1) // 2)}
+    assert sum(proc.num_combined for proc in simulated.procs) == 2 * num_hosts
+    assert max(simulated.frames.values()) / 2 <= 16 + 4 + 1 + 2  # to agents, to its procs (one of them twice), and up

@@ -33,7 +33,7 @@ from monarch_hpc.wire.casts import (
 from monarch_hpc.wire.frames import Frame, Kind
 from monarch_hpc.wire.reductions import content_of, pack_span, parse_order, span_of
 
-__all__ = ["Fabric", "Sender", "SimProc"]
+__all__ = ["Sender", "SimProc", "SimulatedAllocation"]
 
 _RUN = "feedbeef"
 _MESH = 1
@@ -87,8 +87,8 @@ class Sender:
 class _Host:
     """The transport of one router."""
 
-    def __init__(self, fabric: Fabric, rank: int) -> None:
-        self._fabric = fabric
+    def __init__(self, simulated: SimulatedAllocation, rank: int) -> None:
+        self._fabric = simulated
         self._rank = rank
 
     def to_host(self, rank: int, frame: Frame) -> None:
@@ -110,7 +110,7 @@ class _Host:
 _Link = tuple[str, int, int]
 
 
-class Fabric:
+class SimulatedAllocation:
     """*num_hosts* hosts with *per_host* procs each; `run` passes frames on.
 
     Args:
