@@ -143,13 +143,22 @@ def play():
         kept.pop()
 
 
+def interrupt(number, frame):
+    global armed
+    if armed:
+        armed = False  # else the next one might come before the program is back in its `try`
+        raise KeyboardInterrupt
+
+
 shooter = threading.Thread(target=shoot)
-kept, interrupts = [], 0
+kept, interrupts, armed = [], 0, False
+signal.signal(signal.SIGINT, interrupt)
 shooter.start()
-while signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+while not over:
     try:
+        armed = True
         play()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        armed = False
     except KeyboardInterrupt:
         interrupts += 1
 shooter.join()
