@@ -8,11 +8,12 @@ from typing import cast
 import pytest
 
 from monarch_hpc.actor.messages.payload import pack_failure
+from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.deadlines import Deadlines
 from monarch_hpc.actor.runtime.runtime import HELD, Runtime
 from monarch_hpc.core.errors import ActorDied, CallTimeout, MeshDied, MeshError, MonarchError
 from monarch_hpc.mesh.calls.answer import CallOptions
-from monarch_hpc.mesh.calls.callee import Callee
+from monarch_hpc.mesh.calls.callee import Answers, Callee
 from monarch_hpc.mesh.calls.gather import Gather
 from monarch_hpc.testing import ManualClock
 from monarch_hpc.wire.frames import Frame, Kind
@@ -48,19 +49,19 @@ class Asked:
     def where(self, method: str, place: int) -> str:
         return f"actor staff[{place}] on n{place}, endpoint {method}"
 
-    def send(self, _method: str, _head: bytes, _args: object, _kwargs: object, pending: object, _taker: object) -> None:
-        assert callable(pending)
+    def send(self, _method: str, _head: bytes, _args: object, _kwargs: object, answers: Answers | None) -> None:
+        assert answers is not None
         if self.error is not None:
             raise self.error
         for place in range(NUM):
-            asked = pending(place, place, SimpleNamespace(incarnation=1000 + place))
+            asked = answers.ask(place, place, ProcRef(1, place, f"n{place}", place, 100, 1000 + place, ()))
             asked.number = HELD if place in self.held else FIRST + place
 
     def send_by(
-        self, method: str, head: bytes, args: object, kwargs: object, pending: object, end_s: float, taker: object
+        self, method: str, head: bytes, args: object, kwargs: object, answers: Answers | None, end_s: float
     ) -> list[int]:
         assert end_s > self.clock()
-        self.send(method, head, args, kwargs, pending, taker)
+        self.send(method, head, args, kwargs, answers)
         return self.held
 
 
