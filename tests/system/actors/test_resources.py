@@ -1,4 +1,4 @@
-"""What an actor owns is closed with it, however it ends."""
+"""Resources of an actor are closed with it, however it ends."""
 
 from __future__ import annotations
 
