@@ -14,7 +14,7 @@ from monarch_hpc.attach.embedded import open_local
 from monarch_hpc.config.load import load
 from monarch_hpc.config.schema import Config
 from monarch_hpc.core.ids import mesh_number
-from monarch_hpc.wire.control.procs import ProcEnded, SpawnFailed, StopProcs
+from monarch_hpc.wire.control.procs import ProcEnded, ProcReady, SpawnFailed, StopProcs
 from monarch_hpc.wire.control.refusal import Refused
 from monarch_hpc.wire.control.runs import OpenRun, RunOpened
 from tests.system.support.agent_client import ENTRY, Client, alive, cookie_holders, eventually, standin_path
@@ -108,6 +108,7 @@ def test_an_agent_that_fails_says_so_at_once_and_leaves_no_proc(
         assert sorted(one.proc.rank for one in failed) == ranks
         assert all("no room" in one.cause or "no eye" in one.cause or "after" in one.cause for one in failed)
         if number == 2:
+            client.wait(ProcReady)  # one that is stopped earlier has failed to start
             client.send(StopProcs("aaaaaaaa", mesh, [0], 1.0))
             client.wait(ProcEnded)
         agent = client.opened.hosts[0].pid
