@@ -111,7 +111,8 @@ def test_what_all_ranks_say_is_two_lines_and_each_keeps_its_order(procs: ProcMes
         "ready",
         "ready (×3 more)",
     ]
-    assert [log_file(procs, rank).read_text() for rank in range(4)] == ["ready\ngo\n"] * 4
+    files = [log_file(procs, rank) for rank in range(4)]  # written by a thread of their agent
+    wait_until("the files", lambda: {file.read_text() for file in files}, accept=lambda found: found == {"ready\ngo\n"})
 
 
 def test_records_arrive_with_level_and_logger_and_files_have_their_text(procs: ProcMesh) -> None:
