@@ -73,7 +73,8 @@ def dumps(value: Any) -> tuple[bytes, list[Buffer]]:
     Raises:
         Exception: whatever the value's own pickling raises.
     """
-    if _is_plain((value,)):
+    kind = type(value)
+    if kind in _PLAIN or (_is_plain(value) if kind is tuple else kind in _TEXT and _is_plain((value,))):
         return pickle.dumps(value, 5), []
     buffers: list[Buffer] = []
 
@@ -109,7 +110,7 @@ def loads(body: Buffer, buffers: Sequence[Buffer] = ()) -> object:
 
     Only for data of a peer that proved the allocation's key: loading runs code that the peer chooses.
     """
-    if not has_pieces(body):
+    if not buffers or not has_pieces(body):
         return pickle.loads(body, buffers=buffers)
     reader = PieceReader(memoryview(body), buffers)
     return pickle.Unpickler(reader, buffers=buffers[: len(buffers) - reader.num_long]).load()
