@@ -70,11 +70,13 @@ class PieceWriter:
         short: list[Buffer] = []
         long: list[Buffer] = []
         cuts: list[int] = []
+        body_bytes = 0
         for piece in self._pieces:
             if len(piece) < MIN_PIECE_BYTES or len(long) == MAX_PIECES:
                 short.append(piece)
+                body_bytes += len(piece)
             else:
-                cuts.append(sum(map(len, short)))
+                cuts.append(body_bytes)
                 long.append(memoryview(piece))
         if not cuts:
             return b"".join(short), []
