@@ -13,6 +13,7 @@ from monarch_hpc.wire.control.output import LogsSet, Output
 from monarch_hpc.wire.control.procs import ProcEnded, ProcLife, ProcReady, ProcsStopped, SpawnFailed
 from monarch_hpc.wire.control.refusal import Refused
 from monarch_hpc.wire.control.runs import OpenRun
+from monarch_hpc.wire.proc_key import ProcKey
 
 __all__ = [
     "DeadlinePassed",
@@ -134,19 +135,14 @@ class MeshLeftHost:
 class ProcStarted:
     """A proc is ready."""
 
-    run: str
-    mesh: int
-    rank: int
-    host: int
+    proc: ProcKey
 
 
 @dataclass(frozen=True, slots=True)
 class ProcStopped:
     """A proc was stopped by a signal, or goes on."""
 
-    run: str
-    mesh: int
-    rank: int
+    proc: ProcKey
     stopped: bool
 
 
@@ -154,9 +150,7 @@ class ProcStopped:
 class ProcGone:
     """A proc has ended, or could not be started."""
 
-    run: str
-    mesh: int
-    rank: int
+    proc: ProcKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,11 +194,11 @@ def of_report(message: MeshReport) -> Event | None:
     """The event that an agent's message about a mesh reports; None if it reports none."""
     match message:
         case ProcReady():
-            return ProcStarted(message.run, message.mesh, message.proc.rank, message.proc.host)
+            return ProcStarted(message.proc)
         case ProcLife():
-            return ProcStopped(message.run, message.mesh, message.proc.rank, message.life == Liveness.SUSPECT.value)
+            return ProcStopped(message.proc, message.life == Liveness.SUSPECT.value)
         case SpawnFailed() | ProcEnded():
-            return ProcGone(message.run, message.mesh, message.proc.rank)
+            return ProcGone(message.proc)
         case ProcsStopped():
             return MeshLeftHost(message.run, message.mesh, message.host)
         case _:

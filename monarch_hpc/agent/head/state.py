@@ -130,8 +130,10 @@ def apply(state: HeadState, event: Event) -> None:
             _leave_host(state, event.run, event.host)
         case MeshRequested():
             state.runs[event.run].meshes[event.mesh] = MeshState(event.peer, set(event.hosts))
-        case MeshLeftHost() | ProcStarted() | ProcStopped() | ProcGone():
-            _change_mesh(state, event)
+        case MeshLeftHost():
+            _leave_mesh(state, event)
+        case ProcStarted() | ProcStopped() | ProcGone():
+            _change_proc(state, event)
         case ShutdownBegan():
             state.shutting_down = state.roster.linked()
         case HostEmptied():
@@ -176,21 +178,27 @@ def _leave_host(state: HeadState, name: str, host: int) -> None:
         del state.runs[name]
 
 
-def _change_mesh(state: HeadState, event: MeshLeftHost | ProcStarted | ProcStopped | ProcGone) -> None:
+def _leave_mesh(state: HeadState, event: MeshLeftHost) -> None:
     mesh = state.mesh(event.run, event.mesh)
+    if mesh is None:
+        return
+    mesh.hosts.discard(event.host)
+    if not mesh.hosts:
+        del state.runs[event.run].meshes[event.mesh]
+
+
+def _change_proc(state: HeadState, event: ProcStarted | ProcStopped | ProcGone) -> None:
+    proc = event.proc
+    mesh = state.mesh(proc.run, proc.mesh)
     if mesh is None:
         return
     match event:
         case ProcStarted():
-            mesh.alive[event.rank] = event.host
+            mesh.alive[proc.rank] = proc.host
         case ProcStopped():
-            mesh.suspect.discard(event.rank)
-            if event.stopped and event.rank in mesh.alive:
-                mesh.suspect.add(event.rank)
+            mesh.suspect.discard(proc.rank)
+            if event.stopped and proc.rank in mesh.alive:
+                mesh.suspect.add(proc.rank)
         case ProcGone():
-            mesh.alive.pop(event.rank, None)
-            mesh.suspect.discard(event.rank)
-        case MeshLeftHost():
-            mesh.hosts.discard(event.host)
-            if not mesh.hosts:
-                del state.runs[event.run].meshes[event.mesh]
+            mesh.alive.pop(proc.rank, None)
+            mesh.suspect.discard(proc.rank)

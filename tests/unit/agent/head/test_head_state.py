@@ -119,9 +119,9 @@ def joined() -> HeadState:
 
 def test_a_lost_host_takes_its_procs_along() -> None:
     state = joined()
-    apply(state, events.ProcStarted("1", 1, 0, 0))
-    apply(state, events.ProcStarted("1", 1, 1, 1))
-    apply(state, events.ProcStopped("1", 1, 1, stopped=True))
+    apply(state, events.ProcStarted(ProcKey("1", 1, 0, 0)))
+    apply(state, events.ProcStarted(ProcKey("1", 1, 1, 1)))
+    apply(state, events.ProcStopped(ProcKey("1", 1, 1, 1), stopped=True))
     apply(state, events.HostGone(1, "no power"))
     mesh = state.mesh("1", 1)
     assert mesh is not None and (mesh.alive, mesh.suspect, mesh.hosts) == ({0: 0}, set(), {0})
@@ -138,7 +138,7 @@ def test_a_run_ends_with_the_last_host_that_may_have_procs_of_it() -> None:
     apply(state, events.HostGone(1, "no power"))
     assert state.runs == {}
     apply(state, events.RunLeftHost("1", 1))  # a late report
-    apply(state, events.ProcGone("1", 1, 0))
+    apply(state, events.ProcGone(ProcKey("1", 1, 0, 0)))
 
 
 def test_another_owner_begins_another_epoch() -> None:
