@@ -15,9 +15,9 @@ else
 VENV := .venv-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 endif
 BIN := $(VENV)/bin
-# The files of tests in two processes, each with a Slurm of its own; the longest, those with a Slurm, come early, as
-# their folder's name does. A third process makes two cores so busy that tests with a time limit begin to fail.
-SIDE_BY_SIDE := --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# Two processes for files that compute, and two for those that wait, each with a Slurm of its own; see
+# tests/scheduling.py.
+SIDE_BY_SIDE := --numprocesses 4 --dist loadfile --no-loadscope-reorder
 # What `make test` installs. EXTRA=test leaves out torch, and linters.
 EXTRA := dev
 # Works without any installation, and reports missing packages before pip does.
@@ -36,7 +36,7 @@ BUILD_PACKAGES = $(shell \
     $(PYTHON) -c 'import ctypes.util, sys; sys.exit(not ctypes.util.find_library("mpi"))' || echo libopenmpi3; \
     $(PYTHON) -c 'import ctypes; ctypes.CDLL("libpmix.so")' 2> /dev/null || echo libpmix-dev)
 
-.PHONY: help demo test fresh slurm-demo lint asan clean python system-packages
+.PHONY: help demo test fresh slurm-demo rdma-lab lint asan clean python system-packages
 .NOTPARALLEL:
 
 help:
@@ -44,6 +44,7 @@ help:
 	@echo "make slurm-demo  the same on a real four-node Slurm on this machine (needs root)"
 	@echo "make test        install the tests' requirements, and run all checks and tests"
 	@echo "make fresh       'make demo' and 'make test' on a new Debian 12 inside this machine (needs root)"
+	@echo "make rdma-lab    the tests of RDMA between two virtual machines with soft-RoCE (needs root)"
 	@echo "make lint        style and types only"
 	@echo "make asan        the tests of the extensions, with the compiler's sanitizers"
 	@echo "make clean       remove everything that these commands made"
@@ -66,6 +67,10 @@ slurm-demo: $(VENV)/installed-examples system-packages
 # COMMANDS="make demo" replaces README's commands.
 fresh:
 	@.ci/fresh
+
+# KEEP=DIR keeps the machines' disk there for the next run; TESTS="..." replaces the tests.
+rdma-lab: $(VENV)/installed-test
+	@VENV=$(VENV) .ci/rdma-lab
 
 asan: system-packages $(VENV)/installed-$(EXTRA)
 	VENV=$(VENV) .ci/asan

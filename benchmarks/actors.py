@@ -4,6 +4,7 @@
     python -m benchmarks.actors                          # everything; about ten minutes
     python -m benchmarks.actors --peers torchmonarch ray
     python -m benchmarks.actors --peers none --quick     # ours only, one short round
+    python -m benchmarks.actors --crowd 10000            # and as many actors in one proc
 
 In each round each program is started, measured and ended, one after the other, so that other load on the machine hits
 all alike and no program's background processes disturb another. All features of our calls are on. The table shows the
@@ -66,6 +67,19 @@ ORDERS = (
         "pipeline", 20_000, 1000, 3000, {"rate": ("pipelined calls", "k/s"), "cpu": ("pipelined, CPU of both", "us")}
     ),
     Order("stop", 1, 1, 0, {}),
+    Order(
+        "crowd",
+        1000,
+        1000,
+        0,
+        {
+            "waiting": ("echo of a coroutine, p50", "us"),
+            "s": ("1000 actors in a proc, answering", "ms"),
+            "each": ("memory of an idle actor", "KiB"),
+            "ratio": ("echo beside them, times alone", "x"),
+            "waiting_ratio": ("echo of a coroutine, likewise", "x"),
+        },
+    ),
     Order("chat", 3000, 100, 1000, {"p50": ("actor to actor, p50", "us"), "p99": ("actor to actor, p99", "us")}),
     Order("spawn", 8, 8, 0, {"s": ("8 procs and actors, answering", "ms")}),
     Order(
@@ -91,11 +105,30 @@ FAN_OUTS = {
 }
 """Measurements of larger meshes, on request."""
 
+CROWDS = {
+    size: Order(
+        "crowd",
+        size,
+        size,
+        0,
+        {
+            "s": (f"{size} actors in a proc, answering", "ms"),
+            "each": (f"memory of one of {size}", "KiB"),
+            "ratio": (f"echo beside {size}, times alone", "x"),
+            "waiting_ratio": (f"echo of a coroutine beside {size}", "x"),
+        },
+    )
+    for size in (10_000,)
+}
+"""Measurements of more actors in a proc, on request; the last ones, as a peer may not survive them."""
+
 _ASLEEP = ORDERS[:4]
 """Measurements in which it matters whether our procs spin: two processes, not many on few cores."""
 
-_SCALES = {"us": 1e6, "ms": 1e3, "k/s": 1e-3, "GB/s": 1e-9, "MiB": 1 / MIB}
-UNITS = {title: unit for order in chain(ORDERS, *FAN_OUTS.values()) for title, unit in order.cells.values()}
+_SCALES = {"us": 1e6, "ms": 1e3, "k/s": 1e-3, "GB/s": 1e-9, "KiB": 1 / 1024, "MiB": 1 / MIB, "x": 1.0}
+UNITS = {
+    title: unit for order in chain(ORDERS, *FAN_OUTS.values(), CROWDS.values()) for title, unit in order.cells.values()
+}
 
 
 def smaller_is_better(title: str) -> bool:
@@ -213,6 +246,10 @@ GOALS = (
     Goal("call on 8, p50", times=5, peer="xoscar"),
     Goal("8 procs and actors, answering", limit=150),
     Goal("8 procs and actors, answering", times=8, peer="torchmonarch"),
+    Goal("1000 actors in a proc, answering", limit=1000),
+    Goal("memory of an idle actor", limit=32),
+    Goal("echo beside them, times alone", limit=1.2),
+    Goal("echo of a coroutine, likewise", limit=1.2),
     Goal("256 MiB array", times=2, peer="any"),
     Goal("the same, over the zygote's", limit=10),
     Goal("SIGKILL to error, p99", limit=50),
@@ -252,6 +289,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="one short round")
     parser.add_argument("--fan-out", nargs="+", type=int, choices=FAN_OUTS, default=[], metavar="PROCS")
+    parser.add_argument("--crowd", nargs="+", type=int, choices=CROWDS, default=[], metavar="ACTORS")
     parser.add_argument("--install", action="store_true", help="install the missing peers, and exit")
     parser.add_argument("--venvs", type=Path, default=cache(), metavar="DIR", help="folder of peers: %(default)s")
     parser.add_argument("--python", action="append", default=[], metavar="PEER=PATH", help="a peer's interpreter")
@@ -273,7 +311,8 @@ def main() -> int:
             rows.append(peer)
         except Gone as error:
             absent[peer] = {"": str(error)}
-    orders = [*ORDERS[:-2], *chain(*(FAN_OUTS[size] for size in arguments.fan_out)), *ORDERS[-2:]]
+    fan_outs = chain(*(FAN_OUTS[size] for size in arguments.fan_out))
+    orders = [*ORDERS[:-2], *fan_outs, *ORDERS[-2:], *(CROWDS[size] for size in arguments.crowd)]
     table, able = Table(), list(rows)
     rounds = 1 if arguments.quick else arguments.rounds
     for number in range(rounds):

@@ -1,4 +1,7 @@
-"""Programs that `benchmarks.actors` measures, one at a time, each in its own interpreter; installs and finds those."""
+"""Programs that `benchmarks.actors` measures, one at a time, each in its own interpreter; installs and finds those.
+
+The interpreters serve `benchmarks.rdma`, too.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
 
-__all__ = ["PACKAGES", "Died", "Gone", "Program", "cache", "find_python", "install"]
+__all__ = ["MEMORY_PACKAGES", "PACKAGES", "Died", "Gone", "Program", "cache", "find_python", "install"]
 
 PACKAGES = {
     "torchmonarch": ["torchmonarch==0.7.0"],
@@ -30,6 +33,14 @@ PACKAGES = {
     "torch-rpc": ["torch>=2.4"],
 }
 """Packages that pip installs for each peer, besides NumPy."""
+
+MEMORY_PACKAGES = {
+    "torchmonarch": PACKAGES["torchmonarch"],
+    "ray": PACKAGES["ray"],
+    "mpi": ["mpi4py", "mpich"],
+    "nixl": ["nixl-cu12==1.5.1"],
+}
+"""The same for those that `benchmarks.rdma` measures."""
 
 _ROOT = Path(__file__).parents[1]
 _SHM = Path("/dev/shm")
@@ -74,7 +85,15 @@ def install(peer: str, folder: Path) -> None:
         return
     shutil.rmtree(place, ignore_errors=True)
     venv.create(place, with_pip=True)
-    argv = [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", "numpy", *PACKAGES[peer]]
+    argv = [
+        str(place / "bin" / "python"),
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "numpy",
+        *(PACKAGES | MEMORY_PACKAGES)[peer],
+    ]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode:
         shutil.rmtree(place)

@@ -77,7 +77,7 @@ for epoch in range(1, NUM_EPOCHS + 1):
     took_s = time.perf_counter() - begun_s
     loss = sum(loss for loss, _ in results) / len(results)
     print(f"epoch {epoch:2d}  loss {loss:.4f}  {sum(seen for _, seen in results) / took_s:8.0f} images/s", flush=True)
-first = trainers.slice(**dict.fromkeys(procs.extent.labels, 0))
+first = trainers.slice(**dict.fromkeys(procs.extent, 0))
 accuracy = first.accuracy.call_one(test_BP, test_B).get()
 print(f"test accuracy {accuracy:.1%}")
 if accuracy < 0.95:

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 from monarch_hpc.core.lazy_face import lazy_face
 
 if TYPE_CHECKING:
-    from monarch_hpc.actor.cell.invocation import ResponsePort
+    from monarch_hpc.actor.cell.response_port import ResponsePort
     from monarch_hpc.actor.context import Context, context, current_actor_name, current_rank, current_size
     from monarch_hpc.actor.endpoint import Actor, concurrent_endpoint, endpoint
     from monarch_hpc.actor.fault import MeshFailure
     from monarch_hpc.actor.future import Future
     from monarch_hpc.actor.ports.port import Channel, Port, PortReceiver
     from monarch_hpc.actor.runtime.log_records import RecordHandler
+    from monarch_hpc.config.runtime_layer import clear_runtime_config, configure, configured, get_runtime_config
     from monarch_hpc.core.errors import (
         ActorDied,
         ActorError,
@@ -27,25 +28,30 @@ if TYPE_CHECKING:
         AllocationError,
         CallTimeout,
         DeliveryUnknown,
+        HostLost,
         MeshError,
         MonarchError,
         PortClosed,
+        ProcDied,
         ScriptFailed,
         SpawnError,
         SupervisionError,
     )
+    from monarch_hpc.core.ndslice import NDSlice, Shape
     from monarch_hpc.core.shape import Extent, Point
     from monarch_hpc.core.version import __version__
     from monarch_hpc.mesh.actors import ActorMesh
     from monarch_hpc.mesh.calls.accumulator import Accumulator
-    from monarch_hpc.mesh.current import hosts, this_host, this_proc
+    from monarch_hpc.mesh.current import attach, hosts, this_host, this_proc
     from monarch_hpc.mesh.host import HostMesh
     from monarch_hpc.mesh.proc import ProcMesh
+    from monarch_hpc.mesh.program.notice import on_deadline, seconds_left
     from monarch_hpc.mesh.program.registry import get_or_spawn_controller
     from monarch_hpc.mesh.scripts.script import run_script
     from monarch_hpc.mesh.scripts.spmd import spmd
     from monarch_hpc.mesh.value import ValueMesh
     from monarch_hpc.mesh.workers import attach_to_workers, run_worker_loop_forever
+    from monarch_hpc.slurm.requeue import requeue
 
 _HOMES = {
     "Accumulator": "mesh.calls.accumulator",
@@ -61,33 +67,45 @@ _HOMES = {
     "DeliveryUnknown": "core.errors",
     "Extent": "core.shape",
     "Future": "actor.future",
+    "HostLost": "core.errors",
     "HostMesh": "mesh.host",
     "MeshError": "core.errors",
     "MeshFailure": "actor.fault",
     "MonarchError": "core.errors",
+    "NDSlice": "core.ndslice",
     "Point": "core.shape",
     "Port": "actor.ports.port",
     "PortClosed": "core.errors",
+    "ProcDied": "core.errors",
     "PortReceiver": "actor.ports.port",
     "ProcMesh": "mesh.proc",
     "RecordHandler": "actor.runtime.log_records",
-    "ResponsePort": "actor.cell.invocation",
+    "ResponsePort": "actor.cell.response_port",
     "ScriptFailed": "core.errors",
+    "Shape": "core.ndslice",
     "SpawnError": "core.errors",
     "SupervisionError": "core.errors",
     "ValueMesh": "mesh.value",
     "__version__": "core.version",
+    "attach": "mesh.current",
     "attach_to_workers": "mesh.workers",
+    "clear_runtime_config": "config.runtime_layer",
     "concurrent_endpoint": "actor.endpoint",
+    "configure": "config.runtime_layer",
+    "configured": "config.runtime_layer",
     "context": "actor.context",
     "current_actor_name": "actor.context",
     "current_rank": "actor.context",
     "current_size": "actor.context",
     "endpoint": "actor.endpoint",
     "get_or_spawn_controller": "mesh.program.registry",
+    "get_runtime_config": "config.runtime_layer",
     "hosts": "mesh.current",
+    "on_deadline": "mesh.program.notice",
+    "requeue": "slurm.requeue",
     "run_script": "mesh.scripts.script",
     "run_worker_loop_forever": "mesh.workers",
+    "seconds_left": "mesh.program.notice",
     "spmd": "mesh.scripts.spmd",
     "this_host": "mesh.current",
     "this_proc": "mesh.current",
@@ -107,33 +125,45 @@ __all__ = [
     "DeliveryUnknown",
     "Extent",
     "Future",
+    "HostLost",
     "HostMesh",
     "MeshError",
     "MeshFailure",
     "MonarchError",
+    "NDSlice",
     "Point",
     "Port",
     "PortClosed",
     "PortReceiver",
+    "ProcDied",
     "ProcMesh",
     "RecordHandler",
     "ResponsePort",
     "ScriptFailed",
+    "Shape",
     "SpawnError",
     "SupervisionError",
     "ValueMesh",
     "__version__",
+    "attach",
     "attach_to_workers",
+    "clear_runtime_config",
     "concurrent_endpoint",
+    "configure",
+    "configured",
     "context",
     "current_actor_name",
     "current_rank",
     "current_size",
     "endpoint",
     "get_or_spawn_controller",
+    "get_runtime_config",
     "hosts",
+    "on_deadline",
+    "requeue",
     "run_script",
     "run_worker_loop_forever",
+    "seconds_left",
     "spmd",
     "this_host",
     "this_proc",

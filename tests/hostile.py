@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-__all__ = ["ERRORS", "HUGE_CHARS", "OBJECTS", "Recipe", "collected", "make", "make_error", "recipes"]
+__all__ = ["DEADLY", "ERRORS", "HUGE_CHARS", "OBJECTS", "Recipe", "collected", "make", "make_error", "recipes"]
 
 HUGE_CHARS = 3 << 20
 """More than the frame limit that tests with huge objects set."""
@@ -55,6 +55,13 @@ ERRORS: dict[str, type[BaseException]] = {
         BaseException,
     )
 }
+
+DEADLY = [
+    name
+    for name, error in ERRORS.items()
+    if not issubclass(error, Exception) and not issubclass(error, asyncio.CancelledError)
+]
+"""An actor that raises one of these dies."""
 
 _METHODS: dict[str, Callable[..., object]] = {
     "__str__": lambda _self: 7,

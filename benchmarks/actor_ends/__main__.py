@@ -78,6 +78,32 @@ def _chat(end: End, num: int) -> Found:
     return found
 
 
+def _crowd(end: End, num: int) -> Found:
+    end.spawn(1)
+    try:
+        return _beside_crowd(end, num)
+    finally:
+        end.stop()
+
+
+def _beside_crowd(end: End, num: int) -> Found:
+    calls = 10 * _WARM_UP
+    for echo in (end.echo, end.waiting):
+        echo(_WARM_UP)
+    alone = {echo: statistics.median(echo(calls)) for echo in (end.echo, end.waiting)}
+    before = private_bytes(end.pids()[0])
+    begun_s = time.perf_counter()
+    end.crowd(num)
+    found = {"s": time.perf_counter() - begun_s, "each": (private_bytes(end.pids()[0]) - before) / num}
+    beside = {echo: statistics.median(echo(calls)) for echo in alone}
+    return {
+        **found,
+        "waiting": alone[end.waiting],
+        "ratio": beside[end.echo] / alone[end.echo],
+        "waiting_ratio": beside[end.waiting] / alone[end.waiting],
+    }
+
+
 def _spawn(end: End, num: int) -> Found:
     begun_s = time.perf_counter()
     end.spawn(num)
@@ -126,6 +152,7 @@ _WORK = {
     "pipeline": _pipeline,
     "stop": _stop,
     "chat": _chat,
+    "crowd": _crowd,
     "spawn": _spawn,
     "memory": _memory,
     "call": _call,

@@ -90,6 +90,14 @@ class End(ABC):
     def kill(self, path: str) -> float:
         """Kill the only proc during a call to `Worker.nap`; seconds until the call fails."""
 
+    def crowd(self, num: int) -> None:
+        """Make *num* actors in the first actor's proc, each with a mailbox; return when all have answered a call."""
+        raise Missing("an actor is a process")
+
+    def waiting(self, num: int) -> list[float]:
+        """Seconds of each of *num* calls of a coroutine of another actor in the first actor's proc."""
+        raise Missing("no coroutines")
+
     def close(self) -> None:  # noqa: B027 -- most have nothing to do
         """Release what does not end with the processes."""
 

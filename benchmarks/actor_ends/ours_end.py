@@ -47,6 +47,12 @@ class _Echo(Actor):
         return timed(lambda value: other.echo.call_one(value).get(), num)
 
 
+class _Waiting(Actor):
+    @endpoint
+    async def echo(self, value: object) -> object:
+        return value
+
+
 class OurEnd(Blocking):
     """The same calls as in a user's program."""
 
@@ -54,6 +60,8 @@ class OurEnd(Blocking):
     _procs: ProcMesh
     _every: ActorMesh[_Echo]
     _first: ActorMesh[_Echo]
+    _waiting: ActorMesh[_Waiting] | None
+    _crowd: list[ActorMesh[_Echo | _Waiting]]
 
     def start(self) -> None:
         self._hosts = monarch_hpc.hosts()
@@ -62,6 +70,7 @@ class OurEnd(Blocking):
         self._procs = self._hosts.spawn_procs(per_host={"p": num})
         self._every = self._procs.spawn("echo", _Echo)
         self._first = self._every.slice(hosts=0, p=0)
+        self._waiting = None
         self.all(0)
 
     def stop(self) -> None:
@@ -88,6 +97,16 @@ class OurEnd(Blocking):
         took: list[float] = self._first.chat.call_one(self._every.slice(hosts=0, p=1), num).get()
         return took
 
+    def crowd(self, num: int) -> None:
+        proc = self._procs.slice(hosts=0, p=0)
+        self._crowd = [proc.spawn(f"idle {number}", _Waiting if number % 2 else _Echo) for number in range(num)]
+        for future in [actor.echo.call_one(0) for actor in self._crowd]:
+            future.get()
+
+    def waiting(self, num: int) -> list[float]:
+        waiting = self._waiting = self._waiting or self._procs.slice(hosts=0, p=0).spawn("waiting", _Waiting)
+        return timed(lambda value: waiting.echo.call_one(value).get(), num)
+
     def push(self, array: object) -> float:
         begun_s = time.perf_counter()
         self._first.touch.call_one(array).get()
@@ -112,7 +131,7 @@ class OurEnd(Blocking):
         raise AssertionError("a killed actor has answered")
 
     def zygote(self) -> int:
-        """The zygote: the oldest of the processes with its command line, since its forks have the same one."""
+        """The zygote of the agent; the others of that name are about to become procs."""
         procs = set(self.pids())
         agents = {int(_status(pid, "PPid")) for pid in procs}
         found = [
@@ -130,8 +149,6 @@ def _status(pid: int, key: str) -> str:
 
 def _is_zygote(path: Path, agents: set[int]) -> bool:
     try:
-        return b"monarch_hpc.agent.procs.zygote" in (path / "cmdline").read_bytes() and (
-            int(_status(int(path.name), "PPid")) in agents
-        )
+        return (path / "comm").read_text() == "monarch-zygote\n" and int(_status(int(path.name), "PPid")) in agents
     except (OSError, StopIteration):  # it has just ended
         return False

@@ -48,6 +48,12 @@ class _Echo(Actor):
         return timed(lambda value: other.echo.call_one(value).get(), num)
 
 
+class _Waiting(Actor):
+    @endpoint
+    async def echo(self, value: object) -> object:
+        return value
+
+
 class MonarchEnd(Blocking):
     """Synchronous endpoints and calls, its fastest ones; pipelined calls with asyncio, which is faster than `get`."""
 
@@ -60,6 +66,7 @@ class MonarchEnd(Blocking):
         self._procs = self._host.spawn_procs(per_host={"p": num})
         self._every = self._procs.spawn("echo", _Echo)
         self._first = self._every.slice(p=0)
+        self._waiting: Any = None
         self.all(0)
 
     def stop(self) -> None:
@@ -83,6 +90,16 @@ class MonarchEnd(Blocking):
 
     def chat(self, num: int) -> list[float]:
         return list(self._first.chat.call_one(self._every.slice(p=1), num).get())
+
+    def crowd(self, num: int) -> None:
+        proc = self._procs.slice(p=0)
+        self._crowd = [proc.spawn(f"idle{number}", (_Echo, _Waiting)[number % 2]) for number in range(num)]
+        for future in [actor.echo.call_one(0) for actor in self._crowd]:
+            future.get()
+
+    def waiting(self, num: int) -> list[float]:
+        waiting = self._waiting = self._waiting or self._procs.slice(p=0).spawn("waiting", _Waiting)
+        return timed(lambda value: waiting.echo.call_one(value).get(), num)
 
     def push(self, array: object) -> float:
         begun_s = time.perf_counter()

@@ -53,6 +53,11 @@ class _Echo(xoscar.Actor):
         return await _timed(other.echo, num)
 
 
+class _Waiting(xoscar.Actor):
+    async def echo(self, value: object) -> object:
+        return value
+
+
 class XoscarEnd(End):
     """Each `spawn` makes a pool of processes, as a program that needs processes does."""
 
@@ -81,6 +86,8 @@ class XoscarEnd(End):
                 for index in range(1, num + 1)
             ]
         )
+        self._address = address
+        self._waiting: Any = None
         await self._all(0)
 
     def stop(self) -> None:
@@ -105,6 +112,32 @@ class XoscarEnd(End):
 
     def chat(self, num: int) -> list[float]:
         return list(self._run(self._actors[0].chat(self._actors[1], num)))
+
+    def crowd(self, num: int) -> None:
+        async def make() -> None:
+            first = ProcessIndex(1)
+            crowd = [
+                await xoscar.create_actor(
+                    (_Echo, _Waiting)[number % 2],
+                    address=self._address,
+                    uid=f"idle{number}",
+                    allocate_strategy=first,
+                )
+                for number in range(num)
+            ]
+            await asyncio.gather(*[actor.echo(0) for actor in crowd])
+
+        self._run(make())
+
+    def waiting(self, num: int) -> list[float]:
+        async def wait() -> list[float]:
+            if self._waiting is None:
+                self._waiting = await xoscar.create_actor(
+                    _Waiting, address=self._address, uid="waiting", allocate_strategy=ProcessIndex(1)
+                )
+            return await _timed(self._waiting.echo, num)
+
+        return self._run(wait())
 
     def push(self, array: object) -> float:
         async def push() -> float:

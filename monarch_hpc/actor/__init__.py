@@ -19,10 +19,11 @@ from monarch_hpc.core.lazy_face import lazy_face
 
 if TYPE_CHECKING:
     from monarch_hpc.actor import config
+    from monarch_hpc.actor.endpoint_wrappers import wrap_endpoints
     from monarch_hpc.actor.future import Future
     from monarch_hpc.actor.local_future import returns_future
     from monarch_hpc.actor.ports.port import Channel, Port, PortReceiver
-    from monarch_hpc.actor.spans import get_meter, span, traced
+    from monarch_hpc.actor.spans import get_meter, span, trace_endpoints, traced
     from monarch_hpc.actor.transports import ChannelTransport, attach, enable_transport
     from monarch_hpc.core.errors import ActorDied, ActorError, SupervisionError
     from monarch_hpc.core.shape import Extent, Point
@@ -86,7 +87,9 @@ _HOMES = {
     "start_worker_loop_forever": "mesh.workers",
     "this_host": "mesh.current",
     "this_proc": "mesh.current",
+    "trace_endpoints": "actor.spans",
     "traced": "actor.spans",
+    "wrap_endpoints": "actor.endpoint_wrappers",
 }
 
 __all__ = [
@@ -136,8 +139,10 @@ __all__ = [
     "start_worker_loop_forever",
     "this_host",
     "this_proc",
+    "trace_endpoints",
     "traced",
     "unhandled_fault_hook",
+    "wrap_endpoints",
 ]
 
 __getattr__, __dir__ = lazy_face(__name__, _HOMES, __all__)

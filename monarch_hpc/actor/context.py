@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import atexit
 import contextvars
+import importlib
 import os
-import platform
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
-from monarch_hpc.actor.instance import ActorInstance
+from monarch_hpc.actor.instance import ActorId, ActorInstance
 from monarch_hpc.config.program import own_slurm_ids, own_variables
+from monarch_hpc.core.clock import monotonic
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.ids import SlurmIds
 from monarch_hpc.core.machine.gpus import GRANT_VARIABLES, usable_gpus
-from monarch_hpc.core.shape import Extent, Point
+from monarch_hpc.core.shape import Extent, Point, Region
 
 __all__ = [
     "CallerState",
@@ -31,6 +32,7 @@ __all__ = [
     "provide_instances",
     "set_caller",
     "set_context",
+    "start_program",
 ]
 
 
@@ -77,6 +79,9 @@ class Context:
         actor: number of the actor, which owns everything that it spawns; 0 for the program.
         mark: identifies the actor in the records of this process, see `telemetry.recorder`.
         resources: called when the actor ends, see `own`; the same list in all contexts of the actor.
+        class_name: module and name of the actor's class; empty for the program.
+        region: the place of the actor's mesh among the procs of its proc mesh; None outside of actors.
+        creator: the code that spawned the actor, see `actor.messages.creator`; None outside of actors.
     """
 
     actor_name: str
@@ -86,17 +91,22 @@ class Context:
     actor: int = 0
     mark: int = 0
     resources: list[Callable[[], object]] = field(default_factory=list, repr=False, compare=False)
+    class_name: str = ""
+    region: Region | None = field(default=None, repr=False)
+    creator: object = field(default=None, repr=False, compare=False)
+
+    @property
+    def actor_id(self) -> ActorId:
+        """Identity of the actor, or of the program."""
+        return ActorId(f"{self.proc.host}/{os.getpid()}", self.actor_name, self.actor, self.spawn_rank.rank)
 
     @property
     def actor_instance(self) -> ActorInstance:
-        """The actor itself: its name, rank and proc, and methods to end it.
-
-        Raises:
-            RuntimeError: this process is not part of an allocation yet.
-        """
-        if _make_instance is None:
-            raise RuntimeError("this process is not part of an allocation: call monarch_hpc.hosts() first")
-        return _make_instance(self)
+        """The actor itself: its name, rank and proc, and methods to end it."""
+        if _process.make_instance is None:
+            start_program()
+            assert _process.make_instance is not None
+        return _process.make_instance(self)
 
     def own(self, close: Callable[[], object]) -> None:
         """Call *close* when the actor ends, however it ends: after its `__cleanup__`, the last given first.
@@ -119,7 +129,7 @@ class Context:
     def deadline_left_s(self) -> float | None:
         """Seconds until the deadline of the running endpoint's caller; None if there is none."""
         deadline_s = deadline()
-        return None if deadline_s is None else max(deadline_s - time.monotonic(), 0.0)
+        return None if deadline_s is None else max(deadline_s - monotonic(), 0.0)
 
 
 class CallerState(Protocol):
@@ -136,24 +146,44 @@ class CallerState(Protocol):
         ...
 
 
-_make_instance: Callable[[Context], ActorInstance] | None = None
+@dataclass(slots=True)
+class _ProcessState:
+    """What the contexts of a process have in common.
+
+    Attributes:
+        outside: the context outside of endpoints; None until it is first needed.
+        make_instance: see `provide_instances`.
+        deadlines_seen: see `deadlines_seen`.
+    """
+
+    outside: Context | None = None
+    make_instance: Callable[[Context], ActorInstance] | None = None
+    deadlines_seen: bool = False
+
+
+_process = _ProcessState()
+_PROGRAM = "monarch_hpc.mesh.program.controller"
+"""The module that makes a process a program, by name: this layer does not depend on it."""
+
+
+def start_program() -> None:
+    """Make this process a program: it uses the API, and is no proc."""
+    importlib.import_module(_PROGRAM).Controller.instance()
 
 
 def provide_instances(make: Callable[[Context], ActorInstance]) -> None:
     """Let `Context.actor_instance` return what *make* makes; once in each process, by the layer above."""
-    global _make_instance
-    _make_instance = make
+    _process.make_instance = make
 
 
 _caller: contextvars.ContextVar[CallerState | None] = contextvars.ContextVar("monarch_hpc_caller", default=None)
 
 _current: contextvars.ContextVar[Context | None] = contextvars.ContextVar("monarch_hpc_context", default=None)
-_outside: Context | None = None
 
 
 def context() -> Context:
     """The context of the running endpoint; outside of endpoints the context of the process, usually the program."""
-    return _current.get() or _outside or outside(own_info())
+    return _current.get() or _process.outside or outside(own_info())
 
 
 def own_info() -> ProcInfo:
@@ -164,7 +194,7 @@ def own_info() -> ProcInfo:
         run="",
         rank=0,
         num_ranks=1,
-        host=slurm.node or platform.node(),
+        host=slurm.node or os.uname().nodename,
         host_rank=-1,
         local_rank=0,
         gpus=tuple(usable_gpus(own_variables(GRANT_VARIABLES), os.listdir("/dev"), in_job=bool(slurm.job_id))),
@@ -176,9 +206,8 @@ def own_info() -> ProcInfo:
 
 def outside(info: ProcInfo) -> Context:
     """Make *info* the place of all code that runs outside of endpoints; return its context."""
-    global _outside
-    _outside = Context("controller", Point(0, Extent((), ())), Point(0, Extent((), ())), info)
-    return _outside
+    _process.outside = made = Context("client", Point(0, Extent((), ())), Point(0, Extent((), ())), info)
+    return made
 
 
 def set_context(new: Context) -> contextvars.Token[Context | None]:
@@ -191,18 +220,14 @@ def set_caller(caller: CallerState) -> None:
     _caller.set(caller)
 
 
-_seen = False
-
-
 def note_deadline() -> None:
     """Note that this process handles calls with a deadline."""
-    global _seen
-    _seen = True
+    _process.deadlines_seen = True
 
 
 def deadlines_seen() -> bool:
     """Whether `deadline` can return one; most processes never see a deadline, and skip it on the call path."""
-    return _seen
+    return _process.deadlines_seen
 
 
 def deadline() -> float | None:
@@ -222,5 +247,5 @@ def current_size() -> dict[str, int]:
 
 
 def current_actor_name() -> str:
-    """The name given to `spawn`."""
-    return context().actor_name
+    """The identity of this actor as text, ``HOST/PID/NAME[RANK]``, which no other actor of that name has."""
+    return str(context().actor_id)

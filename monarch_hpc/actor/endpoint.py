@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from monarch_hpc.core.arguments import check_flag, check_seconds
+from monarch_hpc.core.text.moved import row
 
 __all__ = [
     "Actor",
@@ -33,7 +34,7 @@ class Actor:
 
     - ``__supervise__(self, failure: MeshFailure) -> bool`` when something that this actor spawned has
       failed; returning True marks the failure as handled. Otherwise this actor fails too, and the failure
-      goes to its owner.
+      goes to its owner. In a class of coroutines it runs while endpoints wait, in others between messages.
     - ``__cleanup__(self, error: BaseException | None)`` when the actor ends; *error* is the cause, or None.
       Running coroutines have been cancelled before; everything that the actor spawned is stopped after.
     """
@@ -83,7 +84,9 @@ class EndpointMethod(Generic[P, R]):
         self.explicit = explicit
         self.plain = not self.is_async and timeout_s is None and not explicit
         if concurrent and not self.is_async:
-            raise TypeError(f"endpoint {function.__name__} is concurrent: write it as 'async def'")
+            raise TypeError(
+                f"endpoint {function.__name__} is concurrent: write it as 'async def' {row('refused endpoints')}"
+            )
         if timeout_s is not None:
             self.timeout_s = check_seconds(f"the timeout of endpoint {function.__name__}", timeout_s)
         self.__doc__ = function.__doc__
@@ -133,7 +136,8 @@ def endpoint(
 ) -> Any:  # the overloads say it exactly
     """Let other actors and the controller call this method; a class may mix `def` and `async def`.
 
-    Functions run on the actor's thread, which has no event loop; coroutines run on the proc's shared loop.
+    All run on the actor's thread: functions without an event loop, coroutines on the loop of this actor. Code that
+    blocks delays no other actor. What is raised and is not an Exception ends the actor.
 
     Args:
         concurrent: handle other messages while a coroutine runs; they may overtake each other.

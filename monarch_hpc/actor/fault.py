@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import os
 import signal
 import sys
-import threading
-import time
 import traceback
+from _thread import interrupt_main
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from functools import partial
+from threading import main_thread
+from time import sleep
 from types import FrameType
 
+from monarch_hpc.core.dataclass import dataclass
+from monarch_hpc.core.process.thread import Thread, in_main_thread
 from monarch_hpc.core.text.description import trace_of
 
 __all__ = ["MeshFailure", "end_program", "exit_on_faults", "print_error", "run_fault_hook"]
@@ -46,6 +48,7 @@ class MeshFailure:
         where: actor, rank and host, in words.
         cause: the exception that it raised, or the end of its proc, in words.
         trace: the formatted traceback; empty if there is none.
+        class_name: module and name of the actor's class; empty if the owner does not know it.
     """
 
     mesh_name: str
@@ -53,13 +56,15 @@ class MeshFailure:
     where: str
     cause: str
     trace: str = ""
+    class_name: str = ""
 
     def __str__(self) -> str:
         return f"{self.where} died: {self.cause}"
 
     def report(self) -> str:
-        """Describe the failure in full, with its traceback."""
-        return f"{self}\n{self.trace}".rstrip()
+        """Describe the failure in full, with the actor's class and its traceback."""
+        kind = f"it was of class {self.class_name}\n" if self.class_name else ""
+        return f"{self}\n{kind}{self.trace}".rstrip()
 
 
 def print_error(text: str) -> None:
@@ -78,25 +83,26 @@ def end_program(failure: MeshFailure) -> None:
     """
     advice = "handle it in the owner's __supervise__, or assign monarch_hpc.actor.unhandled_fault_hook"
     print_error(f"monarch-hpc: unhandled failure ({advice}): {failure.report()}")
-    main = threading.main_thread()
+    main = main_thread()
     if _leaving.armed and main.ident is not None:
         signal.pthread_kill(main.ident, _SIGNAL)
     elif main.ident is not None and callable(signal.getsignal(signal.SIGINT)):
         signal.pthread_kill(main.ident, signal.SIGINT)  # interrupts a wait, which `interrupt_main` does not
     else:
-        _thread.interrupt_main()
-    threading.Thread(target=_force_exit, args=(_position(main),), name="monarch-end", daemon=True).start()
+        interrupt_main()
+    Thread(partial(_force_exit, _position(main.ident or 0)))
 
 
 def run_fault_hook(failure: MeshFailure) -> None:
     """Call `monarch_hpc.actor.unhandled_fault_hook` on a separate thread, where it may call actors and wait."""
-    threading.Thread(target=_call_hook, args=(failure,), name="monarch-fault", daemon=True).start()
+    # Looked up now, because users assign to it; not imported, because that package imports this module.
+    hook = getattr(sys.modules["monarch_hpc.actor"], "unhandled_fault_hook", end_program)
+    Thread(partial(_call_hook, hook, failure))
 
 
-def _call_hook(failure: MeshFailure) -> None:
+def _call_hook(hook: Callable[[MeshFailure], object], failure: MeshFailure) -> None:
     try:
-        # Looked up at the call, because users assign to it; not imported, because that package imports this module.
-        sys.modules["monarch_hpc.actor"].unhandled_fault_hook(failure)
+        hook(failure)
     except BaseException as error:  # noqa: BLE001 user code; the failure is still unhandled
         print_error(trace_of(error))
         end_program(failure)
@@ -133,35 +139,35 @@ def exit_on_faults(abandon: Callable[[], None]) -> Iterator[None]:
         abandon: ends the program's procs if its main thread hangs; called on another thread.
     """
     _leaving.abandon = abandon
-    in_main = threading.current_thread() is threading.main_thread()
+    in_main = in_main_thread()
     if in_main and signal.getsignal(_SIGNAL) is signal.SIG_DFL:
         signal.signal(_SIGNAL, _leaving.leave)
         _leaving.armed, _leaving.reacted = True, False
     try:
         yield
     finally:
-        if _leaving.armed and threading.current_thread() is threading.main_thread():
+        if _leaving.armed and in_main_thread():
             signal.signal(_SIGNAL, signal.SIG_DFL)
             _leaving.armed = False
         _leaving.abandon = None
 
 
-def _position(main: threading.Thread) -> tuple[FrameType | None, int]:
-    """The position of the main thread: frame and instruction."""
-    frame = sys._current_frames().get(main.ident or 0)
+def _position(main: int) -> tuple[FrameType | None, int]:
+    """The position of the main thread, given by its id: frame and instruction."""
+    frame = sys._current_frames().get(main)
     return frame, -1 if frame is None else frame.f_lasti
 
 
 def _force_exit(at: tuple[FrameType | None, int]) -> None:
     """End the process if the main thread does not react; *at* is its position before the signal."""
     abandon = _leaving.abandon
-    main = threading.main_thread()
+    main = main_thread()
     # Counted in polls, not by the clock: the program may be stopped and resumed.
     for _ in range(max(round(_REACT_S / _POLL_S), 1)):
         if _leaving.reacted or not main.is_alive() or _leaving.abandon is None:
             return  # clean-up may take any time
-        time.sleep(_POLL_S)
-    frame, _ = now = _position(main)
+        sleep(_POLL_S)
+    frame, _ = now = _position(main.ident or 0)
     if not _leaving.armed and now != at:
         return  # it runs Python code, so it has seen the interrupt
     where = "".join(traceback.format_stack(frame)) if frame is not None else ""
@@ -172,7 +178,5 @@ def _force_exit(at: tuple[FrameType | None, int]) -> None:
         flush=True,
     )
     if abandon is not None:
-        ending = threading.Thread(target=abandon, name="monarch-abandon", daemon=True)
-        ending.start()
-        ending.join(_ABANDON_S)
+        Thread(abandon).join(_ABANDON_S)
     os._exit(1)

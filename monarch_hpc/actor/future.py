@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import _thread
-import asyncio
 import concurrent.futures
 import contextlib
-import threading
 import time
+from _thread import RLock, allocate_lock
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, Generic, TypeVar, cast
+from threading import Condition
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
+from monarch_hpc.actor.running_loop import running_loop, warn_of_blocking
 from monarch_hpc.core.arguments import check_seconds
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.text.description import trace_of
 from monarch_hpc.telemetry.recorder import Recorder
 from monarch_hpc.transport.engine.engine import Engine
+
+if TYPE_CHECKING:
+    import asyncio
 
 __all__ = ["Future"]
 
@@ -26,13 +29,19 @@ _FINISHED = "FINISHED"
 _CANCELLED = "CANCELLED_AND_NOTIFIED"
 """The states that `concurrent.futures.wait` and `as_completed` compare with."""
 
-_state_lock = _thread.allocate_lock()
+_state_lock = allocate_lock()
 """Held for the few instructions in which a future changes state; shared by all, as a lock for each would cost more."""
 
 _REBUILDING = object()
 _MOMENT_S = 0.0005
 
 _log = Logger(__name__)
+
+
+def _running_task() -> asyncio.Task[object] | None:
+    import asyncio
+
+    return asyncio.current_task()
 
 
 def _an_answer() -> str:
@@ -52,7 +61,7 @@ class Future(concurrent.futures.Future[T], Generic[T]):
 
     # Class attributes, not set in each instance: every call creates a future.
     _state = _RUNNING
-    _value: T | None = None
+    _value: Any = None
     _error: BaseException | None = None
     _raw: Any = None  # input of `_rebuild`; None once the value is rebuilt
     _callbacks: Sequence[Callable[[Future[T]], object]] = ()
@@ -73,13 +82,16 @@ class Future(concurrent.futures.Future[T], Generic[T]):
 
     def __getattr__(self, name: str) -> Any:
         if name == "_condition":
-            return self.__dict__.setdefault(name, threading.Condition())
+            return self.__dict__.setdefault(name, Condition(RLock()))
         if name == "_waiters":
             return self.__dict__.setdefault(name, [])
         if name in ("_result", "_exception") and self._state is _FINISHED:  # `asyncio.wrap_future` from Python 3.14 on
             error = self.exception()
             return error if name == "_exception" else self._value
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a future stays in its process: send its result, from get() or await")
 
     def __repr__(self) -> str:
         state = {_RUNNING: "waiting for", _FINISHED: "answered by", _CANCELLED: "cancelled, was waiting for"}
@@ -95,6 +107,9 @@ class Future(concurrent.futures.Future[T], Generic[T]):
     def get(self, timeout: float | None = None) -> T:
         """Wait for the value; the waiting thread drives the I/O itself.
 
+        A running event loop of this thread is blocked meanwhile, with a warning at the first such read of each line;
+        in a cell of a notebook without one. There, Ctrl-C ends the wait, and nothing else.
+
         Args:
             timeout: seconds; None waits until there is an answer, or the callee is known to be gone.
 
@@ -102,13 +117,13 @@ class Future(concurrent.futures.Future[T], Generic[T]):
             TimeoutError: there was no answer in time; the future can be read again.
             TypeError: *timeout* is not a number.
             ValueError: *timeout* is too large.
-            RuntimeError: called on a thread with a running event loop, which it would block, or in a callback.
+            RuntimeError: called in a callback.
+            asyncio.CancelledError: the task of this coroutine was cancelled meanwhile, as Ctrl-C does in `asyncio.run`.
             concurrent.futures.CancelledError: the future was cancelled.
             Exception: raised by the endpoint, or the reason why it cannot answer.
         """
-        # Raised even if the future is done: whether it raises must not depend on a race.
-        if asyncio._get_running_loop() is not None:
-            raise RuntimeError("get() would block the running event loop: write 'await future' instead")
+        # Also if the future is done: whether a line is warned of must not depend on a race.
+        warn_of_blocking()
         if timeout is not None:
             _check_timeout(timeout)
         if self._state is _RUNNING:
@@ -116,7 +131,7 @@ class Future(concurrent.futures.Future[T], Generic[T]):
         return self._read()
 
     def result(self, timeout: float | None = None) -> T:
-        """Like `get`; once the future is done, it may be called on a thread with a running event loop."""
+        """Like `get`; without a warning if the future is done."""
         if timeout is not None:
             _check_timeout(timeout)
         if self._state is _RUNNING:
@@ -134,8 +149,10 @@ class Future(concurrent.futures.Future[T], Generic[T]):
         return None
 
     def __await__(self) -> Generator[object, None, T]:
+        import asyncio
+
         if not self.done():
-            self._engine.check_own()
+            self._engine.check_works()
             self._check_may_wait()
             loop = asyncio.get_running_loop()
             waiter: asyncio.Future[None] = loop.create_future()
@@ -166,6 +183,8 @@ class Future(concurrent.futures.Future[T], Generic[T]):
 
         Cancelling that future, as `asyncio.wait_for` does on timeout, does not cancel this one.
         """
+        import asyncio
+
         return asyncio.ensure_future(self._awaited())
 
     async def _awaited(self) -> T:
@@ -282,14 +301,33 @@ class Future(concurrent.futures.Future[T], Generic[T]):
     def _wait(self, timeout: float | None) -> None:
         self._check_may_wait()
         place = self._begin_wait()
+        task = None if running_loop() is None else _running_task()
         try:
-            ended = self._engine.wait(self._has_ended, timeout)
+            if task is None:
+                ended = self._engine.wait(self._has_ended, timeout)
+            else:
+                ended = self._wait_in(task, timeout)
         finally:
             self._end_wait(place)
         if not ended and self._state is _RUNNING:
             if self._engine.closed:
                 raise RuntimeError("the connection to the allocation was closed while a call was in flight")
             raise TimeoutError(f"no answer in {timeout} s from {self._waits_for()}; the future can be read again")
+
+    def _wait_in(self, task: asyncio.Task[object], timeout: float | None) -> bool:
+        """Wait in *task*, until it is cancelled: by a signal handler, because its loop runs nothing meanwhile."""
+        before = task.cancelling()
+
+        def cancelled() -> bool:
+            # Perhaps just before this read: then the task would learn of it only after it.
+            return task.cancelling() > before or bool(getattr(task, "_must_cancel", False))
+
+        ended = self._engine.wait(lambda: self._has_ended() or cancelled(), timeout)
+        if self._state is _RUNNING and cancelled():
+            from asyncio import CancelledError
+
+            raise CancelledError
+        return ended
 
     def _check_may_wait(self) -> None:
         if self._engine.driving:
@@ -318,7 +356,8 @@ class Future(concurrent.futures.Future[T], Generic[T]):
         if self._error is not None:
             # Each reader gets a fresh traceback, without the frames of earlier readers.
             raise BaseException.with_traceback(self._error, None)  # unbound: the class may override it
-        return cast(T, self._value)
+        value: T = self._value
+        return value
 
     def _settle(self) -> None:
         raw = None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Protocol
 
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.shape import Point
 
-__all__ = ["ActorId", "ActorInstance"]
+__all__ = ["ActorId", "ActorInstance", "CreatorInstance"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class ActorId:
         return f"{self.proc_id}/{self.label}[{self.rank}]"
 
 
-class ActorInstance(Protocol):
-    """The running actor; in the program, the program itself."""
+class CreatorInstance(Protocol):
+    """An actor, or the program, as the actors know it that it has spawned."""
 
     @property
     def name(self) -> str:
@@ -44,9 +44,39 @@ class ActorInstance(Protocol):
         ...
 
     @property
+    def class_name(self) -> str | None:
+        """Module and name of the actor's class; None for the program."""
+        ...
+
+    @property
+    def creator(self) -> CreatorInstance | None:
+        """The actor or program that has spawned it; None for the program."""
+        ...
+
+    @property
     def rank(self) -> Point:
         """Coordinates of the actor in the spawned mesh, whichever slice the message was sent to."""
         ...
+
+    @property
+    def proc(self) -> Any:  # a `ProcMesh`, which is a name of a layer above
+        """The actor's process, as a mesh of one proc without dimensions; actors spawned on it share the process."""
+        ...
+
+    @property
+    def proc_mesh(self) -> Any:
+        """The procs that its mesh of actors was spawned on, as a `ProcMesh`; in the program its own process.
+
+        The program is asked for them if there are several.
+
+        Raises:
+            RuntimeError: the program has stopped them.
+        """
+        ...
+
+
+class ActorInstance(CreatorInstance, Protocol):
+    """The running actor; in the program, the program itself."""
 
     @property
     def proc_id(self) -> str:
@@ -58,16 +88,11 @@ class ActorInstance(Protocol):
         """Identity of the actor."""
         ...
 
-    @property
-    def proc(self) -> Any:  # a `ProcMesh`, which is a name of a layer above
-        """The actor's process, as a mesh of one proc without dimensions; actors spawned on it share the process."""
-        ...
-
     def stop(self, reason: str | None = None) -> None:
         """Stop this actor once it has handled the messages queued for it; its `__cleanup__` runs.
 
         Args:
-            reason: for moved programs; not used.
+            reason: stands in the `ActorDied` of later calls.
 
         Raises:
             RuntimeError: called in the program, which is not an actor.

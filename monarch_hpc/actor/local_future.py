@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import functools
 import inspect
-import threading
+from _thread import RLock, allocate_lock
 from collections.abc import Callable, Coroutine, Generator
-from typing import Any, Generic, ParamSpec, TypeVar, cast
+from functools import partial
+from threading import Condition
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
 from monarch_hpc.actor.future import Future
+from monarch_hpc.actor.running_loop import running_loop
 from monarch_hpc.core.process.fork import Owned
+from monarch_hpc.core.process.thread import Thread
 from monarch_hpc.transport.engine.engine import Engine
+
+if TYPE_CHECKING:
+    import asyncio
 
 __all__ = ["completed", "pending", "returns_future"]
 
@@ -27,7 +33,11 @@ class _WaitingThreads(Owned):
     closed = False
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._changed = Condition(RLock())
+
+    def check_works(self) -> None:
+        """See `Engine.check_works`; this one cannot fail."""
+        self.check_own()
 
     def wake_waiters(self) -> None:
         """Make all waiting threads check their conditions."""
@@ -47,7 +57,7 @@ class _SharedCoroutine(Future[T], Generic[T]):
         super().__init__(cast(Engine, _WaitingThreads()), lambda: getattr(body, "__qualname__", "a coroutine"))
         self._body: Coroutine[Any, Any, T] | None = body
         self._context = context
-        self._claiming = threading.Lock()
+        self._claiming = allocate_lock()
         self._task: asyncio.Task[T] | None = None
 
     def __del__(self) -> None:
@@ -61,9 +71,20 @@ class _SharedCoroutine(Future[T], Generic[T]):
 
     def _wait(self, timeout: float | None) -> None:
         body = self._claim()
+        loop = running_loop()
         if body is None:
+            if loop is not None and self._task is not None and self._task.get_loop() is loop:
+                raise RuntimeError(f"{self._waits_for()} runs on the event loop that get() would block: await it")
             super()._wait(timeout)
-            return
+        elif loop is None:
+            self._perform(body, timeout)
+        else:  # a loop cannot run inside of another one
+            Thread(partial(self._perform, body, timeout))
+            super()._wait(None)
+
+    def _perform(self, body: Coroutine[Any, Any, T], timeout: float | None) -> None:
+        import asyncio
+
         try:
             with asyncio.Runner() as runner:
                 self.set_result(runner.run(asyncio.wait_for(body, timeout), context=self._context))
@@ -76,7 +97,9 @@ class _SharedCoroutine(Future[T], Generic[T]):
     def __await__(self) -> Generator[object, None, T]:
         body = self._claim()
         if body is not None:
-            self._task = asyncio.get_running_loop().create_task(body, context=self._context)
+            from asyncio import get_running_loop
+
+            self._task = get_running_loop().create_task(body, context=self._context)
             self._task.add_done_callback(self._take)
         return (yield from super().__await__())
 
@@ -93,8 +116,8 @@ def returns_future(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P,
     """Make an ``async def`` return a `Future`, for callers with and without an event loop.
 
     Calling it starts nothing. A first ``await`` runs the body on the awaiting loop, a first ``get()`` in the calling
-    thread; later readers get the same outcome. A ``get`` that times out cancels the body; cancelling an ``await`` does
-    not.
+    thread, or on another one if an event loop runs there; later readers get the same outcome. A ``get`` that times out
+    cancels the body; cancelling an ``await`` does not.
 
     Raises:
         TypeError: *function* is not an ``async def``.

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast, overload
 
 from monarch_hpc.actor.context import context
+from monarch_hpc.actor.endpoint_wrappers import wrap_endpoints
 
-__all__ = ["get_meter", "span", "traced"]
+__all__ = ["get_meter", "span", "trace_endpoints", "traced"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -73,3 +74,11 @@ def traced(fn: Callable[..., Any] | None = None, /, *, name: str | None = None) 
         return call
 
     return decorate if fn is None else decorate(fn)
+
+
+def trace_endpoints() -> None:
+    """Run each endpoint of the actors that are spawned in this process from here on in a `span` named ``CLASS.METHOD``.
+
+    Call it in the `bootstrap` of procs, after the program's own set-up of OpenTelemetry.
+    """
+    wrap_endpoints(lambda function: traced(name=function.__qualname__)(function))

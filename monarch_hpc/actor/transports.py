@@ -6,43 +6,12 @@ with the allocation's key wherever it leaves a host. Declarations are checked, a
 
 from __future__ import annotations
 
-import enum
-
 from monarch_hpc.actor.runtime.runtime import Runtime
-from monarch_hpc.core.arguments import check_instance, check_text
+from monarch_hpc.config.channel_transport import ChannelTransport, parse_transport
+from monarch_hpc.core.arguments import check_text
 
 __all__ = ["ChannelTransport", "attach", "enable_transport"]
 
-
-class ChannelTransport(enum.Enum):
-    """Kinds of transports; see `enable_transport`."""
-
-    TcpWithLocalhost = "tcp(localhost)"
-    TcpWithHostname = "tcp(hostname)"
-    MetaTlsWithHostname = "metatls(hostname)"
-    MetaTlsWithIpV6 = "metatls(ipv6)"
-    MetaQuicWithHostname = "metaquic(hostname)"
-    MetaQuicWithIpV6 = "metaquic(ipv6)"
-    Quic = "quic"
-    Tls = "tls"
-    Local = "local"
-    Unix = "unix"
-
-
-_SHORT = {
-    "ipc": ChannelTransport.Unix,
-    "tcp": ChannelTransport.TcpWithHostname,
-    "tls": ChannelTransport.Tls,
-    "metatls": ChannelTransport.MetaTlsWithIpV6,
-    "metatls-hostname": ChannelTransport.MetaTlsWithHostname,
-}
-_ACCEPTED = {
-    ChannelTransport.TcpWithLocalhost,
-    ChannelTransport.TcpWithHostname,
-    ChannelTransport.Tls,
-    ChannelTransport.Local,
-    ChannelTransport.Unix,
-}
 
 _declared: ChannelTransport | str | None = None
 _attached: str | None = None
@@ -63,12 +32,7 @@ def enable_transport(transport: ChannelTransport | str) -> None:
         RuntimeError: another transport was declared before, or the program already communicates.
     """
     global _declared
-    check_instance("transport", transport, (str, ChannelTransport), "'tcp', 'ipc', 'tls' or a ChannelTransport")
-    wanted = _SHORT.get(transport, transport) if isinstance(transport, str) else transport
-    if isinstance(wanted, ChannelTransport) and wanted not in _ACCEPTED:
-        raise ValueError(f"transport {wanted.value!r} exists at Meta only; give 'tcp', or leave the call out")
-    if isinstance(wanted, str) and not wanted.startswith(("tcp://", "ipc://", "tls://")):
-        raise ValueError(f"no transport {transport!r}: give 'ipc', 'tcp', 'tls' or an address, tcp://address:port")
+    wanted = parse_transport(transport)
     if wanted == _declared:
         return
     if _declared is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import gc
 import logging
 import os
 import signal
@@ -14,15 +15,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from monarch_hpc.agent.procs.zygote_launch import ZygoteSettings, launch_zygote
+from monarch_hpc.agent.procs.zygote_launch import StartingZygote, ZygoteSettings, fork_zygote, launch_zygote
 from monarch_hpc.allocation.attempts import attempt_folder, attempt_identity
 from monarch_hpc.allocation.files import KEY_BYTES
 from monarch_hpc.core.errors import ConfigError, MonarchError
 from monarch_hpc.core.machine.interfaces import host_name, raise_file_limit
+from monarch_hpc.core.process.breakdown import break_down
 from monarch_hpc.core.process.dumps import forbid_core_dumps
 from monarch_hpc.core.storage.scratch import remove_unheld
-from monarch_hpc.core.text.hostlist import expand
+from monarch_hpc.telemetry import recorder  # noqa: F401 loaded for the zygote, too, which is forked from this process
+from monarch_hpc.transport import node  # noqa: F401 the same
 from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.transport.engine.faults import log_fault
+from monarch_hpc.wire.control import table  # noqa: F401 the same
 from monarch_hpc.wire.start import DEFAULT_ENTRY
 
 if TYPE_CHECKING:
@@ -40,7 +45,6 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     """Serve one host until the allocation ends; return the exit code."""
     options = _parse(arguments)
     name = f"local{options.rank}" if options.local else host_name(environment)
-    logging.basicConfig(level=logging.INFO, format=f"agent {name}: %(message)s", stream=sys.stderr)
     os.umask(0o077)
     # The main thread takes signals by sigwait: a handler could run in the middle of the engine. SIGINT and SIGHUP
     # are meant for the terminal that an agent was started from, and are ignored.
@@ -51,11 +55,19 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     libc.prctl(_PR_SET_NAME, b"monarch-agent", 0, 0, 0)  # no space in it, see zygote.py
     raise_file_limit()
     forbid_core_dumps()
+    allocation = attempt_identity(options.allocation, options.attempt)
+    settings = ZygoteSettings(allocation, options.rank, options.entry, environment)
+    # Before anything that procs must not inherit: the key, logging, threads. It goes on loading what procs need while
+    # this process loads what agents need: the first proc has to wait for both.
+    gc.freeze()  # what both share: the collector would write to it
+    first_zygote = fork_zygote(settings) or launch_zygote(settings)
+    logging.basicConfig(level=logging.INFO, format=f"agent {name}: %(message)s", stream=sys.stderr)
     try:
-        code = _serve(options, name, _read_key(), environment)
+        code = _serve(options, name, environment, settings, first_zygote)
     except (MonarchError, OSError) as error:
         logging.error("%s", error)
         code = error.exit_code if isinstance(error, MonarchError) else 1
+        _end(first_zygote)  # perhaps it still holds the directory, which it has inherited
     if options.held >= 0:
         # The process that made the directory may have been killed; if it is alive, it still holds the directory.
         os.close(options.held)
@@ -63,24 +75,26 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     return code
 
 
-def _serve(options: argparse.Namespace, name: str, key: bytes, environment: Mapping[str, str]) -> int:
-    # The zygote loads while this process imports its own modules: the first proc has to wait for the zygote.
-    allocation = attempt_identity(options.allocation, options.attempt)
-    settings = ZygoteSettings(allocation, options.rank, options.entry, environment)
-    first_zygote = launch_zygote(settings)
+def _serve(
+    options: argparse.Namespace,
+    name: str,
+    environment: Mapping[str, str],
+    settings: ZygoteSettings,
+    first_zygote: StartingZygote,
+) -> int:
     from monarch_hpc.agent.agent_args import AgentArgs
     from monarch_hpc.agent.resources.grant import read_grant
     from monarch_hpc.agent.service import Service
     from monarch_hpc.allocation.settings import read_config
 
+    key = _read_key()  # it comes last: the configuration is there
     config = read_config(options.directory)
-    grant = read_grant(
-        environment, config.fabric.interfaces.compute, (options.rank, options.num_hosts) if options.local else None
-    )
+    local_place = (options.rank, options.num_hosts) if options.local else None
+    grant = read_grant(environment, config, local_place)
     args = AgentArgs(
         directory=options.directory,
         folder=attempt_folder(options.directory, options.attempt),
-        allocation=allocation,
+        allocation=settings.allocation,
         rank=options.rank,
         num_hosts=options.num_hosts,
         name=name,
@@ -88,6 +102,7 @@ def _serve(options: argparse.Namespace, name: str, key: bytes, environment: Mapp
         job_id=int(environment["SLURM_JOB_ID"]) if environment.get("SLURM_JOB_ID", "").isdecimal() else None,
         host_names=_host_names(options, environment),
         environment=environment,
+        ready_fd=options.ready,
     )
     codes: list[int] = []
 
@@ -96,6 +111,7 @@ def _serve(options: argparse.Namespace, name: str, key: bytes, environment: Mapp
         signal.pthread_kill(threading.main_thread().ident or 0, _FINISHED)
 
     engine = Engine()
+    engine.on_fault = lambda what, error: (log_fault if engine.failure is None else break_down)(what, error)
     service = Service(engine, args, grant, config, settings, first_zygote, finished)
     # No other thread runs yet, so errors at startup are raised here.
     service.start()
@@ -105,9 +121,18 @@ def _serve(options: argparse.Namespace, name: str, key: bytes, environment: Mapp
     engine.start()
     while not codes:
         if signal.sigwait(_SIGNALS) is signal.SIGTERM:
-            engine.call_soon(service.end)
+            service.termination.mark()
+            engine.call_soon(service.termination.on_sigterm)
     engine.close()
     return codes[0]
+
+
+def _end(zygote: StartingZygote) -> None:
+    """End the first zygote, of an agent that does not start."""
+    with contextlib.suppress(ChildProcessError):  # it has ended
+        if os.waitpid(zygote.pid, os.WNOHANG) == (0, 0):
+            os.kill(zygote.pid, signal.SIGKILL)
+            os.waitpid(zygote.pid, 0)
 
 
 def _check_lifeline(engine: Engine, service: Service) -> None:
@@ -132,6 +157,8 @@ def _read_key() -> bytes:
 def _host_names(options: argparse.Namespace, environment: Mapping[str, str]) -> list[str]:
     if options.local:
         return [f"local{rank}" for rank in range(options.num_hosts)]
+    from monarch_hpc.core.text.hostlist import expand  # the zygote, a fork of this process, needs none
+
     # The step's list is in task order; the job's list may have more hosts.
     with contextlib.suppress(ConfigError):
         return expand(environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", ""))
@@ -148,6 +175,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--local", action="store_true", help="all hosts are this machine: listen on loopback only")
     parser.add_argument("--lifeline", action="store_true", help="end at the end of standard input")
     parser.add_argument("--held", type=int, default=-1, help="descriptor that holds the directory, see core.storage")
+    parser.add_argument("--ready", type=int, default=-1, help="pipe to write a byte to once the allocation is ready")
     parser.add_argument("--entry", default=DEFAULT_ENTRY, help="module:function that procs run")
     return parser.parse_args(arguments)
 

@@ -15,16 +15,18 @@ from monarch_hpc.agent.procs.mpi_step import MpiSteps
 from monarch_hpc.agent.procs.proc_table import ProcTable
 from monarch_hpc.agent.procs.spawner import ProcSpawner
 from monarch_hpc.agent.procs.zygote_pool import MAX_PROCS_PER_ORDER, ZygotePool
+from monarch_hpc.agent.programs.table import Programs
 from monarch_hpc.agent.resources.shm_folder import remove_segments
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.transport.engine.engine import Engine
-from monarch_hpc.wire.control.calls import Calls, CallsReport
 from monarch_hpc.wire.control.message import Message
-from monarch_hpc.wire.control.output import LogsSet, SetLogs
+from monarch_hpc.wire.control.output import FlushLogs, LogsSet, SetLogs
 from monarch_hpc.wire.control.procs import ProcsStopped, SpawnFailed, SpawnProcs, StopProcs
+from monarch_hpc.wire.control.questions import Ask, Portion
 from monarch_hpc.wire.control.runs import CloseRun, RunClosed
 from monarch_hpc.wire.proc_key import ProcKey
+from monarch_hpc.wire.tables.answer import answer
 
 __all__ = ["Agent"]
 
@@ -40,6 +42,10 @@ class Agent:
     Args:
         outlet: receives the procs' output.
         send: sends a message to the head.
+
+    Attributes:
+        seated: whether it has this host's seat. Without it there may be another agent here, whose processes carry the
+            same marks: it ends nothing but its zygotes when it leaves.
     """
 
     def __init__(
@@ -49,6 +55,7 @@ class Agent:
         zygotes: ZygotePool,
         steps: MpiSteps,
         reaper: Reaper,
+        programs: Programs,
         outlet: Outlet,
         send: Callable[[Message], None],
     ) -> None:
@@ -57,12 +64,14 @@ class Agent:
         self._zygotes = zygotes
         self._steps = steps
         self._reaper = reaper
+        self._programs = programs
         self._send = send
         self._procs = ProcTable(engine, settings, steps, reaper, send, self._settle)
         self._spawner = ProcSpawner(engine, settings, zygotes, steps, outlet, send, self._procs)
         self._stopping_meshes: set[tuple[str, int]] = set()
         self._closing_runs: dict[str, Deadline | None] = {}  # None: procs are still ending
         self._clearing = False
+        self.seated = False
         self._leaving: Callable[[int], None] | None = None
 
     def handle(self, message: Message) -> None:
@@ -91,9 +100,7 @@ class Agent:
             case CloseRun():
                 for proc in self._procs.of_run(message.run):
                     self._procs.kill(proc)
-            case Calls():
-                self._send(CallsReport(message.ticket, [], [f"host {self._settings.name}: {problem}"]))
-            case SetLogs():
+            case SetLogs() | FlushLogs():
                 self._send(LogsSet(message.run, message.mesh, self._settings.rank, message.number))
 
     def _handle(self, message: Message) -> None:
@@ -105,28 +112,43 @@ class Agent:
                 for proc in self._procs.of_mesh(message.run, message.mesh):
                     self._procs.stop(proc, message.grace_s)
                 self._settle()
-            case Calls():
-                self._send(CallsReport(message.ticket, self._procs.report(), []))
             case CloseRun():
                 self._closing_runs.setdefault(message.run, None)
                 for proc in self._procs.of_run(message.run):
-                    self._procs.stop(proc, self._settings.stop_s)
+                    self._procs.stop(proc, self._settings.procs.stop_s)
                 self._settle()
             case SetLogs():
                 for proc in self._procs.of_mesh(message.run, message.mesh):
                     if not message.ranks or proc.start.rank in message.ranks:
                         proc.output.stream(message.stream)
                 self._send(LogsSet(message.run, message.mesh, self._settings.rank, message.number))
+            case FlushLogs():
+                for proc in self._procs.of_mesh(message.run, message.mesh):
+                    proc.output.flush()
+                self._send(LogsSet(message.run, message.mesh, self._settings.rank, message.number))
             case _:
                 _log.warning("the head sent %s, which agents do not handle", type(message).__name__)
+
+    def rows(self, question: Ask) -> Portion | None:
+        """Return this host's rows; None if they cannot be read."""
+        try:
+            return answer(question, f"host {self._settings.name}", self._procs.sources)
+        except Exception:  # noqa: BLE001 a callback's edge: the hosts behind this one are to be asked all the same
+            _log.exception("rows of %s could not be read", question.table)
+            return None
 
     def leave(self, grace_s: float, done: Callable[[int], None]) -> None:
         """End all procs and zygotes and everything they started; call *done* with the number of processes left."""
         if self._leaving is not None:
             return
         self._leaving = done
+        if not self.seated:
+            self._zygotes.close()
+            done(0)
+            return
         for proc in self._procs:
             self._procs.stop(proc, grace_s)
+        self._programs.leave(grace_s)
         deadline = Deadline(grace_s + _SWEEP_S, self._engine.clock)
         self._clear_host(deadline)
 
@@ -160,9 +182,12 @@ class Agent:
             return "the run is over"
         if not 0 < order.mesh < 1 << 63 or min(order.first_rank, default=0) < 0:
             return f"invalid order: ranks {order.first_rank} of mesh {order.mesh}"
-        if self._procs.of_mesh(order.run, order.mesh):
+        running = [proc.start.rank for proc in self._procs.of_mesh(order.run, order.mesh)]
+        if running and not order.restarts:
             return f"mesh {order.mesh} exists already in this run"
-        return ""
+        first = order.first_rank[order.hosts.index(self._settings.rank)]
+        taken = sorted(rank for rank in running if first <= rank < first + order.per_host)
+        return f"rank {taken[0]} of mesh {order.mesh} runs here, and is not to be replaced yet" if taken else ""
 
     # ---- ending ----
 
@@ -200,8 +225,8 @@ class Agent:
             self._send(RunClosed(run))
 
     def _kill_orphans(self) -> int:
-        # An orphan that emptied its environment belongs to no known run, so it is killed only when no run has procs.
-        if self._procs:
+        # An orphan that emptied its environment belongs to no known run, so it is killed only when none has processes.
+        if self._procs or self._programs.running:
             return 0
         found = orphans(self._reaper.watched)
         for pid in found:
@@ -211,9 +236,10 @@ class Agent:
 
     def _clear_host(self, deadline: Deadline) -> None:
         assert self._leaving is not None
-        if self._procs and not deadline.passed():
+        if (self._procs or not self._programs.drained) and not deadline.passed():
             self._engine.call_later(_SWEEP_RETRY_S, lambda: self._clear_host(deadline))
             return
+        self._programs.close()
         self._zygotes.close()
         self._steps.close()
         self._procs.close()

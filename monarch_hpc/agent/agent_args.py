@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from monarch_hpc.core.dataclass import dataclass
 
 __all__ = ["AgentArgs"]
 
@@ -17,6 +18,7 @@ class AgentArgs:
         folder: where agents and head exchange files: *directory*, or its subfolder for this attempt of the job.
         host_names: names of all hosts by rank; empty if Slurm does not provide them.
         environment: variables that procs inherit.
+        ready_fd: a pipe to which the head writes a byte once `ready.json` is there; -1 for none.
     """
 
     directory: Path
@@ -29,3 +31,9 @@ class AgentArgs:
     job_id: int | None
     host_names: list[str]
     environment: Mapping[str, str]
+    ready_fd: int = -1
+
+    @property
+    def owns_job(self) -> bool:
+        """Whether the allocation was made by a batch script of ours; an embedded one may be inside any Slurm job."""
+        return self.job_id is not None and self.folder != self.directory

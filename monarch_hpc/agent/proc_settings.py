@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from monarch_hpc.agent.resources.grant import Grant
-from monarch_hpc.config.schema import FabricConfig, LogsConfig, TransportConfig, UcxConfig
+from monarch_hpc.config.schema import FabricConfig, LogsConfig, ProcsConfig, TransportConfig, UcxConfig
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.ids import SlurmIds
 from monarch_hpc.supervision.lease import Lease
 
@@ -18,7 +17,6 @@ class ProcSettings:
 
     Args:
         listen_hosts: IP addresses for procs to listen on.
-        stop_s: seconds between SIGTERM and SIGKILL of a proc whose run ends.
         heartbeat_s: seconds between two checks of the procs' state.
         lease: how long a proc may be stopped by a signal.
         keep_dead: number of dead procs whose records are kept.
@@ -34,13 +32,13 @@ class ProcSettings:
     key: bytes
     grant: Grant
     listen_hosts: list[str]
-    stop_s: float
     heartbeat_s: float
     lease: Lease
     addresses: list[str]
     segments: str
     forwarders: list[str]
     keep_dead: int
+    procs: ProcsConfig
     limits: TransportConfig
     fabric: FabricConfig
     ucx: UcxConfig

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-import platform
-import secrets
 from collections.abc import Callable
 from functools import partial
 
 from monarch_hpc.agent.agent import Agent
 from monarch_hpc.agent.agent_args import AgentArgs
 from monarch_hpc.agent.casts.channels import CastChannels
+from monarch_hpc.agent.children.leftovers import find_leftovers, kill_leftovers
 from monarch_hpc.agent.children.reaper import Reaper
 from monarch_hpc.agent.head.head import Head
+from monarch_hpc.agent.head.idle import IdleRelease, watch_idle
 from monarch_hpc.agent.head.link import ChannelLink, Link, LocalLink
 from monarch_hpc.agent.output.log_files import LogFiles
 from monarch_hpc.agent.output.proc_output import Outlet
@@ -22,17 +22,20 @@ from monarch_hpc.agent.proc_settings import ProcSettings
 from monarch_hpc.agent.procs.mpi_step import MpiSteps, StepSettings
 from monarch_hpc.agent.procs.zygote_launch import StartingZygote, ZygoteSettings
 from monarch_hpc.agent.procs.zygote_pool import ZygotePool
+from monarch_hpc.agent.programs.program import settings_of
+from monarch_hpc.agent.programs.table import Programs, Request
+from monarch_hpc.agent.ready_report import report_ready
 from monarch_hpc.agent.resources import cgroup
 from monarch_hpc.agent.resources.grant import Grant
 from monarch_hpc.agent.resources.shm_folder import make_segments
+from monarch_hpc.agent.termination import Termination
 from monarch_hpc.allocation import files as allocation_files
-from monarch_hpc.allocation.ready import make_ready, write_ready
 from monarch_hpc.config import Config
 from monarch_hpc.core.clock import Deadline
-from monarch_hpc.core.errors import ConfigError, FrameError, TransportError
+from monarch_hpc.core.errors import FrameError, TransportError
 from monarch_hpc.core.ids import Identity, Role, SlurmIds, new_incarnation
 from monarch_hpc.core.logger import Logger
-from monarch_hpc.core.version import __version__
+from monarch_hpc.core.version import PYTHON_VERSION, __version__
 from monarch_hpc.supervision.lease import Lease, Liveness
 from monarch_hpc.telemetry.observer import open_witness
 from monarch_hpc.transport.api import FrameChannel
@@ -41,6 +44,7 @@ from monarch_hpc.transport.heartbeat import Heartbeat
 from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.control.allocation import HostEntry, Join, Roster, ShutDown, ShutDownDone
 from monarch_hpc.wire.control.message import Message
+from monarch_hpc.wire.control.questions import AskHosts
 from monarch_hpc.wire.control.refusal import Refused, refuse
 from monarch_hpc.wire.control.runs import RunClosed
 from monarch_hpc.wire.control.table import decode
@@ -61,6 +65,9 @@ class Service:
 
     Args:
         first_zygote: started before this module was loaded.
+
+    Attributes:
+        termination: handles SIGTERM.
 
     All methods except the constructor must be called on the engine's driver.
     """
@@ -90,7 +97,7 @@ class Service:
             name=args.name,
             addresses=self._node.listen(listen_hosts),
             pid=os.getpid(),
-            python=platform.python_version(),
+            python=PYTHON_VERSION,
             package=__version__,
             cpus=grant.cpus,
             gpus=grant.gpus,
@@ -101,19 +108,7 @@ class Service:
         self._zygotes = ZygotePool(engine, self._reaper, zygote_settings)
         self._first_zygote = first_zygote
         segments, self._segments_held = make_segments(args.allocation, args.rank)
-        step_settings = StepSettings(
-            allocation=args.allocation,
-            host_rank=args.rank,
-            num_gpus=len(grant.gpus),
-            num_cpus=len(grant.cpus),
-            entry=zygote_settings.entry,
-            directory=args.directory,
-            sockets=segments,
-            job_id=args.job_id if (args.directory / "task.sh").exists() else None,
-            host_names=args.host_names,
-            flags=config.slurm.step_flags,
-            environment=args.environment,
-        )
+        step_settings = StepSettings.of(args, grant, zygote_settings.entry, segments, config.slurm.step_flags)
         self._files = LogFiles(
             args.directory / "runs",
             config.logs.max_file_bytes,
@@ -129,13 +124,13 @@ class Service:
             key=args.key,
             grant=grant,
             listen_hosts=listen_hosts,
-            stop_s=config.procs.stop_s,
             heartbeat_s=config.liveness.heartbeat_s,
             lease=lease,
             addresses=self._host_entry.addresses,
             segments=segments,
             forwarders=self._forwarders,
             keep_dead=config.telemetry.keep_dead,
+            procs=config.procs,
             limits=limits,
             fabric=config.fabric,
             ucx=config.ucx,
@@ -143,12 +138,20 @@ class Service:
             logs=config.logs,
         )
         mpi_steps = MpiSteps(engine, self._reaper, step_settings)
-        self._agent = Agent(engine, proc_settings, self._zygotes, mpi_steps, self._reaper, outlet, self._send_up)
+        program_settings = settings_of(args, config.logs.max_file_bytes)
+        self._programs = Programs(engine, self._reaper, program_settings, self._own_run)
+        self._agent = Agent(
+            engine, proc_settings, self._zygotes, mpi_steps, self._reaper, self._programs, outlet, self._send_up
+        )
         self._heartbeat = Heartbeat(engine, config.liveness.heartbeat_s, lease, self._on_liveness)
-        self._casts = CastChannels(engine, self._node, self._heartbeat, args.rank, args.num_hosts, limits)
+        self._casts = CastChannels(
+            engine, self._node, self._heartbeat, args.rank, args.num_hosts, config, self._agent.rows
+        )
+        self.termination = Termination(engine, args, config, segments, lambda: self._head_link, self.end)
         self._links: dict[FrameChannel, ChannelLink] = {}
         self._head_link: Link = LocalLink(lambda _message: None, lambda _reason: None)  # until the head is known
         self._head: Head | None = None
+        self._idle: IdleRelease | None = None
         self._retention: Retention | None = None
         self._sent_goodbye = False
         self._leaving = False
@@ -161,31 +164,28 @@ class Service:
             AllocationError: the allocation already has a head.
         """
         self._zygotes.warm(self._first_zygote, self._config.procs.preload)
-        problem = self._check_shared()
+        if self._args.owns_job and (num_left := kill_leftovers(find_leftovers())):
+            _log.warning("ended %d processes that an earlier allocation of yours had left here", num_left)
+        problem = allocation_files.report_host(self._args.folder, self._host_entry)
         if self._args.rank == 0:
             self._start_head(problem)
         else:
             self._find_head(problem)
 
-    def _check_shared(self) -> str:
-        directory = self._args.folder
-        try:
-            allocation_files.write_host(directory, self._host_entry, secrets.token_hex(8))
-        except (OSError, ConfigError) as error:
-            return f"cannot use the shared directory {directory} (config key 'paths.shared'): {error}"
-        return ""
-
     def _start_head(self, problem: str) -> None:
         self._retention = Retention(self._args.directory, self._config.logs.keep_runs)
         allocation_files.claim(self._args.folder, f"process {os.getpid()} on {self._args.name}")
+        self._agent.seated = True
         head = self._head = Head(
             self._args.num_hosts,
             self._engine.clock,
             self._engine.call_later,
             self._config.agent.grace_s,
-            self._write_ready,
+            partial(report_ready, self._args),
             self._on_all_left,
             open_witness,
+            self._config.telemetry.max_answer_bytes,
+            self._config.slurm.notice_s,
         )
         agent_link = LocalLink(lambda message: self._engine.call_soon(partial(self._on_order, message)), self._refused)
         self._head_link = LocalLink(
@@ -195,20 +195,15 @@ class Service:
         self._forwarders[:] = self._host_entry.addresses
         allocation_files.write_head(self._args.folder, self._host_entry.addresses)
         head.on_join(agent_link, Join(self._host_entry, problem))
+        self._idle = watch_idle(head, self._config, self._args, self._engine.call_later, self._engine.clock)
+        self.termination.start_head(head.deadline)
 
-    def _write_ready(self, hosts: list[HostEntry], missing: dict[int, str]) -> None:
-        names = [self._host_name(rank) for rank in missing]
-        for rank, why in missing.items():
-            _log.warning("%s is missing: %s", self._host_name(rank), why)
-        ready = make_ready(self._args.allocation, self._args.job_id, hosts, names)
-        try:
-            write_ready(self._args.folder, ready)
-        except OSError as error:
-            _log.error("cannot write ready.json in %s: %s", self._args.folder, error)
-
-    def _host_name(self, rank: int) -> str:
-        names = self._args.host_names
-        return names[rank] if rank < len(names) else f"host {rank}"
+    def _own_run(self, deliver: Callable[[Message], None]) -> tuple[Callable[[Message], None], Callable[[], None]]:
+        """Make this agent the owner of a run at its own head, see `agent.programs.table.OwnRun`."""
+        head = self._head
+        assert head is not None, "only the head's agent is asked for programs"
+        link = LocalLink(deliver, lambda _reason: deliver(RunClosed("")))
+        return partial(head.on_client, link), partial(head.on_client_lost, link, "its program has ended")
 
     # ---- the link to the head ----
 
@@ -243,6 +238,8 @@ class Service:
         self._head_link.send(message)
 
     def _on_order(self, message: Message) -> None:
+        if not isinstance(message, Refused | ShutDown):
+            self._agent.seated = True
         match message:
             case ShutDown():
                 self.leave(message.grace_s)
@@ -252,6 +249,8 @@ class Service:
                 _log.warning("the head refused %s: %s", message.request, message.problem)
             case Roster():
                 self._casts.on_roster(message.hosts)
+            case AskHosts():
+                self._casts.on_ask(message, self._head_link.send)
             case _:
                 try:
                     self._agent.handle(message)
@@ -303,6 +302,8 @@ class Service:
         head = self._head
         if head is None:
             self._on_order(message)
+        elif channel.peer.role is not Role.AGENT and isinstance(message, Request):
+            self._programs.handle(message, link.send)
         elif channel.peer.role is not Role.AGENT:
             head.on_client(link, message)
             if head.owns(link) and not channel.peer.address.startswith("tcp://127."):
@@ -317,6 +318,8 @@ class Service:
         """Handle the end of a channel."""
         link = self._links.pop(channel, None)
         self._heartbeat.forget(channel)
+        if link is not None:
+            self._programs.forget(link.send)
         if self._casts.on_lost(channel, error) or link is None:
             return
         if self._head is None:
@@ -344,7 +347,7 @@ class Service:
     # ---- the end ----
 
     def end(self) -> None:
-        """End in response to a signal, or to the end of the process that started this agent."""
+        """End in response to the end of the process that started this agent."""
         if self._head is not None:
             self._head.shut_down(self._config.procs.stop_s, None)
         else:
@@ -368,6 +371,8 @@ class Service:
             self._engine.call_later(_FLUSH_S, self._end)
 
     def _on_all_left(self) -> None:
+        if self._idle is not None:
+            self._idle.finish()
         self._node.close("the allocation is over")
         self._engine.call_later(_FLUSH_S, self._end)
         self._end_when_closed()

@@ -80,6 +80,10 @@ def read_document(path: Path) -> Document:
     return document
 
 
-def write_document(path: Path, fields: Mapping[str, object]) -> None:
-    """Write *fields* with the schema number."""
-    write_json(path, {"schema": SCHEMA, **fields})
+def write_document(path: Path, fields: Mapping[str, object], *, durable: bool = False) -> None:
+    """Write *fields* with the schema number.
+
+    Args:
+        durable: see `core.storage.files.write_private`; what agents say of themselves ends with a crash, too.
+    """
+    write_json(path, {"schema": SCHEMA, **fields}, durable=durable)

@@ -10,7 +10,9 @@
     attempts/<n>/ one for each start of the batch script; a requeued job has several:
         granted.json  the job has begun       head.claim      one agent has become the head
         head.json     the head's addresses    hosts/<n>.json  agent n has reported
-        ready.json    the agents are ready    ended.json      the batch script has ended
+        ready.json    the agents are ready    released.json   the head ends the allocation, and why
+        ended.json    the batch script has ended
+        warned.json   the batch script has got Slurm's signal that the job ends soon
 
 Each of these files is written whole. An allocation that is not a Slurm job has the files of an attempt in the directory
 itself. `ready` has `ready.json`, and `settings` has `config.json`.
@@ -20,12 +22,12 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from monarch_hpc.allocation.attempts import newest_attempt
 from monarch_hpc.allocation.document import read_document, write_document
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import AllocationError, ConfigError
 from monarch_hpc.core.storage.files import private_dir, read_private, write_private
 from monarch_hpc.core.text.hostlist import expand
@@ -38,6 +40,8 @@ __all__ = [
     "GRANTED",
     "HOSTS",
     "KEY_BYTES",
+    "RELEASED",
+    "WARNED",
     "Granted",
     "claim",
     "ended_path",
@@ -45,18 +49,23 @@ __all__ = [
     "read_granted",
     "read_head",
     "read_key",
+    "read_released",
     "read_reported",
     "remove_key",
+    "report_host",
     "write_head",
     "write_host",
     "write_key",
+    "write_released",
 ]
 
 KEY_BYTES = 32
 
 GRANTED = "granted.json"
 ENDED = "ended.json"
+RELEASED = "released.json"
 HOSTS = "hosts"
+WARNED = "warned.json"
 
 _KEY = "key"
 _CLAIM = "head.claim"
@@ -139,10 +148,29 @@ def write_host(folder: Path, entry: HostEntry, nonce: str) -> None:
         raise ConfigError("paths.shared", str(folder), str(path), "reads back other contents than were written")
 
 
+def write_released(folder: Path, why: str) -> None:
+    """Write down that the head ends the allocation, and why."""
+    write_document(folder / RELEASED, {"why": why})
+
+
+def read_released(folder: Path) -> str:
+    """Return why the head ended the allocation; raises `FileNotFoundError` if it did not."""
+    return read_document(folder / RELEASED).text("why")
+
+
 def read_reported(folder: Path) -> frozenset[int]:
     """Return the ranks of the agents that have reported."""
     names = os.listdir(folder / HOSTS)
     return frozenset(int(name[:-5]) for name in names if re.fullmatch(r"\d+\.json", name))
+
+
+def report_host(folder: Path, entry: HostEntry) -> str:
+    """Report an agent as `write_host` does; return what is wrong with the folder, nothing if it can be written."""
+    try:
+        write_host(folder, entry, os.urandom(8).hex())
+    except (OSError, ConfigError) as error:
+        return f"cannot use the shared directory {folder} (config key 'paths.shared'): {error}"
+    return ""
 
 
 def write_head(folder: Path, addresses: list[str]) -> None:

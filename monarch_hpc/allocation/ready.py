@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-import platform
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from monarch_hpc.allocation.attempts import newest_attempt
 from monarch_hpc.allocation.document import Document, read_document, write_document
 from monarch_hpc.allocation.files import ended_path
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import AllocationError, VersionMismatch
-from monarch_hpc.core.version import __version__
+from monarch_hpc.core.version import PYTHON_VERSION, __version__
 from monarch_hpc.wire.frames import PROTOCOL
 
 if TYPE_CHECKING:
@@ -55,6 +54,7 @@ class Ready:
 
     Attributes:
         protocol: version of the protocol between processes; *package* and *python* are versions too.
+        machine: the processor architecture of the first host, see `platform.machine`.
         job_id: Slurm's number; None without Slurm.
         hosts: the hosts whose agent has joined.
         missing: names of the other hosts.
@@ -64,6 +64,7 @@ class Ready:
     protocol: int
     package: str
     python: str
+    machine: str
     job_id: int | None
     hosts: tuple[ReadyHost, ...]
     missing: tuple[str, ...]
@@ -93,7 +94,7 @@ def make_ready(allocation: str, job_id: int | None, entries: Sequence[HostEntry]
         )
         for entry in entries
     )
-    return Ready(allocation, PROTOCOL, __version__, platform.python_version(), job_id, hosts, tuple(missing))
+    return Ready(allocation, PROTOCOL, __version__, PYTHON_VERSION, os.uname().machine, job_id, hosts, tuple(missing))
 
 
 def render_ready(ready: Ready) -> dict[str, object]:
@@ -103,6 +104,7 @@ def render_ready(ready: Ready) -> dict[str, object]:
         "protocol": ready.protocol,
         "package": ready.package,
         "python": ready.python,
+        "machine": ready.machine,
         "job_id": ready.job_id,
         "hosts": [
             {
@@ -131,6 +133,7 @@ def parse_ready(document: Document) -> Ready:
         protocol=document.whole("protocol"),
         package=document.text("package"),
         python=document.text("python"),
+        machine=document.text("machine"),
         job_id=None if document.fields.get("job_id") is None else document.whole("job_id"),
         hosts=tuple(_parse_host(host) for host in document.documents("hosts")),
         missing=tuple(document.texts("missing")),
@@ -195,7 +198,10 @@ def check_allocation(directory: Path) -> Ready:
         raise VersionMismatch("the protocol", str(PROTOCOL), f"{ready.protocol} {there}")
     if ready.package != __version__:
         raise VersionMismatch("monarch_hpc", __version__, f"{ready.package} {there}")
-    here = platform.python_version()
+    # Values travel as this processor's bytes, and its Python cannot load what was compiled for the other.
+    if ready.machine != os.uname().machine:
+        raise VersionMismatch("the processor", os.uname().machine, f"{ready.machine} {there}")
+    here = PYTHON_VERSION
     if ready.python.split(".")[:2] != here.split(".")[:2]:
         raise VersionMismatch("Python", f"{here} ({sys.executable})", f"{ready.python} {there}")
     return ready

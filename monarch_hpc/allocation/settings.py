@@ -21,7 +21,7 @@ def write_config(directory: Path, config: Config) -> None:
 
 def write_sent_config(directory: Path, config: Mapping[str, object]) -> None:
     """Write a configuration that another host sent as plain data; `read_config` checks it."""
-    write_document(directory / _CONFIG, {"config": config})
+    write_document(directory / _CONFIG, {"config": config}, durable=True)
 
 
 def read_config(directory: Path) -> Config:

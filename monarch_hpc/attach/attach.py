@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import platform
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypedDict
+from typing import Generic, TypedDict, TypeVar
 
-from monarch_hpc.agent.resources.shm_folder import find_segments
+from monarch_hpc.agent.resources.shm_folder import make_own_segments, remove_own_segments
 from monarch_hpc.allocation.files import ended_path, read_key
 from monarch_hpc.allocation.ready import Ready, check_allocation
 from monarch_hpc.allocation.settings import read_config
 from monarch_hpc.config.schema import Config
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import AllocationError, ConfigError, TransportError
 from monarch_hpc.core.ids import Identity, Role, new_incarnation
 from monarch_hpc.core.logger import Logger
@@ -22,14 +23,37 @@ from monarch_hpc.transport.engine.flag import Flag
 from monarch_hpc.transport.node import Node
 from monarch_hpc.transport.ucx.fabric import UcxFabric
 from monarch_hpc.transport.ucx.settings import wants_ucx
-from monarch_hpc.wire.control.allocation import ShutDown, ShutDownDone, Status, StatusReport
-from monarch_hpc.wire.control.calls import Calls, CallsReport
+from monarch_hpc.wire.control.allocation import (
+    DrainHost,
+    FreeHosts,
+    HostsFreed,
+    ShutDown,
+    ShutDownDone,
+    Status,
+    StatusReport,
+)
 from monarch_hpc.wire.control.message import Message, encode
+from monarch_hpc.wire.control.questions import Ask, Rows
 from monarch_hpc.wire.control.refusal import Refused
 from monarch_hpc.wire.control.table import decode
 from monarch_hpc.wire.frames import Frame, Kind
+from monarch_hpc.wire.tables.schema import Table
 
-__all__ = ["Attachment", "HeadStatus", "attach", "query_calls", "query_status", "shut_down"]
+__all__ = [
+    "Attachment",
+    "HeadStatus",
+    "TableAnswer",
+    "ask",
+    "attach",
+    "drain_host",
+    "free_hosts",
+    "join",
+    "query_rows",
+    "query_status",
+    "shut_down",
+]
+
+R = TypeVar("R")
 
 _DIAL_S = 4.0
 """Beyond the head's own timeout, how long connecting to it may take: the relay needs a second and an srun."""
@@ -72,31 +96,52 @@ def attach(
         AuthenticationError: another process answers at the head's address.
     """
     ready = check_allocation(directory)
+    identity = Identity(ready.allocation, role, os.uname().nodename, new_incarnation())
+    node = Node(engine, identity, b"", listener, read_config(directory).transport)
+    try:
+        return join(node, directory, timeout_s)
+    except BaseException:
+        node.close("the head cannot be reached")
+        raise
+
+
+def join(node: Node, directory: Path, timeout_s: float | None = None) -> Attachment:
+    """Connect *node*, which may belong to other allocations, to the head of the allocation in *directory*.
+
+    Raises:
+        AllocationError, AuthenticationError, PeerLost, VersionMismatch: as `attach`; the node is as it was.
+    """
+    ready = check_allocation(directory)
     key = read_key(directory)
     config = read_config(directory)
+    engine, role = node.engine, node.identity.role
     relay = None
     if ready.job_id is not None and "relay" in config.fabric.order:
         from monarch_hpc.attach.slurm_relay import SlurmRelay  # late: it imports the Slurm modules
 
         relay = SlurmRelay(engine, ready.job_id, ready.names[0], config.agent.python, ended_path(directory))
-    identity = Identity(ready.allocation, role, platform.node(), new_incarnation())
     if role is Role.CONTROLLER:
         raise_file_limit()
-    fabric = _open_ucx(engine, config, ready) if role is Role.CONTROLLER and wants_ucx(config.fabric) else None
-    node = Node(engine, identity, key, listener, config.transport, relay, forwarders=ready.addresses, fabric=fabric)
+        node.own_memory.cross_memory.use(config.fabric.order)
+    with_ucx = role is Role.CONTROLLER and wants_ucx(config.fabric)
+    if with_ucx:
+        node.use_fabric(lambda: _open_ucx(engine, config, ready))
+    node.join(ready.allocation, key, relay=relay, forwarders=ready.addresses, with_fabric=with_ucx)
     try:
-        return Attachment(ready, node, node.connect(ready.addresses, timeout_s=timeout_s))
+        channel = node.connect(ready.addresses, timeout_s=timeout_s, allocation=ready.allocation)
     except TransportError:
-        node.close("the head cannot be reached")
+        node.leave(ready.allocation, "the head cannot be reached")
         raise
+    return Attachment(ready, node, channel)
 
 
 def _open_ucx(engine: Engine, config: Config, ready: Ready) -> UcxFabric:
     # Manually started workers are not a Slurm job, and may be other machines.
     local = ready.job_id is None and all("//127." in address for address in ready.addresses)
-    own_ranks = [rank for rank, name in ready.names.items() if local or name == platform.node()]
-    login = not own_ranks
+    login = not local and os.uname().nodename not in ready.names.values()
     wanted = config.fabric.interfaces.login if login else config.fabric.interfaces.compute
+    # Not the folder of the allocation's agents: the program may go on when that is gone.
+    segments, held = make_own_segments()
     return UcxFabric(
         engine,
         config.fabric,
@@ -106,7 +151,8 @@ def _open_ucx(engine: Engine, config: Config, ready: Ready) -> UcxFabric:
             choose_interfaces(read_interfaces(), wanted, local=local, side="login" if login else "compute")
         ),
         max_frame_bytes=config.transport.max_frame_bytes,
-        segments="" if login else find_segments(ready.allocation, own_ranks[0]),
+        segments=segments,
+        closed=lambda: remove_own_segments(segments, held),
     )
 
 
@@ -114,30 +160,59 @@ _log = Logger(__name__)
 
 
 class HeadStatus(TypedDict):
-    """A head's status report, with the fabric of the link to it and the reason: `transport.api.Channel.fabric`."""
+    """A head's `StatusReport`, with the fabric of the link to it and the reason: `transport.api.Channel.fabric`."""
 
     hosts: list[dict[str, object]]
     runs: list[dict[str, object]]
+    idle_left_s: float
     link: str
     link_why: str
 
 
 def query_status(directory: Path, timeout_s: float) -> HeadStatus | None:
     """Request the head's status report; None if the head cannot be reached in time."""
-    answer, link, why = _ask(directory, Status(), StatusReport, timeout_s)
+    return _ask_status(directory, Status(), timeout_s)
+
+
+def drain_host(directory: Path, host: str, reason: str, timeout_s: float) -> HeadStatus | None:
+    """Take a host of an allocation out of use, or back into use if *reason* is empty; answers as `query_status`."""
+    return _ask_status(directory, DrainHost(host, reason), timeout_s)
+
+
+def _ask_status(directory: Path, question: Message, timeout_s: float) -> HeadStatus | None:
+    answer, link, why = ask(directory, question, StatusReport, timeout_s)
     if not isinstance(answer, StatusReport):
         return None
-    return HeadStatus(hosts=answer.hosts, runs=answer.runs, link=link, link_why=why)
+    return HeadStatus(hosts=answer.hosts, runs=answer.runs, idle_left_s=answer.idle_left_s, link=link, link_why=why)
 
 
-def query_calls(directory: Path, timeout_s: float) -> CallsReport | None:
-    """Request the calls of every process of the allocation; None if the head cannot be reached in time.
+@dataclass(frozen=True, slots=True)
+class TableAnswer(Generic[R]):
+    """The rows of all processes of an allocation that answered; see `wire.control.questions.Rows`."""
+
+    rows: list[R]
+    missing: list[str]
+    left_out: list[str]
+
+
+def query_rows(
+    directory: Path, table: Table[R], timeout_s: float, where: Mapping[str, object] | None = None
+) -> TableAnswer[R] | None:
+    """Request a table's rows of every process of the allocation; None if the head cannot be reached in time.
 
     Args:
-        timeout_s: how long the head waits for hosts and programs; the report names the late ones.
+        timeout_s: how long the head waits for hosts and programs; the answer names the late ones.
+        where: values by column: other rows are not wanted.
+
+    Raises:
+        FrameError: a process answered with something else than rows of *table*.
     """
-    answer, _, _ = _ask(directory, Calls(0, timeout_s), CallsReport, timeout_s + _DIAL_S)
-    return answer if isinstance(answer, CallsReport) else None
+    question = Ask(0, table.name, dict(where or {}), timeout_s)
+    answer, _, _ = ask(directory, question, Rows, timeout_s + _DIAL_S)
+    if not isinstance(answer, Rows):
+        return None
+    rows = [row for portion in answer.portions for row in table.read(portion.rows)]
+    return TableAnswer(rows, answer.missing, answer.left_out)
 
 
 def shut_down(directory: Path, timeout_s: float) -> dict[str, int] | None:
@@ -149,8 +224,22 @@ def shut_down(directory: Path, timeout_s: float) -> dict[str, int] | None:
     Returns:
         The number of processes left on each host, -1 where it is unknown; None if the head cannot be reached.
     """
-    answer, _, _ = _ask(directory, ShutDown(timeout_s), ShutDownDone, timeout_s + _ANSWER_S)
+    answer, _, _ = ask(directory, ShutDown(timeout_s), ShutDownDone, timeout_s + _ANSWER_S)
     return dict(answer.left) if isinstance(answer, ShutDownDone) else None
+
+
+def free_hosts(directory: Path, ranks: Sequence[int], timeout_s: float) -> dict[str, int] | None:
+    """End all procs and the agents on some hosts of an allocation, which goes on without them.
+
+    Args:
+        ranks: the hosts; not the first one.
+        timeout_s: time between SIGTERM and SIGKILL of procs.
+
+    Returns:
+        As `shut_down`, for these hosts.
+    """
+    answer, _, _ = ask(directory, FreeHosts(list(ranks), timeout_s), HostsFreed, timeout_s + _ANSWER_S)
+    return dict(answer.left) if isinstance(answer, HostsFreed) else None
 
 
 class _Asker:
@@ -179,10 +268,12 @@ class _Asker:
         self.over.set()
 
 
-def _ask(
-    directory: Path, question: Message, wanted: type[Message], timeout_s: float
-) -> tuple[Message | None, str, str]:
-    """Return the answer, the fabric of the link, and the reason for that fabric."""
+def ask(directory: Path, question: Message, wanted: type[Message], timeout_s: float) -> tuple[Message | None, str, str]:
+    """Ask the head; return the answer, the fabric of the link, and the reason for that fabric.
+
+    Returns:
+        None for the answer if the head refuses the question or cannot be reached in time.
+    """
     link = why = ""
     engine = Engine()
     engine.start()

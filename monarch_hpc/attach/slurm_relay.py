@@ -16,7 +16,8 @@ from pathlib import Path
 
 from monarch_hpc.core.errors import PeerLost
 from monarch_hpc.core.process.spawn import launch
-from monarch_hpc.slurm.argv import relay_argv, scrubbed
+from monarch_hpc.slurm.commands.argv import relay_argv, scrubbed
+from monarch_hpc.slurm.commands.messages import explain_output
 from monarch_hpc.transport.connect.relay import Relay
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.engine.flag import Flag
@@ -105,12 +106,13 @@ class SlurmRelay:
         self._relay = Relay(self._engine, read_fd, write_fd, far=False, over=self._over, last_words=self._last_words)
 
     def _last_words(self) -> str:
-        """The last line that srun wrote to stderr."""
+        """The last line that srun wrote to stderr, with its meaning."""
         assert self._process is not None
         assert self._process.stderr is not None
         with contextlib.suppress(OSError):
             text = os.read(self._process.stderr.fileno(), 4096).decode(errors="replace").strip()
-            return text.rpartition("\n")[2]
+            advice = explain_output(text)
+            return text.rpartition("\n")[2] + (f"; {advice}" if advice else "")
         return ""
 
     def _over(self, _reason: str) -> None:

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from types import FrameType, TracebackType
 
 import click
 
-from monarch_hpc.cli.main import load_to_start
+from monarch_hpc.cli.job_options import exclude_hosts, explained_refusal, queue_options, show_notes
 from monarch_hpc.cli.output import Console, current_output, output_options
+from monarch_hpc.config import Config
 from monarch_hpc.core.errors import AllocationError, MonarchError
 from monarch_hpc.core.ids import new_allocation_id
-from monarch_hpc.core.text.units import format_duration, parse_duration
+from monarch_hpc.core.text.units import format_duration
 from monarch_hpc.slurm import (
     AllocationRecord,
     Allocations,
     Lifecycle,
     Request,
     Stage,
+    agents_missing,
     check_name,
+    limits_in_words,
+    plan_job,
+    plan_job_flags,
     reason_in_words,
     render_script,
 )
@@ -34,33 +41,29 @@ _COUNT_EVERY_S = 1.0
 @click.command()
 @click.argument("name", default="default")
 @click.option("-N", "--nodes", metavar="N", help="Number of hosts, as for sbatch: 4, or 2-4.")
-@click.option("-t", "--time", "time_limit", metavar="TIME", help="Time limit: 30 (minutes), 2h, H:MM:SS, D-HH.")
-@click.option("-p", "--partition", metavar="NAME", help="Partition.")
-@click.option("-q", "--qos", metavar="NAME", help="Quality of service.")
-@click.option("-A", "--account", metavar="NAME", help="Account to charge.")
-@click.option("-C", "--constraint", metavar="FEATURES", help="Features that hosts must have.")
+@queue_options
 @click.option("-w", "--nodelist", metavar="HOSTS", help="Hosts that must be included.")
 @click.option("-x", "--exclude", metavar="HOSTS", help="Hosts that must not be included.")
-@click.option("--reservation", metavar="NAME", help="Reservation to use.")
 @click.option("--gpus-per-node", metavar="N", help="GPUs on each host: 4, or a100:4.")
 @click.option("--slurm", "options", multiple=True, metavar='"--OPTION=VALUE"', help="Any other option of sbatch.")
 @click.option("--bg", is_flag=True, help="Return at once; 'monarch-hpc status' shows when the allocation is ready.")
+@click.option("--min-nodes", type=click.IntRange(1), metavar="N", help="Begin with N hosts if others fail to start.")
+@click.option("--test-only", is_flag=True, help="Ask Slurm whether and when it would begin, and stop.")
+@click.option("--estimate", is_flag=True, help="Compare starts of this and of smaller and shorter requests, and stop.")
 @click.option("--dry-run", is_flag=True, help="Print the batch script and stop.")
 @output_options
 def command(
+    config: Config,
     name: str,
     nodes: str | None,
-    time_limit: str | None,
-    partition: str | None,
-    qos: str | None,
-    account: str | None,
-    constraint: str | None,
     nodelist: str | None,
     exclude: str | None,
-    reservation: str | None,
     gpus_per_node: str | None,
     options: tuple[str, ...],
     bg: bool,
+    min_nodes: int | None,
+    test_only: bool,
+    estimate: bool,
     dry_run: bool,
 ) -> int:
     """Take hosts from Slurm and hold them.
@@ -68,17 +71,6 @@ def command(
     Returns when the agents on all hosts are ready. NAME is a name for the allocation ('default' if left out). Ctrl-C
     during the wait releases the hosts.
     """
-    config = load_to_start(
-        {
-            # Slurm counts in minutes: round up.
-            "slurm.time_min": None if time_limit is None else -(-parse_duration(time_limit) // 60),
-            "slurm.partition": partition,
-            "slurm.qos": qos,
-            "slurm.account": account,
-            "slurm.constraint": constraint,
-            "slurm.reservation": reservation,
-        }
-    ).config
     # Options of the command line come last, so that they override the profile's.
     given = {"nodes": nodes, "nodelist": nodelist, "exclude": exclude}
     allocation = new_allocation_id()
@@ -92,9 +84,17 @@ def command(
     )
     check_name(name)
     output = current_output()
+    excluded = exclude_hosts(config, plan_job_flags(config, request), output)
+    request = replace(request, options=(*request.options, *excluded))
     if dry_run:
+        show_notes(plan_job(config, plan_job_flags(config, request), None), output)
         script = render_script(config, request)
         output.show({"script": script}, script.removesuffix("\n"), script.splitlines())
+        return 0
+    if test_only or estimate:
+        from monarch_hpc.cli.allocations.estimate import show_estimates, show_planned_start
+
+        (show_estimates if estimate else show_planned_start)(config, request, output)
         return 0
     with _Signals() as signals:
         allocations = Allocations.open(config)
@@ -102,24 +102,48 @@ def command(
             output.progress(change)
         if signals.received is not None:
             return 128 + signals.received
-        record = allocations.submit(request)
+        request, plan = allocations.plan(request)
+        show_notes(plan, output)
+        flags = plan_job_flags(config, request)
+        with explained_refusal(config, flags):
+            record = allocations.submit(request)
         output.progress(f"script    {record.directory}/job.sh    job {record.job_id}  name {record.job_name}")
         if bg:
+            if config.slurm.idle_min:
+                output.progress(_unused(config.slurm.idle_min))
             next_step = f"follow it: monarch-hpc status {name}"
             output.show(_document(record, None), f"{name}  job {record.job_id}  submitted    {next_step}", [name])
             return 0
-        return _wait(allocations, record, output, signals)
+        explain = partial(_explain, opens=plan.opens, limit=partial(limits_in_words, config=config, flags=flags))
+        progress = _Progress(record, output, explain, config.slurm.idle_min)
+        return _wait(allocations, record, progress, signals, min_nodes)
 
 
-def _wait(allocations: Allocations, record: AllocationRecord, output: Console, signals: _Signals) -> int:
-    progress = _Progress(record, output)
+def _explain(reason: str, opens: str, limit: Callable[[str], str]) -> str:
+    """Return Slurm's reason in words, with what is known of this request: the reservation's time, the site's limit."""
+    words = reason_in_words(reason)
+    if opens and reason == "Reservation":
+        words += f", at {_moment(opens)}"
+    return f"{words}; {said}" if (said := limit(reason)) else words
+
+
+def _wait(
+    allocations: Allocations,
+    record: AllocationRecord,
+    progress: _Progress,
+    signals: _Signals,
+    min_hosts: int | None,
+) -> int:
+    output = progress.output
     try:
-        life = allocations.follow(record, progress.show, lambda: signals.received is not None)
+        life = allocations.follow(record, progress.show, lambda: signals.received is not None, min_hosts)
     except AllocationError as error:
         # The job still exists, and holds hosts that are of no use.
         _release(allocations, record, error)
         raise
     if life.stage is Stage.READY:
+        if life.ready is not None and life.ready.missing:
+            output.warn(f"it begins without {len(life.ready.missing)} host(s): {agents_missing(record, life)}")
         hosts = life.ready.hosts if life.ready else ()
         nodelist = life.granted.nodelist if life.granted else ""
         num_gpus = sum(len(host.gpus) for host in hosts)
@@ -150,9 +174,13 @@ def _release(allocations: Allocations, record: AllocationRecord, error: MonarchE
 class _Progress:
     """Prints a line for each phase, with its duration."""
 
-    def __init__(self, record: AllocationRecord, output: Console) -> None:
+    def __init__(
+        self, record: AllocationRecord, output: Console, explain: Callable[[str], str], idle_min: float
+    ) -> None:
+        self._idle_min = idle_min
         self._record = record
-        self._output = output
+        self.output = output
+        self._explain = explain
         self._start_s = time.monotonic()
         self._granted_s = self._start_s
         self._reason: str | None = None
@@ -163,29 +191,31 @@ class _Progress:
     def show(self, life: Lifecycle) -> None:
         now_s = time.monotonic()
         if life.granted is None and self._granted:
-            self._output.progress(f"requeued  job {self._record.job_id} goes back to the queue: its agents are gone")
+            self.output.progress(f"requeued  job {self._record.job_id} goes back to the queue: its agents are gone")
             self._granted = False
             self._counted = 0
         if life.stage is Stage.QUEUED and life.reason and life.reason != self._reason:
             self._reason = life.reason
-            self._output.progress(f"queued    {_clock(now_s - self._start_s)}   {reason_in_words(life.reason)}")
+            self.output.progress(f"queued    {_clock(now_s - self._start_s)}   {self._explain(life.reason)}")
         if life.granted is None:
             return
         if not self._granted:
             self._granted = True
             self._granted_s = now_s
             waited = format_duration(now_s - self._start_s)
-            self._output.progress(f"granted   {life.granted.nodelist} until {_moment(life.end)}    after {waited}")
+            self.output.progress(f"granted   {life.granted.nodelist} until {_moment(life.end)}    after {waited}")
         total = len(life.granted.hosts)
         ready = life.stage is Stage.READY
-        count = total if ready else min(life.num_reported, total)
+        count = len(life.ready.hosts) if ready and life.ready else min(life.num_reported, total)
         if count > self._counted and (count == total or now_s - self._counted_s >= _COUNT_EVERY_S):
             self._counted, self._counted_s = count, now_s
-            self._output.progress(f"agents    {count}/{total} in {format_duration(now_s - self._granted_s)}")
+            self.output.progress(f"agents    {count}/{total} in {format_duration(now_s - self._granted_s)}")
         if ready:
             name = self._record.name
             use = "monarch-hpc run SCRIPT" if name == "default" else f"monarch-hpc run -a {name} SCRIPT"
-            self._output.progress(f"ready     {name}    next: {use}")
+            self.output.progress(f"ready     {name}    next: {use}")
+            if self._idle_min:
+                self.output.progress(_unused(self._idle_min))
 
 
 class _Signals:
@@ -229,8 +259,13 @@ def _document(record: AllocationRecord, life: Lifecycle | None) -> dict[str, obj
             "state": "submitted" if life is None else "ready",
             "end": life.end if life is not None else "",
             "hosts": hosts,
+            "missing": list(life.ready.missing) if life is not None and life.ready is not None else [],
         }
     }
+
+
+def _unused(idle_min: float) -> str:
+    return f"unused    for {format_duration(idle_min * 60)} without a run or a program, it is released by itself"
 
 
 def _clock(seconds: float) -> str:

@@ -21,6 +21,8 @@ _SIGNALS = _STOPPING | {signal.SIGCHLD, _WAKE}
 _SI_KERNEL = 0x80
 _PR_SET_PDEATHSIG = 1
 _LONG_S = 3600.0
+_SPARED_S = 0.5
+"""Interval between looks whether a process that must end soon has more time."""
 
 
 class End(enum.Enum):
@@ -61,24 +63,29 @@ class Child:
         self._process = launch(argv, environment, before_exec=partial(_settle, os.getpid()))
 
     @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    @property
     def exit_code(self) -> int:
         """The exit code as in shells: 128 plus the number of the signal, if one ended the process."""
         code = self._process.returncode
         assert code is not None
         return code if code >= 0 else 128 - code
 
-    def wait(self, abandoned: Callable[[], bool], grace_s: float) -> End:
+    def wait(self, abandoned: Callable[[], bool], grace_s: float, spared: Callable[[], bool] = lambda: False) -> End:
         """Wait for the process to end, and forward signals to it.
 
-        After the first signal, or when *abandoned* returns true, it has *grace_s* seconds to end by itself; a second
-        signal kills it at once.
+        After the first signal, or when *abandoned* returns true, it has *grace_s* seconds to end by itself, and longer
+        while *spared* returns true; a second signal kills it at once.
         """
         end = End.ITSELF
         deadline: Deadline | None = None
         while self._process.poll() is None:
             info = signal.sigtimedwait(_SIGNALS, deadline.left_s() if deadline else _LONG_S)
             if info is not None and info.si_signo in _STOPPING:
-                if end is End.STOPPED:
+                if end is End.STOPPED and not spared():
                     self._process.kill()
                 # A signal of the terminal goes to the whole foreground group: the child already has it.
                 elif info.si_code != _SI_KERNEL:
@@ -90,7 +97,10 @@ class Child:
                 self._process.terminate()
                 deadline = Deadline(grace_s)
             if deadline is not None and deadline.passed():
-                self._process.kill()
+                if spared():
+                    deadline = Deadline(_SPARED_S)
+                else:
+                    self._process.kill()
         return end
 
     def end(self, grace_s: float) -> None:

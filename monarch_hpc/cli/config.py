@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from monarch_hpc.cli.main import load_for_command
-from monarch_hpc.cli.output import Table, current_output, output_options
+from monarch_hpc.cli.output import TextTable, current_output, output_options
 from monarch_hpc.config import as_document
 
 __all__ = ["command"]
@@ -31,14 +31,14 @@ def show(origin: bool) -> None:
         columns.append("ORIGIN")
         rows = [[*row, loaded.origin(row[0])] for row in rows]
     quiet = [f"{key}={_text(value)}" for key, value in values.items()]
-    current_output().show(document, Table(columns, rows), quiet)
+    current_output().show(document, TextTable(columns, rows), quiet)
 
 
 def _flat(document: dict[str, object], prefix: str = "") -> dict[str, object]:
     """Return a nested document by dotted key; each flag of a mapping of flags gets its own key."""
     flat: dict[str, object] = {}
     for name, value in document.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and value:
             flat.update(_flat(value, f"{prefix}{name}."))
         else:
             flat[prefix + name] = value
@@ -48,6 +48,8 @@ def _flat(document: dict[str, object], prefix: str = "") -> dict[str, object]:
 def _text(value: object) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
+    if value == {}:
+        return "{}"
     if isinstance(value, list):
         return "[" + ", ".join(map(str, value)) + "]"
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
+import time
 
 import click
 
-from monarch_hpc.agent.output.log_files import OLD
 from monarch_hpc.agent.output.retention import printed_runs, removed_runs
 from monarch_hpc.cli.main import load_for_command
 from monarch_hpc.cli.output import current_output, output_options
-from monarch_hpc.core.errors import AllocationError
+from monarch_hpc.cli.runs.attach import on_interrupt_option
+from monarch_hpc.cli.runs.place import OnInterrupt
+from monarch_hpc.cli.runs.sources import Choice, LogSource, find_sources, parse_ranks
+from monarch_hpc.core.errors import AllocationError, ConfigError
+from monarch_hpc.core.text.units import parse_duration
 from monarch_hpc.slurm import AllocationRecord, Allocations
 
 __all__ = ["command"]
 
-_PROC_LOG = re.compile(r"r(\d+)\.(.+)\.log")
-# The end of a file that is printed; the heading above it names the whole file.
-_SHOWN_BYTES = 1 << 20
-# Number of runs, the latest ones, that an error lists: a line or two.
 _NAMED = 10
 
 
@@ -27,34 +26,80 @@ _NAMED = 10
 @click.argument("name", required=False)
 @click.option("--agents", is_flag=True, help="Output of Slurm, the batch script and the agents.")
 @click.option("--run", "run", metavar="RUN", help="Output of this run; of the last one if left out.")
-@click.option("--rank", type=click.IntRange(min=0), help="Output of this rank only.")
+@click.option("--rank", "ranks", metavar="LIST", help="Output of these ranks only, e.g. 0-3,7.")
+@click.option("--node", metavar="HOST", help="Output from this host only.")
+@click.option("--since", metavar="TIME", help="Only output of the last TIME, e.g. 10m; of procs, if they wrote since.")
+@click.option("--grep", metavar="PATTERN", help="Only lines in which this regular expression is found.")
+@click.option("-f", "--follow", is_flag=True, help="Go on with what is written, each line with its process.")
+@on_interrupt_option
 @output_options
-def command(name: str | None, agents: bool, run: str | None, rank: int | None) -> int:
+def command(
+    name: str | None,
+    agents: bool,
+    run: str | None,
+    ranks: str | None,
+    node: str | None,
+    since: str | None,
+    grep: str | None,
+    follow: bool,
+    on_interrupt: str | None,
+) -> int:
     """Show the output of agents and runs.
 
-    Before the first run on the allocation, shows the agents' log.
+    Before the first run on the allocation, shows the agents' log. With -f, Ctrl-C leaves a run alone that runs on the
+    first host, and a second one within 2 s ends it.
     """
-    if agents and (run is not None or rank is not None):
-        raise click.UsageError("--agents excludes --run and --rank")
-    record = Allocations.open(load_for_command({}).config).find(name)
+    if agents and (follow or any(one is not None for one in (run, ranks, node, since))):
+        raise click.UsageError("--agents excludes --run, --rank, --node, --since and --follow")
+    if on_interrupt is not None and not follow:
+        raise click.UsageError("--on-interrupt goes with --follow")
+    choice = _choice(ranks, node, since, grep)
+    config = load_for_command({}).config
+    output = current_output()
+    record = Allocations.open(config).find(name)
     runs = printed_runs(record.directory)
-    if agents or (not runs and run is None and rank is None):
-        files = {"agents": record.directory / "slurm.out"}
-        if not files["agents"].exists():
-            raise AllocationError(record.name, f"nothing was written to {files['agents']} yet")
+    if agents or (not runs and run is None and ranks is None and not follow):
+        path = record.directory / "slurm.out"
+        if not path.exists():
+            raise AllocationError(record.name, f"nothing was written to {path} yet")
+        sources = [LogSource("agents", "", path, 0)]
     else:
-        files = _proc_files(record, runs, run, rank)
-    parts = [(label, path, _text(path)) for label, path in files.items()]
+        chosen = _choose_run(record, runs, run)
+        if follow:
+            from monarch_hpc.cli.runs.follow import Follower
+
+            stop = OnInterrupt(on_interrupt or "detach")
+            return Follower(record.name, record.directory, chosen, choice, config, output, stop).follow()
+        sources = find_sources(record.directory, chosen, choice)
+        if not sources:
+            raise AllocationError(record.name, f"{_what(ranks, node)} of run {chosen} wrote anything")
+    parts = [(source.label, source.path, choice.lines(source.last(choice.since_s))) for source in sources]
     document = {
         "name": record.name,
         "logs": [{"label": label, "path": str(path), "text": text} for label, path, text in parts],
     }
     text = "\n".join(f"==> {label}  {path}\n{text}".rstrip("\n") for label, path, text in parts)
-    current_output().show(document, text, [str(path) for path in files.values()])
+    output.show(document, text, [str(source.path) for source in sources])
     return 0
 
 
-def _proc_files(record: AllocationRecord, runs: list[str], run: str | None, rank: int | None) -> dict[str, Path]:
+def _choice(ranks: str | None, node: str | None, since: str | None, grep: str | None) -> Choice:
+    try:
+        return Choice(
+            parse_ranks(ranks) if ranks is not None else (),
+            node or "",
+            time.time() - parse_duration(since) if since is not None else 0.0,
+            re.compile(grep) if grep is not None else None,
+        )
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="'--rank'") from error
+    except ConfigError as error:
+        raise click.BadParameter(error.problem, param_hint="'--since'") from error
+    except re.error as error:
+        raise click.BadParameter(str(error), param_hint="'--grep'") from error
+
+
+def _choose_run(record: AllocationRecord, runs: list[str], run: str | None) -> str:
     if run is not None and run not in runs and run in removed_runs(record.directory):
         why = "enough later ones have printed since (config key 'logs.keep_runs')"
         raise AllocationError(record.name, f"the logs of run {run} were removed: {why}")
@@ -64,29 +109,9 @@ def _proc_files(record: AllocationRecord, runs: list[str], run: str | None, rank
         raise AllocationError(
             record.name, f"no logs of {'a run' if run is None else f'run {run}'} (there are: {more}{known})"
         )
-    folder = record.directory / "runs" / (run or runs[-1])
-    found: list[tuple[int, str, Path]] = []
-    for path in folder.iterdir():
-        match = _PROC_LOG.fullmatch(path.name)
-        if match and (rank is None or int(match[1]) == rank):
-            found.append((int(match[1]), match[2], path))
-    if not found:
-        what = "no proc" if rank is None else f"no proc of rank {rank}"
-        raise AllocationError(record.name, f"{what} of run {folder.name} wrote anything")
-    return {f"run {folder.name} rank {number} on {host}": path for number, host, path in sorted(found)}
+    return run or runs[-1]
 
 
-def _text(path: Path) -> str:
-    # A proc's file that reached its size limit was renamed to the old one; its output continues in the new one.
-    old = path.with_name(path.name + OLD)
-    data = _end(path, _SHOWN_BYTES)
-    if len(data) < _SHOWN_BYTES and old.exists():
-        data = _end(old, _SHOWN_BYTES - len(data)) + data
-    return data.decode(errors="replace")
-
-
-def _end(path: Path, num_bytes: int) -> bytes:
-    with open(path, "rb") as file:
-        size = file.seek(0, 2)
-        file.seek(max(0, size - num_bytes))
-        return file.read(num_bytes)
+def _what(ranks: str | None, node: str | None) -> str:
+    which = f"no proc of rank {ranks}" if ranks is not None else "no process"
+    return f"{which} on {node}" if node is not None else which

@@ -31,11 +31,43 @@ __all__ = ["VERBS", "cli", "load_for_command", "load_to_start", "main"]
 VERBS: Mapping[str, str] = {
     "alloc": "Take hosts from Slurm and hold them.",
     "run": "Run a script on an allocation.",
+    "sbatch": "Submit a script as a batch job of its own.",
     "status": "Show allocations, their state and their runs.",
+    "attach": "Show a run that goes on without a terminal.",
+    "cancel": "End a run.",
     "logs": "Show the output of agents and runs.",
+    "cost": "Show node-hours and time left of allocations.",
+    "report": "Pack an archive for the help desk, without secrets.",
     "release": "Give allocations back to Slurm.",
+    "ctx": "Choose the current allocation.",
+    "queue": "Show what waits in the queue, why, and since when.",
+    "extend": "Change the time limit of an allocation.",
+    "shrink": "Give some hosts of an allocation back to Slurm.",
+    "node": "Show, drain and check hosts.",
+    "gc": "Remove what earlier allocations left on this machine.",
+    "exec": "Run a command on the hosts of an allocation.",
+    "shell": "Open a shell on a host of an allocation.",
     "config": "Show the configuration.",
+    "completion": "Print the lines by which a shell completes words.",
     "doctor": "Check what works on this machine, and how to fix the rest.",
+}
+
+# The folders below `monarch_hpc.cli` of those verbs that do not stand there themselves.
+_FOLDERS: Mapping[str, str] = {
+    "attach": "runs",
+    "cancel": "runs",
+    "cost": "checks",
+    "ctx": "allocations",
+    "doctor": "checks",
+    "queue": "allocations",
+    "extend": "allocations",
+    "shrink": "allocations",
+    "gc": "hosts",
+    "node": "hosts",
+    "exec": "hosts",
+    "shell": "hosts",
+    "completion": "allocations",
+    "report": "checks",
 }
 
 _EXIT_USAGE = 64
@@ -52,7 +84,8 @@ class _Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
             return None
-        command = importlib.import_module(f"monarch_hpc.cli.{cmd_name}").command
+        folder = f"{_FOLDERS[cmd_name]}." if cmd_name in _FOLDERS else ""
+        command = importlib.import_module(f"monarch_hpc.cli.{folder}{cmd_name}").command
         assert isinstance(command, click.Command)
         return command
 

@@ -10,12 +10,13 @@ import enum
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TextIO, TypeVar
 
 import click
 
-__all__ = ["Console", "Format", "Table", "current_output", "output_options", "plain"]
+from monarch_hpc.core.dataclass import dataclass
+
+__all__ = ["Console", "Format", "TextTable", "current_output", "output_options", "plain"]
 
 SCHEMA = 1
 """Version of the JSON documents: raised when a field is removed or changes its meaning."""
@@ -32,7 +33,7 @@ class Format(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Table:
+class TextTable:
     """Rows under headings; every row has one text per column."""
 
     columns: Sequence[str]
@@ -54,7 +55,7 @@ class Console:
         self._stderr = stderr
         self._colour = colour
 
-    def show(self, document: Mapping[str, object], text: str | Table, quiet: Sequence[str] = ()) -> None:
+    def show(self, document: Mapping[str, object], text: str | TextTable, quiet: Sequence[str] = ()) -> None:
         """Write a command's result; called once per command.
 
         Args:
@@ -74,6 +75,11 @@ class Console:
                     self._rich_table(text)
                 else:
                     self._write(self._stdout, _aligned(text))
+
+    def stream(self, text: str) -> None:
+        """Write part of an endless result: whole lines."""
+        if text:
+            self._write(self._stdout, plain(text, lines=True))
 
     def progress(self, text: str) -> None:
         """Write one line of progress to stderr; nothing with ``--quiet``."""
@@ -95,7 +101,7 @@ class Console:
         # ASCII only, which is safe on any terminal and in any locale.
         self._write(self._stdout, json.dumps({"schema": SCHEMA, **document}, indent=1) + "\n")
 
-    def _rich_table(self, table: Table) -> None:
+    def _rich_table(self, table: TextTable) -> None:
         # Imported here, since rich takes longer to import than most commands take to run.
         from rich.console import Console
         from rich.table import Table as RichTable
@@ -149,7 +155,7 @@ def plain(text: str, *, lines: bool = False) -> str:
     return "".join(c if c.isprintable() or (lines and c == "\n") else ascii(c)[1:-1] for c in text)
 
 
-def _aligned(table: Table) -> str:
+def _aligned(table: TextTable) -> str:
     rows = [table.columns, *([plain(cell) for cell in row] for row in table.rows)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(table.columns))]
     return "".join("  ".join(map(str.ljust, row, widths)).rstrip() + "\n" for row in rows)

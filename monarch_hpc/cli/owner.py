@@ -6,12 +6,12 @@ Separate from `run`, so that the program starts before the modules that a channe
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Callable
 from pathlib import Path
 
 from monarch_hpc.attach.attach import attach
 from monarch_hpc.config import Config
+from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.errors import ChannelClosed, TransportError
 from monarch_hpc.core.ids import Role
 from monarch_hpc.supervision.lease import Lease
@@ -19,11 +19,13 @@ from monarch_hpc.telemetry.observer import Witness, open_witness
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.heartbeat import Heartbeat
-from monarch_hpc.wire.control.calls import Calls, CallsReport, Recording
+from monarch_hpc.wire.control.deadline import DeadlineNear
+from monarch_hpc.wire.control.questions import Ask, Rows
 from monarch_hpc.wire.control.refusal import Refused
-from monarch_hpc.wire.control.runs import CloseRun, OpenRun, RunClosed
+from monarch_hpc.wire.control.runs import CloseRun, OpenRun, Recording, RunClosed
 from monarch_hpc.wire.control.table import decode
 from monarch_hpc.wire.frames import Frame
+from monarch_hpc.wire.tables.answer import answer
 
 __all__ = ["RunOwner"]
 
@@ -38,6 +40,7 @@ class RunOwner:
         lost: why the head is gone; empty while it is connected.
         refusal: why the head refuses the run; empty if it does not.
         closed: the head has confirmed that nothing of the run is left.
+        deadline: the time that the program has after Slurm has sent SIGTERM to the job; has passed if it has not.
 
     Raises:
         AllocationError, VersionMismatch, TransportError: as `attach`.
@@ -47,6 +50,7 @@ class RunOwner:
         self.lost = ""
         self.refusal = ""
         self.closed = False
+        self.deadline = Deadline(0.0)
         self._run = run
         self._witnesses: list[Witness] = []  # one for each program of this run on this machine
         self._changed = changed
@@ -57,10 +61,19 @@ class RunOwner:
             lease = Lease(config.liveness.suspect_s, config.liveness.dead_s)
             pulse = Heartbeat(self._engine, config.liveness.heartbeat_s, lease)
             self._engine.call_soon(lambda: pulse.watch(self._attachment.channel))
-            self._attachment.send(OpenRun(run, title, platform.node(), os.getpid(), owner=True))
+            self._attachment.send(OpenRun(run, title, os.uname().nodename, os.getpid(), owner=True))
         except BaseException:
             self._engine.close()
             raise
+
+    def every(self, period_s: float, callback: Callable[[], None]) -> None:
+        """Call *callback* every *period_s* seconds, on another thread, as long as the run is held open."""
+
+        def again() -> None:
+            callback()
+            self._engine.call_later(period_s, again)
+
+        self._engine.call_later(period_s, again)
 
     def close(self, exit_code: int) -> None:
         """Ask the head to end the rest of the run; `closed` becomes true when that is done."""
@@ -84,15 +97,18 @@ class RunOwner:
         match decode(frame.body):
             case RunClosed():
                 self.closed = True
-            case Calls(ticket=ticket):
-                reports = [report for witness in self._witnesses for report in witness.report()]
-                self._attachment.send(CallsReport(ticket, reports, []))
+            case Ask() as question:
+                source = f"the program of run {self._run}"
+                portions = [answer(question, source, witness.sources) for witness in self._witnesses]
+                self._attachment.send(Rows(question.ticket, portions, [], []))
+            case DeadlineNear(left_s=left_s, cause="SIGTERM"):
+                self.deadline = Deadline(left_s)
             case Recording() as recording:
                 self._observe(recording)
             case Refused(problem=problem, request="" | "OpenRun" | "CloseRun"):
                 self.refusal = problem
             case _:
-                return  # RunOpened; HostLost is handled by the program itself
+                return  # RunOpened; HostEnded is handled by the program itself
         self._changed()
 
     def _observe(self, recording: Recording) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from monarch_hpc.cli.allocations.names import ALLOCATION
 from monarch_hpc.cli.main import load_for_command
 from monarch_hpc.cli.output import Console, current_output, output_options
 from monarch_hpc.core.errors import AllocationError, MonarchError, TransportError
@@ -20,7 +21,7 @@ _PATIENCE_S = 8.0
 
 
 @click.command()
-@click.argument("name", required=False)
+@click.argument("name", required=False, type=ALLOCATION)
 @click.option("--all", "everything", is_flag=True, help="Every live allocation.")
 @output_options
 def command(name: str | None, everything: bool) -> int:

@@ -8,27 +8,33 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 from monarch_hpc.allocation.ready import check_allocation
+from monarch_hpc.cli.allocations.names import ALLOCATION
 from monarch_hpc.cli.child import Child, End, await_signal, block_signals, wake
 from monarch_hpc.cli.main import load_to_start
 from monarch_hpc.cli.output import Console, current_output
+from monarch_hpc.cli.runs.attach import on_interrupt_option
+from monarch_hpc.cli.runs.limits import LimitWatch, cpu_limit_s
+from monarch_hpc.cli.runs.place import OnInterrupt, choose_place
 from monarch_hpc.config import Config
 from monarch_hpc.config.program import DIRECTORY_VARIABLE, RUN_VARIABLE
 from monarch_hpc.core.clock import Deadline
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import AllocationError, JobFailed, MonarchError, PeerLost
 from monarch_hpc.core.ids import new_run_id
+from monarch_hpc.core.text.units import parse_duration
 
 if TYPE_CHECKING:
+    from monarch_hpc.attach.local_agents import LocalAgents
     from monarch_hpc.cli.owner import RunOwner
 
-__all__ = ["Missing", "command", "plan_argv"]
+__all__ = ["Missing", "ProgramCommand", "command", "plan_argv"]
 
 _EXIT_NO_SCRIPT = 66  # EX_NOINPUT of sysexits.h
 _EXIT_NOT_EXECUTABLE, _EXIT_NOT_FOUND = 126, 127  # as in shells
@@ -39,13 +45,13 @@ _JOB_END_S = 10.0
 """Time that Slurm may take to report the end of a job whose head is lost."""
 
 
-class _ProgramCommand(click.Command):
+class ProgramCommand(click.Command):
     """Remembers whether the program came after ``--``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         given = list(args)
         rest = super().parse_args(ctx, args)
-        before = given[: len(given) - len(ctx.params["program"])]
+        before = given[: len(given) - len(ctx.params["program"] or ())]  # None while a shell completes words
         ctx.params["plain"] = before[-1:] == ["--"]
         return rest
 
@@ -59,33 +65,86 @@ class _Target:
 
 
 @click.command(
-    cls=_ProgramCommand,
+    cls=ProgramCommand,
     context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
     options_metavar="[OPTIONS]",
 )
-@click.option("-a", "--allocation", "name", metavar="NAME", help="The allocation; needed only if there are several.")
+@click.option(
+    "-a",
+    "--allocation",
+    "name",
+    type=ALLOCATION,
+    metavar="NAME",
+    help="The allocation; needed only if there are several.",
+)
 @click.option("--local", "num_local", type=click.IntRange(1), metavar="N", help="Use N embedded hosts on this machine.")
+@click.option("--needs", metavar="TIME", help="Do not start if the allocation ends before: 30m, 2h; exit code 75.")
+@click.option(
+    "--on",
+    "place",
+    type=click.Choice(["here", "host0"]),
+    help="Where the program runs: here, or on the allocation's first host, where it outlives this command.",
+)
+@click.option("--detach", is_flag=True, help="Start the program on the first host, print its run, and return.")
+@on_interrupt_option
 @click.argument(
     "program", nargs=-1, required=True, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]... | -- CMD [ARGS]..."
 )
-def command(name: str | None, num_local: int | None, program: tuple[str, ...], plain: bool) -> int:
+def command(
+    name: str | None,
+    num_local: int | None,
+    needs: str | None,
+    place: Literal["here", "host0"] | None,
+    detach: bool,
+    on_interrupt: str | None,
+    program: tuple[str, ...],
+    plain: bool,
+) -> int:
     """Run a script on an allocation.
 
     The program's output, exit code and signals pass through; the first Ctrl-C stops the run, never the
     allocation. Without an allocation the program runs on one embedded host of this machine; inside a Slurm job, on
-    that job's hosts.
+    that job's hosts. A program that runs on the first host outlives this command: see 'attach' and 'cancel'.
     """
     if name is not None and num_local is not None:
         raise click.UsageError("--allocation and --local exclude each other")
+    if place == "here" and (detach or on_interrupt == "detach"):
+        raise click.UsageError("a program that runs here ends with this command; --detach goes with --on host0")
+    if num_local is not None and (detach or place == "host0"):
+        raise click.UsageError("--local makes hosts that end with this command; --detach and --on host0 exclude it")
     output = current_output()
     argv = plan_argv(program, plain=plain)
     if isinstance(argv, Missing):
         output.error(argv.kind, argv.sentence, argv.exit_code)
         return argv.exit_code
-    config = load_to_start({}).config
     with contextlib.ExitStack() as resources:
-        target = _choose(name, num_local, config, resources, output)
-        return _supervise(target, argv, config, output)
+        agents = None
+        if num_local is not None:
+            from monarch_hpc.attach.local_agents import LocalAgents
+
+            # Their start takes longer than to load the configuration, which they need at its end.
+            agents = resources.enter_context(contextlib.closing(LocalAgents(num_local)))
+        config = load_to_start({}).config
+        if needs is not None and num_local is None:
+            from monarch_hpc.cli.allocations.time_left import require_time
+
+            require_time(config, name, parse_duration(needs), os.environ)
+        target = _choose(name, agents, config, resources, output)
+        wanted = "host0" if detach or on_interrupt == "detach" else place
+        chosen = choose_place(wanted, config.login.controller, cpu_limit_s(), on_slurm=bool(target.name))
+        if not chosen.on_host:
+            return _supervise(target, argv, config, output)
+        from monarch_hpc.cli.runs.foreground import run_on_host
+
+        if argv[0] == sys.executable and config.agent.python:
+            argv[0] = config.agent.python
+        stop = OnInterrupt(on_interrupt or "cancel")
+        outcome = run_on_host(
+            target.name, target.directory, argv, os.environ, config, output, chosen.why, stop, detach=detach
+        )
+    if outcome.stopped:
+        _tell_stopped(target.name, output)
+    return outcome.exit_code
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +180,11 @@ def plan_argv(program: Sequence[str], *, plain: bool) -> list[str] | Missing:
 
 
 def _choose(
-    name: str | None, num_local: int | None, config: Config, resources: contextlib.ExitStack, output: Console
+    name: str | None, agents: LocalAgents | None, config: Config, resources: contextlib.ExitStack, output: Console
 ) -> _Target:
-    from monarch_hpc.attach.embedded import open_local
-
-    if num_local is not None:
-        return _Target(resources.enter_context(open_local(num_local, config)))
+    if agents is not None:
+        agents.open(config)
+        return _Target(agents.directory)
     from monarch_hpc.slurm import Allocations, find_job_here, open_inside
 
     if name is None and find_job_here(os.environ) is not None:
@@ -136,6 +194,8 @@ def _choose(
         return _Target(resources.enter_context(open_inside(config, os.environ, end)))
     allocations = Allocations.open(config)
     if name is None and not any(record.live for record in allocations.registry.records()):
+        from monarch_hpc.attach.embedded import open_local
+
         output.progress("no allocation: running on one embedded host of this machine")
         return _Target(resources.enter_context(open_local(1, config)))
     record = allocations.find(name)
@@ -193,8 +253,13 @@ def _supervise(target: _Target, argv: list[str], config: Config, output: Console
         if isinstance(error, PeerLost) and target.name:
             raise _why_lost(config, target.name, str(error), _JOB_END_S) from error
         raise
+    limits = LimitWatch(child.pid, output.warn)
+    if limits.needed:
+        owner.every(limits.period_s, limits.check)
     try:
-        end = child.wait(lambda: bool(owner.lost or owner.refusal), config.run.stop_grace_s)
+        end = child.wait(
+            lambda: bool(owner.lost or owner.refusal), config.run.stop_grace_s, lambda: not owner.deadline.passed()
+        )
         _close(owner, child.exit_code, config, output)
     finally:
         owner.leave()
@@ -204,11 +269,15 @@ def _supervise(target: _Target, argv: list[str], config: Config, output: Console
             raise _why_lost(config, target.name, problem, _JOB_END_S)
         raise AllocationError(target.directory.name, problem)
     if end is End.STOPPED and target.name:
-        output.progress(
-            f"the run was stopped; allocation '{target.name}' is still there: 'monarch-hpc run -a {target.name} "
-            f"SCRIPT' uses it again, 'monarch-hpc release {target.name}' gives it back"
-        )
+        _tell_stopped(target.name, output)
     return child.exit_code
+
+
+def _tell_stopped(name: str, output: Console) -> None:
+    output.progress(
+        f"the run was stopped; allocation '{name}' is still there: 'monarch-hpc run -a {name} SCRIPT' uses it again, "
+        f"'monarch-hpc release {name}' gives it back"
+    )
 
 
 def _close(owner: RunOwner, code: int, config: Config, output: Console) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import click
 
+from monarch_hpc.cli.allocations.names import ALLOCATION
 from monarch_hpc.cli.main import load_for_command
-from monarch_hpc.cli.output import Table, current_output, output_options
+from monarch_hpc.cli.output import TextTable, current_output, output_options
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import MonarchError, TransportError
 from monarch_hpc.core.text.units import format_duration
 from monarch_hpc.slurm import AllocationRecord, Allocations, Phase, QueueRow, Seen, SlurmState, look, reason_in_words
@@ -25,6 +26,9 @@ _PATIENCE_S = 8.0
 # A head that has not answered by then is shown as such, so that the table does not hang.
 # Long enough for the relay: it is tried after a second, and srun takes another.
 _ASK_S = 4.0
+
+# An allocation that nothing uses is shown as such in its last minutes; before that the note would be noise.
+_IDLE_SHOWN_S = 120.0
 
 # A suspended job stops all procs at once, and a line of a table is short.
 _MAX_NAMED = 3
@@ -42,24 +46,40 @@ class _View:
 
 
 @click.command()
-@click.argument("name", required=False)
+@click.argument("name", required=False, type=ALLOCATION)
 @click.option("--calls", is_flag=True, help="Show running calls, their callers, and which actors wait for which.")
 @click.option("--endpoints", is_flag=True, help="Show number and duration of calls by endpoint, and time in the queue.")
+@click.option("--procs", is_flag=True, help="Show the processes of runs, with their memory.")
+@click.option("--memory", is_flag=True, help="Show what actors lend by RDMABuffer, and the last transfers.")
+@click.option("--run", metavar="RUN", help="With --calls, --endpoints, --procs or --memory: only this run.")
 @output_options
-def command(name: str | None, calls: bool, endpoints: bool) -> int:
+def command(name: str | None, calls: bool, endpoints: bool, procs: bool, memory: bool, run: str | None) -> int:
     """Show allocations, their state and their runs."""
     config = load_for_command({}).config
     output = current_output()
-    if calls and endpoints:
-        raise click.UsageError("--calls and --endpoints exclude each other")
-    if calls:
-        from monarch_hpc.cli.calls import show_calls
+    if calls + endpoints + procs + memory > 1:
+        raise click.UsageError("--calls, --endpoints, --procs and --memory exclude each other")
+    if run is not None and not (calls or endpoints or procs or memory):
+        raise click.UsageError("--run goes with --calls, --endpoints, --procs or --memory")
+    if calls or endpoints or procs or memory:
+        from monarch_hpc.cli.tables.question import Question
 
-        return show_calls(name, config, output)
-    if endpoints:
-        from monarch_hpc.cli.endpoints import show_endpoints
+        question = Question(name, run, config, output)
+        if calls:
+            from monarch_hpc.cli.tables.calls import show_calls
 
-        return show_endpoints(name, config, output)
+            return show_calls(question)
+        if endpoints:
+            from monarch_hpc.cli.tables.endpoints import show_endpoints
+
+            return show_endpoints(question)
+        if memory:
+            from monarch_hpc.cli.tables.memory import show_memory
+
+            return show_memory(question)
+        from monarch_hpc.cli.tables.procs import show_procs
+
+        return show_procs(question)
     allocations = Allocations.open(config, _PATIENCE_S)
     census = allocations.reconcile(config.slurm.poll_min_s)
     for change in census.changes:
@@ -72,7 +92,10 @@ def command(name: str | None, calls: bool, endpoints: bool) -> int:
         records = [allocations.find(name)]
     views = [_view(allocations, record, census.rows.get(record.job_name)) for record in records]
     rows = [
-        [v.record.name, str(v.record.job_id or "-"), _state(v) + _link(v) + _restarts(v), _hosts(v), _left(v), _runs(v)]
+        [
+            *(v.record.name, str(v.record.job_id or "-"), _state(v) + _link(v) + _restarts(v) + _idle(v)),
+            *(_hosts(v), _left(v), _runs(v)),
+        ]
         for v in views
     ]
     document = {
@@ -80,7 +103,7 @@ def command(name: str | None, calls: bool, endpoints: bool) -> int:
         "changes": list(census.changes),
         "allocations": [_document(view) for view in views],
     }
-    text: Table | str = Table(["ALLOC", "JOB", "STATE", "HOSTS", "LEFT", "RUNS"], rows)
+    text: TextTable | str = TextTable(["ALLOC", "JOB", "STATE", "HOSTS", "LEFT", "RUNS"], rows)
     if not views:
         text = "there is no allocation; take one: monarch-hpc alloc NAME -N HOSTS -t MINUTES"
     output.show(document, text, [view.record.name for view in views])
@@ -149,6 +172,12 @@ def _restarts(view: _View) -> str:
     return f" (requeued {restarts}×)" if restarts and view.record.live else ""
 
 
+def _idle(view: _View) -> str:
+    """Note that nothing uses the allocation, and that its head is about to release it."""
+    left_s = view.head["idle_left_s"] if view.head is not None else -1.0
+    return f" (unused: released in {format_duration(left_s)})" if 0 <= left_s <= _IDLE_SHOWN_S else ""
+
+
 def _hosts(view: _View) -> str:
     if view.seen.ready is not None:
         total = len(view.seen.ready.hosts) + len(view.seen.ready.missing)
@@ -212,6 +241,7 @@ def _document(view: _View) -> dict[str, object]:
         "link": view.head["link"] if view.head is not None else "",
         "link_why": view.head["link_why"] if view.head is not None else "",
         "runs": [dict(run) for run in _items(view, "runs")],
+        "idle_left_s": view.head["idle_left_s"] if view.head is not None and view.head["idle_left_s"] >= 0 else None,
         "ended": None
         if ended is None
         else {"state": ended.state, "reason": ended.reason, "source": ended.source, "at_s": ended.at_s},

@@ -9,12 +9,12 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
 from monarch_hpc.config.schema import SITE_ONLY, convert, known_keys
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import ConfigError
 
 __all__ = ["Setting", "parse_document", "parse_value", "unknown_key"]
@@ -43,7 +43,7 @@ class Setting:
 def parse_document(text: str, name: str) -> list[Setting]:
     """Parse all settings of a configuration file.
 
-    `match` and `checked`, which only profiles have, are returned as plain values under their own names.
+    `match`, `checked` and `source`, which only profiles have, are returned as plain values under their own names.
 
     Args:
         text: the file's text.
@@ -135,9 +135,12 @@ def _section(loader: yaml.SafeLoader, key: str, node: yaml.Node, name: str) -> I
 
 def _setting(loader: yaml.SafeLoader, key: str, node: yaml.Node, kind: object, name: str) -> Iterator[Setting]:
     if typing.get_origin(kind) is Mapping and isinstance(node, yaml.MappingNode):
+        # An empty mapping is a setting, too: its key has a default and an origin.
+        if not node.value:
+            yield Setting(key, {}, _at(name, node))
         for flag, flag_node in _pairs(node, name, key):
             source = _at(name, flag_node)
-            value = convert(key, {flag: _leaf(loader, flag_node, kind)}, kind, source)
+            value = convert(key, {flag: _leaf(loader, flag_node, _part_kind(kind))}, kind, source)
             yield Setting(f"{key}.{flag}", typing.cast("dict[str, object]", value)[flag], source)
         return
     source = _at(name, node)
@@ -149,13 +152,18 @@ def _leaf(loader: yaml.SafeLoader, node: yaml.Node, kind: object) -> object:
     if isinstance(node, yaml.SequenceNode):
         return [_leaf(loader, part, str) for part in node.value]
     if isinstance(node, yaml.MappingNode):
-        return {key: _leaf(loader, part, kind) for key, part in _pairs(node, "", "")}
+        return {key: _leaf(loader, part, _part_kind(kind)) for key, part in _pairs(node, "", "")}
     value: object = loader.construct_object(node)
     keeps_bool = not _is_text(kind) and isinstance(value, bool)
-    wants_number = kind in (int, float)
+    wants_number = kind in (int, float, int | None)
     if value is None or keeps_bool or wants_number:
         return value
     return str(node.value)
+
+
+def _part_kind(kind: object) -> object:
+    """Return the type of a mapping's values; *kind* itself if it is no mapping."""
+    return typing.get_args(kind)[1] if typing.get_origin(kind) is Mapping else kind
 
 
 def _pairs(node: yaml.Node, name: str, what: str) -> Iterator[tuple[str, yaml.Node]]:

@@ -6,27 +6,31 @@ import functools
 import os
 import pwd
 import re
-import stat
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import field
 from pathlib import Path
+from types import MappingProxyType
 
-from monarch_hpc.config.document import Setting, parse_document, parse_value, unknown_key
-from monarch_hpc.config.schema import OWNER_ONLY, SITE_ONLY, Config, build, convert, known_keys
-from monarch_hpc.config.site import Profile, choose_profile, find_cluster_name, parse_profile
+from monarch_hpc.config.document import Setting, parse_value, unknown_key
+from monarch_hpc.config.runtime_layer import runtime_settings
+from monarch_hpc.config.schema import OWNER_ONLY, Config, build, convert, known_keys
+from monarch_hpc.config.site import Profile, find_cluster_name
+from monarch_hpc.config.site_layer import ADMIN_FOLDER, own_settings, read_shipped, read_site_layer
 from monarch_hpc.config.tls import TCP_REFUSED, opens
+from monarch_hpc.config.trusted_file import read_trusted
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.core.logger import Logger
-from monarch_hpc.core.storage.assets import asset
 from monarch_hpc.core.storage.ownership import others_may_write, unsafe_folder
 
 __all__ = ["Loaded", "load", "load_config"]
 
 _PREFIX = "MONARCH_HPC_"
 _PROJECT_FILE = "monarch-hpc.yaml"
-# Files written by hand have a hundred lines at most; a larger one is a mistake, such as a link to a log.
-_MAX_FILE_BYTES = 64 << 10
+_MAX_ANSWER_BYTES = 32 << 20
+"""An answer is the body of one frame, of at most 64 MiB, in which a quote takes two bytes."""
+
 _SLURM_KEYS = ("account", "partition", "qos", "reservation", "constraint")
 _log = Logger(__name__)
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::-([^}]*))?\})", re.ASCII)
@@ -34,13 +38,14 @@ _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::-([^}]*))?\})", re.ASCII)
 
 @dataclass(frozen=True)
 class Loaded:
-    """A configuration with the origins of its values."""
+    """A configuration with the origins of its values; *profile* is the site's, None if no profile matches."""
 
     config: Config
     settings: Mapping[str, Setting] = field(repr=False)
+    profile: Profile | None = None
 
     def origin(self, key: str) -> str:
-        """Return the origin of the value of *key*: ``file:line``, ``$VARIABLE`` or ``command line``.
+        """Return the origin of the value of *key*: ``file:line``, ``$VARIABLE``, ``configure()`` or ``command line``.
 
         Each flag of a mapping of flags has its own key: ``slurm.job_flags.no-kill``.
         """
@@ -63,11 +68,18 @@ def load(flags: Mapping[str, object] | None = None) -> Loaded:
     except FileNotFoundError:
         # The working directory was removed, so there is no project file.
         cwd = Path("/")
-    return load_config(os.environ, cwd, os.uname().nodename, find_cluster_name(os.environ), flags or {})
+    name, cluster_name = os.uname().nodename, find_cluster_name(os.environ)
+    return load_config(os.environ, cwd, name, cluster_name, flags or {}, runtime_settings())
 
 
 def load_config(
-    environ: Mapping[str, str], cwd: Path, hostname: str, cluster_name: str | None, flags: Mapping[str, object]
+    environ: Mapping[str, str],
+    cwd: Path,
+    hostname: str,
+    cluster_name: str | None,
+    flags: Mapping[str, object],
+    calls: Mapping[str, object] = MappingProxyType({}),
+    admin: Path = ADMIN_FOLDER,
 ) -> Loaded:
     """Load the configuration for a process with this environment.
 
@@ -77,6 +89,8 @@ def load_config(
         hostname: name of its machine.
         cluster_name: Slurm's ClusterName; None if there is no Slurm.
         flags: as for `load`.
+        calls: dotted key -> value as the program gave it to `configure`.
+        admin: the administrators' folder.
     """
     home = Path(environ.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir)
     chosen_by_people = [
@@ -84,57 +98,32 @@ def load_config(
         *_read_project(cwd, home),
         *_from_slurm_variables(environ),
         *_from_variables(environ),
-        *_from_flags(flags),
+        *_from_values(calls, "configure()"),
+        *_from_values(flags, "command line"),
     ]
-    layers = [*_read_shipped("default.yaml"), *_site_settings(chosen_by_people, environ, hostname, cluster_name)]
+    wanted = next((setting for setting in reversed(chosen_by_people) if setting.key == "site"), None)
+    site = read_site_layer(wanted, environ, hostname, cluster_name, admin)
+    layers = [*read_shipped("default.yaml", head=False), *site.settings]
     merged = {setting.key: setting for setting in [*layers, *chosen_by_people]}
     values: dict[str, object] = {}
     for key in known_keys():
         flag_settings = {k.removeprefix(key + "."): s for k, s in merged.items() if k.startswith(key + ".")}
-        if key in merged:
+        if key in merged and not flag_settings:
             setting = merged[key]
             values[key] = _expand(setting, environ, home) if isinstance(setting.value, Path) else setting.value
         else:
             values[key] = {flag: setting.value for flag, setting in flag_settings.items()}
     # Empty stands for this process's interpreter, whose path no file can know.
     values["agent.python"] = values["agent.python"] or sys.executable
-    loaded = Loaded(build(values), merged)
+    loaded = Loaded(build(values), merged, site.profile)
     _check(loaded)
     return loaded
 
 
-def _read_shipped(name: str) -> list[Setting]:
-    return parse_document(asset("configs", name).read_text(encoding="utf-8"), f"configs/{name}")
-
-
 def _read_own(path: Path) -> list[Setting]:
     """Read a user's or project's file; return no settings if there is none."""
-    try:
-        # O_NONBLOCK: a FIFO by this name must not hang every command.
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-            found = os.fstat(file.fileno())
-            data = file.read(_MAX_FILE_BYTES + 1) if stat.S_ISREG(found.st_mode) else b""
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        raise ConfigError("", "", str(path), f"cannot be read: {error.strerror}") from error
-    if not stat.S_ISREG(found.st_mode):
-        raise ConfigError("", "", str(path), "is not a regular file")
-    if found.st_uid not in (0, os.geteuid()) or others_may_write(found):
-        whose = f"owner {found.st_uid}, mode {stat.S_IMODE(found.st_mode):04o}, group id {found.st_gid}"
-        cure = f"look at what is in it, then make it yours and run 'chmod go-w {path}', or move it away"
-        problem = f"was or may have been written by another user ({whose}); {cure}"
-        raise ConfigError("", "", str(path), problem)
-    if len(data) > _MAX_FILE_BYTES:
-        raise ConfigError("", "", str(path), f"is larger than {_MAX_FILE_BYTES} bytes")
-    try:
-        settings = parse_document(data.decode(), str(path))
-    except UnicodeDecodeError as error:
-        raise ConfigError("", "", str(path), "is not UTF-8 text") from error
-    for setting in settings:
-        if setting.key in SITE_ONLY:
-            raise ConfigError(setting.key, "...", setting.origin, "only a profile in configs/sites has this key")
-    return settings
+    text = read_trusted(path)
+    return [] if text is None else own_settings(text, path)
 
 
 def _read_project(cwd: Path, home: Path) -> list[Setting]:
@@ -206,14 +195,14 @@ def _from_variables(environ: Mapping[str, str]) -> Iterator[Setting]:
         yield from _split(key, parse_value(key, text, origin), origin)
 
 
-def _from_flags(flags: Mapping[str, object]) -> Iterator[Setting]:
+def _from_values(values: Mapping[str, object], origin: str) -> Iterator[Setting]:
     keys = known_keys()
-    for key, value in flags.items():
+    for key, value in values.items():
         if value is None:
             continue
         if key not in keys:
-            raise unknown_key(key, "command line")
-        yield from _split(key, convert(key, value, keys[key], "command line"), "command line")
+            raise unknown_key(key, origin)
+        yield from _split(key, convert(key, value, keys[key], origin), origin)
 
 
 def _split(key: str, value: object, origin: str) -> Iterator[Setting]:
@@ -221,28 +210,6 @@ def _split(key: str, value: object, origin: str) -> Iterator[Setting]:
         yield from (Setting(f"{key}.{flag}", flag_value, origin) for flag, flag_value in value.items())
     else:
         yield Setting(key, value, origin)
-
-
-def _site_settings(
-    settings: Sequence[Setting], environ: Mapping[str, str], hostname: str, cluster_name: str | None
-) -> Sequence[Setting]:
-    profiles = [_read_profile(path.name) for path in sorted(asset("configs", "sites").glob("*.yaml"))]
-    explicit = [setting for setting in settings if setting.key == "site"]
-    if not explicit:
-        profile = choose_profile(profiles, environ, hostname, cluster_name)
-        return profile.settings if profile else []
-    wanted = explicit[-1]
-    if wanted.value == "generic":
-        return []
-    for profile in profiles:
-        if profile.name == wanted.value:
-            return profile.settings
-    known = ", ".join(["generic", *(profile.name for profile in profiles)])
-    raise ConfigError("site", str(wanted.value), wanted.origin, f"no such profile; known: {known}")
-
-
-def _read_profile(name: str) -> Profile:
-    return parse_profile(_read_shipped(f"sites/{name}"), f"configs/sites/{name}")
 
 
 def _expand(setting: Setting, environ: Mapping[str, str], home: Path) -> Path:
@@ -267,7 +234,7 @@ def _check(loaded: Loaded) -> None:
     """Check ranges of values, and constraints between them."""
     slurm, live = loaded.config.slurm, loaded.config.liveness
     fabric, ucx = loaded.config.fabric, loaded.config.ucx
-    keep_dead = loaded.config.telemetry.keep_dead
+    keep_dead, max_answer_bytes = loaded.config.telemetry.keep_dead, loaded.config.telemetry.max_answer_bytes
     order = list(fabric.order)
     relay_is_last = not {"tcp", "relay"} <= {*order} or order.index("tcp") < order.index("relay")
     rules = (
@@ -284,6 +251,12 @@ def _check(loaded: Loaded) -> None:
         (ucx.tcp_segment_bytes > 0, "ucx.tcp_segment_bytes", ucx.tcp_segment_bytes, "must be more than 0"),
         (ucx.keepalive_s > 0, "ucx.keepalive_s", ucx.keepalive_s, "must be more than 0"),
         (keep_dead >= 0, "telemetry.keep_dead", keep_dead, "must not be below 0"),
+        (
+            0 < max_answer_bytes <= _MAX_ANSWER_BYTES,
+            "telemetry.max_answer_bytes",
+            max_answer_bytes,
+            f"must be from 1 to {_MAX_ANSWER_BYTES}: an answer is one control message",
+        ),
     )
     for holds, key, value, problem in rules:
         if not holds:

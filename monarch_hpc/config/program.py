@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.ids import SlurmIds
 
 __all__ = [
     "DIRECTORY_VARIABLE",
+    "LOOP_VARIABLE",
     "RUN_VARIABLE",
     "ProgramSettings",
+    "find_parents_allocation",
     "own_import_path",
     "own_slurm_ids",
     "own_variables",
+    "publish_allocations",
     "read_program",
+    "without_program",
 ]
 
 DIRECTORY_VARIABLE = "MONARCH_HPC_DIRECTORY"
 RUN_VARIABLE = "MONARCH_HPC_RUN"
+LOOP_VARIABLE = "MONARCH_HPC_REQUEUES"
+"""Set by the batch script of a job that starts again when its time is over: how many times it may."""
 _IMPORT_PATH = "PYTHONPATH"
+_PARENT = "MONARCH_HPC_PARENT"
+"""The allocations of the program that started this process, for meshes that it gave to this process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +46,36 @@ class ProgramSettings:
     run: str
 
 
+def without_program(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return *environ* without the variables that name a program's allocation, for programs on other ones."""
+    own = (DIRECTORY_VARIABLE, RUN_VARIABLE, _PARENT)
+    return {name: value for name, value in environ.items() if name not in own}
+
+
 def read_program() -> ProgramSettings:
     """Read the settings from this process's environment."""
     directory = os.environ.get(DIRECTORY_VARIABLE)
     return ProgramSettings(Path(directory) if directory else None, os.environ.get(RUN_VARIABLE, ""))
+
+
+def publish_allocations(used: Iterable[tuple[str, Path, str]]) -> None:
+    """Let child processes find the allocations of this program: each its id, directory and run. They hold no key."""
+    lines = [[allocation, str(directory), run] for allocation, directory, run in used]
+    if lines:
+        os.environ[_PARENT] = json.dumps(lines)
+    else:
+        os.environ.pop(_PARENT, None)
+
+
+def find_parents_allocation(allocation: str) -> tuple[Path, str] | None:
+    """The directory of an allocation that the parent of this program uses, and the parent's run there."""
+    try:
+        for known, directory, run in json.loads(os.environ.get(_PARENT, "[]")):
+            if known == allocation:
+                return Path(directory), run
+    except (ValueError, TypeError):  # set by someone else
+        return None
+    return None
 
 
 def own_slurm_ids() -> SlurmIds:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, Protocol, TypeVar
 
+from monarch_hpc.config.slurm_section import FlagValue, LimitsConfig, SlurmConfig
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.core.text.units import parse_size
 
@@ -22,7 +24,9 @@ __all__ = [
     "FabricConfig",
     "FlagValue",
     "InterfacesConfig",
+    "LimitsConfig",
     "LivenessConfig",
+    "LoginConfig",
     "LogsConfig",
     "PathsConfig",
     "ProcsConfig",
@@ -44,17 +48,18 @@ class _Dataclass(Protocol):
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[object]]]
 
 
-FlagValue = str | bool | None
-"""Value of a command's flag: a string, True for a bare flag, None or False to leave it out."""
-
 # A project's file may come from another person: it must not decide what runs as the user, where files are written, or
 # who is trusted.
 OWNER_ONLY = frozenset(
     {
         "paths.shared",
         "paths.state",
+        "paths.home_on_compute",
+        "paths.node_tmp",
         "agent.python",
         "agent.prologue",
+        "agent.env",
+        "agent.prefix",
         "fabric.trusted",
         "procs.preload",
         "slurm.job_flags",
@@ -65,28 +70,9 @@ OWNER_ONLY = frozenset(
     }
 )
 
-# Only profiles have these: when a profile applies, and when it was checked. They configure nothing.
-SITE_ONLY = frozenset({"match", "checked"})
-
-
-@dataclass(frozen=True)
-class SlurmConfig:
-    """Requests to Slurm, and their timeouts."""
-
-    partition: str | None
-    qos: str | None
-    account: str | None
-    reservation: str | None
-    constraint: str | None
-    time_min: int
-    gpus_form: Literal["gpus-per-node", "gres", "none"]
-    job_flags: Mapping[str, FlagValue]
-    step_flags: Mapping[str, FlagValue]
-    extra: tuple[str, ...]
-    poll_min_s: float
-    poll_max_s: float
-    command_timeout_s: float
-    bootstrap_s: float
+# Only profiles have these: when a profile applies, when it was checked, and against what. They configure nothing.
+SITE_ONLY = frozenset({"match", "checked", "source"})
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -95,6 +81,8 @@ class PathsConfig:
 
     shared: Path
     state: Path
+    home_on_compute: Literal["rw", "ro", "none"]
+    node_tmp: Path | None
 
 
 @dataclass(frozen=True)
@@ -103,6 +91,8 @@ class AgentConfig:
 
     python: str
     prologue: tuple[str, ...]
+    env: Mapping[str, str]
+    prefix: tuple[str, ...]
     grace_s: float
     attach_s: float
 
@@ -113,10 +103,13 @@ class ProcsConfig:
 
     start_s: float
     gpu_visible: Literal["own-first", "own", "all"]
+    gpu_order: tuple[str, ...]
+    gpu_variable: Literal["auto", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"]
     bind: Literal["auto", "none"]
     mpi: str
     preload: tuple[str, ...]
     stop_s: float
+    actor_threads: int
 
 
 @dataclass(frozen=True)
@@ -139,6 +132,7 @@ class TransportConfig:
     mailbox_bytes: int
     cast_direct: int
     cast_fanout: int
+    cast_shared_bytes: int
     connect_s: float
     around_after_s: float
     relay_s: float
@@ -157,7 +151,7 @@ class InterfacesConfig:
 class FabricConfig:
     """The fabrics that carry frames between processes, and their networks."""
 
-    order: tuple[Literal["ucx", "tcp", "relay"], ...]
+    order: tuple[Literal["cma", "ucx", "tcp", "relay"], ...]
     trusted: bool
     interfaces: InterfacesConfig
     spin_us: int
@@ -177,9 +171,10 @@ class UcxConfig:
 
 @dataclass(frozen=True)
 class RecordingConfig:
-    """Retention of the records of procs."""
+    """Retention of the records of procs, and answers to questions about them."""
 
     keep_dead: int
+    max_answer_bytes: int
 
 
 @dataclass(frozen=True)
@@ -205,11 +200,19 @@ class RunConfig:
 
 
 @dataclass(frozen=True)
+class LoginConfig:
+    """The site's rules for login nodes."""
+
+    controller: Literal["auto", "here", "host0"]
+
+
+@dataclass(frozen=True)
 class Config:
     """The whole configuration."""
 
     site: str
     slurm: SlurmConfig
+    limits: LimitsConfig
     paths: PathsConfig
     agent: AgentConfig
     procs: ProcsConfig
@@ -220,6 +223,7 @@ class Config:
     logs: LogsConfig
     telemetry: RecordingConfig
     run: RunConfig
+    login: LoginConfig
 
 
 @functools.cache
@@ -252,9 +256,7 @@ def convert(key: str, value: object, kind: object, source: str) -> object:
     if origin is tuple:
         return _list(key, value, typing.get_args(kind)[0], source)
     if origin is Mapping:
-        if isinstance(value, Mapping) and all(_is_flag(*item) for item in value.items()):
-            return {name: str(flag) if type(flag) is int else flag for name, flag in value.items()}
-        raise _wrong(key, value, source, "a mapping of flag names without dashes to a string, a number, true or null")
+        return _mapping(key, value, typing.get_args(kind)[1], source)
     if kind is bool:
         if isinstance(value, bool):
             return value
@@ -342,6 +344,18 @@ def _list(key: str, value: object, kind: object, source: str) -> tuple[object, .
     if known and (not set(value) <= set(known) or len(set(value)) < len(value)):
         raise _wrong(key, value, source, wanted)
     return tuple(value)
+
+
+def _mapping(key: str, value: object, kind: object, source: str) -> Mapping[str, object]:
+    if kind == FlagValue:
+        if isinstance(value, Mapping) and all(_is_flag(*item) for item in value.items()):
+            return {name: str(flag) if type(flag) is int else flag for name, flag in value.items()}
+        raise _wrong(key, value, source, "a mapping of flag names without dashes to a string, a number, true or null")
+    if not isinstance(value, Mapping):
+        raise _wrong(key, value, source, "a mapping of names to values")
+    if kind is str and not all(isinstance(name, str) and _VARIABLE.fullmatch(name) for name in value):
+        raise _wrong(key, value, source, "a mapping of names of variables to strings")
+    return {str(name): convert(key, part, kind, source) for name, part in value.items()}
 
 
 def _number(key: str, value: object, source: str, *, whole: bool) -> int | float:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TypeGuard
 
 from monarch_hpc.config.document import Setting
 from monarch_hpc.config.schema import SITE_ONLY
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import ConfigError
 
-__all__ = ["Profile", "choose_profile", "find_cluster_name", "parse_profile"]
+__all__ = ["Profile", "choose_profile", "find_cluster_name", "head_of", "parse_profile"]
 
 # Slurm's own search path; the second is the copy that a "configless" slurmd or sackd fetched.
 _SLURM_CONFS = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
@@ -25,29 +25,48 @@ class Profile:
 
     Args:
         name: the value of its key `site`.
-        environment: variable -> wildcard; all must match.
+        checked: when its values were last compared with the site.
+        source: what they were compared with.
+        environment: variable -> wildcards, one of which must match; so for all variables.
         clusters: wildcards for Slurm's ClusterName.
         hostnames: wildcards for this machine's name.
-        settings: its settings.
+        settings: its settings; those of the head only if just that was parsed.
     """
 
     name: str
-    environment: Mapping[str, str]
+    checked: datetime.date
+    source: str
+    environment: Mapping[str, Sequence[str]]
     clusters: Sequence[str]
     hostnames: Sequence[str]
     settings: Sequence[Setting]
 
 
+def head_of(text: str) -> str:
+    """Return the head of a profile's text, up to its first empty line: name, date, source and rules.
+
+    A command parses the heads of all profiles, and the rest of one.
+    """
+    return text.partition("\n\n")[0] + "\n"
+
+
 def parse_profile(settings: Sequence[Setting], source: str) -> Profile:
     """Make a profile from a site file's settings."""
     by_key = {setting.key: setting for setting in settings}
-    for key in ("site", "match", "checked"):
+    for key in ("site", "checked", "source", "match"):
         if key not in by_key:
             raise ConfigError(
-                key, "(missing)", source, "a profile needs its name, a rule to recognise it, and the date of its check"
+                key,
+                "(missing)",
+                source,
+                "a profile begins, before its first empty line, with site (its name), checked (the date of its check), "
+                "source (what it was checked against) and match (a rule to recognise the site)",
             )
-    if not isinstance(by_key["checked"].value, datetime.date):
-        raise ConfigError("checked", repr(by_key["checked"].value), by_key["checked"].origin, "must be a date")
+    checked, told = by_key["checked"].value, by_key["source"].value
+    if not isinstance(checked, datetime.date):
+        raise ConfigError("checked", repr(checked), by_key["checked"].origin, "must be a date")
+    if not isinstance(told, str) or not told.strip() or not told.isprintable():
+        raise ConfigError("source", repr(told), by_key["source"].origin, "must be a line of text")
     match = by_key["match"]
     rules = match.value if isinstance(match.value, Mapping) else {"": match.value}
     environment, clusters, hostnames = rules.get("environment", {}), rules.get("cluster", []), rules.get("hostname", [])
@@ -55,14 +74,17 @@ def parse_profile(settings: Sequence[Setting], source: str) -> Profile:
         "match",
         repr(match.value),
         match.origin,
-        "must be {environment: {VARIABLE: value}, cluster: [names], hostname: [names]}, any of these",
+        "must be {environment: {VARIABLE: value or [values]}, cluster: [names], hostname: [names]}, any of these",
     )
     if set(rules) - {"environment", "cluster", "hostname"} or not isinstance(environment, Mapping):
         raise wrong
-    if not _texts([*environment, *environment.values()]) or not _texts(clusters) or not _texts(hostnames):
+    values = {name: [value] if isinstance(value, str) else value for name, value in environment.items()}
+    if not _texts([*values]) or not all(map(_texts, values.values())):
+        raise wrong
+    if not _texts(clusters) or not _texts(hostnames):
         raise wrong
     rest = [setting for setting in settings if setting.key not in SITE_ONLY]
-    return Profile(str(by_key["site"].value), environment, clusters, hostnames, rest)
+    return Profile(str(by_key["site"].value), checked, told, values, clusters, hostnames, rest)
 
 
 def choose_profile(
@@ -110,8 +132,8 @@ def find_cluster_name(environ: Mapping[str, str], slurm_confs: Sequence[str] = _
     return None
 
 
-def _environment_matches(rules: Mapping[str, str], environ: Mapping[str, str]) -> bool:
-    return all(name in environ and fnmatchcase(environ[name], wanted) for name, wanted in rules.items())
+def _environment_matches(rules: Mapping[str, Sequence[str]], environ: Mapping[str, str]) -> bool:
+    return all(name in environ and _any_matches(wanted, environ[name]) for name, wanted in rules.items())
 
 
 def _any_matches(patterns: Sequence[str], name: str) -> bool:

@@ -6,15 +6,16 @@ an unnecessary refusal, but not an open port.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-__all__ = ["ALIASES", "TCP_REFUSED", "keep_private", "opens"]
+__all__ = ["ALIASES", "TCP_REFUSED", "keep_private", "leave_out_rdma", "only_rdma", "opens"]
 
 TCP_REFUSED = (
     "opens UCX over tcp, which trusts its network, while fabric.trusted is false; name transports without tcp, "
     "e.g. sm,ib,self, or set fabric.trusted: true in your own file if no one else can reach that network"
 )
-"""Why such a value is refused on a network that others can reach, and what to do."""
+"""Reason to refuse such a value on a network that others can reach, and advice."""
 
 ALIASES = {
     "cuda": ("cuda_copy", "cuda_ipc", "gdr_copy"),
@@ -49,17 +50,35 @@ def keep_private(tls: str) -> str:
 
     Aliases and wildcards that stand for one of those are replaced by the names of the rest.
     """
+    return _leave_out(tls, _SHARED_WITH_OTHERS)
+
+
+def leave_out_rdma(tls: str) -> str:
+    """Return *tls* without InfiniBand and RoCE; aliases and wildcards as in `keep_private`."""
+    return _leave_out(tls, ALIASES["ib"])
+
+
+def only_rdma(tls: str) -> str:
+    """Return what *tls* opens of InfiniBand and RoCE; empty if it opens nothing of it."""
+    if tls.lstrip().startswith("^"):
+        return ",".join(name for name in ALIASES["ib"] if opens(tls, name))
+    # Aliases stay: they also stand for what the first contact needs.
+    named = [entry for entry in tls.split(",") if any(_may_name(entry, name) for name in ALIASES["ib"])]
+    return ",".join("ib" if _may_name(entry, "tcp") else entry.strip() for entry in named)
+
+
+def _leave_out(tls: str, transports: Sequence[str]) -> str:
     text = tls.strip()
     if text.startswith("^"):
-        return ",".join([text, *(name for name in _SHARED_WITH_OTHERS if opens(text, name))]).replace("^,", "^")
+        return ",".join([text, *(name for name in transports if opens(text, name))]).replace("^,", "^")
     names: list[str] = []
     for entry in text.split(","):
-        if not any(_may_name(entry, name) for name in _SHARED_WITH_OTHERS):
+        if not any(_may_name(entry, name) for name in transports):
             names.append(entry)
         elif _may_name(entry, "all"):
-            return "^" + ",".join(_SHARED_WITH_OTHERS)
+            return "^" + ",".join(transports)
         else:
-            names += [name for name in _KNOWN if _may_name(entry, name)]
+            names += [name for name in _KNOWN if name not in transports and _may_name(entry, name)]
     return ",".join(dict.fromkeys(names)) or "self"
 
 

@@ -23,6 +23,7 @@ __all__ = [
     "check_seconds",
     "check_text",
     "check_texts",
+    "check_time_limit",
     "check_variables",
     "shown",
 ]
@@ -138,6 +139,11 @@ def check_seconds(what: str, value: object, *, zero: bool = False) -> float:
         allowed = "0 or more" if zero else "more than 0"
         raise ValueError(f"{what} is {_short(value)} s: give {allowed}, and at most {_MOST_S:g}")
     return seconds
+
+
+def check_time_limit(what: str, value: object) -> float | None:
+    """Return a time in seconds of at least 0, or None for no limit; raises as `check_seconds` does."""
+    return None if value is None else check_seconds(what, value, zero=True)
 
 
 def check_flag(what: str, value: object) -> bool:

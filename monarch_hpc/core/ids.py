@@ -5,7 +5,8 @@ from __future__ import annotations
 import enum
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from monarch_hpc.core.dataclass import dataclass
 
 __all__ = [
     "MAX_RUN_CHARS",

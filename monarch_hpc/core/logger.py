@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-import threading
 from typing import Any
 
+from monarch_hpc.core.process.thread import in_main_thread
 from monarch_hpc.core.text.description import summary_of
 
 __all__ = ["Logger"]
@@ -32,7 +32,7 @@ class Logger(logging.LoggerAdapter[logging.Logger]):
         try:
             super().log(level, msg, *args, **{"stacklevel": 2, **kwargs})
         except BaseException as error:
-            if not issubclass(type(error), Exception) and threading.current_thread() is threading.main_thread():
+            if not issubclass(type(error), Exception) and in_main_thread():
                 raise
             with contextlib.suppress(BaseException):
                 print(f"{self.logger.name}: {msg!r} could not be logged: {summary_of(error)}", file=sys.stderr)

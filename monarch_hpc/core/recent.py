@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import _thread
+from _thread import allocate_lock
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
@@ -20,7 +20,7 @@ class Recent(Generic[K, V]):
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._entries: dict[K, V] = {}
-        self._lock = _thread.allocate_lock()
+        self._lock = allocate_lock()
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -5,42 +5,50 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from monarch_hpc.core.arguments import check_number, check_text, check_texts, shown
+from monarch_hpc.core.dataclass import dataclass
 
 __all__ = ["Extent", "Point", "Region"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class Extent:
     """Names and sizes of the dimensions of a mesh, outermost first.
 
     An extent with no dimension holds exactly one element.
+
+    Args:
+        labels: the name of each dimension.
+        sizes: the size of each dimension.
+
+    Raises:
+        TypeError: a name is not a string, or a size is not a whole number.
+        ValueError: names repeat or are empty, a size is below 1, or there are more of one than of the other.
     """
 
-    labels: tuple[str, ...]
-    sizes: tuple[int, ...]
+    names: tuple[str, ...]
+    shape: tuple[int, ...]
 
-    def __post_init__(self) -> None:
-        if type(self.labels) is not tuple or any(type(label) is not str for label in self.labels):
-            object.__setattr__(self, "labels", check_texts("labels", self.labels, "['hosts', 'gpus']"))
-        if type(self.sizes) is not tuple:  # Monarch programs pass lists
-            if not isinstance(self.sizes, Iterable):
-                raise TypeError(f"sizes is {shown(self.sizes)}: give a list with the size of each dimension")
-            object.__setattr__(self, "sizes", tuple(self.sizes))
-        if any(type(size) is not int for size in self.sizes):  # NumPy's integers are accepted
-            sizes = map(_whole, self.labels, self.sizes)
-            object.__setattr__(self, "sizes", tuple(sizes))
-        if len(self.labels) != len(self.sizes):
-            raise ValueError(f"{len(self.labels)} labels for {len(self.sizes)} sizes")
-        if len(set(self.labels)) != len(self.labels):
-            raise ValueError(f"dimension names repeat: {', '.join(self.labels)}")
-        if "" in self.labels:
+    def __init__(self, labels: Sequence[str], sizes: Sequence[int]) -> None:
+        if type(labels) is not tuple or any(type(label) is not str for label in labels):
+            labels = check_texts("labels", labels, "['hosts', 'gpus']")
+        if type(sizes) is not tuple and not isinstance(sizes, Iterable):
+            raise TypeError(f"sizes is {shown(sizes)}: give a list with the size of each dimension")
+        shape = tuple(sizes)
+        if any(type(size) is not int for size in shape):  # NumPy's integers are accepted
+            shape = tuple(map(_whole, labels, shape))
+        if len(labels) != len(shape):
+            raise ValueError(f"{len(labels)} labels for {len(shape)} sizes")
+        if len(set(labels)) != len(labels):
+            raise ValueError(f"dimension names repeat: {', '.join(labels)}")
+        if "" in labels:
             raise ValueError("the name of a dimension is empty: give at least one character")
-        for label, size in zip(self.labels, self.sizes, strict=True):
+        for label, size in zip(labels, shape, strict=True):
             if size < 1:
                 raise ValueError(f"dimension {label!r} has size {size}; at least 1")
+        object.__setattr__(self, "names", tuple(labels))
+        object.__setattr__(self, "shape", shape)
 
     @classmethod
     def of(cls, sizes: Mapping[str, int]) -> Extent:
@@ -48,7 +56,17 @@ class Extent:
         return cls(tuple(sizes), tuple(sizes.values()))
 
     def __len__(self) -> int:
-        return math.prod(self.sizes)
+        return math.prod(self.shape)
+
+    @property
+    def labels(self) -> list[str]:
+        """Names of the dimensions: a list, as programs written for Monarch compare and extend it."""
+        return list(self.names)
+
+    @property
+    def sizes(self) -> list[int]:
+        """Sizes of the dimensions, in the order of `labels`."""
+        return list(self.shape)
 
     @property
     def nelements(self) -> int:
@@ -57,10 +75,10 @@ class Extent:
 
     def keys(self) -> list[str]:
         """Names of the dimensions."""
-        return list(self.labels)
+        return self.labels
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.labels)
+        return iter(self.names)
 
     def __getitem__(self, label: str) -> int:
         self.check_known((label,))
@@ -73,19 +91,21 @@ class Extent:
             KeyError: a name is unknown; the message lists the known ones.
         """
         for label in labels:
-            if label not in self.labels:
-                raise KeyError(f"no dimension {label!r}; there are: {', '.join(self.labels) or 'none'}")
+            if label not in self.names:
+                raise KeyError(f"no dimension {label!r}; there are: {', '.join(self.names) or 'none'}")
 
     def to_dict(self) -> dict[str, int]:
         """Sizes by name."""
-        return dict(zip(self.labels, self.sizes, strict=True))
+        return dict(zip(self.names, self.shape, strict=True))
 
     def point(self, rank: int) -> Point:
         """The coordinates of the element at *rank*, counted row by row."""
         return Point(rank, self)
 
     def __str__(self) -> str:
-        return " x ".join(f"{label}={size}" for label, size in zip(self.labels, self.sizes, strict=True)) or "single"
+        return "{" + ", ".join(f"{label}: {size}" for label, size in zip(self.names, self.shape, strict=True)) + "}"
+
+    __repr__ = __str__
 
 
 class Point(Mapping[str, int]):
@@ -103,17 +123,17 @@ class Point(Mapping[str, int]):
 
     def __getitem__(self, label: str) -> int:
         rest = self.rank
-        for name, size in zip(reversed(self.extent.labels), reversed(self.extent.sizes), strict=True):
+        for name, size in zip(reversed(self.extent.names), reversed(self.extent.shape), strict=True):
             rest, coordinate = divmod(rest, size)
             if name == label:
                 return coordinate
-        raise KeyError(f"no dimension {label!r}; there are: {', '.join(self.extent.labels) or 'none'}")
+        raise KeyError(f"no dimension {label!r}; there are: {', '.join(self.extent.names) or 'none'}")
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.extent.labels)
+        return iter(self.extent.names)
 
     def __len__(self) -> int:
-        return len(self.extent.labels)
+        return len(self.extent.names)
 
     def size(self, label: str) -> int:
         """The size of a dimension of the extent."""
@@ -128,7 +148,8 @@ class Point(Mapping[str, int]):
         return dict(self) == other
 
     def __repr__(self) -> str:
-        return "{" + ", ".join(f"{label}: {coordinate}" for label, coordinate in self.items()) + "}"
+        sizes = zip(self.items(), self.extent.shape, strict=True)
+        return "{" + ", ".join(f"{label!r}: {coordinate}/{size}" for (label, coordinate), size in sizes) + "}"
 
     def __reduce__(self) -> tuple[type[Point], tuple[int, Extent]]:
         return Point, (self.rank, self.extent)
@@ -150,7 +171,7 @@ class Region:
         """The view of all of *extent*, whose ranks become the base ranks."""
         strides = []
         stride = 1
-        for size in reversed(extent.sizes):
+        for size in reversed(extent.shape):
             strides.append(stride)
             stride *= size
         return cls(extent, 0, tuple(reversed(strides)))
@@ -172,7 +193,7 @@ class Region:
         labels: list[str] = []
         sizes: list[int] = []
         strides: list[int] = []
-        for label, size, stride in zip(self.extent.labels, self.extent.sizes, self.strides, strict=True):
+        for label, size, stride in zip(self.extent.names, self.extent.shape, self.strides, strict=True):
             chosen = selection.get(label, slice(None))
             if isinstance(chosen, slice):
                 kept = range(size)[_whole_slice(label, chosen)]
@@ -213,10 +234,10 @@ class Region:
         labels: list[str] = []
         sizes: list[int] = []
         strides: list[int] = []
-        for label, size, stride in zip(self.extent.labels, self.extent.sizes, self.strides, strict=True):
+        for label, size, stride in zip(self.extent.names, self.extent.shape, self.strides, strict=True):
             inner = _split(label, size, names.get(label, (label,)), given if label in names else {label: size})
-            labels += inner.labels
-            sizes += inner.sizes
+            labels += inner.names
+            sizes += inner.shape
             strides += [stride * step for step in Region.whole(inner).strides]
         unused = given.keys() - {part for parts in names.values() for part in parts}
         if unused:
@@ -231,7 +252,7 @@ class Region:
             ValueError: the steps between neighbours differ, as after a slice with gaps: no strided view can do that.
         """
         check_text("name", label)
-        axes = [(size, stride) for size, stride in zip(self.extent.sizes, self.strides, strict=True) if size > 1]
+        axes = [(size, stride) for size, stride in zip(self.extent.shape, self.strides, strict=True) if size > 1]
         for (_, outer), (size, inner) in itertools.pairwise(axes):
             if outer != inner * size:
                 raise ValueError(f"a slice left gaps in {self.extent}: flatten first, and slice after that")
@@ -248,15 +269,15 @@ class Region:
         self.extent.check_known(labels)
         for label, other in labels.items():
             check_text(label, other)
-        renamed = tuple(labels.get(label, label) for label in self.extent.labels)
-        return Region(Extent(renamed, self.extent.sizes), self.offset, self.strides)
+        renamed = tuple(labels.get(label, label) for label in self.extent.names)
+        return Region(Extent(renamed, self.extent.shape), self.offset, self.strides)
 
     def base_rank(self, rank: int) -> int:
         """The base rank of the element at *rank* of this view."""
         if not 0 <= rank < len(self.extent):
             raise IndexError(f"rank {rank} of {len(self.extent)}")
         base = self.offset
-        for size, stride in zip(reversed(self.extent.sizes), reversed(self.strides), strict=True):
+        for size, stride in zip(reversed(self.extent.shape), reversed(self.strides), strict=True):
             rank, coordinate = divmod(rank, size)
             base += coordinate * stride
         return base
@@ -274,14 +295,14 @@ class Region:
         rest = base_rank - self.offset
         # A reversed dimension (negative stride) is read from its other end.
         rest -= sum(
-            stride * (size - 1) for size, stride in zip(self.extent.sizes, self.strides, strict=True) if stride < 0
+            stride * (size - 1) for size, stride in zip(self.extent.shape, self.strides, strict=True) if stride < 0
         )
         coordinates = [0] * len(self.strides)
         # Largest stride first: the remainder of a dimension is below its own stride. A dimension of size 1
         # carries no information, and its stride may be larger than those of the dimensions outside it.
-        axes = [axis for axis, size in enumerate(self.extent.sizes) if size > 1]
+        axes = [axis for axis, size in enumerate(self.extent.shape) if size > 1]
         for axis in sorted(axes, key=lambda axis: -abs(self.strides[axis])):
-            size, stride = self.extent.sizes[axis], self.strides[axis]
+            size, stride = self.extent.shape[axis], self.strides[axis]
             coordinate, rest = divmod(rest, abs(stride))
             if not 0 <= coordinate < size:
                 raise ValueError(f"base rank {base_rank} is not in this view")
@@ -289,7 +310,7 @@ class Region:
         if rest:
             raise ValueError(f"base rank {base_rank} is not in this view")
         rank = 0
-        for coordinate, size in zip(coordinates, self.extent.sizes, strict=True):
+        for coordinate, size in zip(coordinates, self.extent.shape, strict=True):
             rank = rank * size + coordinate
         return rank
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from typing import Self
+
+from monarch_hpc.core.dataclass import dataclass
 
 __all__ = ["ProcId", "Uid"]
 

@@ -20,7 +20,14 @@ from monarch_hpc.job.process import ProcessJob, hosts_from_config
 from monarch_hpc.job.shell import shell
 from monarch_hpc.job.slurm import SlurmJob
 from monarch_hpc.job.state import JobState
-from monarch_hpc.job.trait import DEFAULT_JOB_PATH, JobTrait, TelemetryConfig, job_load, job_loads
+from monarch_hpc.job.trait import (
+    DEFAULT_JOB_PATH,
+    JobTrait,
+    MeshAdminConfig,
+    TelemetryConfig,
+    job_load,
+    job_loads,
+)
 
 __all__ = [
     "DEFAULT_JOB_PATH",
@@ -29,6 +36,7 @@ __all__ = [
     "JobState",
     "JobTrait",
     "LocalJob",
+    "MeshAdminConfig",
     "PortForwarder",
     "ProcessJob",
     "SlurmJob",

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from monarch_hpc.actor.runtime.runtime import Runtime
 from monarch_hpc.config.program import read_program
 from monarch_hpc.core.arguments import check_texts
 from monarch_hpc.job.state import JobState
 from monarch_hpc.job.trait import JobTrait
 from monarch_hpc.mesh.current import this_host
 from monarch_hpc.mesh.program.controller import Controller
-from monarch_hpc.mesh.program.opening import open_embedded
 
 __all__ = ["LocalJob"]
 
@@ -38,13 +36,13 @@ class LocalJob(JobTrait):
         """False: the hosts end with the program, so a saved job has none."""
         return False
 
-    def _create(self) -> None:
+    def _create(self, client_script: str | None) -> None:
         """Do nothing: there is nothing to request."""
 
     def _state(self) -> JobState:
-        if Runtime.current is None and read_program().directory is None:
-            Controller.instance(open_embedded)  # even inside a Slurm job, whose hosts `this_host` would use
-        host = this_host()
+        if read_program().directory is None:
+            Controller.instance().tenancies.here()  # even inside a Slurm job, whose hosts `this_host` would use
+        host = this_host().apart()
         return JobState(dict.fromkeys(self._names, host))
 
     def _kill(self) -> None:

@@ -66,7 +66,7 @@ class PortForwarder(Actor):
 
         Raises:
             ValueError: the meshes differ in shape, or an address or port is invalid.
-            OSError: an address is in use.
+            OSError: an address is in use; then none of the procs listens.
         """
         if dst_proc_mesh.extent != src_proc_mesh.extent:
             shapes = f"{src_proc_mesh.extent} and {dst_proc_mesh.extent}"
@@ -80,7 +80,12 @@ class PortForwarder(Actor):
         far.configure.call(dst_port).get()
         near = src_proc_mesh.spawn("forward-from", _Near, far)
         context().own(partial(_stop, near))
-        near.listen.call(src_address).get()
+        try:
+            near.listen.call(src_address, shared=len(src_proc_mesh) > 1).get()
+        except BaseException:
+            _stop(near)
+            _stop(far)
+            raise
 
 
 def _stop(mesh: ActorMesh[Any]) -> None:
@@ -186,15 +191,19 @@ class _Near(Actor):
         context().own(self._close)
 
     @endpoint
-    def listen(self, address: _WhichAddress) -> None:
-        """Start to listen at *address*."""
+    def listen(self, address: _WhichAddress, *, shared: bool) -> None:
+        """Start to listen at *address*.
+
+        Args:
+            shared: whether other procs on this host may listen at the address, too: the kernel deals out connections.
+        """
         place = _parse_address(address(context().spawn_rank) if callable(address) else address)
         if isinstance(place, str):
             self._listening = _listen_at(place)
             self._path = place
         else:
             family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
-            self._listening = socket.create_server(place, family=family, backlog=_BACKLOG)
+            self._listening = socket.create_server(place, family=family, backlog=_BACKLOG, reuse_port=shared)
         threading.Thread(target=self._accept, args=(self._listening,), name="monarch-forward", daemon=True).start()
 
     def _accept(self, listening: socket.socket) -> None:

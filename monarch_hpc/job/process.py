@@ -93,7 +93,7 @@ class ProcessJob(JobTrait):
     def _address(self, index: int) -> str:
         return f"ipc://{self._directory}/worker{index}"
 
-    def _create(self) -> None:
+    def _create(self, client_script: str | None) -> None:
         directory, held = make_scratch(Path(tempfile.gettempdir()), "job-")
         self._directory = str(directory)
         try:
@@ -127,9 +127,11 @@ class ProcessJob(JobTrait):
                 raise AllocationError("workers", f"a worker of this job has ended; it wrote last:{self._last_lines()}")
             workers = [self._address(index) for index in range(len(self._pids))]
             self._hosts = attach_to_workers(private_key=f"{self._directory}/key", workers=workers)
-        return cut(self._hosts, self._meshes)
+        return cut(self._hosts.apart(), self._meshes)
 
     def _kill(self) -> None:
+        if self._hosts is not None:
+            self._hosts.shutdown()
         for number in (signal.SIGTERM, signal.SIGKILL):
             deadline = Deadline(_END_S)
             for pid in filter(self._runs, self._pids):

@@ -35,6 +35,9 @@ _CAPACITY = 64
 _HANG_UP_S = 2.0
 """Time between SIGHUP, which ends a shell, and SIGKILL."""
 _END_OF_INPUT = b"\x04"  # Ctrl-D
+_LAST_COMMAND_S = 2.0
+"""Time that a running command may take to end after the end of input; then the terminal is hung up. Ctrl-D ends what
+reads, and a command that was piped in ends by itself; without a limit, one that does neither would be waited for."""
 _USUAL_SIZE = 24, 80
 """Lines and columns of a terminal that does not report its size."""
 
@@ -67,7 +70,7 @@ class _Shell(Actor):
             size: lines and columns of the terminal.
 
         Returns:
-            A port for input, and for new sizes of the terminal.
+            A port for input, empty at its end, and for new sizes of the terminal.
         """
         self._master, slave = os.openpty()
         _set_size(self._master, size)
@@ -98,19 +101,31 @@ class _Shell(Actor):
             for message in receiver:
                 if isinstance(message, tuple):
                     _set_size(self._master, message)
-                else:
-                    _write(self._master, message)
+                    continue
+                _write(self._master, message or _END_OF_INPUT)
+                if not message:
+                    self._end(_LAST_COMMAND_S)
+
+    def _end(self, patience_s: float) -> None:
+        """Hang up the terminal if the shell has not ended after *patience_s*; then kill the shell if it stays."""
+        process = self._process
+        if process is None:
+            return
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(patience_s)
+            return
+        # As the kernel does when a terminal is gone: the running command and the shell, which passes it to its jobs.
+        for group in {_foreground(self._master) or process.pid, process.pid}:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, signal.SIGHUP)
+        try:
+            process.wait(_HANG_UP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
     def __cleanup__(self, error: BaseException | None) -> None:
-        process = self._process
-        if process is not None and process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGHUP)
-            try:
-                process.wait(_HANG_UP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        self._end(0.0)
 
 
 def shell(host_mesh_singleton: HostMesh, *, env: Mapping[str, str] | None = None, workdir: str | None = None) -> int:
@@ -168,7 +183,7 @@ def _forwarding(stdin: int, typed: Port[bytes | tuple[int, int]]) -> Iterator[No
             while over not in (ready := select.select([stdin, over], [], [])[0]):
                 assert stdin in ready
                 data = os.read(stdin, _READ_BYTES)
-                typed.send(data or _END_OF_INPUT)
+                typed.send(data)
                 if not data:
                     return
 
@@ -225,6 +240,14 @@ def _size(terminal: int) -> tuple[int, int]:
 
 def _set_size(terminal: int, size: tuple[int, int]) -> None:
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
+
+
+def _foreground(terminal: int) -> int | None:
+    """The process group that the terminal's keys go to; None if there is none."""
+    try:
+        return os.tcgetpgrp(terminal)
+    except OSError:
+        return None
 
 
 def _write(descriptor: int, data: bytes) -> None:

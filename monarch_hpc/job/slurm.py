@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from monarch_hpc.attach.attach import shut_down
@@ -13,14 +14,18 @@ from monarch_hpc.core.arguments import check_flag, check_number, check_path, che
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.errors import AllocationError
 from monarch_hpc.core.ids import new_allocation_id
+from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.text.units import parse_duration
 from monarch_hpc.job.state import JobState, check_meshes, cut
 from monarch_hpc.job.trait import JobTrait
 from monarch_hpc.mesh.current import hosts
+from monarch_hpc.mesh.host import all_hosts
 from monarch_hpc.mesh.program.controller import Controller
-from monarch_hpc.slurm import AllocationRecord, Allocations, Request, Stage
+from monarch_hpc.slurm import AllocationRecord, Allocations, Request, Stage, exclude_bad_hosts, plan_job_flags
 
 __all__ = ["SlurmJob"]
+
+_log = Logger(__name__)
 
 
 class SlurmJob(JobTrait):
@@ -163,7 +168,7 @@ class SlurmJob(JobTrait):
         allocations.reconcile()
         return allocations, config
 
-    def _create(self) -> None:
+    def _create(self, client_script: str | None) -> None:
         if read_program().directory is not None:
             return  # the program runs on an allocation already
         allocations, config = self._open()
@@ -177,6 +182,10 @@ class SlurmJob(JobTrait):
             gpus_per_node=None if self._options["gpus_per_node"] is None else str(self._options["gpus_per_node"]),
             options=tuple(self._flags()),
         )
+        excluded, _ = exclude_bad_hosts(config, plan_job_flags(config, request))
+        request, plan = allocations.plan(replace(request, options=(*request.options, *excluded)))
+        for note in plan.notes:
+            _log.warning("%s", note)
         self._name = allocations.submit(request).short_id
 
     def _flags(self) -> Sequence[str]:
@@ -192,7 +201,7 @@ class SlurmJob(JobTrait):
 
     def _state(self) -> JobState:
         if read_program().directory is not None:
-            return cut(hosts(), self._meshes)
+            return cut(hosts().apart(), self._meshes)
         allocations, _ = self._open()
         record = _find(allocations, self._name)
         if record is None or record.ended is not None:
@@ -211,10 +220,9 @@ class SlurmJob(JobTrait):
                 f"did not begin within {self._start_timeout_s:g} s ({life.reason or 'Slurm gave no reason'}); it still "
                 "waits in the queue: call state() again, or kill()",
             )
-        directory = record.directory
-        if not Controller.serves(directory):
-            Controller.instance(lambda _resources: directory)
-        return cut(hosts(), self._meshes)
+        controller = Controller.instance()
+        tenancy = controller.tenancies.at(record.directory, record.name)
+        return cut(all_hosts(controller.door, tenancy.allocation).apart(), self._meshes)
 
     def _kill(self) -> None:
         if not self._name:
@@ -222,6 +230,7 @@ class SlurmJob(JobTrait):
         allocations, config = self._open()
         record = _find(allocations, self._name)
         if record is not None and record.live:
+            Controller.leave(record.directory)
             allocations.release(record, partial(shut_down, timeout_s=config.procs.stop_s))
         self._name = ""
 

@@ -6,18 +6,19 @@ import os
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from monarch_hpc.core.arguments import check_path
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import AllocationError
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.storage.files import open_folder, read_private, write_private
+from monarch_hpc.core.text.moved import row
 from monarch_hpc.job.seal import break_seal, seal
 from monarch_hpc.job.state import JobState
 
-__all__ = ["DEFAULT_JOB_PATH", "JobTrait", "TelemetryConfig", "job_load", "job_loads"]
+__all__ = ["DEFAULT_JOB_PATH", "JobTrait", "MeshAdminConfig", "TelemetryConfig", "job_load", "job_loads"]
 
 DEFAULT_JOB_PATH = ".monarch/job_state.pkl"
 """Named as in Monarch; the file holds JSON instead of a pickle, see `seal`."""
@@ -45,6 +46,17 @@ class TelemetryConfig:
     include_dashboard: bool = False
     dashboard_port: int = 8265
     snapshot_interval_secs: float = 30.0
+
+
+@dataclass(frozen=True)
+class MeshAdminConfig:
+    """For moved programs, without effect: `monarch-hpc status` shows hosts, procs and calls without a server.
+
+    Attributes:
+        admin_addr: address of a server, there.
+    """
+
+    admin_addr: str | None = None
 
 
 class JobTrait(ABC):
@@ -85,7 +97,7 @@ class JobTrait(ABC):
                 "script and submit that: the program finds the hosts of its own job"
             )
         if self._apply_id is None:
-            self._create()
+            self._create(None)
             self._apply_id = str(uuid.uuid4())
 
     def state(self, cached_path: str | None = DEFAULT_JOB_PATH) -> JobState:
@@ -134,6 +146,21 @@ class JobTrait(ABC):
             TelemetryConfig(**settings)
         return self
 
+    def enable_admin(self, config: MeshAdminConfig | None = None, **settings: Any) -> Self:
+        """For moved programs, without effect, as a warning says; see `MeshAdminConfig`.
+
+        Args:
+            config: the settings.
+            **settings: fields of `MeshAdminConfig`, if *config* is None.
+
+        Raises:
+            TypeError: `MeshAdminConfig` has no such field.
+        """
+        if config is None:
+            MeshAdminConfig(**settings)
+        _log.warning("enable_admin() starts no server here: 'monarch-hpc status' shows hosts, procs and calls")
+        return self
+
     # ---- saving ----
 
     def dump(self, filename: str) -> None:
@@ -173,11 +200,12 @@ class JobTrait(ABC):
                 saved._clear()
             return
         differences = saved.differences(self)
-        if differences:
+        if differences or not saved.can_run(self):
+            differences = differences or ["it says that it cannot run this one"]
             raise AllocationError(
                 str(path),
                 f"holds a {type(saved).__name__} that lives and differs: {'; '.join(differences)}. Ask for the same "
-                f"again, end it with job_load({str(path)!r}).kill(), or give another cached_path",
+                f"again, end it with job_load({str(path)!r}).kill(), or give another cached_path {row('changed jobs')}",
             )
         self.__setstate__(saved.__getstate__())
 
@@ -202,17 +230,25 @@ class JobTrait(ABC):
 
     # ---- the interface that each kind of job implements ----
 
-    @abstractmethod
     def spec(self) -> Mapping[str, object]:
-        """The specification of the job, by name."""
+        """The specification of the job, by name; empty where `can_run` alone compares jobs, as in Monarch's."""
+        return {}
 
-    @abstractmethod
     def alive(self) -> bool:
-        """Whether the applied job still has its hosts, or is still waiting for them."""
+        """Whether the applied job still has its hosts, or is still waiting for them.
+
+        By default `can_run` is asked, with the job itself as the specification; a job without its own `can_run` is
+        taken to be alive.
+        """
+        return type(self).can_run is JobTrait.can_run or self.can_run(self)
 
     @abstractmethod
-    def _create(self) -> None:
-        """Request the hosts."""
+    def _create(self, client_script: str | None) -> None:
+        """Request the hosts.
+
+        Args:
+            client_script: None; for jobs written for Monarch.
+        """
 
     @abstractmethod
     def _state(self) -> JobState:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from monarch_hpc.core.process.thread import Thread
 from monarch_hpc.core.storage.scratch import remove_unheld
 from monarch_hpc.job.process import STAY
 from monarch_hpc.mesh.workers import run_worker_loop_forever
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str]) -> int:
     """
     address, folder, held = arguments
     signal.signal(signal.SIGTERM, _leave)
-    threading.Thread(target=_watch_program, name="monarch-lifeline", daemon=True).start()
+    Thread(_watch_program)
     code = 0
     try:
         run_worker_loop_forever(address=address, private_key=Path(folder) / "key")

@@ -9,9 +9,11 @@ from typing import Any, Generic, Self, TypeVar
 from monarch_hpc.actor.endpoint import Actor, endpoints_of
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.messages.proc_ref import ProcRef
-from monarch_hpc.actor.runtime.runtime import current_runtime
+from monarch_hpc.actor.runtime.runtime import Runtime, current_runtime
+from monarch_hpc.core.arguments import check_text
 from monarch_hpc.core.errors import TransportError
 from monarch_hpc.core.shape import Region
+from monarch_hpc.core.text.description import text_of
 from monarch_hpc.mesh.calls.as_endpoint import attribute_of
 from monarch_hpc.mesh.calls.callee import Callee
 from monarch_hpc.mesh.calls.endpoint import Endpoint
@@ -71,8 +73,10 @@ class ActorMesh(MeshView, Generic[A]):
 
     def __reduce__(self) -> tuple[object, ...]:
         callee = self._callee
-        kept = {rank: callee.procs[rank] for rank in self._region.base_ranks()}
-        return ActorMesh, (callee.name, callee.actor, self._cls, self._region, kept)
+        launch = callee.launch  # another thread may learn meanwhile that the procs are there
+        procs = callee.procs if launch is None else launch.settle()
+        kept = {rank: procs[rank] for rank in self._region.base_ranks()}
+        return _receive, (callee.name, callee.actor, self._cls, self._region, kept)
 
     def __repr__(self) -> str:
         return f"<ActorMesh {self._callee.name} of {self._cls.__name__}, {self.extent}>"
@@ -86,13 +90,29 @@ class ActorMesh(MeshView, Generic[A]):
         """The name passed to `ProcMesh.spawn`."""
         return self._callee.name
 
-    def stop(self) -> Future[None]:
+    def stop(self, reason: str = "") -> Future[None]:
         """Stop these actors once they have handled the messages queued for them; their procs live on.
 
+        What they have not handled within `procs.stop_s` (config key) fails: coroutines are cancelled, and a function
+        that still runs is left to itself.
+
+        Args:
+            reason: stands in the `ActorDied` of calls that fail, and of later calls.
+
         Returns:
-            A future that is done when every actor has run its `__cleanup__` or is gone. The actors stop whether or
-            not it is awaited.
+            A future that is done when every actor has run its `__cleanup__` or is gone, and everything that it has
+            spawned is gone too. The actors stop whether or not it is awaited.
+
+        Raises:
+            TypeError: the reason is not a string.
         """
+        reason = text_of(check_text("reason", reason))
+        launch = self._callee.launch
+        if launch is not None:
+            return launch.after(lambda: self._stop(reason), f"the end of {self!r}")
+        return self._stop(reason)
+
+    def _stop(self, reason: str) -> Future[None]:
         runtime = current_runtime()
         future: Future[None] = Future(runtime.engine, lambda: f"the end of {self!r}")
         left = set(self._region.base_ranks())  # needs no lock: set operations are atomic, answers come on the driver
@@ -104,12 +124,19 @@ class ActorMesh(MeshView, Generic[A]):
 
         ranks = self._callee.ranks
         procs, actor = self._callee.procs, self._callee.actor
-        if runtime.casts.stop(self._region, procs, actor, lambda place, answer: ended(ranks[place], answer)):
+        if runtime.casts.stop(self._region, procs, actor, lambda place, answer: ended(ranks[place], answer), reason):
             runtime.ownership.stop_many(actor, [procs[rank] for rank in ranks])
             return future
         for rank in ranks:
             try:
-                runtime.stop(procs[rank], actor, partial(ended, rank))
+                runtime.stop(procs[rank], actor, partial(ended, rank), reason)
             except TransportError:
                 ended(rank)  # the proc is gone, and its actor with it
         return future
+
+
+def _receive(name: str, actor: int, cls: type[A], region: Region, procs: Mapping[int, ProcRef]) -> ActorMesh[A]:
+    """Return a mesh that came in a message; its procs are the current ones, as far as this process knows."""
+    runtime = Runtime.current
+    known = procs if runtime is None else runtime.incarnations.of(actor, procs)
+    return ActorMesh(name, actor, cls, region, known)

@@ -2,37 +2,59 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+import os
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 
+from monarch_hpc.actor.cell.replies import is_deadly
+from monarch_hpc.actor.context import context
 from monarch_hpc.actor.endpoint import Actor, endpoint
+from monarch_hpc.actor.messages.creator import pack_creator
 from monarch_hpc.actor.messages.payload import pack_spawn
-from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.runtime import Runtime
 from monarch_hpc.core.arguments import check_callable, shown
-from monarch_hpc.core.errors import ActorDied, SpawnError
+from monarch_hpc.core.errors import ActorDied, ActorError, BootstrapFailed, SpawnError
 from monarch_hpc.core.ids import new_incarnation
 from monarch_hpc.core.shape import Extent, Region
 from monarch_hpc.core.text.description import summary_of
 from monarch_hpc.mesh.actors import ActorMesh
+from monarch_hpc.mesh.bootstrap_command import PointCommand, variables_of
 from monarch_hpc.mesh.door import block
+from monarch_hpc.mesh.plan import Started
 from monarch_hpc.wire.obstacle import refusal
-from monarch_hpc.wire.serializer import dumps
+from monarch_hpc.wire.serializer import try_dumps
 
-__all__ = ["Bootstrap", "check_bootstrap", "run_bootstrap"]
+__all__ = ["Bootstrap", "at_each_point", "check_bootstrap", "run_bootstrap"]
 
-Bootstrap = Callable[[], None] | Callable[[], Awaitable[None]]
+Bootstrap = Callable[[], None] | Callable[[], Awaitable[None]] | Callable[[], Awaitable[None] | None]
 
 
 class _Bootstrap(Actor):
     """Runs the bootstrap function in its proc."""
 
     @endpoint
-    async def run(self, function: Bootstrap) -> None:
-        """Call *function*, and await the result if it is awaitable."""
-        result = function()
-        if inspect.isawaitable(result):
-            await result
+    def run(self, function: Bootstrap) -> Coroutine[object, object, None] | None:
+        """Call *function* where no event loop runs, so that it may wait; a coroutine then runs on this actor's loop."""
+        with _not_deadly():
+            result = function()
+        return _wait_for(result) if inspect.isawaitable(result) else None
+
+
+async def _wait_for(result: Awaitable[None]) -> None:
+    with _not_deadly():
+        await result
+
+
+@contextlib.contextmanager
+def _not_deadly() -> Iterator[None]:
+    """Raise what would end an actor, such as SystemExit, as an error: the end of this one is nobody's concern."""
+    try:
+        yield
+    except BaseException as error:
+        if not is_deadly(error):
+            raise
+        raise RuntimeError(f"it raised {summary_of(error)}") from error
 
 
 def check_bootstrap(function: Bootstrap) -> None:
@@ -51,21 +73,23 @@ def check_bootstrap(function: Bootstrap) -> None:
     except TypeError as error:
         raise TypeError(f"bootstrap is called without arguments, and {shown(function)}, takes {signature}") from error
     try:
-        dumps(function)
+        try_dumps(function)
     except Exception as error:  # pickling runs user code
         raise refusal({"bootstrap": function}, error) from error
 
 
-def run_bootstrap(runtime: Runtime, name: str, procs: Mapping[int, ProcRef], function: Bootstrap) -> None:
-    """Call *function* in each of *procs*; return when all calls have returned.
+def run_bootstrap(runtime: Runtime, name: str, function: Bootstrap, started: Started) -> None:
+    """Call *function* in each of the *started* procs; return when all calls have returned.
 
     Raises:
-        SpawnError: a call failed; the error names the rank and the exception.
+        BootstrapFailed: *function* raised; the error names the rank and the exception.
+        SpawnError: a proc has died meanwhile.
         TypeError: *function* cannot be pickled.
     """
+    procs = started.procs
     region = Region.whole(Extent(("procs",), (len(procs),)))
     actor = new_incarnation()
-    body, buffers = pack_spawn("bootstrap", region, _Bootstrap, (), {})
+    body, buffers = pack_spawn("bootstrap", region, pack_creator(context(), runtime.own), _Bootstrap, (), {})
     # Without an owner: the call below reports every failure of this actor.
     runtime.spawn("bootstrap", actor, 0, procs, body, buffers)
     mesh = ActorMesh("bootstrap", actor, _Bootstrap, region, procs)
@@ -74,5 +98,51 @@ def run_bootstrap(runtime: Runtime, name: str, procs: Mapping[int, ProcRef], fun
         proc = procs[point.rank]
         lines = [line for note in getattr(error, "__notes__", ()) for line in note.splitlines()]
         what = error.cause if isinstance(error, ActorDied) else summary_of(error)
-        raise SpawnError(proc.host, f"the bootstrap of {name or 'its mesh'} failed on rank {point.rank}: {what}", lines)
+        cause = f"the bootstrap of {name or 'its mesh'} failed on rank {point.rank}: {what}"
+        if not isinstance(error, ActorError):
+            raise SpawnError(proc.host, cause, lines)
+        failed = BootstrapFailed(proc.host, cause, lines)
+        failed.exception = error.exception
+        raise failed
     mesh.stop()
+
+
+class PointVariables:
+    """Sets the variables of one proc, each time other ones; a bootstrap function.
+
+    Args:
+        by_rank: the variables of each proc, row by row; None removes a variable.
+        following: a bootstrap function to call afterwards.
+    """
+
+    def __init__(self, by_rank: Sequence[Mapping[str, str | None]], following: Bootstrap | None) -> None:
+        self._by_rank = by_rank
+        self._following = following
+
+    def __call__(self) -> Awaitable[None] | None:
+        """Set the variables of this proc, then call the other function."""
+        for name, value in self._by_rank[context().message_rank.rank].items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        return None if self._following is None else self._following()
+
+
+def at_each_point(
+    command: PointCommand, extent: Extent, env: Mapping[str, str | None], following: Bootstrap | None
+) -> PointVariables:
+    """Return the bootstrap function that gives each proc the variables of its command.
+
+    Args:
+        command: returns the command of a proc, given its coordinates.
+        extent: the dimensions of the procs.
+        env: variables that override those of the commands.
+        following: the caller's bootstrap function.
+
+    Raises:
+        TypeError, ValueError: see `variables_of`.
+    """
+    return PointVariables(
+        [{**variables_of(command(extent.point(rank))), **env} for rank in range(len(extent))], following
+    )

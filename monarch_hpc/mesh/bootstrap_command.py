@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import field, replace
 
 from monarch_hpc.core.arguments import check_variables, shown
+from monarch_hpc.core.dataclass import dataclass
+from monarch_hpc.core.shape import Point
 
-__all__ = ["BootstrapCommand", "default_bootstrap_cmd", "variables_of"]
+__all__ = ["BootstrapCommand", "PointCommand", "default_bootstrap_cmd", "variables_of"]
 
 
 @dataclass
@@ -51,18 +53,24 @@ def default_bootstrap_cmd() -> BootstrapCommand:
     return BootstrapCommand(sys.executable, None, ["-m", "monarch_hpc.agent.procs.zygote"])
 
 
+PointCommand = Callable[[Point], BootstrapCommand]
+"""Returns the command of the proc at the given coordinates."""
+
+
 def variables_of(command: BootstrapCommand | None) -> dict[str, str | None]:
     """The variables of *command*; empty for None.
 
     Raises:
-        TypeError: *command* is not a `BootstrapCommand`, e.g. a function of the coordinates: all procs of a mesh
-            start alike.
+        TypeError: *command* is not a `BootstrapCommand`.
         ValueError: *command* names another program or other arguments, or does not inherit variables.
     """
     if command is None:
         return {}
     if not isinstance(command, BootstrapCommand):
-        raise TypeError(f"bootstrap_command is {shown(command)}; give a BootstrapCommand, the same for all procs")
+        raise TypeError(
+            f"bootstrap_command is {shown(command)}; give a BootstrapCommand, "
+            "or a function of a proc's coordinates that returns one"
+        )
     usual = default_bootstrap_cmd()
     if (command.program, command.args) != (usual.program, usual.args) or not command.inherit_env:
         raise ValueError(

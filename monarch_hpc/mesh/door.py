@@ -12,9 +12,10 @@ from functools import partial
 from typing import TypeVar
 
 from monarch_hpc.actor.future import Future
+from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.runtime import Runtime, current_runtime
 from monarch_hpc.mesh.output.choice import LogChoice
-from monarch_hpc.mesh.plan import MeshOwner, ProcPlan, Started
+from monarch_hpc.mesh.plan import HostChoice, MeshOwner, ProcPlan, Started
 from monarch_hpc.wire.control.allocation import HostEntry
 
 __all__ = ["ProgramDoor", "block", "current_door", "door_of"]
@@ -27,17 +28,23 @@ class ProgramDoor(ABC):
 
     Attributes:
         runtime: the runtime of the process.
+        is_program: whether the process is the program.
     """
+
+    is_program = False
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
 
     # ---- procs ----
 
-    def start_procs(self, plan: ProcPlan, actor: int) -> Future[Started]:
+    def start_procs(self, plan: ProcPlan, actor: int) -> tuple[int, Future[Started]]:
         """Start procs, which end with *actor*; in the program, 0 makes the program itself their owner.
 
         The future fails with `SpawnError` if a proc did not start; by then the others are gone.
+
+        Returns:
+            At once: the number of the mesh, or 0 if this process does not know it before the procs run; and the future.
         """
         future: Future[Started] = Future(self.runtime.engine, lambda: f"the start of {plan.name or 'procs'}")
         owner = self._owner(actor)
@@ -49,8 +56,9 @@ class ProgramDoor(ABC):
                 self.runtime.failures.adopt(actor, plan.name or "procs", started.mesh, started.procs, end)
             return started
 
-        self.request_start(plan, owner).add_done_callback(lambda done: _settle(future, lambda: adopt(done.result())))
-        return future
+        number, requested = self.request_start(plan, owner)
+        requested.add_done_callback(lambda done: _settle(future, lambda: adopt(done.result())))
+        return number, future
 
     def stop_procs(self, mesh: int, name: str, reason: str) -> Future[None]:
         """End all procs of a mesh; the future is done when every host has reported that none is left.
@@ -68,16 +76,28 @@ class ProgramDoor(ABC):
         return future
 
     @abstractmethod
-    def request_start(self, plan: ProcPlan, owner: MeshOwner | None) -> Future[Started]:
-        """Start procs for *owner*; None for the program itself. The future ends on the driver."""
+    def request_start(self, plan: ProcPlan, owner: MeshOwner | None) -> tuple[int, Future[Started]]:
+        """Start procs for *owner*; None for the program itself. The future ends on the driver.
+
+        Returns:
+            The number of the mesh, or 0 if this process does not know it before the procs run; and the future.
+        """
 
     @abstractmethod
     def request_stop(self, mesh: int, reason: str) -> Future[list[str]]:
         """End all procs of a mesh; the result names the hosts that did not report in time. Ends on the driver."""
 
     @abstractmethod
-    def end_procs(self, mesh: int) -> None:
-        """End the procs of an owner that has ended, without waiting for them."""
+    def end_procs(self, mesh: int, gone: Callable[[], None]) -> None:
+        """End the procs of an owner that has ended; *gone* is called when they are gone, or late."""
+
+    @abstractmethod
+    def procs(self, mesh: int) -> tuple[str, dict[int, ProcRef]]:
+        """The name of a mesh of procs, and its procs by rank.
+
+        Raises:
+            RuntimeError: the program has no such mesh any more.
+        """
 
     @abstractmethod
     def _owner(self, actor: int) -> MeshOwner | None:
@@ -92,20 +112,38 @@ class ProgramDoor(ABC):
     # ---- hosts ----
 
     @abstractmethod
-    def hosts(self) -> dict[int, HostEntry]:
-        """Resources granted on each host of the allocation, by rank."""
+    def allocation(self, name: str | None) -> str:
+        """The allocation called *name*; for None this process's own, which a program opens if it has none.
+
+        Raises:
+            AllocationError: there is none of that name, or it has ended.
+        """
 
     @abstractmethod
-    def stop_hosts(self, reason: str) -> Future[None]:
-        """End all procs of the program; the future fails with `TimeoutError` if a host does not report.
+    def here(self) -> tuple[str, int]:
+        """The allocation and the rank of the host that this code runs on."""
+
+    @abstractmethod
+    def hosts(self, allocation: str) -> dict[int, HostEntry]:
+        """Resources granted on each host of an allocation, by rank.
+
+        Raises:
+            RuntimeError: the program does not use the allocation any more.
+        """
+
+    @abstractmethod
+    def stop_hosts(self, choice: HostChoice, reason: str) -> Future[None]:
+        """End the program's procs on hosts; the future fails with `TimeoutError` if a host does not report.
 
         Raises:
             RuntimeError: this process is not the program.
         """
 
     @abstractmethod
-    def shut_down_hosts(self) -> None:
-        """End all procs and give the hosts back; returns when that is done.
+    def shut_down_hosts(self, choice: HostChoice) -> None:
+        """End all procs on hosts and give the hosts back; returns when that is done.
+
+        The allocation ends, or is left, once all its hosts were given back.
 
         Raises:
             AllocationError: the allocation outlives this program.
@@ -113,7 +151,7 @@ class ProgramDoor(ABC):
         """
 
     @abstractmethod
-    def leave_hosts(self) -> None:
+    def leave_hosts(self, choice: HostChoice) -> None:
         """End all procs, and give the hosts back unless the allocation outlives this program. Nothing in a fork.
 
         Raises:

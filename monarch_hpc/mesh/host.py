@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Literal, Self
 
@@ -23,46 +25,63 @@ from monarch_hpc.core.arguments import (
     check_variables,
     shown,
 )
-from monarch_hpc.core.ids import number_in_program
 from monarch_hpc.core.shape import Extent, Region
-from monarch_hpc.mesh.bootstrap import Bootstrap, check_bootstrap, run_bootstrap
-from monarch_hpc.mesh.bootstrap_command import BootstrapCommand, variables_of
-from monarch_hpc.mesh.door import ProgramDoor, block, current_door, door_of
-from monarch_hpc.mesh.plan import ProcPlan
+from monarch_hpc.mesh.bootstrap import Bootstrap, at_each_point, check_bootstrap, run_bootstrap
+from monarch_hpc.mesh.bootstrap_command import BootstrapCommand, PointCommand, variables_of
+from monarch_hpc.mesh.door import ProgramDoor, current_door, door_of
+from monarch_hpc.mesh.launch import Launch, caller_line
+from monarch_hpc.mesh.plan import HostChoice, ProcPlan
 from monarch_hpc.mesh.proc import ProcMesh
 from monarch_hpc.mesh.view import MeshView
 from monarch_hpc.wire.control.allocation import HostEntry
 from monarch_hpc.wire.control.procs import MAX_PROCS_PER_HOST
 
-__all__ = ["HostMesh", "hosts_of"]
+__all__ = ["HostMesh", "all_hosts", "hosts_of"]
+
+_groups = itertools.count(1)
 
 
 class HostMesh(MeshView):
     """Hosts of an allocation; `hosts` returns all of them, along the dimension ``hosts``.
 
-    A mesh of hosts can be passed to actors, which may start procs on it. Only the program can stop it.
+    A mesh of hosts can be passed to actors, which may start procs on it. Only the program can stop it or a slice.
 
     Args:
+        allocation: the allocation of the hosts.
         entries: resources granted on each host, by base rank.
         python: the interpreter that procs run in; empty for the agents' interpreter.
-        owned: whether this is the mesh of all hosts that `hosts` returned, not a slice or a copy from a message.
+        group: see `HostChoice`.
+        owned: whether the program got it, not a proc, nor from a message.
     """
 
     def __init__(
-        self, region: Region, entries: Mapping[int, HostEntry], python: str = "", *, owned: bool = False
+        self,
+        allocation: str,
+        region: Region,
+        entries: Mapping[int, HostEntry],
+        python: str = "",
+        group: int = 0,
+        *,
+        owned: bool = False,
     ) -> None:
         super().__init__(region)
+        self._allocation = allocation
         self._entries = entries
         self._python = python
+        self._group = group
         self._owned = owned
 
     def _viewing(self, region: Region) -> Self:
-        whole = self._owned and len(region) == len(self._region)
-        return type(self)(region, self._entries, self._python, owned=whole)
+        return type(self)(self._allocation, region, self._entries, self._python, self._group, owned=self._owned)
 
     def __reduce__(self) -> tuple[object, ...]:
         kept = {rank: self._entries[rank] for rank in self._region.base_ranks()}
-        return HostMesh, (self._region, kept, self._python)
+        return HostMesh, (self._allocation, self._region, kept, self._python, self._group)
+
+    def apart(self) -> Self:
+        """The same hosts, whose `stop` ends only procs that were started through the returned mesh and its views."""
+        group = next(_groups)
+        return type(self)(self._allocation, self._region, self._entries, self._python, group, owned=self._owned)
 
     def __repr__(self) -> str:
         return f"<HostMesh {self.extent}: {', '.join(entry.name for entry in self.entries)}>"
@@ -89,7 +108,7 @@ class HostMesh(MeshView):
             ValueError: the path is empty.
         """
         python = check_path("python_executable", python_executable)
-        return type(self)(self._region, self._entries, python, owned=self._owned)
+        return type(self)(self._allocation, self._region, self._entries, python, self._group, owned=self._owned)
 
     def spawn_procs(
         self,
@@ -97,16 +116,21 @@ class HostMesh(MeshView):
         bootstrap: Bootstrap | None = None,
         name: str = "",
         proc_bind: Sequence[Mapping[str, str]] | Literal["auto", "none"] | None = None,
-        bootstrap_command: BootstrapCommand | None = None,
+        bootstrap_command: BootstrapCommand | PointCommand | None = None,
         *,
         env: Mapping[str, str | os.PathLike[str] | None] | None = None,
         preload: Sequence[str] = (),
         mpi: bool = False,
     ) -> ProcMesh:
-        """Start procs on every host of this view and return their mesh once all of them answer.
+        """Start procs on every host of this view and return their mesh at once, before they run.
 
-        Actors may call this too, on any host; the procs end with the actor that started them. The call blocks: in a
-        coroutine write ``await asyncio.to_thread(hosts.spawn_procs, ...)`` so that others can run meanwhile.
+        Actors can be spawned and called at once, too: that waits for the procs, and several meshes start side by side.
+        If a proc does not start, or *bootstrap* fails, all procs of the mesh are ended, and `ProcMesh.initialized` and
+        every use of the mesh and its actors raise the same `SpawnError`, whose note names the line of this call; it is
+        logged if nothing uses them. A mesh that is dropped while it starts, before anything was asked of it, is
+        stopped.
+
+        Actors may call this too, on any host; the procs end with the actor that started them.
 
         Args:
             per_host: names and sizes of the dimensions of the procs on one host, outermost first, e.g.
@@ -117,8 +141,9 @@ class HostMesh(MeshView):
                 proc of a host, which says where that proc is bound: ``cpus`` or ``physcpubind`` (CPUs),
                 ``cpunodebind`` (NUMA nodes whose CPUs to use) and ``membind`` (NUMA nodes to take memory from), each
                 as ``"0-3,8"`` or ``"all"``.
-            bootstrap_command: for moved programs; *env* overrides its variables, and its program must be the one of
-                `default_bootstrap_cmd`: for another interpreter see `with_python_executable`.
+            bootstrap_command: for moved programs; a command, or a function that returns one for the coordinates of a
+                proc. *env* overrides its variables, and its program must be the one of `default_bootstrap_cmd`: for
+                another interpreter see `with_python_executable`.
             env: variables to set in every proc, strings or paths; None unsets a variable.
             preload: modules to import once per host, before procs are forked: the procs then start in
                 milliseconds and share the modules' memory. The modules must not start threads or CUDA.
@@ -129,8 +154,8 @@ class HostMesh(MeshView):
             The procs, with the dimensions of these hosts followed by those of *per_host*.
 
         Raises:
-            SpawnError: a proc did not start, or its bootstrap failed; all other procs of the mesh were ended.
             TypeError: an argument of another type, or *bootstrap* cannot be pickled. Nothing was started.
+            RuntimeError: the hosts were shut down, or their allocation has ended.
             ValueError: a dimension has the name of one of the hosts' dimensions, or a size below 1; there are too
                 many procs for one host; *proc_bind* is invalid, or asks for a CPU that a host was not granted; or
                 *mpi* with hosts that are not in Slurm's order. Nothing was started.
@@ -139,12 +164,16 @@ class HostMesh(MeshView):
         check_text("name", name)
         if bootstrap is not None:
             check_bootstrap(bootstrap)
-        variables = {**variables_of(bootstrap_command), **({} if env is None else check_variables("env", env))}
+        variables = {} if env is None else check_variables("env", env)
         modules = check_texts("preload", preload, "['numpy', 'torch']")
         check_flag("mpi", mpi)
         door = current_door()
         runtime = door.runtime
-        extent = Extent((*self.extent.labels, *inner.labels), (*self.extent.sizes, *inner.sizes))
+        extent = Extent((*self.extent.names, *inner.names), (*self.extent.shape, *inner.shape))
+        if callable(bootstrap_command):
+            bootstrap = at_each_point(bootstrap_command, extent, variables, bootstrap)
+        else:
+            variables = {**variables_of(bootstrap_command), **variables}
         entries = self.entries
         bind, bindings = _binding(proc_bind, len(inner), entries)
         plan = ProcPlan(
@@ -158,25 +187,23 @@ class HostMesh(MeshView):
             bindings=bindings,
             python=self._python,
             mpi=mpi,
+            allocation=self._allocation,
+            group=self._group,
         )
         if mpi and list(plan.hosts) != sorted(set(plan.hosts)):
             names = ", ".join(entry.name for entry in entries)
             raise ValueError(f"mpi=True needs hosts in Slurm's order, and these are not: {names}")
-        started = block(runtime, door.start_procs(plan, context().actor))
-        try:
-            for function in (check_world if mpi else None, bootstrap):
-                if function is not None:
-                    run_bootstrap(runtime, name, started.procs, function)
-        except BaseException:
-            block(runtime, door.stop_procs(started.mesh, name, "its bootstrap failed"))
-            raise
-        region = Region.whole(extent)
-        return ProcMesh(
-            name or f"procs{number_in_program(started.mesh)}", started.mesh, region, started.procs, runtime, owned=True
-        )
+        number, started = door.start_procs(plan, context().actor)
+        placed = [entry.name for entry in entries for _ in range(len(inner))]
+        launch = Launch(runtime, name, placed, number, caller_line(), door.stop_procs)
+        functions = [function for function in (check_world if mpi else None, bootstrap) if function is not None]
+        launch.follow(started, [partial(run_bootstrap, runtime, name, function) for function in functions])
+        return ProcMesh(name, number, Region.whole(extent), launch, runtime, owned=True)
 
     def stop(self, reason: str = "") -> Future[None]:
-        """End all procs that this program has on the hosts, also those of its actors; the hosts can be used again.
+        """End all procs that this program has on these hosts, also those of its actors; the hosts can be used again.
+
+        Through the hosts of a job, only procs that were started through the same `JobState` are ended.
 
         Args:
             reason: stands in the `ActorDied` of later calls to these procs; may be empty.
@@ -186,14 +213,17 @@ class HostMesh(MeshView):
             that. The procs end whether or not it is awaited.
 
         Raises:
-            RuntimeError: this is a slice, or the code runs in a proc: hosts belong to the program.
+            RuntimeError: the mesh came in a message, or the code runs in a proc: hosts belong to the program.
             TypeError: the reason is not a string.
         """
         check_text("reason", reason)
-        return self._door("stop").stop_hosts(reason)
+        return self._door("stop").stop_hosts(self._choice(), reason)
 
     def shutdown(self) -> Future[None]:
-        """End all procs and give the hosts back; workers that were started by hand end too.
+        """End all procs on these hosts and give the hosts back; from then on they start no procs.
+
+        Workers that were started by hand end at once, but the first one of the allocation, through which the others are
+        reached. The allocation ends once all its hosts were shut down; other allocations of the program go on.
 
         Returns:
             A future that is done already: the call blocks until the hosts were given back.
@@ -203,7 +233,8 @@ class HostMesh(MeshView):
                 'monarch-hpc release' ends it.
             RuntimeError: as for `stop`.
         """
-        self._door("shut down").shut_down_hosts()
+        if Runtime.current is not None or not self._owned:  # else the program has shut everything down
+            self._door("shut down").shut_down_hosts(self._choice())
         return completed(None)
 
     def _door(self, verb: str) -> ProgramDoor:
@@ -211,9 +242,12 @@ class HostMesh(MeshView):
         if not self._owned or runtime is None:
             raise RuntimeError(
                 f"{self!r} is not owned here: only the program can {verb} hosts, and only those that hosts() gave it; "
-                "this is a slice of them, or came in a message"
+                "this came in a message"
             )
         return door_of(runtime)
+
+    def _choice(self) -> HostChoice:
+        return HostChoice(self._allocation, tuple(entry.rank for entry in self.entries), self._group)
 
     def __enter__(self) -> Self:
         return self
@@ -221,8 +255,8 @@ class HostMesh(MeshView):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the procs, and also the allocation if it ends with this program."""
-        self._door("stop").leave_hosts()
+        """End the procs, and give the hosts back if their allocation ends with this program."""
+        self._door("stop").leave_hosts(self._choice())
 
     async def __aenter__(self) -> Self:
         return self
@@ -233,13 +267,13 @@ class HostMesh(MeshView):
         self.__exit__(kind, error, trace)
 
 
-def hosts_of(door: ProgramDoor, ranks: Sequence[int]) -> HostMesh:
-    """The hosts with the given *ranks* in the allocation, each once; a single one has no dimension, else ``hosts``.
+def hosts_of(door: ProgramDoor, allocation: str, ranks: Sequence[int]) -> HostMesh:
+    """The hosts with the given *ranks* in an allocation, each once; a single one has no dimension, else ``hosts``.
 
     Raises:
         ValueError: a rank is not in the allocation; -1 is a program that runs outside it.
     """
-    known = door.hosts()
+    known = door.hosts(allocation) if allocation else {}
     wanted = list(dict.fromkeys(ranks))
     for rank in wanted:
         if rank not in known:
@@ -247,7 +281,14 @@ def hosts_of(door: ProgramDoor, ranks: Sequence[int]) -> HostMesh:
             raise ValueError(f"{machine} is not a host of the allocation")
     entries = {index: known[rank] for index, rank in enumerate(wanted)}
     extent = Extent(("hosts",), (len(wanted),)) if len(wanted) > 1 else Extent((), ())
-    return HostMesh(Region.whole(extent), entries, door.runtime.info.python)
+    return HostMesh(allocation, Region.whole(extent), entries, door.runtime.info.python, owned=door.is_program)
+
+
+def all_hosts(door: ProgramDoor, allocation: str) -> HostMesh:
+    """All hosts of an allocation, along the dimension ``hosts``."""
+    entries = list(door.hosts(allocation).values())
+    region = Region.whole(Extent(("hosts",), (len(entries),)))
+    return HostMesh(allocation, region, dict(enumerate(entries)), door.runtime.info.python, owned=True)
 
 
 def _inner(per_host: object) -> Extent:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from monarch_hpc.actor.messages.proc_ref import ProcRef
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import SpawnError
 
-__all__ = ["MeshOwner", "Outcome", "ProcPlan", "Started"]
+__all__ = ["HostChoice", "MeshOwner", "Outcome", "ProcPlan", "Started"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,8 @@ class ProcPlan:
         environment: variables to set in each proc.
         preload: modules to import before procs are forked.
         unset: variables to remove in each proc.
+        allocation: the allocation of the hosts.
+        group: see `HostChoice`.
         bind, bindings, python, mpi: see `wire.messages.SpawnProcs`.
     """
 
@@ -35,6 +37,22 @@ class ProcPlan:
     bindings: tuple[Mapping[str, str], ...] = ()
     python: str = ""
     mpi: bool = False
+    allocation: str = ""
+    group: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HostChoice:
+    """Hosts of one allocation.
+
+    Attributes:
+        ranks: their ranks in the allocation.
+        group: procs of other groups are not affected; 0 affects all. Each `JobTrait.state` has a group of its own.
+    """
+
+    allocation: str
+    ranks: tuple[int, ...]
+    group: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self, TypeVar
 
@@ -11,25 +13,32 @@ from monarch_hpc.actor.context import context
 from monarch_hpc.actor.endpoint import Actor, check_arguments
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.local_future import completed
+from monarch_hpc.actor.messages.creator import pack_creator
 from monarch_hpc.actor.messages.payload import pack_spawn
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.log_records import Level
 from monarch_hpc.actor.runtime.runtime import Runtime, current_runtime
 from monarch_hpc.core.arguments import check_flag, check_seconds, check_text, shown
-from monarch_hpc.core.errors import ActorDied, TransportError
-from monarch_hpc.core.ids import new_incarnation
+from monarch_hpc.core.errors import EngineFailed, ProcDied, SpawnError, TransportError
+from monarch_hpc.core.ids import new_incarnation, number_in_program
 from monarch_hpc.core.shape import Region
+from monarch_hpc.core.text.description import qualified_name
 from monarch_hpc.mesh.actors import ActorMesh, check_names
 from monarch_hpc.mesh.door import block, door_of
+from monarch_hpc.mesh.launch import Launch
 from monarch_hpc.mesh.output.choice import LogChoice, both, parse_level
 from monarch_hpc.mesh.view import MeshView
+from monarch_hpc.wire.frames import Buffer
 
 if TYPE_CHECKING:
     from monarch_hpc.mesh.host import HostMesh
 
-__all__ = ["ProcMesh", "check_actor", "proc_of"]
+__all__ = ["ProcMesh", "check_actor", "mesh_around", "proc_of"]
 
 A = TypeVar("A", bound=Actor)
+
+_NUM_SIGNATURES = 256
+"""Number of constructors whose signatures are cached: reading one takes longer than the rest of a spawn."""
 
 
 class ProcMesh(MeshView):
@@ -54,6 +63,7 @@ class ProcMesh(MeshView):
         self._name = name
         self._mesh = mesh
         self._procs = procs
+        self._launch = procs if isinstance(procs, Launch) else None
         self._runtime = runtime or current_runtime()
         self._owned = owned
 
@@ -63,21 +73,34 @@ class ProcMesh(MeshView):
 
     def __reduce__(self) -> tuple[object, ...]:
         kept = {rank: self._procs[rank] for rank in self._region.base_ranks()}
-        return ProcMesh, (self._name, self._mesh, self._region, kept)
+        return _receive, (self._shown, self._number, self._region, kept)
 
     def __repr__(self) -> str:
-        return f"<ProcMesh {self._name}, {self.extent}>"
+        return f"<ProcMesh {self._shown}, {self.extent}>"
+
+    @property
+    def _shown(self) -> str:
+        number = self._mesh if self._launch is None else self._launch.known_mesh
+        return self._name or (f"procs{number_in_program(number)}" if number else "procs")
+
+    @property
+    def _number(self) -> int:
+        return self._mesh if self._launch is None else self._launch.mesh
 
     @property
     def procs(self) -> list[ProcRef]:
-        """The procs of this view, row by row."""
+        """The procs of this view, row by row; waits for them if they start.
+
+        Raises:
+            SpawnError: they did not start.
+        """
         return [self._procs[rank] for rank in self._region.base_ranks()]
 
     def spawn(self, name: str, cls: type[A], *args: object, **kwargs: object) -> ActorMesh[A]:
         """Spawn an actor of class *cls* on every proc of this view and return their mesh.
 
-        Does not wait for the constructors. A constructor that raises is reported as `ActorDied` by the first call, and
-        as a failure to the owner, which is the spawning actor or the program: see `Actor`.
+        Waits neither for the procs nor for the constructors. A constructor that raises is reported as `ActorDied` by
+        the first call, and as a failure to the owner, which is the spawning actor or the program: see `Actor`.
 
         Args:
             name: name of the actors in errors, logs and `status`.
@@ -92,32 +115,58 @@ class ProcMesh(MeshView):
             TypeError: the name is not a string, *cls* is not a subclass of `Actor`, its constructor does not take these
                 arguments, or one of them cannot be pickled; nothing was sent.
             ValueError: an endpoint has the name of an attribute of actor meshes, such as `stop`.
-            ActorDied: a proc is gone.
+            ProcDied: a proc is gone.
+            SpawnError: the procs did not start, and that is known already.
         """
         check_actor(name, cls, args, kwargs)
-        body, buffers = pack_spawn(name, self._region, cls, args, kwargs)
-        actor = new_incarnation()
+        here = context()
+        creator = pack_creator(here, self._runtime.own)
+        body, buffers = pack_spawn(name, self._region, creator, cls, args, kwargs)
+        actor, owner, class_name = new_incarnation(), here.actor, qualified_name(cls)
+        if self._launch is not None:
+            self._launch.check()
+
+            def later(failure: SpawnError | None, copies: Sequence[Buffer]) -> None:
+                if failure is None:
+                    with contextlib.suppress(ProcDied):  # calls to the actor say so, too
+                        self._spawn(name, actor, owner, class_name, body, copies)
+
+            if self._launch.defer(later, body, buffers):
+                return ActorMesh(name, actor, cls, self._region, self._procs)
+        self._spawn(name, actor, owner, class_name, body, buffers)
+        kept = {rank: self._procs[rank] for rank in self._region.base_ranks()}
+        return ActorMesh(name, actor, cls, self._region, self._runtime.incarnations.of(actor, kept))
+
+    def _spawn(
+        self, name: str, actor: int, owner: int, class_name: str, body: bytes, buffers: Sequence[Buffer]
+    ) -> None:
+        procs = dict(enumerate(self.procs))
         try:
-            self._runtime.spawn(name, actor, context().actor, dict(enumerate(self.procs)), body, buffers, self._region)
+            self._runtime.spawn(name, actor, owner, procs, body, buffers, self._region, class_name)
+        except EngineFailed:
+            raise
         except TransportError as error:
-            raise ActorDied(f"a proc of {self._name}", str(error)) from error
-        return ActorMesh(name, actor, cls, self._region, self._procs)
+            raise ProcDied(f"a proc of {self._shown}", str(error)) from error
 
     @property
     def initialized(self) -> Future[Literal[True]]:
-        """A future that is done already, with True: `spawn_procs` returns once all procs answer."""
-        return completed(True)
+        """A future that is done with True once all procs answer and have run `bootstrap`; it can be read repeatedly.
+
+        It fails with the `SpawnError` of a proc that did not start, whose note names the line that asked for it.
+        """
+        return completed(True) if self._launch is None else self._launch.initialized()
 
     @property
     def host_mesh(self) -> HostMesh:
         """The hosts of these procs, each once, in order: a single one without dimensions, several along ``hosts``."""
         from monarch_hpc.mesh.host import hosts_of  # it imports this module
 
-        return hosts_of(door_of(self._runtime), [proc.host_rank for proc in self.procs])
+        procs = self.procs
+        return hosts_of(door_of(self._runtime), procs[0].allocation, [proc.host_rank for proc in procs])
 
     def to_table(self) -> str:
         """The procs as a text table, one line each: rank, coordinates, host and process id."""
-        rows = [("rank", *self.extent.labels, "host", "pid")]
+        rows = [("rank", *self.extent, "host", "pid")]
         for rank, proc in enumerate(self.procs):
             rows.append(
                 (str(rank), *(str(place) for place in self.extent.point(rank).values()), proc.host, str(proc.pid))
@@ -148,15 +197,15 @@ class ProcMesh(MeshView):
                 the attributes `mesh`, `rank`, `host` and `actor`, instead of being printed. Applies to the whole mesh.
 
         Returns:
-            A future that is done when all procs have made the change; it need not be awaited.
+            A future that is done when all procs have made the change. It need not be awaited; `asyncio.run` takes it.
 
         Raises:
             TypeError: an argument of another type.
             ValueError: a negative window, or an unknown level name.
             RuntimeError: this is the program's own process, as returned by `this_proc()`.
-            ActorDied: a proc is gone.
+            ProcDied: a proc is gone.
         """
-        if not self._mesh:
+        if not (self._mesh or self._launch):
             raise RuntimeError("this is the program's own process: what it prints and logs is its own")
         if stream_to_client is not None:
             check_flag("stream_to_client", stream_to_client)
@@ -166,16 +215,28 @@ class ProcMesh(MeshView):
         if window_s is not None:
             window_s = check_seconds("aggregate_window_sec", window_s, zero=True)
         number = None if level is None else parse_level(level)
+
+        def choose() -> Future[None]:
+            return self._choose_logs(stream_to_client, window_s, number, to_logging)
+
+        return choose() if self._launch is None else self._launch.after(choose, f"the log settings of {self!r}")
+
+    def _choose_logs(
+        self, stream_to_client: bool | None, window_s: float | None, level: int | None, to_logging: bool | None
+    ) -> Future[None]:
         ranks = () if self._owned else tuple(proc.rank for proc in self.procs)
-        choice = LogChoice(self._mesh, ranks, stream_to_client, window_s, to_logging)
+        choice = LogChoice(self._number, ranks, stream_to_client, window_s, to_logging)
         chosen = door_of(self._runtime).choose_logs(choice)
         setters = self.spawn("logging", Level)
-        levels = setters.set.call(number)
-        setters.stop()
+        levels = setters.set.call(level)
+        # Not before: procs on a busy host may take longer for it than actors have that are told to stop.
+        levels.add_done_callback(lambda _levels: setters.stop())
         return both(chosen, levels)
 
     def stop(self, reason: str = "") -> Future[None]:
-        """End all procs of the mesh; a proc that has not exited after `procs.stop_s` (config key) is killed.
+        """End all procs of the mesh, also while they start.
+
+        A proc that has not exited after `procs.stop_s` (config key) is killed.
 
         ``with procs:`` and ``async with procs:`` stop the procs at the end of the block, and wait.
 
@@ -196,6 +257,8 @@ class ProcMesh(MeshView):
                 f"{self!r} is not owned here: only the caller of spawn_procs can stop the procs, "
                 "through the mesh that it returned; this is a slice of that mesh, or came in a message"
             )
+        if self._launch is not None:
+            return self._launch.stop(reason)
         return door_of(self._runtime).stop_procs(self._mesh, self._name, reason)
 
     def __enter__(self) -> Self:
@@ -216,10 +279,23 @@ class ProcMesh(MeshView):
         await self.stop()
 
 
+def mesh_around(name: str, region: Region, procs: Mapping[int, ProcRef], runtime: Runtime) -> ProcMesh:
+    """The procs of *region* as a mesh, out of the *procs* of a mesh by rank, which others own."""
+    kept = {rank: procs[rank] for rank in region.base_ranks()}
+    mesh = kept[region.base_rank(0)].mesh
+    return ProcMesh(name, mesh, region, runtime.incarnations.of(mesh, kept) if mesh else kept, runtime)
+
+
+_own: ProcMesh | None = None
+
+
 def proc_of(runtime: Runtime) -> ProcMesh:
-    """The process of *runtime*, as a mesh of one proc without dimensions."""
+    """The process of *runtime*, as a mesh of one proc without dimensions: the same object at each call."""
+    global _own
     own = runtime.own
-    return ProcMesh(f"proc {own.rank} on {own.host}", own.mesh, own.region, {own.rank: own}, runtime)
+    if _own is None or _own._runtime is not runtime or _own._procs.get(own.rank) is not own:
+        _own = ProcMesh(f"proc {own.rank} on {own.host}", own.mesh, own.region, {own.rank: own}, runtime)
+    return _own
 
 
 def check_actor(name: object, cls: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
@@ -234,4 +310,15 @@ def check_actor(name: object, cls: object, args: tuple[object, ...], kwargs: dic
     if not (isinstance(cls, type) and issubclass(cls, Actor)):
         raise TypeError(f"spawn takes a subclass of Actor, then its constructor's arguments, not {shown(cls)}")
     check_names(cls)
-    check_arguments(f"{cls.__name__}.__init__", inspect.signature(cls.__init__), args, kwargs)
+    check_arguments(f"{cls.__name__}.__init__", _signature_of(cls.__init__), args, kwargs)
+
+
+@functools.lru_cache(_NUM_SIGNATURES)
+def _signature_of(constructor: Callable[..., None]) -> inspect.Signature:
+    return inspect.signature(constructor)
+
+
+def _receive(name: str, mesh: int, region: Region, procs: Mapping[int, ProcRef]) -> ProcMesh:
+    """Return a mesh that came in a message; its procs are the current ones, as far as this process knows."""
+    runtime = current_runtime()
+    return ProcMesh(name, mesh, region, runtime.incarnations.of(mesh, procs), runtime)

@@ -7,18 +7,29 @@ are forked, these cost a proc nothing; loaded in each of eight procs on two core
 from __future__ import annotations
 
 from monarch_hpc.actor.context import provide_instances
-from monarch_hpc.actor.ports import port  # noqa: F401 loaded for the forked procs
 from monarch_hpc.actor.runtime.main import serve
 from monarch_hpc.actor.runtime.runtime import Runtime
-from monarch_hpc.mesh import current  # noqa: F401 loaded for the forked procs
-from monarch_hpc.mesh.calls import accumulator  # noqa: F401 the same
+from monarch_hpc.mesh import host  # noqa: F401 loaded for the forked procs
 from monarch_hpc.mesh.instance import Instance
-from monarch_hpc.mesh.program import registry  # noqa: F401 the same
 from monarch_hpc.mesh.program.remote_door import RemoteDoor
-from monarch_hpc.mesh.scripts import script, spmd  # noqa: F401 the same
 from monarch_hpc.wire.start import ProcStart
 
-__all__ = ["main"]
+__all__ = ["LATER", "main"]
+
+LATER = (
+    "monarch_hpc.mesh.current",
+    "monarch_hpc.actor.execution.event_loop",
+    "monarch_hpc.actor.ports.port",
+    "monarch_hpc.mesh.calls.accumulator",
+    "monarch_hpc.core.ndslice",
+    "monarch_hpc.mesh.program.registry",
+    "monarch_hpc.mesh.scripts.script",
+    "monarch_hpc.mesh.scripts.spmd",
+)
+"""More of them, which many programs never use: zygotes load these while they wait, and before they fork several procs.
+
+A program that starts waits for the first proc alone.
+"""
 
 
 def main(start: ProcStart) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Generic, Self, TypeVar
 
+from monarch_hpc.core.arguments import check_number
 from monarch_hpc.core.errors.summary import origin_of
 from monarch_hpc.core.shape import Extent, Point, Region
 from monarch_hpc.mesh.view import MeshView
@@ -70,9 +71,21 @@ class ValueMesh(MeshView, Generic[T]):
     def __iter__(self) -> Iterator[tuple[Point, T]]:
         return self.items()
 
-    def values(self) -> Iterator[T]:
+    def values(self) -> list[T]:
         """The values, row by row."""
-        return (self._values[base_rank] for base_rank in self._region.base_ranks())
+        return [self._values[base_rank] for base_rank in self._region.base_ranks()]
+
+    def get(self, rank: int) -> T:
+        """The value of *rank*: `values()[rank]`, but not from the end.
+
+        Raises:
+            IndexError: the mesh has no such rank.
+            TypeError: *rank* is not a whole number.
+        """
+        rank = check_number("rank", rank)
+        if not 0 <= rank < len(self._region):
+            raise IndexError(f"rank is {rank}: this mesh has ranks 0 to {len(self._region) - 1}")
+        return self._values[self._region.base_rank(rank)]
 
     def item(self, **coordinates: int) -> T:
         """The value at *coordinates*; dimensions of size 1 need not be named.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
@@ -20,8 +19,8 @@ from monarch_hpc.config.load import load
 from monarch_hpc.core.arguments import check_instance, check_seconds, check_text, shown
 from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.core.process.dumps import forbid_core_dumps
-from monarch_hpc.mesh.current import hosts
-from monarch_hpc.mesh.host import HostMesh
+from monarch_hpc.core.process.thread import Thread, in_main_thread
+from monarch_hpc.mesh.host import HostMesh, all_hosts
 from monarch_hpc.mesh.program.controller import Controller
 
 __all__ = [
@@ -86,7 +85,7 @@ def start_worker_loop_forever(*, private_key: Secret = None, ca: Ca = None, addr
         else:
             future.set_result(None)
 
-    threading.Thread(target=serve, name="monarch-worker", daemon=True).start()
+    Thread(serve)
     return future
 
 
@@ -98,7 +97,7 @@ def attach_to_workers(
     name: str | None = None,
     timeout: float | None = None,
 ) -> HostMesh:
-    """Use waiting workers as the hosts of this program until it ends; returns when all of them are ready.
+    """Use waiting workers as hosts of this program until it ends, beside others; returns when all of them are ready.
 
     Args:
         private_key: the workers' key, see `run_worker_loop_forever`.
@@ -112,7 +111,7 @@ def attach_to_workers(
 
     Raises:
         TypeError: an argument of another type; also if *workers* is a single string.
-        RuntimeError: this program has its hosts already: it was attached before, or has used `hosts()` or the like.
+        RuntimeError: this is a proc.
         ConfigError: an address or the key cannot be used.
         AllocationError: a worker was not ready in time; the error names it and says what to do.
         AuthenticationError: the process that listens at a worker's address still had another key at the timeout.
@@ -132,8 +131,10 @@ def attach_to_workers(
         attached.append(resources.enter_context(open_workers(addresses, private_key, config, timeout)))
         return attached[0].directory
 
-    Controller.instance(open_attached).door.shutdown_callbacks.append(attached[0].dismiss)
-    return hosts()
+    controller = Controller.instance()
+    tenancy = controller.tenancies.open(open_attached)
+    tenancy.dismiss = attached[0].dismiss
+    return all_hosts(controller.door, tenancy.allocation)
 
 
 @contextlib.contextmanager
@@ -143,7 +144,7 @@ def _ending_on_sigterm() -> Iterator[None]:
     def leave(number: int, _frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+    if not in_main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
         return
     signal.signal(signal.SIGTERM, leave)

@@ -7,11 +7,12 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 from monarch_hpc.config import Config
 from monarch_hpc.core.clock import Deadline
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import (
     AllocationError,
     MonarchError,
@@ -20,8 +21,11 @@ from monarch_hpc.core.errors import (
     SlurmParseError,
 )
 from monarch_hpc.core.storage.files import private_dir
-from monarch_hpc.slurm.argv import flag_words
-from monarch_hpc.slurm.client import SlurmClient
+from monarch_hpc.slurm.checks.plan import JobPlan, plan_job
+from monarch_hpc.slurm.commands.argv import flag_words
+from monarch_hpc.slurm.commands.client import SlurmClient
+from monarch_hpc.slurm.commands.jobs import JobDetail, QueueRow
+from monarch_hpc.slurm.commands.states import Phase
 from monarch_hpc.slurm.directory import look, prepare
 from monarch_hpc.slurm.job import (
     IN_FLIGHT_S,
@@ -33,11 +37,9 @@ from monarch_hpc.slurm.job import (
     decide_gone,
 )
 from monarch_hpc.slurm.owner import current_owner, owner_lives
-from monarch_hpc.slurm.parse import JobDetail, QueueRow
 from monarch_hpc.slurm.registry import AllocationRecord, Ended, Registry, Snapshot
 from monarch_hpc.slurm.script import Request, plan_job_flags, render_script
 from monarch_hpc.slurm.startup import Startup
-from monarch_hpc.slurm.states import Phase
 
 __all__ = ["Allocations", "Census", "Released"]
 
@@ -150,6 +152,15 @@ class Allocations:
             return False
         return detail is not None and detail.state.phase.alive and detail.restarts > granted.restarts
 
+    def plan(self, request: Request) -> tuple[Request, JobPlan]:
+        """Check a request against the site's rules and its reservation, and return it as it can be submitted.
+
+        Raises:
+            ConfigError: they refuse it.
+        """
+        plan = plan_job(self._config, plan_job_flags(self._config, request), self.slurm)
+        return replace(request, options=(*request.options, *plan.options)), plan
+
     def submit(self, request: Request) -> AllocationRecord:
         """Ask Slurm for an allocation; the intent is on disk before sbatch runs.
 
@@ -178,7 +189,11 @@ class Allocations:
         return self.registry.set_job(record, job_id, time.time())
 
     def follow(
-        self, record: AllocationRecord, report: Callable[[Lifecycle], None], stop: Callable[[], bool]
+        self,
+        record: AllocationRecord,
+        report: Callable[[Lifecycle], None],
+        stop: Callable[[], bool],
+        min_hosts: int | None = None,
     ) -> Lifecycle:
         """Wait until the agents of *record* are ready.
 
@@ -186,13 +201,15 @@ class Allocations:
             record: a record with a job.
             report: called with the current state after each poll.
             stop: called before each poll; True ends the wait early and leaves the allocation as it is.
+            min_hosts: number of hosts that suffice when others do not report in time; None if all must.
 
         Raises:
             JobFailed: the job ended before its agents were ready.
             AgentsMissing: agents did not report in time; the job still exists.
             AllocationError: the job runs, but wrote nothing into its directory; the job still exists.
         """
-        return Startup(self._config.slurm, self.registry, self.slurm, self._snapshot, record).follow(report, stop)
+        startup = Startup(self._config.slurm, self.registry, self.slurm, self._snapshot, record, min_hosts)
+        return startup.follow(report, stop)
 
     def release(
         self, record: AllocationRecord, shut_down: Callable[[Path], Mapping[str, int] | None] | None = None
@@ -253,7 +270,10 @@ class Allocations:
         decision = decide(record, row, lives, time.time())
         if isinstance(decision, AskSlurm):
             detail = self.slurm.find_job(decision.job_id, record.job_name)
-            decision = decide_gone(record, detail, look(record.directory).exit_status, time.time())
+            if detail is None and not record.release_why:
+                detail = self.slurm.find_ended(decision.job_id, record.job_name)
+            seen = look(record.directory)
+            decision = decide_gone(record, detail, seen.exit_status, time.time(), seen.released)
         if isinstance(decision, CancelJob):
             if record.live and record.job_id is None:
                 record = self.registry.set_job(record, decision.job_id, time.time())

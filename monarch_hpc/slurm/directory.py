@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from monarch_hpc.allocation.attempts import ATTEMPTS, newest_attempt
@@ -13,15 +12,18 @@ from monarch_hpc.allocation.files import (
     ENDED,
     GRANTED,
     HOSTS,
+    RELEASED,
     Granted,
     read_exit_status,
     read_granted,
+    read_released,
     read_reported,
     write_key,
 )
 from monarch_hpc.allocation.ready import READY, Ready, load_ready
 from monarch_hpc.allocation.settings import write_config
 from monarch_hpc.config import Config
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.storage.assets import asset
 from monarch_hpc.core.storage.files import private_dir, write_private
 
@@ -41,6 +43,7 @@ class Seen:
         ready: None until the head has stopped waiting for agents.
         exit_status: exit status of the batch script; None while it runs.
         attempt: number of the attempt; 0 before the first.
+        released: why the head ended the allocation by itself; empty if it did not.
     """
 
     granted: Granted | None = None
@@ -48,6 +51,7 @@ class Seen:
     ready: Ready | None = None
     exit_status: int | None = None
     attempt: int = 0
+    released: str = ""
 
 
 def prepare(directory: Path, config: Config, key: bytes, script: str) -> Path:
@@ -81,6 +85,7 @@ def look(directory: Path) -> Seen:
             ready=load_ready(folder) if READY in names else None,
             exit_status=read_exit_status(folder) if ENDED in names else None,
             attempt=attempt,
+            released=read_released(folder) if RELEASED in names else "",
         )
     except FileNotFoundError:
         return Seen()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from monarch_hpc.core.errors import AgentsMissing, AllocationError, JobFailed
+from monarch_hpc.slurm.commands.jobs import JobDetail
+from monarch_hpc.slurm.commands.messages import explain_output
+from monarch_hpc.slurm.commands.states import SlurmState
 from monarch_hpc.slurm.directory import last_lines, look, tail
 from monarch_hpc.slurm.job import Lifecycle
-from monarch_hpc.slurm.parse import JobDetail
 from monarch_hpc.slurm.registry import AllocationRecord, Ended
-from monarch_hpc.slurm.states import SlurmState
 
 __all__ = ["agents_missing", "job_failed"]
 
@@ -27,6 +28,8 @@ def job_failed(record: AllocationRecord, life: Lifecycle, detail: JobDetail | No
     lines = tail(record.directory / "slurm.out", _NUM_LINES)
     if lines:
         reason += f"; last lines of {record.directory}/slurm.out:" + "".join(f"\n    {line}" for line in lines)
+        if advice := explain_output("\n".join(lines)):
+            reason += f"\n{advice}"
     elif life.granted is None and detail is not None and detail.state is SlurmState.FAILED:
         reason += "; " + _unwritten(record, detail.batch_host)
     return JobFailed(record.job_id or 0, ended.state, reason)
@@ -45,7 +48,10 @@ def agents_missing(record: AllocationRecord, life: Lifecycle) -> AllocationError
     lines = last_lines(record.directory, hosts, _NUM_LINES)
     # All have reported, but the head has not finished: show its last lines.
     shown = missing or list(hosts[:1])
-    return AgentsMissing(record.name, life.bootstrap_s, {host: lines.get(host, ()) for host in shown})
+    error = AgentsMissing(record.name, life.bootstrap_s, {host: lines.get(host, ()) for host in shown})
+    if advice := explain_output("\n".join(tail(record.directory / "slurm.out", _NUM_LINES))):
+        error.add_note(advice)
+    return error
 
 
 def _unwritten(record: AllocationRecord, host: str) -> str:

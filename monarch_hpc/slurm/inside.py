@@ -14,16 +14,17 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from monarch_hpc.allocation.ready import Ready
 from monarch_hpc.config import Config
 from monarch_hpc.core.clock import Deadline
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import AgentsMissing, AllocationError, ConfigError, SlurmError
 from monarch_hpc.core.ids import new_allocation_id
 from monarch_hpc.core.storage.files import private_dir, read_json, write_json
-from monarch_hpc.slurm.client import SlurmClient
+from monarch_hpc.slurm.commands.client import SlurmClient
 from monarch_hpc.slurm.directory import last_lines, look, prepare, tail
 from monarch_hpc.slurm.owner import OwnerProcess, current_owner, owner_lives
 from monarch_hpc.slurm.script import Request, render_script
@@ -110,7 +111,9 @@ def open_inside(config: Config, environ: Mapping[str, str], shut_down: Callable[
     try:
         write_json(directory / _TENANT, _tenant_document(here))
         script = render_script(config, Request(allocation, name, directory, str(here.num_hosts)))
-        path = prepare(directory, config, os.urandom(32), script)
+        # The hosts are the user's job's, which its own script ends: a program may leave them unused for any time.
+        kept = replace(config, slurm=replace(config.slurm, idle_min=0.0))
+        path = prepare(directory, kept, os.urandom(32), script)
         step = slurm.start_script(path, directory / "slurm.out")
         _sweep(shared, slurm, here)  # while the agents start
         _await_ready(directory, name, config.slurm.bootstrap_s, step)

@@ -9,14 +9,15 @@ without owner and job is given up, but affects no job that has an id.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from monarch_hpc.allocation.files import Granted
 from monarch_hpc.allocation.ready import Ready
+from monarch_hpc.core.dataclass import dataclass
+from monarch_hpc.slurm.commands.jobs import JobDetail, QueueRow
+from monarch_hpc.slurm.commands.states import Phase, SlurmState
 from monarch_hpc.slurm.directory import Seen
-from monarch_hpc.slurm.parse import JobDetail, QueueRow
 from monarch_hpc.slurm.registry import AllocationRecord, Ended
-from monarch_hpc.slurm.states import Phase, SlurmState
 
 __all__ = [
     "IN_FLIGHT_S",
@@ -36,6 +37,10 @@ __all__ = [
 IN_FLIGHT_S = 30.0
 # A process on another login node cannot be observed; after this time even a slow sbatch has answered or given up.
 ELSEWHERE_S = 900.0
+
+
+# The head counts the same time from its own start, which on a cold file system is this much later.
+_HEAD_S = 30.0
 
 
 class Stage(enum.IntEnum):
@@ -66,6 +71,7 @@ class Lifecycle:
         detail: Slurm's report of the job's end.
         attempt: the attempt of the job that wrote the files, see `Seen`.
         restarts: known number of requeues of the job.
+        min_hosts: number of hosts that suffice when others do not report in time; None if all must.
     """
 
     bootstrap_s: float
@@ -81,13 +87,14 @@ class Lifecycle:
     detail: JobDetail | None = None
     attempt: int = 0
     restarts: int = 0
+    min_hosts: int | None = None
 
     def see_files(self, seen: Seen, now_s: float) -> Lifecycle:
         """Return the state after reading the directory."""
         restarts = seen.granted.restarts if seen.granted is not None else self.restarts
         if seen.attempt < self.attempt or restarts < self.restarts:
             return self  # the files are of an earlier attempt
-        life = self if seen.attempt == self.attempt or not self.attempt else Lifecycle(self.bootstrap_s)
+        life = self if seen.attempt == self.attempt or not self.attempt else self._anew()
         return replace(life, attempt=seen.attempt, restarts=restarts)._take_files(seen, now_s)
 
     def _take_files(self, seen: Seen, now_s: float) -> Lifecycle:
@@ -104,7 +111,7 @@ class Lifecycle:
             stage = Stage.GRANTED
         if life.num_reported:
             stage = Stage.REPORTING
-        if life.ready is not None and not life.ready.missing:
+        if life.ready is not None and life._suffices(life.ready):
             stage = Stage.READY
         if life.exit_status is not None:
             stage = Stage.ENDED
@@ -129,7 +136,7 @@ class Lifecycle:
         """
         if detail is not None and detail.state.phase.alive:
             if detail.restarts > self.restarts:
-                return Lifecycle(self.bootstrap_s, attempt=self.attempt, restarts=detail.restarts, reason=detail.reason)
+                return replace(self._anew(), attempt=self.attempt, restarts=detail.restarts, reason=detail.reason)
             return self
         return replace(self, detail=detail)._reach(Stage.ENDED)
 
@@ -141,7 +148,16 @@ class Lifecycle:
             # The head has given up waiting for the missing agents.
             return True
         since_s = self.granted_s if self.granted_s is not None else self.running_s
-        return since_s is not None and now_s - since_s >= self.bootstrap_s
+        limit_s = self.bootstrap_s + (_HEAD_S if self.min_hosts is not None and self.granted_s is not None else 0.0)
+        return since_s is not None and now_s - since_s >= limit_s
+
+    def _anew(self) -> Lifecycle:
+        return Lifecycle(self.bootstrap_s, min_hosts=self.min_hosts)
+
+    def _suffices(self, ready: Ready) -> bool:
+        # Without its first host there is no head.
+        enough = self.min_hosts is not None and len(ready.hosts) >= self.min_hosts and bool(ready.addresses)
+        return not ready.missing or enough
 
     def _reach(self, stage: Stage) -> Lifecycle:
         return replace(self, stage=max(stage, self.stage))
@@ -200,7 +216,9 @@ def decide(record: AllocationRecord, row: QueueRow | None, owner_lives: bool | N
     return Keep()
 
 
-def decide_gone(record: AllocationRecord, detail: JobDetail | None, exit_status: int | None, now_s: float) -> Decision:
+def decide_gone(
+    record: AllocationRecord, detail: JobDetail | None, exit_status: int | None, now_s: float, released: str = ""
+) -> Decision:
     """Return the action due for a *record* whose job squeue did not list.
 
     Args:
@@ -208,11 +226,14 @@ def decide_gone(record: AllocationRecord, detail: JobDetail | None, exit_status:
         detail: scontrol's answer; None if Slurm no longer knows the job.
         exit_status: exit status of the batch script, if it was recorded.
         now_s: seconds since the epoch.
+        released: why the head ended the allocation by itself; empty if it did not.
     """
     if detail is not None and detail.state.phase.alive:
         if record.release_why and detail.state.phase is not Phase.ENDING:
             return CancelJob(detail.job_id, record.release_why)
         return Keep()
+    if released and not record.release_why:
+        return CloseRecord(Ended("RELEASED", released, "released.json", now_s))
     return CloseRecord(how_it_ended(record, detail, exit_status, now_s))
 
 
@@ -226,7 +247,7 @@ def how_it_ended(record: AllocationRecord, detail: JobDetail | None, exit_status
             parts.append(f"Slurm's reason: {detail.reason}")
         if detail.state in (SlurmState.FAILED, SlurmState.COMPLETED) and detail.exit_code:
             parts.append(f"exit code {detail.exit_code}")
-        return Ended(detail.slurm_state, "; ".join(parts), "scontrol", now_s)
+        return Ended(detail.slurm_state, "; ".join(parts), detail.source, now_s)
     if exit_status is not None:
         state = "COMPLETED" if exit_status == 0 else "FAILED"
         return Ended(state, f"its batch script ended with exit status {exit_status}", "ended.json", now_s)

@@ -6,8 +6,8 @@ A pid alone does not suffice, since it may have been reused.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.machine.procfs import read_boot_id, read_stat
 
 __all__ = ["OwnerProcess", "current_owner", "owner_lives"]

@@ -5,6 +5,7 @@
     <state>/<uuid8>/release.json   the release was requested
     <state>/<uuid8>/ended.json     how the allocation ended
     <state>/names/<name>/<number>  the allocation that has the name: a link whose target is the uuid8
+    <state>/current.json           the name of the current allocation
     <state>/queue.json             squeue's last output, shared by all commands of this user
 
 Every file is written once and whole, so that processes cannot overwrite each other's changes, and no locks are needed,
@@ -18,14 +19,15 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from monarch_hpc.allocation.files import remove_key
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import AllocationError, ConfigError
 from monarch_hpc.core.storage.files import private_dir, read_json, write_json
+from monarch_hpc.slurm.commands.jobs import QueueRow, parse_queue
 from monarch_hpc.slurm.owner import OwnerProcess, owner_lives
-from monarch_hpc.slurm.parse import QueueRow, parse_queue
 
 __all__ = ["AllocationRecord", "Ended", "Registry", "Snapshot"]
 
@@ -44,7 +46,7 @@ class Ended:
     Args:
         state: Slurm's state, or ``REFUSED``, ``NEVER_SUBMITTED``, ``RELEASED`` or ``UNKNOWN``.
         reason: the reason as text.
-        source: ``squeue``, ``scontrol``, ``ended.json`` or ``monarch-hpc``.
+        source: ``squeue``, ``scontrol``, ``sacct``, ``ended.json``, ``released.json`` or ``monarch-hpc``.
         at_s: when it was recorded, in seconds since the epoch.
     """
 
@@ -171,7 +173,8 @@ class Registry:
         """Return the allocation that a command refers to.
 
         Args:
-            name: its name, or the first 8 digits of its uuid. None stands for ``default``, or for the only live one.
+            name: its name, or the first 8 digits of its uuid. None stands for the current one if one was chosen, else
+                for ``default``, or for the only live one.
 
         Raises:
             AllocationError: there is no such allocation, or the choice is ambiguous.
@@ -185,8 +188,15 @@ class Registry:
             # An ended allocation only if no live one has the name.
             return max(named, key=lambda record: (record.live, record.created_s))
         live = [record for record in records if record.live]
+        current = self.current()
+        if current is not None and live and current not in [record.name for record in live]:
+            names = ", ".join(record.name for record in live)
+            # Not just another one: that would run programs where they were not meant to.
+            raise AllocationError(
+                current, f"the current allocation has ended (live: {names}); choose one: monarch-hpc ctx use NAME"
+            )
         for record in live:
-            if record.name == "default":
+            if record.name == (current or "default"):
                 return record
         if len(live) == 1:
             return live[0]
@@ -208,6 +218,19 @@ class Registry:
                 if not (folder / "record.json").exists() and now_s - folder.stat().st_mtime > _UNFINISHED_S:
                     shutil.rmtree(folder, ignore_errors=True)
 
+    def set_current(self, name: str | None) -> None:
+        """Choose the current allocation by its name; None for no choice."""
+        path = self.root / "current.json"
+        if name is None:
+            path.unlink(missing_ok=True)
+        else:
+            write_json(path, {"schema": _SCHEMA, "name": name})
+
+    def current(self) -> str | None:
+        """Return the name of the current allocation, which may have ended; None if none was chosen."""
+        document = _optional(self.root / "current.json")
+        return None if document is None else str(document.get("name"))
+
     def load_snapshot(self) -> Snapshot | None:
         """Return the cached answer of squeue; None if there is none."""
         try:
@@ -225,6 +248,10 @@ class Registry:
         write_json(
             self.root / "queue.json", {"schema": _SCHEMA, "at_s": snapshot.at_s, "names": names, "text": snapshot.text}
         )
+
+    def drop_snapshot(self) -> None:
+        """Forget the cached answer of squeue: a job was changed."""
+        (self.root / "queue.json").unlink(missing_ok=True)
 
     def _folders(self) -> list[Path]:
         return [self.root / name for name in os.listdir(self.root) if _SHORT_ID.fullmatch(name)]

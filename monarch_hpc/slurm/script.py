@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from monarch_hpc.config import Config, FlagValue
+from monarch_hpc.config.schema import SlurmConfig
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.core.storage.assets import asset
-from monarch_hpc.slurm.argv import flag_words, merge_options
+from monarch_hpc.slurm.commands.argv import flag_words, merge_options
 
-__all__ = ["Request", "plan_job_flags", "quoted", "render_script"]
+__all__ = [
+    "Request",
+    "complete_tasks",
+    "fill_template",
+    "plan_job_flags",
+    "plan_site_flags",
+    "quoted",
+    "render_script",
+]
 
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 # Not `$`, which is the shell's own.
@@ -67,20 +76,41 @@ def plan_job_flags(config: Config, request: Request) -> dict[str, FlagValue]:
     Later sources win: the request's fields and the configuration's keys, `slurm.job_flags`, `slurm.extra`, the
     request's options.
     """
-    slurm = config.slurm
     flags: dict[str, FlagValue] = {
         "job-name": request.job_name,
         "nodes": request.num_hosts,
+        **plan_site_flags(config.slurm, request.gpus_per_node),
+        "output": _output_pattern(request.directory / "slurm.out"),
+        **config.slurm.job_flags,
+    }
+    return complete_tasks(config.slurm, merge_options(flags, (*config.slurm.extra, *request.options)))
+
+
+def plan_site_flags(slurm: SlurmConfig, gpus: str | None) -> dict[str, FlagValue]:
+    """Return the flags of every job at this site, from the configuration; for a job with *gpus* on each host."""
+    account = slurm.account
+    if account and slurm.account_suffix and gpus is not None and not account.endswith(slurm.account_suffix):
+        account += slurm.account_suffix
+    return {
         "time": str(slurm.time_min),
         "partition": slurm.partition,
-        "account": slurm.account,
-        "qos": slurm.qos,
+        "account": account,
+        "qos": slurm.qos or (slurm.reservation_qos if slurm.reservation else None),
         "constraint": slurm.constraint,
         "reservation": slurm.reservation,
-        **_gpu_flags(slurm.gpus_form, request.gpus_per_node),
-        "output": _output_pattern(request.directory / "slurm.out"),
+        "network": slurm.network,
+        **_gpu_flags(slurm.gpus_form, gpus),
+        "ntasks-per-node": None if slurm.ntasks == "none" else "1",
+        "signal": f"B:USR2@{slurm.notice_s:.0f}",
     }
-    return merge_options({**flags, **slurm.job_flags}, (*slurm.extra, *request.options))
+
+
+def complete_tasks(slurm: SlurmConfig, flags: dict[str, FlagValue]) -> dict[str, FlagValue]:
+    """Add the number of tasks to all *flags* of a job, where the site wants it and the number of hosts is known."""
+    nodes = flags.get("nodes")
+    if slurm.ntasks == "both" and isinstance(nodes, str) and nodes.isdecimal():
+        flags.setdefault("ntasks", nodes)
+    return flags
 
 
 def render_script(config: Config, request: Request) -> str:
@@ -89,13 +119,26 @@ def render_script(config: Config, request: Request) -> str:
         "batch_flags": "\n".join(f"#SBATCH {quoted(word)}" for word in flag_words(plan_job_flags(config, request))),
         "name": request.name if request.name.isprintable() else repr(request.name),
         "directory": quoted(str(request.directory)),
+        "variables": "\n".join(_defaults(config.agent.env)) or "# (none)",
         "prologue": "\n".join(config.agent.prologue) or "# (nothing)",
+        "prefix": "".join(f"{quoted(word)} " for word in config.agent.prefix),
         "step_flags": " \\\n    ".join(quoted(word) for word in flag_words(config.slurm.step_flags)),
         "python": quoted(config.agent.python),
         "allocation": request.allocation,
     }
-    template = asset("sbatch_templates", "alloc.sbatch").read_text(encoding="utf-8")
+    return fill_template("alloc.sbatch", values)
+
+
+def fill_template(name: str, values: Mapping[str, str]) -> str:
+    """Return a template of `sbatch_templates` with its placeholders replaced."""
+    template = asset("sbatch_templates", name).read_text(encoding="utf-8")
     return _PLACEHOLDER.sub(lambda match: values[match[1]], template)
+
+
+def _defaults(variables: Mapping[str, str]) -> Iterator[str]:
+    """Yield shell lines that set *variables*, but leave those that are set, even to nothing."""
+    for name, value in variables.items():
+        yield f'[ -n "${{{name}+set}}" ] || export {name}={quoted(value)}'
 
 
 def _gpu_flags(form: str, gpus: str | None) -> Mapping[str, FlagValue]:

@@ -10,7 +10,8 @@ from types import ModuleType
 
 from monarch_hpc.mesh.proc import ProcMesh
 from monarch_hpc.mesh.scripts.spmd import Spmd, spmd
-from monarch_hpc.spmd.elastic import AddrType, SPMDActor, setup_torch_elastic_env, setup_torch_elastic_env_async
+from monarch_hpc.spmd.elastic import SPMDActor, setup_torch_elastic_env, setup_torch_elastic_env_async
+from monarch_hpc.tools.network import AddrType
 
 __all__ = ["AddrType", "SPMDActor", "setup_torch_elastic_env", "setup_torch_elastic_env_async"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import os
 import runpy
 import socket
@@ -14,31 +13,16 @@ from monarch_hpc.actor.endpoint import Actor, endpoint
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.runtime.runtime import current_runtime
 from monarch_hpc.core.arguments import check_instance, check_number, check_text
-from monarch_hpc.core.machine.host_address import resolve_host
 from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.mesh.proc import ProcMesh
 from monarch_hpc.mesh.scripts.torchrun import TorchRank, gpu_changes
+from monarch_hpc.tools.network import AddrType, get_ipaddr
 from monarch_hpc.transport.address import parse_address
 
-__all__ = ["AddrType", "SPMDActor", "see_own_gpu", "setup_torch_elastic_env", "setup_torch_elastic_env_async"]
+__all__ = ["SPMDActor", "see_own_gpu", "setup_torch_elastic_env", "setup_torch_elastic_env_async"]
 
 
 _HOSTS = "hosts"
-
-
-class AddrType(enum.Enum):
-    """The kind of address for the rendezvous; `Default` prefers IPv6 if the host's name has such an address."""
-
-    Default = enum.auto()
-    IPv4 = enum.auto()
-    IPv6 = enum.auto()
-
-
-_FAMILIES = {
-    AddrType.Default: (socket.AF_INET6, socket.AF_INET),
-    AddrType.IPv4: (socket.AF_INET,),
-    AddrType.IPv6: (socket.AF_INET6,),
-}
 
 
 class SPMDActor(Actor):
@@ -71,7 +55,7 @@ class SPMDActor(Actor):
         Raises:
             OSError: the host's name has no such address.
         """
-        host = _own_address() if use_ipaddr is None else _look_up(use_ipaddr)
+        host = _own_address() if use_ipaddr is None else get_ipaddr(socket.gethostname(), 0, use_ipaddr)
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as sock:
             # Bound on all addresses, since torch's store will listen on all of them; this socket never listens.
             sock.bind(("", 0))
@@ -179,7 +163,7 @@ def _begin(
     actors = proc_mesh.spawn("spmd", SPMDActor)
     if master_addr is not None and master_port is not None:
         return actors, (master_addr, master_port)
-    first = actors.slice(**dict.fromkeys(actors.extent.labels, 0))
+    first = actors.slice(**dict.fromkeys(actors.extent, 0))
     return actors, first.get_host_port.call_one(use_ipaddr)
 
 
@@ -204,13 +188,3 @@ def see_own_gpu(gpus: Sequence[str], local_rank: int) -> None:
 def _own_address() -> str:
     # The address at which other procs dial this one: the host's name may resolve to loopback, or to a slow network.
     return parse_address(current_runtime().own.addresses[0])[0]
-
-
-def _look_up(kind: AddrType) -> str:
-    name = socket.gethostname()
-    for family in _FAMILIES[kind]:
-        try:
-            return resolve_host(name, family)[0]
-        except OSError:
-            continue
-    raise OSError(f"host {name} has no {kind.name} address")

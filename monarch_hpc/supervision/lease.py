@@ -6,7 +6,8 @@ TCP never notices a frozen or unplugged peer, so silence itself is the evidence.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+
+from monarch_hpc.core.dataclass import dataclass
 
 __all__ = ["TRANSITIONS", "Lease", "Liveness"]
 

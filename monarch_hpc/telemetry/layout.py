@@ -1,4 +1,4 @@
-"""Layout of the memory that a process records into: version 3, described in docs/telemetry.md.
+"""Layout of the memory that a process records into: version 4, described in docs/telemetry.md.
 
 A record is 64 bytes, little-endian:
 
@@ -35,7 +35,10 @@ __all__ = [
     "FAILED",
     "HALF",
     "HEADER",
+    "LENT",
+    "LENT_AT",
     "MAGIC",
+    "MOVED_AT",
     "NAMES_AT",
     "NAMES_BYTES",
     "NUMBER",
@@ -43,6 +46,7 @@ __all__ = [
     "NUM_BUCKETS",
     "NUM_COUNTERS",
     "NUM_EVENTS",
+    "NUM_MOVED",
     "NUM_OLD",
     "NUM_RUNNING",
     "NUM_SENT",
@@ -63,7 +67,7 @@ __all__ = [
 ]
 
 MAGIC = b"MHPCTELE"
-VERSION = 3
+VERSION = 4
 
 HEADER = struct.Struct("<8sIIQQQQ")
 """Magic, version, total size in bytes, pid, incarnation, CLOCK_MONOTONIC and CLOCK_REALTIME at the start, in ns."""
@@ -102,6 +106,7 @@ class RecordKind(enum.IntEnum):
     PROC_STARTING = 9  # agents only; msg = number of its mesh, value = its rank
     PROC_READY = 10  # likewise; peer = the proc
     PROC_ENDED = 11  # likewise; name = cause
+    MOVED = 12  # only in the table of transfers: the last one; name = path, msg = number of them, value = 1 for a write
 
 
 # Powers of two: a third of a second of history at 100 000 calls/s, minutes at usual rates.
@@ -135,4 +140,11 @@ ACTORS_AT = RUNNING_AT + (NUM_RUNNING + 1) * RECORD_BYTES
 WAITS_AT = ACTORS_AT + (NUM_ACTORS + 1) * RECORD_BYTES
 NAMES_AT = WAITS_AT + (NUM_WAITS + 1) * WAIT_BYTES
 """The name table: bytes in use as u64, then entries of length as u32 and JSON."""
-TOTAL_BYTES = NAMES_AT + NAMES_BYTES
+LENT = struct.Struct("<QQ")
+LENT_AT = NAMES_AT + NAMES_BYTES
+"""Number of arrays that an actor lends to others, and their bytes; by its place in the table of actors plus 1, the
+program first."""
+# One for each peer, path and direction.
+NUM_MOVED = 256
+MOVED_AT = LENT_AT + (NUM_ACTORS + 1) * LENT.size
+TOTAL_BYTES = MOVED_AT + NUM_MOVED * RECORD_BYTES

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import _thread
 import json
 import mmap
 import struct
+from _thread import allocate_lock
 from collections.abc import Callable
 
 from monarch_hpc.telemetry.layout import NAMES_AT, NAMES_BYTES
@@ -29,7 +29,7 @@ class Names:
         self._memory = memory
         self._known: dict[Name, int] = {}
         self._used = _USED.size
-        self._lock = _thread.allocate_lock()
+        self._lock = allocate_lock()
 
     def endpoint(self, actor: str, method: str) -> int:
         """Return the number of an endpoint, by name of its actor mesh and method."""

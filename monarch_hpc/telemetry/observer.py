@@ -6,12 +6,17 @@ import contextlib
 import os
 import select
 import stat
+from collections.abc import Iterator
 
 from monarch_hpc.core.machine.place import read_place
-from monarch_hpc.core.machine.procfs import read_stat
+from monarch_hpc.core.machine.procfs import read_resident_bytes, read_stat
 from monarch_hpc.telemetry import layout
-from monarch_hpc.telemetry.reading import memory_of, read_scene
-from monarch_hpc.wire.control.calls import PROGRAM_MESH, ProcCalls, Recording
+from monarch_hpc.telemetry.reading import memory_of, read_memory_use, read_scene
+from monarch_hpc.wire.control.runs import Recording
+from monarch_hpc.wire.tables.answer import Sources
+from monarch_hpc.wire.tables.calls import CALLS, PROGRAM_MESH, ProcCalls
+from monarch_hpc.wire.tables.memory import MEMORY, ProcMemory
+from monarch_hpc.wire.tables.procs import PROCS, ProcRow
 
 __all__ = ["Witness", "is_stopped", "open_witness"]
 
@@ -36,14 +41,28 @@ class Witness:
         self._recording = recording
         self._fds = [memory, pidfd]
 
-    def report(self) -> list[ProcCalls]:
-        """Return the program's calls; empty once it has ended."""
+    @property
+    def sources(self) -> Sources:
+        """The tables that have a row of the program; none once it has ended."""
+        return {CALLS.name: self._calls, MEMORY.name: self._memory, PROCS.name: self._procs}
+
+    def _calls(self) -> Iterator[ProcCalls]:
+        for row in self._procs():
+            scene = read_scene(memory_of(self._fds[0]))
+            yield ProcCalls(row.run, row.mesh, row.rank, row.host, row.pid, row.state, row.cause, scene)
+
+    def _memory(self) -> Iterator[ProcMemory]:
+        for row in self._procs():
+            use = read_memory_use(memory_of(self._fds[0]))
+            yield ProcMemory(row.run, row.mesh, row.rank, row.host, row.pid, row.state, row.cause, use)
+
+    def _procs(self) -> Iterator[ProcRow]:
         if not self._fds or _has_ended(self._fds[1]):
-            return []
+            return
         recording = self._recording
         state = "stopped" if is_stopped(recording.pid) else "ready"
-        scene = read_scene(memory_of(self._fds[0]))
-        return [ProcCalls(recording.run, PROGRAM_MESH, 0, recording.host, recording.pid, state, "", scene)]
+        num_bytes = read_resident_bytes(recording.pid)
+        yield ProcRow(recording.run, PROGRAM_MESH, 0, recording.host, recording.pid, state, "", num_bytes)
 
     def close(self) -> None:
         """Close the descriptors."""

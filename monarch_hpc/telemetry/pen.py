@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import mmap
-import time
 from collections.abc import Callable
 
+from monarch_hpc.core.clock import monotonic_ns
 from monarch_hpc.telemetry.histogram import bucket_of
 from monarch_hpc.telemetry.layout import (
     COUNTER,
@@ -32,7 +32,7 @@ _DUR, _SEQ = 5, 7
 _MAX_QUEUED = HALF * 1000
 
 _pack = RECORD.pack_into
-_now = time.monotonic_ns
+_now = monotonic_ns
 
 
 class Pen:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.telemetry.layout import CAST
 from monarch_hpc.telemetry.tally import Tally, tally
-from monarch_hpc.wire.control.calls import PROGRAM_MESH, ActorSeen, ProcCalls, RunningCall, SentCall, Wait
+from monarch_hpc.wire.tables.calls import PROGRAM_MESH, ActorSeen, ProcCalls, RunningCall, SentCall, Wait
 
 __all__ = ["Picture", "Row", "draw"]
 

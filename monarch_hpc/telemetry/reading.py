@@ -7,17 +7,28 @@ checked against the size of the table, and any bytes give a result.
 from __future__ import annotations
 
 import os
-import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from monarch_hpc.core.clock import monotonic_ns
 from monarch_hpc.telemetry import layout
-from monarch_hpc.telemetry.layout import COUNTER, HALF, HEADER, NUM_BUCKETS, OPEN, RECORD, RECORD_BYTES, RecordKind
+from monarch_hpc.telemetry.layout import (
+    COUNTER,
+    HALF,
+    HEADER,
+    LENT,
+    NUM_BUCKETS,
+    OPEN,
+    RECORD,
+    RECORD_BYTES,
+    RecordKind,
+)
 from monarch_hpc.telemetry.names import Name, parse_names
-from monarch_hpc.wire.control.calls import ActorSeen, EndpointCount, RunningCall, Scene, SentCall, Wait
+from monarch_hpc.wire.tables.calls import ActorSeen, EndpointCount, RunningCall, Scene, SentCall, Wait
+from monarch_hpc.wire.tables.memory import LentMemory, MemoryUse, Moved
 
-__all__ = ["DecodedRecord", "Memory", "memory_of", "read_events", "read_scene"]
+__all__ = ["DecodedRecord", "Memory", "memory_of", "read_events", "read_memory_use", "read_scene"]
 
 Memory = Callable[[int, int], bytes]
 """Takes offset and size; returns exactly that many bytes."""
@@ -85,7 +96,7 @@ def read_scene(memory: Memory, now_ns: int | None = None) -> Scene:
     Args:
         now_ns: CLOCK_MONOTONIC of this host; None reads the clock.
     """
-    now_ns = time.monotonic_ns() if now_ns is None else now_ns
+    now_ns = monotonic_ns() if now_ns is None else now_ns
     problem, incarnation = _header(memory)
     if problem:
         return Scene(problem, "", [], [], [], [], 0, [])
@@ -126,6 +137,31 @@ def read_scene(memory: Memory, now_ns: int | None = None) -> Scene:
         len(open_calls),
         _endpoints(memory, look),
     )
+
+
+def read_memory_use(memory: Memory, now_ns: int | None = None) -> MemoryUse:
+    """Return what the process lends, and its last transfers; otherwise as `read_scene`."""
+    now_ns = monotonic_ns() if now_ns is None else now_ns
+    problem, _incarnation = _header(memory)
+    if problem:
+        return MemoryUse(problem, [], [])
+    look = parse_names(memory(layout.NAMES_AT, layout.NAMES_BYTES))
+    by_mark = {record.actor: record for record in _actors(memory)}
+    lent = []
+    table = memory(layout.LENT_AT, (layout.NUM_ACTORS + 1) * LENT.size)
+    for mark, (num, num_bytes) in enumerate(LENT.iter_unpack(table)):
+        if num:
+            actor = by_mark.get(mark)
+            name = "" if actor is None else _part(look(actor.name), "text", 1)
+            lent.append(LentMemory(name, 0 if actor is None else actor.num_bytes, num, num_bytes))
+    moved = []
+    for record in _table(memory, layout.MOVED_AT, layout.NUM_MOVED):
+        if record.kind == RecordKind.MOVED:
+            peer = look(record.peer)
+            took_s, age_s = (round(max(ns, 0) * _NS, 9) for ns in (record.dur, now_ns - record.t))
+            who = _part(peer, "proc", 1), _part(peer, "proc", 2), _part(look(record.name), "text", 1)
+            moved.append(Moved(*who, record.value == 1, record.msg, record.num_bytes, took_s, age_s))
+    return MemoryUse("", lent, sorted(moved, key=lambda one: one.age_s))
 
 
 def read_events(memory: Memory) -> list[DecodedRecord]:

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-import _thread
 import mmap
 import os
-import time
+from _thread import allocate_lock
 from collections import deque
 from collections.abc import Callable
+from time import CLOCK_REALTIME, clock_gettime_ns
 from typing import TYPE_CHECKING
 
+from monarch_hpc.core.clock import monotonic_ns
 from monarch_hpc.core.process.fork import watch_forks
 from monarch_hpc.telemetry import layout, pen
-from monarch_hpc.telemetry.layout import HEADER, NUMBER, OPEN, RECORD, RECORD_BYTES, REFUSED, REFUSED_AT, RecordKind
+from monarch_hpc.telemetry.layout import (
+    HEADER,
+    LENT,
+    NUMBER,
+    OPEN,
+    RECORD,
+    RECORD_BYTES,
+    REFUSED,
+    REFUSED_AT,
+    RecordKind,
+)
 from monarch_hpc.telemetry.memory import disown_memory, make_memory, map_memory
 from monarch_hpc.telemetry.names import Names
 from monarch_hpc.telemetry.pen import Handling
@@ -28,10 +39,10 @@ else:
 __all__ = ["ActorRecord", "Recorder"]
 
 # Offsets in a record, in words of 8 bytes.
-_DUR, _SEQ = 5, 7
+_MSG, _DUR, _SEQ = 3, 5, 7
 
 _pack = RECORD.pack_into
-_now = time.monotonic_ns
+_now = monotonic_ns
 
 
 class Recorder:
@@ -70,6 +81,9 @@ class Recorder:
             (layout.COUNTERS_AT, layout.NUM_COUNTERS),
             *_old_calls(self.memory, words),
         )
+        self._words = words
+        self._changing = allocate_lock()
+        self._moved: dict[tuple[int, int, bool], int] = {}  # place, by name numbers of path and peer, and direction
         self.sent = self._pen.sent
         self.answered = self._pen.answered
         self.wait, self.waited = _wait_table(words)
@@ -94,7 +108,7 @@ class Recorder:
             os.getpid(),
             incarnation,
             _now(),
-            time.time_ns(),
+            max(clock_gettime_ns(CLOCK_REALTIME), 0),  # tests replace `time.time_ns`
         )
 
     def close(self) -> None:
@@ -116,6 +130,30 @@ class Recorder:
         index = self._pen.event()
         at = layout.EVENTS_AT + (index & (layout.NUM_EVENTS - 1)) * RECORD_BYTES
         _pack(self.memory, at, _now(), kind, 0, mark, name, peer, msg, 0, 0, value, index)
+
+    def lent(self, mark: int, num: int, num_bytes: int) -> None:
+        """Record that the actor with that mark lends so many arrays more to others; below 0: fewer."""
+        word = (layout.LENT_AT + mark * LENT.size) >> 3
+        with self._changing:
+            self._words[word] += num
+            self._words[word + 1] += num_bytes
+
+    def moved(self, path: str, peer: int, num_bytes: int, duration_ns: int, *, write: bool) -> None:
+        """Record a transfer of memory that has ended well; *peer* is a name number."""
+        name = self.names.text(path)
+        key = name, peer, write
+        with self._changing:
+            place = self._moved.setdefault(key, len(self._moved))
+            if place >= layout.NUM_MOVED:
+                del self._moved[key]
+                return
+            at = layout.MOVED_AT + place * RECORD_BYTES
+            num = self._words[(at >> 3) + _MSG] + 1
+            _pack(
+                self.memory,
+                at,
+                *(_now(), RecordKind.MOVED, 0, 0, name, peer, num, num_bytes, duration_ns, int(write), num),
+            )
 
     def actor(self, number: int, name: str, rank: int) -> ActorRecord:
         """Return the record of a new actor, whose constructor is about to run."""
@@ -176,7 +214,7 @@ def _old_calls(memory: mmap.mmap, words: memoryview[int]) -> tuple[Callable[[int
     sent = layout.SENT_AT >> 3
     old: dict[int, int] = {}  # call number -> slot
     places = list(range(layout.NUM_OLD))
-    lock = _thread.allocate_lock()
+    lock = allocate_lock()
 
     def keep(sent_place: int) -> None:
         word = sent + sent_place * (RECORD_BYTES >> 3)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.telemetry.histogram import added, quantile
-from monarch_hpc.wire.control.calls import EndpointCount, ProcCalls
+from monarch_hpc.wire.tables.calls import EndpointCount, ProcCalls
 
 __all__ = ["Tally", "Times", "tally"]
 

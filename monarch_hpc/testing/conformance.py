@@ -32,9 +32,21 @@ from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.frames import Frame, Kind
 
-__all__ = ["ECHO", "HOLD", "LEAVE", "MEMORY", "Commands", "FabricConformance", "Joined", "pour", "rss_bytes"]
+__all__ = [
+    "ECHO",
+    "HOLD",
+    "LEAVE",
+    "MEMORY",
+    "PATIENCE_S",
+    "Commands",
+    "FabricConformance",
+    "Joined",
+    "pour",
+    "rss_bytes",
+]
 
-PATIENCE_S = 20.0
+PATIENCE_S = 20.0 * float(os.environ.get("PATIENCE") or 1)
+"""Limit of every wait; the variable multiplies it, for emulated machines."""
 
 ECHO, LEAVE, HOLD, MEMORY = 1, 2, 3, 4
 """Commands to the other process, in a frame's `reply`: send the frame back; close the channel; stop reading until there

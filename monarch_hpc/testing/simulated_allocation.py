@@ -12,10 +12,11 @@ import random
 import struct
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 
 from monarch_hpc.agent.casts.router import Router
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.shape import Extent, Region
 from monarch_hpc.wire.casts import (
     Cast,
@@ -151,7 +152,7 @@ class SimulatedAllocation:
             for rank in range(num_hosts)
         ]
         for proc in self.procs:
-            self.routers[proc.host].on_proc(_RUN, _MESH, proc.rank, _PROC + proc.rank)
+            self.routers[proc.host].on_proc(_RUN, _MESH, proc.rank, _PROC + proc.rank, replaces=False)
 
     @property
     def region(self) -> Region:
@@ -210,6 +211,17 @@ class SimulatedAllocation:
         proc = self.procs[rank]
         self._drop(("proc", proc.host, rank))
         self.routers[proc.host].on_proc_ended(_RUN, _MESH, rank, "it was killed")
+
+    def restart_proc(self, rank: int, host: int) -> SimProc:
+        """Report a new proc on *host* as ready in place of a killed one; return it."""
+        proc = SimProc(rank, host)
+        self.procs.append(proc)
+        self.routers[host].on_proc(_RUN, _MESH, rank, _PROC + len(self.procs) - 1, replaces=True)
+        return proc
+
+    def end_restarted(self, proc: SimProc) -> None:
+        """End a proc that `restart_proc` made."""
+        self.routers[proc.host].on_proc_ended(_RUN, _MESH, proc.rank, "it was killed, too")
 
     def hold(self, link: _Link) -> None:
         """Hold back the frames on a link until `release`."""

@@ -11,10 +11,14 @@ __all__ = ["wait_until"]
 T = TypeVar("T")
 
 
+# A probe that takes longer than this waits for something itself.
+_LONGEST_PAUSE_S = 0.5
+
+
 def wait_until(
     what: str,
     probe: Callable[[], T],
-    timeout_s: float = 30.0,
+    timeout_s: float = 60.0,
     *,
     accept: Callable[[T], object] = bool,
     interval_s: float = 0.02,
@@ -28,7 +32,8 @@ def wait_until(
         probe: called at least twice: at once, and after the timeout. Its exceptions end the wait.
         timeout_s: timeout, in seconds.
         accept: tells whether a result is the awaited one; by default, whether it is true.
-        interval_s: pause between two calls of *probe*, in seconds.
+        interval_s: pause between two calls of *probe*, in seconds; at least as long as the call took, up to half a
+            second, so that a probe that starts a command leaves the processors to what is awaited.
         clock: a monotonic clock, in seconds.
         sleep: pauses for the given number of seconds.
 
@@ -37,10 +42,11 @@ def wait_until(
     """
     deadline_s = clock() + timeout_s
     while True:
-        late = clock() >= deadline_s
+        begun_s = clock()
+        late = begun_s >= deadline_s
         answer = probe()
         if accept(answer):
             return answer
         if late:
             raise TimeoutError(f"waited {timeout_s:g} s for: {what}; last seen: {answer!r}")
-        sleep(interval_s)
+        sleep(max(interval_s, min(clock() - begun_s, _LONGEST_PAUSE_S)))

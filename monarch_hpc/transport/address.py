@@ -6,6 +6,7 @@ import errno
 import ipaddress
 import os
 import socket
+from socket import socket as new_socket  # by now: libraries replace it in `socket`
 from urllib.parse import urlsplit
 
 from monarch_hpc.core.errors import PeerLost
@@ -31,7 +32,7 @@ RELAY_PREFIX = "relay+"
 def make_socket(host: str) -> socket.socket:
     """Make a non-blocking TCP socket for the address family of *host*, an IP address."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    return new_socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
 
 
 def tune(sock: socket.socket) -> None:

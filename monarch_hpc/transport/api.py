@@ -6,18 +6,22 @@ A channel is an ordered, authenticated stream of frames between two incarnations
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import TransportError
 from monarch_hpc.core.ids import Role
 from monarch_hpc.transport.address import FORWARD_PREFIX, RELAY_PREFIX
+from monarch_hpc.transport.memory.key import Key
 from monarch_hpc.transport.memory.memory import Memory
+from monarch_hpc.transport.memory.moves import Moves
 from monarch_hpc.transport.memory.operations import Transfer
+from monarch_hpc.transport.memory.peer import MemoryPeer
+from monarch_hpc.transport.sharing import SharedFrames
 from monarch_hpc.wire.frames import Frame
 
-__all__ = ["Ask", "Fabric", "FabricKind", "FrameChannel", "Lane", "LaneListener", "Listener", "Peer"]
+__all__ = ["Capabilities", "Fabric", "FabricKind", "FrameChannel", "Lane", "LaneListener", "Listener", "Peer"]
 
 
 class FabricKind(enum.Enum):
@@ -39,6 +43,7 @@ class Peer:
         package: version of its monarch_hpc.
         address: ``tcp://address:port``; ``relay+tcp://address:port`` through the relay; or ``via+tcp://address:port``,
             the address of the process that forwards to it.
+        allocation: the allocation that it belongs to.
     """
 
     role: Role
@@ -48,6 +53,7 @@ class Peer:
     python: str
     package: str
     address: str
+    allocation: str = ""
 
     @property
     def relayed(self) -> bool:
@@ -78,12 +84,22 @@ class FrameChannel(Protocol):
         ...
 
     @property
+    def memory(self) -> MemoryPeer:
+        """The registered memory of the peer, used by its identifiers; `get` and `put` use it by its keys."""
+        ...
+
+    @property
+    def sharing(self) -> SharedFrames:
+        """The frames whose buffers are mapped by the other side instead of sent."""
+        ...
+
+    @property
     def error(self) -> TransportError | None:
         """Why the channel is over: `ChannelClosed` or `PeerLost`; None while it is open."""
         ...
 
     @property
-    def heard_s(self) -> float:
+    def received_s(self) -> float:
         """When bytes last arrived, on the engine's clock."""
         ...
 
@@ -174,7 +190,7 @@ class Listener(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class Capabilities:
     """The fabrics that one side of a channel could use.
 
     Attributes:
@@ -182,12 +198,14 @@ class Ask:
         rdma: whether it has an RDMA network.
         tcp: whether its profile trusts the network, so that a fabric without encryption may use tcp.
         problem: why it can use nothing; empty if it might.
+        rdma_fault: why it cannot use the RDMA network that it has; empty if it might.
     """
 
     place: str = ""
     rdma: bool = False
     tcp: bool = False
     problem: str = ""
+    rdma_fault: str = ""
 
 
 class LaneListener(Protocol):
@@ -233,7 +251,7 @@ class Lane(Protocol):
         ...
 
     @property
-    def heard_s(self) -> float:
+    def received_s(self) -> float:
         """When frames last arrived, on the engine's clock; 0 before."""
         ...
 
@@ -254,7 +272,7 @@ class Lane(Protocol):
         """Send *frame*; blocks and raises as `FrameChannel.send` does."""
         ...
 
-    def move(self, key: bytes, offset: int, buffer: object, *, write: bool) -> Transfer | None:
+    def move(self, key: Key, offset: int, buffer: object, *, write: bool) -> Transfer | None:
         """Get memory of the peer into *buffer*, or put *buffer* there if *write*, without the peer's Python code.
 
         Returns:
@@ -264,6 +282,10 @@ class Lane(Protocol):
             TypeError: *buffer* has no buffer protocol.
             BufferError: it is not contiguous, or is read-only and cannot be read into.
         """
+        ...
+
+    def move_all(self, moves: Moves, keys: Sequence[Key]) -> Transfer | None:
+        """Begin all *moves*, with memories of *keys*, as one transfer; None where `move` is to begin each."""
         ...
 
     def open(self) -> None:
@@ -291,7 +313,7 @@ class Fabric(Protocol):
     """
 
     @property
-    def ask(self) -> Ask:
+    def capabilities(self) -> Capabilities:
         """The facts that a peer needs to choose a fabric; does not start this one."""
         ...
 

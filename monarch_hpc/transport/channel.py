@@ -8,21 +8,26 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import socket
 
 from monarch_hpc.config.schema import TransportConfig
 from monarch_hpc.core.errors import ChannelClosed, FrameError, PeerLost, TransportError
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.transport.api import Fabric, FabricKind, Lane, Listener, Peer
-from monarch_hpc.transport.connect.introduction import FIRST_S, Introduction
+from monarch_hpc.transport.connect.introduction import Introduction
 from monarch_hpc.transport.credit import Credit, cost_of, take_credit
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.engine.sources import Timer
-from monarch_hpc.transport.memory.operations import Operations, Transfer
-from monarch_hpc.transport.memory.registry import Memories
+from monarch_hpc.transport.memory.operations import Transfer
+from monarch_hpc.transport.memory.own import OwnMemories
+from monarch_hpc.transport.memory.remote import RemoteMemories
+from monarch_hpc.transport.memory.requests import of_owner
+from monarch_hpc.transport.parts import PartReader, send_in_parts
 from monarch_hpc.transport.secure.noise import Cipher
-from monarch_hpc.transport.tcp.channel import LINGER_S, TcpChannel, read_reason
-from monarch_hpc.wire.frames import Buffer, Frame, FrameHead, Kind
+from monarch_hpc.transport.sharing import SharedFrames
+from monarch_hpc.transport.tcp.channel import INLINE_BYTES, LINGER_S, TcpChannel, read_reason
+from monarch_hpc.wire.frames import Buffer, Frame, FrameHead, Kind, bytes_of
 
 __all__ = ["PeerChannel"]
 
@@ -41,12 +46,15 @@ class PeerChannel:
     Args:
         sock: connected and authenticated.
         ciphers: for sending and for receiving.
-        memories: the memory that peers may read and write.
+        own_memory: the memory that peers may read and write.
         fabric: the fabric to use where the peer has it too; None to stay on sockets.
         dialed: whether this side opened the channel.
+        hands_on: whether this process is an agent, which hands messages on to procs.
 
     Attributes:
         opened_s: when it was opened, on the engine's clock.
+        memory: the registered memory of the peer.
+        sharing: its frames whose buffers are mapped.
     """
 
     def __init__(
@@ -57,10 +65,11 @@ class PeerChannel:
         ciphers: tuple[Cipher, Cipher],
         listener: Listener,
         limits: TransportConfig,
-        memories: Memories,
+        own_memory: OwnMemories,
         fabric: Fabric | None,
         *,
         dialed: bool,
+        hands_on: bool,
     ) -> None:
         self.dialed = dialed
         self.opened_s = engine.clock()
@@ -68,7 +77,7 @@ class PeerChannel:
         self._listener = listener
         self._limits = limits
         self._fabric = fabric
-        self._memories = memories
+        self._own_memory = own_memory
         self._wire = TcpChannel(engine, sock, peer, ciphers, self._on_frame, self._on_lost, limits)
         self._wire.land(self._land)
         self._lane: Lane | None = None  # frames are sent on it, once it is connected
@@ -79,13 +88,18 @@ class PeerChannel:
         self._error: TransportError | None = None
         self._over = False  # on_lost was called
         self._peer_left = False  # BYE arrived on the lane
-        self._operations = Operations(engine, self.send, str(peer), limits.max_frame_bytes)
+        self.memory = RemoteMemories(
+            *(engine, self._send_whole, lambda: self.error, str(peer), limits.max_frame_bytes),
+            *(own_memory.cross_memory, self._introduction.begin),
+        )
+        self.sharing = SharedFrames(self._send_whole, keeps=hands_on)
+        self._parts = PartReader()
+        self._part_numbers = itertools.count(1)
         self._credit = Credit(limits.mailbox_bytes, engine.wake_waiters)
         self._blocked: dict[object, float] = {}  # calls that wait for credit, and since when
         self._warned: set[int] = set()  # actors whose full mailbox has been logged
         self._blocked_s = 0.0
         self._linger: Timer | None = None
-        self._introduction_timer: Timer | None = None
         self.fabric = (FabricKind.RELAY if peer.relayed else FabricKind.TCP).value
         if peer.via:
             self.fabric += f" via {peer.via}"
@@ -95,10 +109,7 @@ class PeerChannel:
     def start(self) -> None:
         """Begin to read; call once, on the driver."""
         self._wire.start()
-        if self._introduction.asks:
-            self._introduction_timer = self._engine.call_later(FIRST_S, self._introduction.begin)
-        else:
-            self._introduction.begin()
+        self._introduction.start(self._engine.call_later)
 
     @property
     def peer(self) -> Peer:
@@ -111,10 +122,10 @@ class PeerChannel:
         return self._error or self._wire.error
 
     @property
-    def heard_s(self) -> float:
+    def received_s(self) -> float:
         """When bytes last arrived, on the engine's clock."""
         lane = self._incoming
-        return self._wire.heard_s if lane is None else max(self._wire.heard_s, lane.heard_s)
+        return self._wire.received_s if lane is None else max(self._wire.received_s, lane.received_s)
 
     @property
     def queued_bytes(self) -> int:
@@ -136,20 +147,31 @@ class PeerChannel:
             cost = cost_of(frame)
             if not self._credit.try_take(frame.dest, cost) and not self._wait_for_credit(frame.dest, cost, end_s):
                 return False
-        lane = self._lane
         try:
-            if lane is None:
-                with self._engine.undisturbed():
-                    self._wire.send(frame)
-            elif self._error is not None:
-                raise self._error
-            else:
+            if frame.buffers:
+                frame = self.sharing.wrap(frame)
+            large = frame.buffers or len(frame.body) > INLINE_BYTES
+            if large and bytes_of(frame) > self._limits.max_frame_bytes:
+                send_in_parts(frame, next(self._part_numbers), self._limits.max_frame_bytes, self._send_whole)
+            elif (lane := self._lane) is not None and self._error is None:
                 lane.send(frame)
+            else:
+                self._send_whole(frame)
         except BaseException:  # a frame over a limit, or Ctrl-C
             if frame.kind is _CALL:
                 self._credit.give(frame.dest, cost_of(frame))
             raise
         return True
+
+    def _send_whole(self, frame: Frame) -> None:
+        lane = self._lane
+        if lane is None:
+            with self._engine.undisturbed():
+                self._wire.send(frame)
+        elif self._error is not None:
+            raise self._error
+        else:
+            lane.send(frame)
 
     def _wait_for_credit(self, dest: int, cost: int, end_s: float | None) -> bool:
         """Wait for credit; return False if *end_s*, on the engine's clock, passed first."""
@@ -220,23 +242,20 @@ class PeerChannel:
 
     def get(self, key: bytes, offset: int, into: object) -> Transfer:
         """Read the peer's memory; see `transport.api.FrameChannel.get`."""
-        return self._move(key, offset, into, write=False) or self._operations.get(key, offset, into)
+        return self.memory.get(key, offset, into)
 
     def put(self, key: bytes, offset: int, data: object) -> Transfer:
         """Write to the peer's memory; see `transport.api.FrameChannel.put`."""
-        return self._move(key, offset, data, write=True) or self._operations.put(key, offset, data)
-
-    def _move(self, key: bytes, offset: int, buffer: object, *, write: bool) -> Transfer | None:
-        """Start the transfer on the lane; None where there is none, or where frames are to carry it."""
-        lane = self._lane
-        if lane is None or self.error is not None:
-            return None
-        return lane.move(key, offset, buffer, write=write)
+        return self.memory.put(key, offset, data)
 
     def _land(self, head: FrameHead, body: Buffer) -> list[memoryview] | None:
         if head.kind is Kind.DATA:
-            return self._operations.land(head)
-        return self._memories.land(self, head, body)
+            return self.memory.land(head)
+        if head.kind is Kind.PART:
+            return self._parts.land(head)
+        if head.kind is Kind.CAST:
+            return self.sharing.land(head, self._limits.cast_shared_bytes)
+        return self._own_memory.memories.land(self, head, body)
 
     # ---- receiving ----
 
@@ -273,8 +292,8 @@ class PeerChannel:
                 self._take(frame)
         except TransportError as error:
             self._end(error)
-        except Exception:  # noqa: BLE001 the frames behind this one must still arrive
-            _log.exception("a frame from %s could not be handled", self.peer)
+        except Exception as error:  # noqa: BLE001 the frames behind this one must still arrive
+            self._engine.on_fault(f"a frame from {self.peer} could not be handled", error)
 
     def _take(self, frame: Frame) -> None:
         if self._over:
@@ -286,12 +305,19 @@ class PeerChannel:
         elif frame.kind is Kind.CANCEL:
             self._listener.on_frame(self, frame)
         elif frame.kind is Kind.DATA:
-            self._operations.on_data(frame)
-        elif frame.kind in (Kind.GET, Kind.PUT):
-            try:
-                self._memories.serve(self, frame)
-            except FrameError as error:
-                self._end(error)
+            self.memory.on_data(frame)
+        elif frame.kind in (Kind.PART, Kind.SHARED):
+            whole = (self._parts.on_part if frame.kind is Kind.PART else self.sharing.on_frame)(frame)
+            if whole is not None:
+                if not (whole.kind <= _LAST_PASSED_ON or whole.kind >= _FIRST_OF_CASTS):
+                    raise FrameError(f"a frame of kind {whole.kind} in parts, or in shared memory")
+                self._listener.on_frame(self, whole)
+        elif frame.kind in (Kind.GET, Kind.PUT, Kind.MEMORY, Kind.PULL):
+            if of_owner(frame):
+                self.memory.on_answer(frame)
+            else:
+                self._introduction.begin()
+                self._own_memory.serve(self, frame)
 
     # ---- the lane ----
 
@@ -324,11 +350,13 @@ class PeerChannel:
         with contextlib.suppress(TransportError):
             self._wire.divert(Frame(Kind.SWITCH), lane.send)
             self._lane = lane
+            self.memory.settle(lane)
         self.fabric = kind.value
         self.why = ", ".join((why, *lane.transports))
 
     def _stay_on_socket(self, why: str) -> None:
         self.why = why
+        self.memory.settle(None)
 
     def on_lane_error(self, error: TransportError) -> None:
         """The lane failed, and frames may be lost with it."""
@@ -344,8 +372,6 @@ class PeerChannel:
     def _on_lost(self, error: TransportError) -> None:
         """End the channel, whose socket is closed, once the frames that arrived before have been delivered."""
         self._introduction.cancel()
-        if self._introduction_timer is not None:
-            self._introduction_timer.cancel()
         if self._incoming is None:
             self._finish(error)
         else:
@@ -364,7 +390,8 @@ class PeerChannel:
         if self._incoming is not None:
             left = self._peer_left or isinstance(self._error, ChannelClosed)
             self._incoming.close(self._error, peer_died=not left)
-        self._operations.fail_all(self._error)
-        self._memories.forget(self)
+        self.memory.fail_all(self._error)
+        self.sharing.close()
+        self._own_memory.on_lost(self, self._error)
         self._engine.wake_waiters()
         self._listener.on_lost(self, self._error)

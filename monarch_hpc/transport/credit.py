@@ -11,13 +11,13 @@ window, or one large call beside less than a quarter of the window.
 
 from __future__ import annotations
 
-import _thread
-import asyncio
+import sys
+from _thread import allocate_lock
 from collections import deque
 from collections.abc import Callable
 
 from monarch_hpc.transport.engine.engine import Engine
-from monarch_hpc.wire.frames import Frame
+from monarch_hpc.wire.frames import Frame, sizes_of
 
 __all__ = ["PIECE_BYTES", "Credit", "Ticket", "cost_of", "take_credit"]
 
@@ -47,10 +47,7 @@ def cost_of(frame: Frame) -> int:
     """
     if not frame.buffers:
         return PIECE_BYTES + len(frame.body)
-    cost = PIECE_BYTES * (1 + len(frame.buffers)) + len(frame.body)
-    for buffer in frame.buffers:
-        cost += memoryview(buffer).nbytes
-    return cost
+    return PIECE_BYTES * (1 + len(frame.buffers)) + len(frame.body) + sum(sizes_of(frame.buffers))
 
 
 class Ticket:
@@ -78,7 +75,7 @@ class Credit:
         self._window = window_bytes
         self._granted = granted
         self._quarter = max(window_bytes // 4, 1)
-        self._lock = _thread.allocate_lock()
+        self._lock = allocate_lock()
         self._used: dict[int, int] = {}  # remote actor -> credit it has not returned
         self._queues: dict[int, deque[Ticket]] = {}  # remote actor -> waiting tickets, first come first served
         self._owed: dict[int, int] = {}  # local actor -> credit of handled calls, not returned yet
@@ -197,7 +194,9 @@ def take_credit(
     if engine.driving:
         credit.take(dest, cost)
         return True
-    in_coroutine = asyncio._get_running_loop() is not None
+    # Not imported here: agents have no event loops, and asyncio is a tenth of what they load.
+    asyncio = sys.modules.get("asyncio")
+    in_coroutine = asyncio is not None and asyncio._get_running_loop() is not None
     first_s = _HOLD_S if in_coroutine else _WARN_AFTER_S
     left_s = None if end_s is None else max(end_s - engine.clock(), 0.0)
     ticket = credit.queue(dest, cost)

@@ -35,7 +35,7 @@ class Heartbeat:
         self._lease = lease
         self._changed = changed
         self._liveness: dict[FrameChannel, Liveness] = {}
-        self._excused_s: dict[FrameChannel, float] = {}  # count as last heard at this time
+        self._excused_s: dict[FrameChannel, float] = {}  # count as last received at this time
         self._unjudged: set[FrameChannel] = set()
         self._beat_s = engine.clock()
         self._timer = engine.call_later(heartbeat_s, self._beat)
@@ -68,8 +68,8 @@ class Heartbeat:
         self._excused_s.clear()
         self._unjudged.clear()
 
-    def _heard_s(self, channel: FrameChannel) -> float:
-        return max(channel.heard_s, self._excused_s.get(channel, 0.0))
+    def _received_s(self, channel: FrameChannel) -> float:
+        return max(channel.received_s, self._excused_s.get(channel, 0.0))
 
     def _beat(self) -> None:
         self._timer = self._engine.call_later(self._heartbeat_s, self._beat)
@@ -80,17 +80,17 @@ class Heartbeat:
         # other silence does, so that a process which is always late still detects dead peers.
         if late_s > self._heartbeat_s:
             for channel in self._liveness:
-                self._excused_s[channel] = min(self._heard_s(channel) + late_s, now_s)
+                self._excused_s[channel] = min(self._received_s(channel) + late_s, now_s)
         for channel in [*self._liveness, *self._unjudged]:
             try:
                 channel.send(Frame(Kind.PING))
             except TransportError:
                 continue  # it has ended; on_lost follows
         for channel, before in list(self._liveness.items()):
-            after = self._lease.next_state(before, self._heard_s(channel), now_s)
+            after = self._lease.next_state(before, self._received_s(channel), now_s)
             if after is before:
                 continue
             self._liveness[channel] = after
             self._changed(channel, after)
             if after is Liveness.DEAD:
-                channel.give_up(f"no heartbeat for {now_s - channel.heard_s:.1f} s")
+                channel.give_up(f"no heartbeat for {now_s - channel.received_s:.1f} s")

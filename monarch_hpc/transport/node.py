@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from monarch_hpc.config.schema import TransportConfig
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import PeerLost, TransportError
 from monarch_hpc.core.ids import Identity, Role
 from monarch_hpc.transport.api import Fabric, FrameChannel, Listener, Peer
+from monarch_hpc.transport.arrival import SPARES
 from monarch_hpc.transport.channel import PeerChannel
 from monarch_hpc.transport.connect.dial import Dialer, Done, Opener
 from monarch_hpc.transport.connect.listen import Acceptor, Forwards
@@ -18,9 +20,10 @@ from monarch_hpc.transport.connect.routes import Routes
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.engine.flag import Flag
 from monarch_hpc.transport.memory.memory import Memory
-from monarch_hpc.transport.memory.registry import Memories
+from monarch_hpc.transport.memory.own import OwnMemories
 from monarch_hpc.transport.secure.fence import Fence
 from monarch_hpc.transport.secure.handshake import Dialing, make_proof
+from monarch_hpc.transport.secure.link import LinkKey
 from monarch_hpc.transport.secure.noise import Cipher
 from monarch_hpc.transport.tcp.channel import LINGER_S
 from monarch_hpc.transport.tcp.keepalive import CutDetector
@@ -29,17 +32,43 @@ from monarch_hpc.wire.frames import Frame
 __all__ = ["Node"]
 
 
+@dataclass(slots=True, eq=False)
+class _Realm:
+    """What a process needs to dial the processes of one allocation.
+
+    Attributes:
+        identity: what it proves there.
+        with_fabric: whether its processes may be reached over the fabric.
+    """
+
+    identity: Identity
+    dialer: Dialer
+    relay: Opener | None
+    with_fabric: bool
+
+    def close(self) -> None:
+        """Close the relay."""
+        if self.relay is not None:
+            self.relay.close()
+
+
 class Node:
     """Listens and dials for one process; events go to a `transport.api.Listener`.
 
+    A process has the key of its own allocation, if it has one; it may join others, see `join` and `link`.
+
     Args:
-        key: the allocation's key, 32 bytes.
+        key: the allocation's key, 32 bytes; empty for a program, which joins its allocations one by one.
         listener: receives accepted channels, frames, and lost channels.
         relay: the fallback where peers cannot be dialled from here; closed with the node.
         forwarders: addresses of agents that may forward to a peer that cannot be dialled.
         forwards: looks up the processes for which this process itself forwards.
-        fabric: the fabric to use between peers that both have it; closed with the node.
+        fabric: the fabric to use between peers that both have it, of all allocations; closed with the node.
         refused: called with the number of refused connections each time it grows.
+
+    Attributes:
+        own_memory: the registered memory of this process itself.
+        fabric: its fabric; None if it has none.
     """
 
     def __init__(
@@ -57,23 +86,26 @@ class Node:
         refused: Callable[[int], object] = lambda _num: None,
     ) -> None:
         self._engine = engine
+        SPARES.release_by(engine.call_later)
         self._identity = identity
-        self._key = key
         self._listener = listener
         self._limits = limits
         self._channels: dict[int, PeerChannel] = {}
         self._fence = Fence(identity.role)
         self._cut_detector = CutDetector(engine, limits.cut_s)
+        self._links: dict[str, LinkKey] = {}  # by name, for accepting
+        self._realms: dict[str, _Realm] = {}  # by the peers' allocation, for dialling
+        self._left: list[_Realm] = []  # of allocations that were left, not yet closed
+        self.fabric = fabric
         self._acceptor = Acceptor(
-            engine, identity, key, limits, self._on_accepted, forwards, self._fence, self._cut_detector, refused
+            *(engine, identity, key, limits, self._on_accepted, forwards, self._fence, self._cut_detector, refused),
+            self._links,
         )
-        self._dialer = Dialer(
-            engine, limits, self._begin_handshake, self.known, self.adopt, self._fence, relay, forwarders
-        )
+        if key:
+            self.join(identity.allocation, key, relay=relay, forwarders=forwarders, with_fabric=True)
         self._open: set[PeerChannel] = set()  # every open channel, including those that a later one replaced
-        self._relay = relay
-        self._fabric = fabric
-        self._memories = Memories(engine)
+        self.own_memory = OwnMemories(engine)
+        self.own_memory.pulls.reach_by(identity.incarnation, self.dial)
         self._closed = False
 
     @property
@@ -94,7 +126,7 @@ class Node:
     @property
     def routes(self) -> Routes:
         """The routes to other hosts that have worked."""
-        return self._dialer.routes
+        return self._realms[self._identity.allocation].dialer.routes
 
     @property
     def channels(self) -> Mapping[int, FrameChannel]:
@@ -121,19 +153,93 @@ class Node:
         """
         return self._acceptor.listen(hosts, port)
 
+    def listen_on(self, sock: socket.socket) -> str:
+        """Listen on *sock*, which is bound; return its address. It is closed with the node."""
+        return self._acceptor.listen_on(sock)
+
     def _on_accepted(self, sock: socket.socket, peer: Peer, ciphers: tuple[Cipher, Cipher]) -> None:
         if self._fence.admit(peer):
             for earlier in list(self._open):
-                objection = self._fence.objection(earlier.peer)
-                if objection:
+                if objection := self._fence.objection(earlier.peer):
                     earlier.give_up(objection)
         self.on_channel(self._make(sock, peer, ciphers, dialed=False))
 
+    # ---- whom it dials ----
+
+    def join(
+        self,
+        allocation: str,
+        key: bytes,
+        *,
+        name: str = "",
+        relay: Opener | None = None,
+        forwarders: Sequence[str] = (),
+        with_fabric: bool = False,
+    ) -> None:
+        """Be able to dial the processes of *allocation*, too; see the class for the arguments.
+
+        Args:
+            name: stands in greetings in place of the allocation's id; only for links.
+            with_fabric: whether its processes may be reached over the fabric of this process.
+        """
+        identity = replace(self._identity, allocation=name or allocation, epoch=0)
+
+        def begin(incarnation: int, address: str) -> Dialing:
+            return Dialing(realm.identity, key, incarnation, address)
+
+        def adopt(sock: socket.socket, peer: Peer, ciphers: tuple[Cipher, Cipher]) -> PeerChannel:
+            return self.adopt(sock, replace(peer, allocation=allocation), ciphers)
+
+        dialer = Dialer(self._engine, self._limits, begin, self.known, adopt, self._fence, relay, forwarders)
+        realm = self._realms[allocation] = _Realm(identity, dialer, relay, with_fabric)
+
+    def link(self, link: LinkKey) -> None:
+        """Trust the procs of another allocation: accept them, and be able to dial them, with the key of *link*."""
+        self._links[link.name] = link
+        self.join(link.allocation, link.key, name=link.name, with_fabric=True)
+
+    def leave(self, allocation: str, reason: str) -> None:
+        """Close the channels to the processes of *allocation*, sending them *reason*, and forget its key."""
+        if not self._engine.driving:
+            self._engine.call_soon(lambda: self.leave(allocation, reason))
+            self._engine.wait(lambda: not self.belongs(allocation) and not self._reaches(allocation), 2 * LINGER_S)
+            self._close_left()
+            return
+        realm = self._realms.pop(allocation, None)
+        for name, link in list(self._links.items()):
+            if link.allocation == allocation:
+                del self._links[name]
+        if realm is not None:
+            realm.dialer.close(reason)
+            self._left.append(realm)
+        for channel in list(self._open):
+            if channel.peer.allocation == allocation:
+                channel.close(reason)
+        self._engine.wake_waiters()
+
+    def belongs(self, allocation: str) -> bool:
+        """Whether this process can dial processes of *allocation*; true for a process that cannot be dialled."""
+        return not allocation or allocation in self._realms
+
+    def use_fabric(self, make: Callable[[], Fabric]) -> None:
+        """Use the fabric that *make* makes, unless there is one already: an engine polls one, for all allocations."""
+        if self.fabric is None:
+            self.fabric = make()
+
+    def _close_left(self) -> None:
+        """Close the relays of allocations that were left; not on the driver."""
+        while self._left:
+            self._left.pop().close()
+
+    def _reaches(self, allocation: str) -> bool:
+        return any(channel.peer.allocation == allocation for channel in self._open)
+
     # ---- fencing ----
 
-    def set_epoch(self, epoch: int) -> None:
-        """Dial as the controller of *epoch* from here on."""
-        self._identity = replace(self._identity, epoch=epoch)
+    def set_epoch(self, epoch: int, allocation: str = "") -> None:
+        """Dial as the controller of *epoch* from here on, in *allocation* or in the process's own."""
+        realm = self._realms[allocation or self._identity.allocation]
+        realm.identity = replace(realm.identity, epoch=epoch)
 
     def bar(self, incarnation: int, why: str) -> None:
         """Refuse this incarnation for good; the caller ends the channel that it may have."""
@@ -141,25 +247,32 @@ class Node:
 
     # ---- dialling ----
 
-    def dial(self, addresses: Sequence[str], incarnation: int, done: Done) -> None:
+    def dial(self, addresses: Sequence[str], incarnation: int, done: Done, allocation: str = "") -> None:
         """Open a channel to the process that listens at *addresses*; call *done* with the channel or with the error.
 
         All addresses are tried at once; the first to authenticate wins. Call it from engine callbacks only.
+
+        Args:
+            allocation: the allocation of that process; empty for this process's own.
         """
-        self._dialer.dial(addresses, incarnation, done)
+        realm = self._realms.get(allocation or self._identity.allocation)
+        if realm is None:
+            where = ", ".join(addresses) or "a process without addresses"
+            why = self._fence.barred(incarnation) or "its allocation has ended, or this process has no key for it"
+            done(PeerLost(where, why))
+        else:
+            realm.dialer.dial(addresses, incarnation, done)
 
-    def _begin_handshake(self, incarnation: int, address: str) -> Dialing:
-        return Dialing(self._identity, self._key, incarnation, address)
-
-    def connect(self, addresses: Sequence[str], incarnation: int = 0, timeout_s: float | None = None) -> FrameChannel:
+    def connect(
+        self, addresses: Sequence[str], incarnation: int = 0, timeout_s: float | None = None, allocation: str = ""
+    ) -> FrameChannel:
         """Like `dial`, for threads outside the engine: wait for the channel and return it.
 
         Raises:
             PeerLost: no answer in time (default: config key `transport.connect_s`).
             AuthenticationError, VersionMismatch: a process answered, but it holds another key or runs other versions.
         """
-        known = self.known(incarnation)
-        if known is not None:
+        if (known := self.known(incarnation)) is not None:
             return known
         outcome: list[FrameChannel | TransportError] = []
         signal = Flag(self._engine)
@@ -168,11 +281,12 @@ class Node:
             outcome.append(result)
             signal.set()
 
-        self._engine.call_soon(lambda: self.dial(addresses, incarnation, done))
+        self._engine.call_soon(lambda: self.dial(addresses, incarnation, done, allocation))
+        relayed = any(realm.relay is not None for realm in self._realms.values())
         wait_s = timeout_s
         if wait_s is None:
             # The race has its own deadline; this one only guards against a race that never ends.
-            wait_s = 1.0 + 2 * self._limits.connect_s + (self._limits.relay_s if self._relay is not None else 0.0)
+            wait_s = 1.0 + 2 * self._limits.connect_s + (self._limits.relay_s if relayed else 0.0)
         if not signal.wait(wait_s):
             raise PeerLost(", ".join(addresses), f"no answer in {wait_s:.1f} s")
         if isinstance(outcome[0], TransportError):
@@ -181,24 +295,14 @@ class Node:
 
     # ---- memory ----
 
-    @property
-    def memories(self) -> Memories:
-        """The registered memories of this process, through which it reads and writes its own."""
-        return self._memories
-
-    def register(self, buffer: object, *, writable: bool = True) -> Memory:
+    def register(self, buffer: object, *, writable: bool = True, allocation: tuple[int, int] | None = None) -> Memory:
         """Let other processes read *buffer*, and write to it if *writable*, until the memory is closed.
 
-        Args:
-            buffer: an object with the buffer protocol or `__cuda_array_interface__`; contiguous.
-
-        Raises:
-            TypeError: *buffer* has neither.
-            ValueError: *buffer* is not contiguous, or *writable* was asked for and it is read-only.
+        Arguments and errors are those of `transport.memory.registry.Memories.register`.
         """
-        memory = self._memories.register(buffer, writable=writable)
-        if self._fabric is not None:
-            self._fabric.register(memory)
+        memory = self.own_memory.memories.register(buffer, writable=writable, allocation=allocation)
+        if self.fabric is not None:
+            self.fabric.register(memory)
         return memory
 
     # ---- channels ----
@@ -210,8 +314,12 @@ class Node:
         return self._make(sock, peer, ciphers, dialed=True)
 
     def _make(self, sock: socket.socket, peer: Peer, ciphers: tuple[Cipher, Cipher], *, dialed: bool) -> PeerChannel:
+        realm = self._realms.get(peer.allocation or self._identity.allocation)
+        fabric = self.fabric if realm is not None and realm.with_fabric else None
         channel = PeerChannel(
-            self._engine, sock, peer, ciphers, self, self._limits, self._memories, self._fabric, dialed=dialed
+            *(self._engine, sock, peer, ciphers, self, self._limits, self.own_memory, fabric),
+            dialed=dialed,
+            hands_on=self._identity.role is Role.AGENT,
         )
         self._open.add(channel)
         known = self._channels.get(peer.incarnation)
@@ -259,20 +367,29 @@ class Node:
     def close(self, reason: str) -> None:
         """Stop listening and close all channels, sending the peers *reason*.
 
-        Outside callbacks it returns when the kernel has taken all that was sent, at most `LINGER_S` later.
+        Outside callbacks it returns when every channel has ended. Each has `LINGER_S` to send what was accepted, but a
+        thousand of them on a busy machine take longer to end; the wait is over when none has ended for twice that time.
         """
         if not self._engine.driving:
             self._engine.call_soon(lambda: self.close(reason))
-            self._engine.wait(lambda: self._closed and not self._open, 2 * LINGER_S)
-            if self._relay is not None:
-                self._relay.close()
-            if self._fabric is not None:
-                self._fabric.close()
+            self._wait_for_the_end()
+            self._left += self._realms.values()
+            self._close_left()
+            self.own_memory.cross_memory.copiers.close()
+            if self.fabric is not None:
+                self.fabric.close()
             return
         self._closed = True
         self._acceptor.close()
         self._cut_detector.close()
-        self._dialer.close(reason)
+        for realm in self._realms.values():
+            realm.dialer.close(reason)
         for channel in list(self._open):
             channel.close(reason)
         self._engine.wake_waiters()
+
+    def _wait_for_the_end(self) -> None:
+        num_open = -1
+        while (self._open or not self._closed) and num_open != len(self._open):
+            num_open = len(self._open)
+            self._engine.wait(lambda: self._closed and not self._open, 2 * LINGER_S)

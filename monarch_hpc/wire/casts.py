@@ -9,8 +9,8 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import FrameError
 from monarch_hpc.core.shape import Extent, Region
 from monarch_hpc.wire.frames import Buffer, Frame, Kind
@@ -165,7 +165,7 @@ def spans_of(numbers: Iterable[int]) -> Spans:
 def pack_target(target: Target) -> bytes:
     """Render *target*."""
     region, run = target.region, target.run.encode()
-    sizes = region.extent.sizes
+    sizes = region.extent.shape
     dims = b"".join(_DIM.pack(*dim) for dim in zip(sizes, region.strides, strict=True))
     return _TARGET.pack(target.mesh, region.offset, len(sizes), len(run)) + dims + run
 

@@ -8,7 +8,7 @@ Layout, little-endian (24 bytes, then one u64 per buffer):
     u32 body_bytes
     u64 dest        the target: an actor, a reply slot; 0 for the process itself
     u64 reply       the target of an answer; 0 for none
-    u64 * num_buffers   the length of each buffer, in bytes
+    u64 * num_buffers   the length of each buffer, in bytes; the upper two bits are its `Container`
 
 The parser is total: any bytes give a `FrameHead` or a `FrameError`, and no length is used before it
 is checked against the limits.
@@ -19,24 +19,33 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import overload
 
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import FrameError
 
 __all__ = [
     "HEAD_BYTES",
     "MAX_BODY_BYTES",
     "MAX_BUFFERS",
+    "MAX_VALUE_BYTES",
     "PROTOCOL",
     "Buffer",
+    "Container",
     "Frame",
     "FrameHead",
     "Kind",
+    "RefusedBuffers",
+    "buffer_at",
+    "bytes_of",
+    "container_of",
+    "copy_of",
     "pack_frame",
     "pack_head",
     "parse_alone",
     "parse_frame",
     "parse_head",
+    "sizes_of",
 ]
 
 PROTOCOL = 1
@@ -48,10 +57,87 @@ MAX_BODY_BYTES = 64 * 2**20
 MAX_BUFFERS = 4096
 """More buffers than this in one message cost more in bookkeeping than a copy would."""
 
+MAX_VALUE_BYTES = 1 << 62
+"""Limit of a header whose frame does not arrive at once, but in parts or in shared memory: no limit but memory's."""
+
 Buffer = bytes | bytearray | memoryview
+
+_ALIGNMENT = 16
+"""A multiple of the alignment of any element; NumPy copies unaligned arrays at each use, and others refuse them."""
 
 _HEAD = struct.Struct("<BBHIQQ")
 HEAD_BYTES = _HEAD.size
+
+_CONTAINER_SHIFT = 62  # of a buffer's entry in the header
+_MAX_BUFFER_BYTES = (1 << _CONTAINER_SHIFT) - 1
+
+
+class Container(enum.IntEnum):
+    """The type of buffer that a value needs. A large buffer is received into one; a small one may come in any."""
+
+    MEMORY = 0  # a memoryview
+    BYTES = 1
+    BYTEARRAY = 2
+
+
+_CONTAINERS = (Container.MEMORY, Container.BYTES, Container.BYTEARRAY)
+
+
+def container_of(buffer: Buffer) -> Container:
+    """The container in which *buffer* arrives: its own, or for a `memoryview` of all of a `bytearray` that one."""
+    if type(buffer) is bytes:
+        return Container.BYTES
+    if type(buffer) is bytearray:
+        return Container.BYTEARRAY
+    if type(buffer) is memoryview:
+        owner = buffer.obj
+        if type(owner) is bytearray and buffer.nbytes == len(owner):
+            return Container.BYTEARRAY
+    return Container.MEMORY
+
+
+def copy_of(buffer: Buffer) -> bytes | bytearray:
+    """Return *buffer* for another owner: a writable copy, or the same `bytes`."""
+    return buffer if type(buffer) is bytes else bytearray(buffer)
+
+
+class RefusedBuffers(Sequence[Buffer]):
+    """The buffers of a frame that arrived at a process which could not hold them.
+
+    Args:
+        sizes: their lengths.
+        why: what was missing.
+    """
+
+    __slots__ = ("sizes", "why")
+
+    def __init__(self, sizes: tuple[int, ...], why: str) -> None:
+        self.sizes = sizes
+        self.why = why
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @overload
+    def __getitem__(self, place: int) -> Buffer: ...
+    @overload
+    def __getitem__(self, place: slice) -> RefusedBuffers: ...
+    def __getitem__(self, place: int | slice) -> Buffer | RefusedBuffers:
+        """Return some of them, still refused; a single one cannot be had.
+
+        Raises:
+            MemoryError: always, for a single one.
+        """
+        if isinstance(place, slice):
+            return RefusedBuffers(self.sizes[place], self.why)
+        raise MemoryError(self.why)
+
+
+def sizes_of(buffers: Sequence[Buffer]) -> Sequence[int]:
+    """The lengths of *buffers* in bytes."""
+    if type(buffers) is RefusedBuffers:
+        return buffers.sizes
+    return [memoryview(buffer).nbytes for buffer in buffers]
 
 
 class Kind(enum.IntEnum):
@@ -73,10 +159,16 @@ class Kind(enum.IntEnum):
     CREDIT = 14  # returns credit for handled calls: dest = actor id, reply = bytes
     PROBE = 16  # dest = 0: answer with dest = 1, on the lane and then here, see transport.ucx.hole_probe
     CANCEL = 15  # the caller has given a call up: dest = actor id, reply = its reply slot
-    CAST = 20  # one message to many procs: dest = actor id, reply = its number, see wire.casts
-    NOTES = 21  # answers to casts, and other events of them
-    MARK = 22  # orders casts among a channel's frames: dest = a `wire.casts.Mark`, reply = a cast's number
-    REDUCE = 23  # combine answers to a cast: dest = its sender, reply = its number, see wire.reductions
+    PART = 17  # part of a larger frame: dest = its number, reply = a `transport.parts.Step`
+    MEMORY = 18  # a request about registered memory: dest = a `transport.memory.requests.MemoryStep`
+    SHARED = (
+        19  # a frame whose buffers lie in shared memory: dest = a `transport.sharing.ShareStep`, reply = its number
+    )
+    PULL = 20  # about copies that receivers pull: dest = a `transport.pulls.requests.PullStep`, reply = the receiver
+    CAST = 21  # one message to many procs: dest = actor id, reply = its number, see wire.casts
+    NOTES = 22  # answers to casts, and other events of them
+    MARK = 23  # orders casts among a channel's frames: dest = a `wire.casts.Mark`, reply = a cast's number
+    REDUCE = 24  # combine answers to a cast: dest = its sender, reply = its number, see wire.reductions
 
 
 _KINDS = {int(kind): kind for kind in Kind}
@@ -86,7 +178,8 @@ _KINDS = {int(kind): kind for kind in Kind}
 class Frame:
     """One message between two processes.
 
-    The buffers of a received frame are writable and belong to the receiver.
+    The buffers of a received frame belong to the receiver and, except for `bytes`, are writable. They are
+    `RefusedBuffers` if it could not hold them.
     """
 
     kind: Kind
@@ -96,12 +189,18 @@ class Frame:
     buffers: Sequence[Buffer] = ()
 
 
+def bytes_of(frame: Frame) -> int:
+    """The bytes of *frame* on the wire, before they are sealed."""
+    return HEAD_BYTES + 8 * len(frame.buffers) + len(frame.body) + sum(sizes_of(frame.buffers))
+
+
 @dataclass(frozen=True, slots=True)
 class FrameHead:
     """A parsed header.
 
     Attributes:
         buffer_bytes: length of each buffer that follows the body.
+        containers: the container of each.
         size: length of the header itself with its table of lengths.
     """
 
@@ -110,6 +209,7 @@ class FrameHead:
     reply: int
     body_bytes: int
     buffer_bytes: tuple[int, ...]
+    containers: tuple[Container, ...]
     size: int
 
 
@@ -129,7 +229,8 @@ def pack_head(frame: Frame) -> bytes:
             "send the value in several messages, or in fewer pieces"
         )
     head = _HEAD.pack(PROTOCOL, frame.kind, num, body_bytes, frame.dest, frame.reply)
-    return head + struct.pack(f"<{num}Q", *[memoryview(buffer).nbytes for buffer in frame.buffers])
+    entries = [memoryview(one).nbytes | container_of(one) << _CONTAINER_SHIFT for one in frame.buffers]
+    return head + struct.pack(f"<{num}Q", *entries)
 
 
 def pack_frame(frame: Frame) -> bytes:
@@ -157,11 +258,18 @@ def parse_head(data: Buffer, max_frame_bytes: int) -> FrameHead:
     size = HEAD_BYTES + 8 * num
     if len(data) < size:
         raise FrameError(f"{len(data)} bytes, a header with {num} buffers has {size}")
-    lengths = struct.unpack_from(f"<{num}Q", data, HEAD_BYTES)
+    lengths, containers = _parse_table(struct.unpack_from(f"<{num}Q", data, HEAD_BYTES))
     total = body_bytes + sum(lengths)
     if total > max_frame_bytes:
         raise FrameError(f"{total} bytes, at most {max_frame_bytes} (config key 'transport.max_frame_bytes')")
-    return FrameHead(known, dest, reply, body_bytes, lengths, size)
+    return FrameHead(known, dest, reply, body_bytes, lengths, containers, size)
+
+
+def _parse_table(entries: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[Container, ...]]:
+    kinds = [entry >> _CONTAINER_SHIFT for entry in entries]
+    if any(kind >= len(_CONTAINERS) for kind in kinds):
+        raise FrameError(f"a buffer of kind {max(kinds)}")
+    return tuple(entry & _MAX_BUFFER_BYTES for entry in entries), tuple(_CONTAINERS[kind] for kind in kinds)
 
 
 def parse_alone(data: bytes) -> Frame | None:
@@ -197,7 +305,7 @@ def parse_frame(data: Buffer, at: int = 0) -> tuple[Frame, int] | None:
     begin += 8 * num
     if len(data) < begin:
         return None
-    lengths = struct.unpack_from(f"<{num}Q", data, begin - 8 * num)
+    lengths, _ = _parse_table(struct.unpack_from(f"<{num}Q", data, begin - 8 * num))
     end = begin + body_bytes
     if end + sum(lengths) > len(data):
         return None
@@ -205,10 +313,18 @@ def parse_frame(data: Buffer, at: int = 0) -> tuple[Frame, int] | None:
     view = memoryview(data)
     buffers: list[Buffer] = []
     for length in lengths:
-        part = view[end : end + length]
-        buffers.append(bytearray(part) if part.readonly else part)
+        buffers.append(buffer_at(view, end, length))
         end += length
     return Frame(known, dest, reply, body, buffers), end
+
+
+def buffer_at(data: memoryview, begin: int, num_bytes: int) -> Buffer:
+    """Return a buffer of a received frame: a view of *data*, or a copy where *data* is read-only or would be unaligned.
+
+    *data* itself must be aligned.
+    """
+    part = data[begin : begin + num_bytes]
+    return bytearray(part) if begin % _ALIGNMENT or part.readonly else part
 
 
 def _check_head(version: int, kind: int, num: int, body_bytes: int) -> Kind:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import time
 import types
 from collections.abc import Iterator, Mapping
 
+from monarch_hpc.core.clock import monotonic
 from monarch_hpc.core.text.description import class_name, literal_of, summary_of
-from monarch_hpc.wire.serializer import dumps
+from monarch_hpc.wire.serializer import try_dumps
 
 __all__ = ["refusal"]
 
@@ -27,12 +27,20 @@ def refusal(parts: Mapping[str, object], error: BaseException) -> TypeError:
         parts: the values to be sent, by the sender's names for them.
         error: the exception that pickling raised.
     """
-    end_s = time.monotonic() + _SEARCH_S
+    end_s = monotonic() + _SEARCH_S
     for name, value in parts.items():
         if _fails(value):
             path, obstacle = _descend(name, value, {id(value)}, end_s) or (name, value)
-            return TypeError(f"{path}, a {class_name(obstacle)}, cannot be sent: {summary_of(error)}")
+            name = class_name(obstacle)
+            article = "an" if name[:1].lower() in "aeiou" else "a"
+            return TypeError(f"{path}, {article} {name}, cannot be sent: {summary_of(error)}{_advice(obstacle)}")
     return TypeError(f"{', '.join(parts)} cannot be sent: {summary_of(error)}")
+
+
+def _advice(obstacle: object) -> str:
+    if issubclass(type(obstacle), (types.GeneratorType, types.AsyncGeneratorType)):  # `__class__` may be user code
+        return "; send a list of its items, or each through a port"
+    return ""
 
 
 def _descend(name: str, value: object, seen: set[int], end_s: float) -> tuple[str, object] | None:
@@ -44,7 +52,7 @@ def _descend(name: str, value: object, seen: set[int], end_s: float) -> tuple[st
     leads_back = False
     if len(seen) <= _MAX_DEPTH:
         for path, part in itertools.islice(_parts(name, value), _MAX_PARTS):
-            if time.monotonic() >= end_s:
+            if monotonic() >= end_s:
                 break
             if id(part) in seen:
                 leads_back = True
@@ -95,7 +103,7 @@ def _attributes(name: str, value: object) -> Iterator[tuple[str, object]]:
 
 def _fails(value: object) -> bool:
     try:
-        dumps(value)
+        try_dumps(value)
     except BaseException:  # noqa: BLE001 pickling runs user code
         return True
     return False

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
+
+from monarch_hpc.core.dataclass import dataclass
 
 __all__ = ["MARK", "LogRecord", "Unmarker", "parse_record", "render_record", "split_marked"]
 

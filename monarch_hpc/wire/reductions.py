@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import FrameError
 from monarch_hpc.wire.casts import Note, NoteKind, pack_notes, parse_notes
 from monarch_hpc.wire.frames import Buffer, Frame, Kind

@@ -1,7 +1,7 @@
 """Memory that objects of one value share, such as the storage of tensors: it travels once, and only what they see.
 
 While a value is pickled, each of its objects notes the range that it sees. The range that all of them see is known only
-at the end, when the buffers that pickle has put aside are cut to it. One more buffer says where each range begins.
+at the end, when the buffers that pickle has put aside are cut to it. One more buffer lists the ranges.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from monarch_hpc.wire.frames import Buffer
 __all__ = ["MAX_MEMORIES", "ArrivedMemory", "SeenMemories", "SeenMemory"]
 
 MAX_MEMORIES = 1024
-"""Limit on the memories of one value that travel beside its pickle; further ones are copied into it."""
+"""Limit on the memories of one value that are buffers of their own; what is seen of further ones is copied into one
+buffer for all of them."""
 
 _MIN_BYTES = 4096
 """Smaller memories are copied into the pickle, which is cheaper than an entry in the frame's table."""
@@ -24,7 +25,7 @@ _MIN_BYTES = 4096
 _ALIGNMENT = 64
 """Ranges begin at a multiple of this, a cache line, so that elements stay aligned."""
 
-_START = struct.Struct("<Q")
+_RANGE = struct.Struct("<QQQ")  # where it begins in the whole memory, and in its buffer; its length
 
 
 class SeenMemories:
@@ -33,9 +34,10 @@ class SeenMemories:
     def __init__(self) -> None:
         self._memories: dict[object, SeenMemory] = {}
         self._beside: list[SeenMemory] = []
-        self._starts = _Starts()
+        self._ranges = _SharedBuffer()
+        self._joint = _SharedBuffer()
         # By identity of the buffers, which live as long as this.
-        self._places: dict[int, int] = {id(self._starts.buffer): -1}
+        self._places: dict[int, int] = {id(self._ranges.buffer): -1, id(self._joint.buffer): -1}
 
     def see(self, key: object, memory: Callable[[], memoryview], first: int, last: int) -> SeenMemory:
         """Note that an object sees the bytes from *first* up to, but not including, *last* of a memory.
@@ -50,10 +52,13 @@ class SeenMemories:
         one = self._memories.get(key)
         if one is None:
             one = self._memories[key] = SeenMemory(memory())
-            if one.memory.nbytes >= _MIN_BYTES and len(self._beside) < MAX_MEMORIES:
-                one.starts, one.index = self._starts, len(self._beside)
+            if one.memory.nbytes >= _MIN_BYTES:
+                one.ranges, one.index = self._ranges, len(self._beside)
+                if one.index >= MAX_MEMORIES:
+                    one.buffer = self._joint
+                else:
+                    self._places[id(one.buffer)] = -1
                 self._beside.append(one)
-                self._places[id(one.buffer)] = -1
         if last > first:
             one.first, one.last = min(one.first, first), max(one.last, last)
         return one
@@ -69,12 +74,28 @@ class SeenMemories:
         """Set the buffers that have been taken, once the value is pickled."""
         if not self._beside:
             return
-        starts = bytearray()
+        ranges, joint, joint_bytes = bytearray(), list[memoryview](), 0
         for one in self._beside:
             first = min(one.first, one.last) // _ALIGNMENT * _ALIGNMENT
-            starts += _START.pack(first)
-            buffers[self._places[id(one.buffer)]] = one.memory[first : one.last]
-        buffers[self._places[id(self._starts.buffer)]] = starts
+            seen = one.memory[first : one.last]
+            if one.buffer is self._joint:
+                ranges += _RANGE.pack(first, joint_bytes, seen.nbytes)
+                joint.append(seen)
+                joint_bytes += -(-seen.nbytes // _ALIGNMENT) * _ALIGNMENT
+            else:
+                ranges += _RANGE.pack(first, 0, seen.nbytes)
+                buffers[self._places[id(one.buffer)]] = seen
+        buffers[self._places[id(self._ranges.buffer)]] = memoryview(ranges)
+        if joint:
+            buffers[self._places[id(self._joint.buffer)]] = memoryview(_join(joint, joint_bytes))
+
+
+def _join(parts: list[memoryview], num_bytes: int) -> bytearray:
+    joined, at = bytearray(num_bytes), 0
+    for part in parts:
+        joined[at : at + part.nbytes] = part
+        at += -(-part.nbytes // _ALIGNMENT) * _ALIGNMENT
+    return joined
 
 
 class SeenMemory:
@@ -83,18 +104,18 @@ class SeenMemory:
     def __init__(self, memory: memoryview) -> None:
         self.memory = memory
         self.first, self.last = memory.nbytes, 0
-        self.starts: _Starts | None = None  # None: it is copied into the pickle
+        self.ranges: _SharedBuffer | None = None  # None: it is copied into the pickle
         self.index = 0
-        self.buffer = pickle.PickleBuffer(memory)
+        self.buffer: pickle.PickleBuffer | _SharedBuffer = pickle.PickleBuffer(memory)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self.starts is None:
+        if self.ranges is None:
             return ArrivedMemory, (None, 0, bytes(self.memory))
-        return ArrivedMemory, (self.starts, self.index, self.buffer)
+        return ArrivedMemory, (self.ranges, self.index, self.buffer)
 
 
-class _Starts:
-    """The beginnings of all ranges."""
+class _SharedBuffer:
+    """A buffer for several memories: the ranges of all, or the contents of the joined ones."""
 
     def __init__(self) -> None:
         self.buffer = pickle.PickleBuffer(b"")
@@ -107,17 +128,20 @@ class ArrivedMemory:
     """A part of a shared memory that has arrived.
 
     Args:
-        starts: the beginnings of all parts; None if the whole memory is here.
+        ranges: the ranges of all parts; None if the whole memory is here.
         index: position of this one in them.
-        memory: the bytes.
+        buffer: the bytes, perhaps among others.
 
     Attributes:
         start: position of the first byte in the whole memory.
     """
 
-    def __init__(self, starts: Buffer | None, index: int, memory: Buffer) -> None:
-        self.start: int = 0 if starts is None else _START.unpack_from(starts, _START.size * index)[0]
-        self.memory = memory
+    def __init__(self, ranges: Buffer | None, index: int, buffer: Buffer) -> None:
+        self.start = 0
+        self.memory = buffer
+        if ranges is not None:
+            self.start, at, size = _RANGE.unpack_from(ranges, _RANGE.size * index)
+            self.memory = memoryview(buffer)[at : at + size]
         self._made: object = None
 
     def made(self, make: Callable[[Buffer], Any]) -> Any:

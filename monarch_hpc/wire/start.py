@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass, field
+import signal
+from dataclasses import field
 
-from monarch_hpc.config.schema import FabricConfig, LogsConfig, TransportConfig, UcxConfig, as_document, from_document
+from monarch_hpc.config.schema import (
+    FabricConfig,
+    LogsConfig,
+    ProcsConfig,
+    TransportConfig,
+    UcxConfig,
+    as_document,
+    from_document,
+)
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.ids import MAX_RUN_CHARS
 from monarch_hpc.wire.proc_key import ProcKey
 
@@ -16,6 +26,8 @@ __all__ = [
     "HOST_COOKIE",
     "NO_RUN",
     "RUN_COOKIE",
+    "STOP_ORDERED",
+    "TERMINATED",
     "ProcOrder",
     "ProcStart",
     "parse_order",
@@ -37,7 +49,17 @@ RUN_COOKIE = "MONARCH_HPC_RUN_COOKIE"
 NO_RUN = "0" * MAX_RUN_CHARS
 """Placeholder for a run in the zygote's own environment, overwritten in each proc; padded with NUL bytes."""
 
-_SECTIONS: dict[str, type[TransportConfig] | type[FabricConfig] | type[UcxConfig] | type[LogsConfig]] = {
+TERMINATED = "terminated"
+"""File in the host's folder for shared memory, made by an agent that got SIGTERM. Slurm may send the signal to all
+processes of a job, but procs end when their agent says so."""
+
+STOP_ORDERED = signal.SIGURG
+"""Signal that the agent sends a proc beside SIGTERM, to tell its own from Slurm's. It is ignored without a handler."""
+
+_Section = type[ProcsConfig] | type[TransportConfig] | type[FabricConfig] | type[UcxConfig] | type[LogsConfig]
+
+_SECTIONS: dict[str, _Section] = {
+    "procs": ProcsConfig,
     "limits": TransportConfig,
     "fabric": FabricConfig,
     "ucx": UcxConfig,
@@ -68,6 +90,7 @@ class ProcStart:
         num_threads: value of OMP_NUM_THREADS unless the user sets it; 0 leaves it unchanged.
         slurm: Slurm's names of job, step and node, see `core.ids.SlurmIds`.
         python: the requested interpreter; empty for the agent's own.
+        restarts: number of earlier procs of its rank, see `wire.control.procs.SpawnProcs`.
     """
 
     allocation: str
@@ -89,6 +112,7 @@ class ProcStart:
     forwarders: list[str]
     interfaces: list[str]
     segments: str
+    procs: ProcsConfig
     limits: TransportConfig
     fabric: FabricConfig
     ucx: UcxConfig
@@ -98,6 +122,7 @@ class ProcStart:
     num_threads: int = 0
     slurm: dict[str, str] = field(default_factory=dict)
     python: str = ""
+    restarts: int = 0
 
     @property
     def proc(self) -> ProcKey:

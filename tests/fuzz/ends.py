@@ -23,17 +23,19 @@ from monarch_hpc.transport.connect import relay
 from monarch_hpc.transport.connect.relay import Relay
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.node import Node
+from monarch_hpc.transport.parts import PartReader, Step
 from monarch_hpc.transport.secure.noise import Cipher
 from monarch_hpc.transport.secure.records import CHUNK_BYTES, RecordReader
+from monarch_hpc.transport.sharing import SharedFrames
 from monarch_hpc.transport.ucx.hole_probe import Probe
 from monarch_hpc.transport.ucx.lane import UcxLane
-from monarch_hpc.wire.frames import Frame
+from monarch_hpc.wire.frames import Frame, Kind, pack_head, parse_head
 from tests.system.support.parties import LIMITS
 
 if TYPE_CHECKING:
-    from monarch_hpc.transport.ucx._ucx import Landing, Worker
+    from monarch_hpc.transport.ucx._ucx import Worker
 
-__all__ = ["MAX_FRAME_BYTES", "name_of", "run_inbox", "run_lane", "run_records", "run_relay"]
+__all__ = ["MAX_FRAME_BYTES", "name_of", "run_inbox", "run_lane", "run_parts", "run_records", "run_relay", "run_shared"]
 
 MAX_FRAME_BYTES = 2**20
 _PATIENCE_S = 10.0
@@ -240,7 +242,7 @@ def run_lane(data: bytes) -> str:
             case 0:
                 lane.on_records(sequence, piece)
             case 1:
-                lane.on_bulk(sequence, cast("Landing", bytearray(piece)), None)
+                lane.on_bulk(sequence, bytearray(piece), None)
             case 2:
                 lane.open()
             case _:
@@ -248,6 +250,45 @@ def run_lane(data: bytes) -> str:
     assert len(taken.errors) <= 1
     lane.close(PeerLost("there", "the input ended"), peer_died=False)
     return f"{name_of(taken.frames)}, then {taken.errors[0] if taken.errors else 'more is due'}"
+
+
+def run_parts(data: bytes) -> str:
+    """Feed parts of frames to a reader: pieces of ``u8 number, u8 step, u16 size``, and so many bytes.
+
+    Parts of odd numbers land where the reader says, if it does.
+    """
+    reader = PartReader()
+    frames: list[Frame] = []
+    at = 0
+    while at + 4 <= len(data):
+        number, step, size = struct.unpack_from("<BBH", data, at)
+        piece = data[at + 4 : at + 4 + size]
+        at += 4 + size
+        begins = step % 3 == Step.BEGIN
+        part = Frame(Kind.PART, number, step % 3, piece if begins else b"", () if begins else [bytearray(piece)])
+        targets = reader.land(parse_head(pack_head(part), MAX_FRAME_BYTES)) if number % 2 else None
+        if targets is not None:
+            targets[0][:] = piece
+            part.buffers = targets
+        try:
+            whole = reader.on_part(part)
+        except FrameError as error:
+            return f"{name_of(frames)}, then {error}"
+        frames += [] if whole is None else [whole]
+    return f"{name_of(frames)}, then more is due"
+
+
+def run_shared(data: bytes) -> str:
+    """Feed a frame about shared memory: a ``u8`` step, and the body."""
+    answers: list[Frame] = []
+    shared = SharedFrames(answers.append, keeps=False)
+    try:
+        whole = shared.on_frame(Frame(Kind.SHARED, data[0] if data else 0, 1, data[1:]))
+    except FrameError as error:
+        return f"refused: {error}"
+    finally:
+        shared.close()
+    return f"{name_of([] if whole is None else [whole])}, {name_of(answers)}"
 
 
 @contextlib.contextmanager

@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from monarch_hpc.core.errors import AuthenticationError, FrameError, PeerLost, TransportError, VersionMismatch
 from monarch_hpc.core.ids import Identity, Role
 from monarch_hpc.transport.address import parse_address
-from monarch_hpc.transport.api import Ask
+from monarch_hpc.transport.api import Capabilities
 from monarch_hpc.transport.connect.negotiation import Offer, decode_offer, encode_offer
+from monarch_hpc.transport.parts import cut
 from monarch_hpc.transport.secure.handshake import ANSWER_BYTES, HELLO_BYTES, Accepting, Dialing, check_versions
 from monarch_hpc.transport.secure.noise import PUBLIC_BYTES, TAG_BYTES, Initiator, Responder
+from monarch_hpc.transport.sharing import SharedFrames, ShareStep, copy_to_share
 from monarch_hpc.wire.control.message import encode
 from monarch_hpc.wire.control.table import decode
 from monarch_hpc.wire.frames import (
@@ -31,7 +33,8 @@ from monarch_hpc.wire.frames import (
     parse_frame,
     parse_head,
 )
-from tests.fuzz.ends import MAX_FRAME_BYTES, name_of, run_inbox, run_lane, run_records, run_relay
+from tests.fuzz.ends import MAX_FRAME_BYTES, name_of, run_inbox, run_lane, run_parts, run_records, run_relay, run_shared
+from tests.fuzz.memories import memory_inputs, run_memory
 from tests.unit.wire.samples import sample_messages
 
 __all__ = ["TARGETS", "Target"]
@@ -117,8 +120,12 @@ def _run_control(data: bytes) -> str:
 
 
 def _offers() -> list[bytes]:
-    asks = [Ask(), Ask("boot 0 pid 1 2", True, True, ""), Ask(problem="no libucp")]
-    return [encode_offer(offer) for ask in asks for offer in (Offer(ask), Offer(ask, bytes(200), bytes(16)))]
+    asks = [Capabilities(), Capabilities("boot 0 pid 1 2", True, True, ""), Capabilities(problem="no libucp")]
+    return [
+        encode_offer(offer)
+        for capabilities in asks
+        for offer in (Offer(capabilities), Offer(capabilities, bytes(200), bytes(16)))
+    ]
 
 
 def _run_offer(data: bytes) -> str:
@@ -212,7 +219,7 @@ def _records() -> list[bytes]:
     sizes = [100_000, 0, 20, 70_000]
     bulk = pack_head(Frame(Kind.CALL, 1, 2, b"body", [bytes(size) for size in sizes])) + b"body"
     large = pack_head(Frame(Kind.PUT, 1, 2, bytes(5000), [bytes(900_000)]))
-    offer = encode_offer(Offer(Ask("here", False, True)))
+    offer = encode_offer(Offer(Capabilities("here", False, True)))
     return [
         *(_piece(_RECORD, frame) for frame in frames),
         _piece(_RECORD, b"".join(frames[4:9])),
@@ -229,6 +236,30 @@ def _records() -> list[bytes]:
 def _inboxes() -> list[bytes]:
     """See `ends.run_inbox`."""
     return [bytes([step]) + data for data in _records() for step in (0, 6)]
+
+
+def _shared() -> list[bytes]:
+    """Frames in shared memory, and questions, see `run_shared`."""
+    sent: list[Frame] = []
+    shared = SharedFrames(sent.append, keeps=False)
+    shared.ask(lambda: None)
+    shared.on_frame(Frame(Kind.SHARED, ShareStep.OPENED, 1))
+    buffers = copy_to_share([memoryview(bytearray(100))[1:], b"short"])
+    sent.append(shared.wrap(Frame(Kind.CAST, 1, 2, b"body", buffers)))
+    shared.close()
+    return [bytes([frame.dest]) + bytes(frame.body) for frame in sent]
+
+
+def _parts() -> list[bytes]:
+    """Parts of one frame and of two, see `run_parts`."""
+    frame = Frame(Kind.CALL, 1, 2, b"body", [b"x" * 100, b"", bytearray(9)])
+    pieces = [
+        struct.pack("<BBH", number, part.reply, len(data)) + data
+        for number in (1, 2)
+        for part in cut(frame, number, 1 << 20)
+        for data in [b"".join((part.body, *part.buffers))]
+    ]
+    return [b"".join(pieces[:3]), b"".join(pieces[::3] + pieces[1::3] + pieces[2::3])]
 
 
 def _lanes() -> list[bytes]:
@@ -283,7 +314,10 @@ TARGETS = [
     Target("answer", _answers, _run_answer),
     Target("address", _addresses, _run_address),
     Target("inbox", _inboxes, run_inbox),
+    Target("parts", _parts, run_parts),
+    Target("shared", _shared, run_shared),
     Target("records", _records, _run_records),
     Target("lane", _lanes, run_lane),
+    Target("memory", memory_inputs, run_memory),
     Target("relay", _relayed, run_relay),
 ]

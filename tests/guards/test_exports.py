@@ -12,6 +12,7 @@ import pytest
 
 import monarch_hpc
 from monarch_hpc.cli.main import VERBS, cli
+from monarch_hpc.mesh.process import LATER
 from monarch_hpc.wire.start import DEFAULT_ENTRY
 from tests.guards.tree import Module, modules
 
@@ -36,6 +37,16 @@ def test_every_exported_name_exists(module: Module) -> None:
         assert getattr(loaded, name, None) is not None, f"{module.name} promises {name}"
 
 
+def test_a_class_name_means_one_thing() -> None:
+    defined: dict[str, list[str]] = {}
+    for module in modules():
+        for node in module.tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                defined.setdefault(node.name, []).append(module.name)
+    twice = {name: places for name, places in defined.items() if len(places) > 1}
+    assert not twice, f"rename all but one: {twice}"
+
+
 def loaded_by(code: str) -> set[str]:
     """Return the modules that a fresh interpreter has loaded after *code*."""
     command = [sys.executable, "-c", f"import sys\n{code}\nprint(*sys.modules, sep='\\n', file=sys.stderr)"]
@@ -43,8 +54,10 @@ def loaded_by(code: str) -> set[str]:
 
 
 def test_no_import_brings_a_heavy_package() -> None:
-    # Loaded in processes that have imported torch.
-    lines = [f"import {module.name}" for module in modules() if module.name != "monarch_hpc.wire.tensors"]
+    # Loaded in processes that have imported torch or NumPy.
+    late = {"monarch_hpc.rdma.arrays", "monarch_hpc.rdma.tensors", "monarch_hpc.wire.tensors"}
+    late |= {"monarch_hpc.rdma.trees.arrays", "monarch_hpc.rdma.trees.tensors"}
+    lines = [f"import {module.name}" for module in modules() if module.name not in late]
     assert {name.split(".")[0] for name in loaded_by("\n".join(lines))} & HEAVY == set()
 
 
@@ -56,10 +69,24 @@ def test_the_package_alone_brings_nothing_but_its_lazy_face() -> None:
 
 def test_procs_load_nothing_of_us_with_their_users_modules() -> None:
     """The zygote has loaded all modules that actors import from us, so that no proc spends time on that."""
-    entry = f"import {DEFAULT_ENTRY.partition(':')[0]}"
-    of_programs = {"attach_to_workers", "run_worker_loop_forever"}
+    entry = f"import {DEFAULT_ENTRY.partition(':')[0]}, {', '.join(LATER)}"
+    of_programs = {"attach_to_workers", "on_deadline", "requeue", "run_worker_loop_forever", "seconds_left"}
     names = ", ".join(sorted(set(monarch_hpc.__all__) - of_programs))
     assert loaded_by(f"{entry}\nfrom monarch_hpc import {names}") == loaded_by(entry)
+
+
+def test_an_agent_starts_before_its_program_has_loaded_what_it_needs_itself() -> None:
+    """Until the first use of hosts has started the agent, which takes longer, nothing else shall delay it."""
+    loaded = loaded_by("import monarch_hpc.actor, monarch_hpc.mesh.current, monarch_hpc.attach.local_agents")
+    heavy = {"asyncio", "cloudpickle", "cryptography", "platform", "shutil", "tempfile", "yaml"}
+    assert {name.split(".")[0] for name in loaded} & heavy == set()
+    assert {"monarch_hpc.actor.runtime", "monarch_hpc.mesh.door", "monarch_hpc.mesh.host"} & loaded == set()
+
+
+def test_calls_of_functions_need_no_event_loop() -> None:
+    """Neither do programs nor procs load asyncio before they run a coroutine."""
+    loaded = loaded_by(f"import monarch_hpc.mesh.program.controller, {DEFAULT_ENTRY.partition(':')[0]}")
+    assert "asyncio" not in loaded
 
 
 def test_help_imports_no_verb_and_no_configuration() -> None:
@@ -71,6 +98,21 @@ def test_help_imports_no_verb_and_no_configuration() -> None:
     assert {name.split(".")[0] for name in loaded} & {"yaml", "rich", "cryptography", "cloudpickle"} == set()
 
 
+@pytest.mark.parametrize("module", modules(), ids=lambda module: module.name)
+def test_dataclasses_are_made_by_our_decorator(module: Module) -> None:
+    """The standard library's compiles its methods at import, which takes longer than all else in our modules."""
+    if module.name == "monarch_hpc.core.dataclass":
+        return
+    imports = [node for node in ast.walk(module.tree) if isinstance(node, ast.ImportFrom)]
+    names = [alias.name for node in imports if node.module == "dataclasses" for alias in node.names]
+    calls = [
+        node.attr
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "dataclasses"
+    ]
+    assert not {"dataclass", "make_dataclass"} & {*names, *calls}
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_help_says_of_a_verb_what_the_verb_says_and_every_command_speaks_json(verb: str) -> None:
     context = click.Context(cli)
@@ -80,8 +122,8 @@ def test_help_says_of_a_verb_what_the_verb_says_and_every_command_speaks_json(ve
     leaves = list(command.commands.values()) if isinstance(command, click.Group) else [command]
     for leaf in leaves:
         options = {option for parameter in leaf.params for option in parameter.opts}
-        # The stdout of `run` belongs to the user's program.
-        if verb != "run":
+        # Their stdout belongs to the user's program.
+        if verb not in ("run", "attach"):
             assert {"--json", "--quiet"} <= options, f"{leaf.name} lacks the options of output_options"
         undescribed = [p.name for p in leaf.params if isinstance(p, click.Option) and not p.help]
         assert not undescribed, f"{leaf.name}: options without help"

@@ -77,7 +77,7 @@ PICTURES = {
     "seats": "roster",
     "sit": "begin_wait (for sit_down)",
     "somebody": "peer, process",
-    "surroundings": "process, environment",
+    "local_facts": "process, environment",
     "testify": "report",
     "testimony": "report",
     "vigil": "stop_watch",

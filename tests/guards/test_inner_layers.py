@@ -19,39 +19,47 @@ INNER = {
         {"bootstrap"},
         {"actors"},
         {"calls"},
-        {"door", "value"},
+        {"door", "launch", "value"},
         {"bootstrap_command", "output", "plan", "view"},
     ),
     "attach": (
+        {"job_end"},
         {"attach", "embedded", "workers"},
-        {"slurm_relay"},
+        {"local_agents", "slurm_relay"},
     ),
     "actor": (
         {"ports", "transports"},
         {"runtime"},
         {"casts"},
         {"cell"},
-        {"local_future", "messages", "spans"},
+        {"execution", "local_future", "messages", "spans"},
+        {"endpoint_wrappers"},
         {"config", "context", "endpoint", "fault", "future"},
-        {"instance"},
+        {"instance", "running_loop"},
     ),
     "agent": (
         {"__main__"},
         {"service"},
-        {"agent", "casts", "head"},
-        {"procs"},
-        {"agent_args", "children", "output", "proc_addresses", "proc_settings"},
+        {"termination"},
+        {"agent", "casts", "head", "ready_report"},
+        {"procs", "programs"},
+        {"children", "output", "proc_addresses", "proc_settings", "questions"},
         {"resources"},
+        {"agent_args"},
     ),
     "transport": (
         {"node"},
         {"channel"},
         {"connect", "ucx"},
         {"heartbeat", "tcp"},
-        {"memory.registry", "secure"},
+        {"memory.own"},
+        {"pulls"},
+        {"memory.grants"},
+        {"memory.registry", "parts", "secure"},
         {"api"},
-        {"credit", "memory"},
-        {"address", "engine"},
+        {"credit", "memory", "sharing"},
+        {"address", "arrival", "engine"},
+        {"spares"},
     ),
 }
 
@@ -59,6 +67,8 @@ INNER = {
 UPWARD = {
     # Meshes of hosts start meshes of procs, and a mesh of procs knows its hosts: one notion in two modules.
     ("mesh.proc", "mesh.host"): {When.LAZY, When.TYPING},
+    # A response port that is sent in a message becomes a port.
+    ("actor.cell.response_port", "actor.ports.sent_response"): {When.LAZY},
 }
 
 NAMES = {module.name.removeprefix("monarch_hpc.") for module in modules()}

@@ -15,14 +15,15 @@ from tests.guards.tree import ROOT, Module, When, imports, modules
 LAYERS = (
     {"testing"},
     {"cli"},
-    {"job", "spmd"},
+    {"job"},
+    {"spmd", "rdma"},
     {"mesh"},
     {"attach"},
     {"actor", "agent"},
     {"slurm", "transport"},
     {"telemetry", "supervision", "allocation"},
     {"wire"},
-    {"config"},
+    {"config", "tools"},
     {"core"},
 )
 
@@ -32,14 +33,16 @@ DOORS = {
     "cloudpickle": {"wire.serializer"},
     "cryptography": {"transport.secure.noise", "transport.tcp.channel"},
     "mpi4py": {"actor.runtime.mpi"},
+    "numpy": {"rdma.arrays", "rdma.trees.arrays"},
+    "pyarrow": {"wire.arrow"},
     "pytest": {"testing.fixtures"},
     "rich": {"cli.output"},
-    "torch": {"mesh.scripts.spmd", "wire.tensors"},
+    "torch": {"mesh.scripts.spmd", "rdma.tensors", "rdma.trees.tensors", "wire.tensors"},
     "yaml": {"config"},
 }
 
 # Modules that may start processes; others may use only the types of the results.
-PROCESS_DOORS = {"core.process.spawn", "slurm.client", "testing"}
+PROCESS_DOORS = {"core.process.spawn", "slurm.commands.client", "testing"}
 STARTERS = {
     "subprocess": {"Popen", "call", "check_call", "check_output", "getoutput", "run"},
     "os": {"popen", "posix_spawn", "posix_spawnp", "spawnl", "spawnv", "system"},
@@ -47,6 +50,7 @@ STARTERS = {
 ENVIRON_DOORS = {
     "agent.__main__",
     "attach.embedded",
+    "attach.local_agents",
     # srun inherits it, without variables that would change srun.
     "attach.slurm_relay",
     # Variables tell a task its rank in its step.
@@ -54,21 +58,31 @@ ENVIRON_DOORS = {
     # Its agents inherit it, and use GPUs without a grant.
     "attach.workers.worker",
     "agent.procs.zygote",
-    "cli.doctor",
+    # A zygote that is forked from its agent gets marks that the agent has not.
+    "agent.procs.zygote_launch",
+    "cli.checks.doctor",
     "cli.main",
+    # Its values are taken out of what the help desk gets.
+    "cli.checks.report",
     # The program that `run` starts gets the environment of `run`.
     "cli.run",
+    # So does the batch job that `sbatch` submits.
+    "cli.sbatch",
     "config.load",
     "config.program",
     # Commands and workers inherit it, with additions.
     "job",
     # The agents that a program starts in its Slurm job inherit it.
     "mesh.program.opening",
+    # Each proc may have variables of its own.
+    "mesh.bootstrap",
     # A script's process gets the environment of its proc.
     "mesh.scripts.script",
     # torch.distributed takes its network interface and local rank from the environment.
     "mesh.scripts.spmd",
     "slurm.allocation",
+    # A next job inherits the environment of its predecessor.
+    "slurm.requeue",
     # The variables that torchrun would set.
     "spmd",
     "testing",
@@ -77,7 +91,8 @@ ENVIRON_DOORS = {
 }
 
 
-# Packages that also offer names of the layers above, each loaded at its first use; a type checker follows the imports.
+# Faces: packages that also offer names of the layers above, each loaded at its first use by its table `_HOMES`. A type
+# checker follows the imports, which so must say the same as the table.
 OFFERING = {"monarch_hpc", "monarch_hpc.actor"}
 
 
@@ -108,6 +123,39 @@ def test_imports_point_down(module: Module) -> None:
             continue
         assert target in set().union(*LAYERS), f"{module.path}:{line}: {name} is in no layer"
         assert row_of(package) < row_of(target), f"{module.path}:{line}: {package} may not import {target}"
+
+
+@pytest.mark.parametrize("name", sorted(OFFERING))
+def test_a_face_reaches_up_by_its_table_only(name: str) -> None:
+    face = next(module for module in modules() if module.name == name)
+    (table,) = (
+        ast.literal_eval(node.value)
+        for node in face.tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_HOMES"
+    )
+    homes = {f"monarch_hpc.{home[:-1] if home.endswith(':') else f'{home}.{name}'}" for name, home in table.items()}
+    typed = {one.name for one in imports(face) if one.when is When.TYPING}
+    assert typed == homes and not any(one.when is When.LAZY for one in imports(face))
+
+
+def test_nothing_else_names_a_module_above_it() -> None:
+    """Strings that are names of our modules are imports too: of lower layers, but for the three that the pages name."""
+    upward = set()
+    for module in modules():
+        if module.name in OFFERING:
+            continue
+        package = package_of(module.name)
+        for node in ast.walk(module.tree):
+            text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+            found = re.fullmatch(r"(monarch_hpc\.[\w.]+)(:\w+)?", text)
+            target = package_of(found[1]) if found else ""
+            if target in set().union(*LAYERS) and row_of(target) < row_of(package):
+                upward.add((module.name.removeprefix("monarch_hpc."), text))
+    assert upward == {
+        ("wire.start", "monarch_hpc.mesh.process:main"),
+        ("attach", "monarch_hpc.mesh.current"),
+        ("actor.context", "monarch_hpc.mesh.program.controller"),
+    }
 
 
 @pytest.mark.parametrize("module", modules(), ids=lambda module: module.name)

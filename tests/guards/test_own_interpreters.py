@@ -52,4 +52,4 @@ def test_our_shell_scripts_start_interpreters_likewise() -> None:
     scripts = [*(ROOT / "launchers").iterdir(), *(ROOT / "sbatch_templates").iterdir()]
     lines = [line for path in scripts for line in path.read_text().splitlines() if re.search(r"\s-m monarch_hpc", line)]
     started = [line for line in lines if not line.startswith("#")]
-    assert len(started) == 2 and all(" -P -m " in line for line in started)
+    assert len(started) == 3 and all(" -P -m " in line for line in started)

@@ -49,7 +49,8 @@ def test_every_dependency_has_a_reason() -> None:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_wheel(tmp_path_factory)
+    # Its extensions are not run: most of the time would go into making them fast.
+    return build_wheel(tmp_path_factory, CFLAGS="-O0")
 
 
 @pytest.fixture(scope="module")

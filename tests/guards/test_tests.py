@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ast
 import re
+import signal
+import threading
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import ending_alone
 from tests.guards.tree import ROOT, Module, modules
 
 TESTS = ROOT / "tests"
@@ -118,3 +121,28 @@ def test_the_files_of_a_row_reach_its_modules(names: list[str], paths: list[Path
         if name in CODE and CODE[name].path not in reached(path)
     ]
     assert not missed, f"no import leads from these test files to these modules: {missed}"
+
+
+def test_one_that_hangs_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.conftest._MOST_S", 0.05)
+    with pytest.raises(pytest.fail.Exception, match="hangs: not over after"), ending_alone():
+        threading.Event().wait()
+
+
+def test_one_that_interrupts_itself_does_not_end_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw0")
+    with pytest.raises(RuntimeError, match="SIGINT came"), ending_alone():
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_no_child_process_is_waited_for_without_an_end() -> None:
+    """`with subprocess.Popen(...)` waits for the child, for ever if the test failed before it ended it."""
+    found = [
+        f"{path.relative_to(TESTS)}:{node.lineno}"
+        for path in sorted(TESTS.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.With | ast.AsyncWith)
+        for item in node.items
+        if isinstance(item.context_expr, ast.Call) and ast.unparse(item.context_expr.func).endswith("Popen")
+    ]
+    assert not found, f"use tests.child: with child(subprocess.Popen(...)) as process; in {found}"

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,7 +29,13 @@ class Module:
 
     @property
     def tree(self) -> ast.Module:
-        return ast.parse(self.path.read_text(), str(self.path))
+        return _parse(self.path)
+
+
+# One test may look at a tree several times; all trees together take 70 MB.
+@lru_cache(maxsize=1)
+def _parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
 
 
 @cache
@@ -64,9 +70,10 @@ class Import(NamedTuple):
     when: When
 
 
-def imports(module: Module) -> Iterator[Import]:
-    """Yield everything that a module imports, anywhere in its code."""
-    yield from _imports(module, module.tree, When.REAL)
+@cache
+def imports(module: Module) -> tuple[Import, ...]:
+    """Return everything that a module imports, anywhere in its code."""
+    return tuple(_imports(module, module.tree, When.REAL))
 
 
 def _imports(module: Module, node: ast.AST, when: When) -> Iterator[Import]:
@@ -77,7 +84,7 @@ def _imports(module: Module, node: ast.AST, when: When) -> Iterator[Import]:
         yield from (Import(node.lineno, f"{node.module}.{alias.name}", when) for alias in node.names)
     elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         when = When.LAZY
-    elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+    elif isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
         when = When.TYPING
     for child in ast.iter_child_nodes(node):
         yield from _imports(module, child, when)

@@ -1,12 +1,15 @@
 """The laws of calls, checked on what senders and actors wrote down: pure.
 
-- order: what one sender sends to one actor is begun in the order sent. Concurrent endpoints begin on another thread:
-  they keep the order among themselves.
+- order: what one sender sends to one actor is begun in the order sent.
 - once: no message is begun twice.
 - nothing lost: what was sent to an actor that lived on is begun, unless its sender gave up; what was answered arrives.
 - no call that blocks for ever: each has an outcome.
 - no failure without a cause: a call fails as lost only if its actor is gone.
-- one at a time: an actor begins nothing else, concurrent endpoints aside, before it has finished.
+- one at a time: an actor begins nothing else, concurrent endpoints aside, before it has finished; and its code runs on
+  one thread, also that of endpoints which interleave where they await something.
+- stops: what a sender has sent before it stops an actor is begun, what it sends afterwards is not, and the reason is
+  in each `ActorDied` of an actor that ended for nothing else.
+- hooks: each failure of a child is told once while its owner lives and is not asked to stop; one after the other.
 """
 
 from __future__ import annotations
@@ -23,7 +26,12 @@ __all__ = [
     "Event",
     "Finished",
     "Gone",
+    "Judged",
+    "Overlap",
     "Sent",
+    "Stopping",
+    "Told",
+    "Untold",
     "Violation",
     "check",
     "decode",
@@ -31,7 +39,9 @@ __all__ = [
     "token",
 ]
 
-_GONE = frozenset({"ActorDied", "DeliveryUnknown"})
+_GONE = frozenset(
+    {"ActorDied", "ProcDied", "HostLost", "DeliveryUnknown", "SpawnError", "BootstrapFailed", "PortClosed"}
+)
 _GIVEN_UP = frozenset({"CallTimeout", "CancelledError"})
 _FAILED = frozenset({"ValueError", "ActorFailed", "TypeError"})
 """What comes of an endpoint that fails: its exception, as itself or in words, or that its result cannot be sent."""
@@ -50,6 +60,7 @@ class Sent:
         limited: its sender may give up.
         fails: the endpoint raises, or returns what cannot be sent.
         beside: the endpoint is concurrent.
+        after: the endpoint answers after it has returned, if the actor lives.
     """
 
     sender: str
@@ -60,6 +71,7 @@ class Sent:
     limited: bool = False
     fails: bool = False
     beside: bool = False
+    after: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,8 +79,8 @@ class Ended:
     """What a sender got.
 
     Attributes:
-        outcomes: by actor, what came of it: ``=TOKEN`` for a value, else the name of an exception's class. The key
-            ``*`` stands for all actors of which nothing is said.
+        outcomes: by actor, what came of it: ``=TOKEN`` for a value, else the name of an exception's class, with the
+            cause of a death after a colon. The key ``*`` stands for all actors of which nothing is said.
         cancelled: the sender cancelled the call.
     """
 
@@ -104,14 +116,60 @@ class Gone:
 
 
 @dataclass(frozen=True)
+class Stopping:
+    """Written before a sender asks actors to stop, amid what it sends them; *number* counts as that of a message."""
+
+    sender: str
+    number: int
+    actors: list[str]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Told:
+    """The hook of an actor begins: a child has failed, which a message had made."""
+
+    actor: str
+    sender: str
+    number: int
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The hook is about to return, or was cancelled."""
+
+    actor: str
+    sender: str
+    number: int
+
+
+@dataclass(frozen=True)
+class Untold:
+    """An actor has waited for long to be told of the failure of a child."""
+
+    actor: str
+    sender: str
+    number: int
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Two threads ran code of an actor at once."""
+
+    actor: str
+
+
+@dataclass(frozen=True)
 class Closed:
     """A sender has lived to the end, and waits for nothing any more."""
 
     sender: str
 
 
-Event = Sent | Ended | Began | Finished | Gone | Closed
-_EVENTS: Mapping[str, type[Event]] = {cls.__name__: cls for cls in (Sent, Ended, Began, Finished, Gone, Closed)}
+Event = Sent | Ended | Began | Finished | Gone | Stopping | Told | Judged | Untold | Overlap | Closed
+_EVENTS: Mapping[str, type[Event]] = {
+    cls.__name__: cls for cls in (Sent, Ended, Began, Finished, Gone, Stopping, Told, Judged, Untold, Overlap, Closed)
+}
 
 
 @dataclass(frozen=True)
@@ -155,6 +213,9 @@ class _History:
         self.steps: dict[str, list[tuple[bool, Key]]] = defaultdict(list)  # whether it begins, and what
         self.finished: dict[Key, set[str]] = defaultdict(set)
         self.gone: set[str] = set()
+        self.stops: dict[str, list[Stopping]] = defaultdict(list)
+        self.hooks: dict[str, list[tuple[bool, Key]]] = defaultdict(list)  # whether it begins, and of which failure
+        self.untold: list[Untold] = []
         self.closed: set[str] = set()
         self.found: list[Violation] = []
         for event in events:
@@ -174,6 +235,15 @@ class _History:
                     self.steps[event.actor].append((False, (event.sender, event.number)))
                 case Gone():
                     self.gone.update(event.actors)
+                case Stopping():
+                    for actor in event.actors:
+                        self.stops[actor].append(event)
+                case Told() | Judged():
+                    self.hooks[event.actor].append((isinstance(event, Told), (event.sender, event.number)))
+                case Untold():
+                    self.untold.append(event)
+                case Overlap():
+                    self.found.append(Violation("turns", f"two threads ran code of {event.actor} at once"))
                 case Closed():
                     self.closed.add(event.sender)
 
@@ -181,6 +251,13 @@ class _History:
         for actor, keys in self.began.items():
             self._check_begins(actor, keys)
             self._check_turns(actor)
+        for actor in self.hooks:
+            self._check_hooks(actor)
+        for missed in self.untold:
+            if missed.actor not in self.gone and missed.actor not in self.stops:
+                self._find(
+                    "hooks", (missed.sender, missed.number), f"made a child fail, and {missed.actor} is not told"
+                )
         chosen: dict[Key, list[str]] = defaultdict(list)
         for actor, keys in self.began.items():
             for key in set(keys):
@@ -197,7 +274,7 @@ class _History:
     # ---- what an actor did ----
 
     def _check_begins(self, actor: str, keys: list[Key]) -> None:
-        last: dict[tuple[str, bool], int] = {}
+        last: dict[str, int] = {}
         seen: set[Key] = set()
         for key in keys:
             sent = self.sent.get(key)
@@ -208,10 +285,13 @@ class _History:
                 self._find("once", key, f"was begun twice by {actor}")
                 continue
             seen.add(key)
-            lane = sent.sender, sent.beside
-            if sent.number < last.get(lane, -1):
-                self._find("order", key, f"was begun by {actor} after {token(sent.sender, last[lane])}")
-            last[lane] = max(last.get(lane, -1), sent.number)
+            before = last.get(sent.sender, -1)
+            if sent.number < before:
+                self._find("order", key, f"was begun by {actor} after {token(sent.sender, before)}")
+            last[sent.sender] = max(before, sent.number)
+            for stop in self.stops.get(actor, ()):
+                if stop.sender == sent.sender and stop.number < sent.number:
+                    self._find("stops", key, f"was begun by {actor}, which its sender had stopped before")
 
     def _check_turns(self, actor: str) -> None:
         running: Key | None = None
@@ -225,6 +305,20 @@ class _History:
                 running = key
             elif running == key:
                 running = None
+
+    def _check_hooks(self, actor: str) -> None:
+        running: Key | None = None
+        told: set[Key] = set()
+        for begins, key in self.hooks[actor]:
+            if not begins:
+                running = None
+                continue
+            if running is not None:
+                self._find("hooks", key, f"reached the hook of {actor} while {token(*running)} was handled")
+            if key in told:
+                self._find("hooks", key, f"reached the hook of {actor} twice")
+            told.add(key)
+            running = key
 
     # ---- what a sender got ----
 
@@ -251,7 +345,7 @@ class _History:
         elif sent.replies and not gave_up and not self._excuses(sent, outcome, {target}):
             law = "lost reply" if target in self.finished[key] else "failure"
             self._find(law, key, f"to {target}, which lives, ended as {outcome or 'nothing'}")
-        if not begun and not gave_up and target not in self.gone:
+        if not begun and not gave_up and not self._refuses(sent, target):
             self._find("lost message", key, f"was not begun by {target}, which lives")
 
     def _check_chosen(self, key: Key, sent: Sent, outcome: str, begun: set[str], *, cancelled: bool) -> None:
@@ -269,4 +363,23 @@ class _History:
             self._find("wrong reply", key, f"was answered, and {target} has not finished it")
 
     def _excuses(self, sent: Sent, outcome: str, targets: set[str]) -> bool:
-        return (outcome in _GONE and bool(targets & self.gone)) or (sent.fails and outcome in _FAILED)
+        kind, _, cause = outcome.partition(":")
+        if kind in _FAILED and sent.fails:
+            return True
+        return kind in _GONE and any(self._ends(sent, target, kind, cause) for target in targets)
+
+    def _ends(self, sent: Sent, target: str, kind: str, cause: str) -> bool:
+        """Whether *target* may have failed a message with that cause."""
+        if target in self.gone:
+            return True
+        stops = self.stops.get(target, ())
+        if kind == "PortClosed":
+            return sent.after and bool(stops)
+        # Endpoints that run beside others are cancelled when all that was queued is handled.
+        may_end = self._refuses(sent, target) or sent.beside
+        return may_end and kind == "ActorDied" and any(stop.reason in cause for stop in stops)
+
+    def _refuses(self, sent: Sent, target: str) -> bool:
+        """Whether *target* may have ended before it had begun a message."""
+        stops = self.stops.get(target, ())
+        return target in self.gone or any(stop.sender != sent.sender or stop.number < sent.number for stop in stops)

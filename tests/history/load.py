@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import monarch_hpc
-from monarch_hpc import Actor, ActorMesh, CallTimeout, concurrent_endpoint, endpoint
-from monarch_hpc.actor.cell.invocation import ResponsePort
+from monarch_hpc import Actor, ActorDied, ActorMesh, CallTimeout, concurrent_endpoint, endpoint
+from monarch_hpc.actor.cell.response_port import ResponsePort
 from monarch_hpc.actor.context import deadlines_seen
 from monarch_hpc.mesh.calls.stream import Stream
-from tests.history.checker import Began, Closed, Ended, Event, Finished, Sent, decode, encode, token
+from tests.history.checker import Began, Closed, Ended, Event, Finished, Overlap, Sent, Stopping, decode, encode, token
 
-__all__ = ["PATIENCE_S", "Node", "Relay", "Sender", "close_notes", "note", "read_history"]
+__all__ = ["PATIENCE_S", "Node", "Noting", "Relay", "Sender", "close_notes", "hostile", "note", "read_history"]
 
 PATIENCE_S = 60.0
 """How long a call may take before it counts as blocked; the longest wait that is meant is a tenth of that."""
@@ -61,15 +61,24 @@ def read_history(folder: str) -> Iterator[Event]:
             yield from map(decode, lines)
 
 
-class Node(Actor):
-    """Answers, in every way that an endpoint can be made."""
+class Noting(Actor):
+    """Notes when its endpoints begin, and whether two of them overlap."""
 
     def __init__(self, folder: str, name: str) -> None:
         self.folder = folder
         self.me = f"{name}{monarch_hpc.context().proc.rank}"
+        self._inside = False
 
     def _begin(self, sender: str, number: int) -> None:
-        note(self.folder, Began(self.me, sender, number))
+        if self._inside:
+            note(self.folder, Overlap(self.me))
+        self._inside = True
+        note(self.folder, Began(self.me, sender, number))  # a system call, in which another thread would run
+        self._inside = False
+
+
+class Node(Noting):
+    """Answers, in every way that an endpoint can be made."""
 
     def _finish(self, sender: str, number: int) -> None:
         note(self.folder, Finished(self.me, sender, number))
@@ -80,7 +89,7 @@ class Node(Actor):
         if pause_s:
             time.sleep(pause_s)
         self._finish(sender, number)
-        return _hostile(number) if fails else token(sender, number)
+        return hostile(number) if fails else token(sender, number)
 
     @endpoint
     async def waiting(self, sender: str, number: int, data: bytes, pause_s: float, *, fails: bool = False) -> str:
@@ -109,7 +118,7 @@ class Node(Actor):
             await asyncio.sleep(pause_s)
         finally:
             self._finish(sender, number)
-        return _hostile(number) if fails else token(sender, number)
+        return hostile(number) if fails else token(sender, number)
 
 
 class _Silent:
@@ -129,20 +138,17 @@ def _unspeakable(cls: type[BaseException]) -> BaseException:
 
 def _error(number: int) -> BaseException:
     """Exceptions of all kinds, one after the other."""
-    interrupt: type[BaseException] = KeyboardInterrupt
     kinds: list[Callable[[], BaseException]] = [
         lambda: ValueError(number),
         lambda: _unspeakable(ValueError),
-        lambda: _unspeakable(interrupt),
         lambda: ValueError(threading.Lock()),
         lambda: ValueError("x" * _MAX_BYTES),
         asyncio.CancelledError,
-        GeneratorExit,
     ]
     return kinds[number % len(kinds)]()
 
 
-def _hostile(number: int) -> str:
+def hostile(number: int) -> str:
     """Fail: raise, or return what cannot be sent."""
     if number % 3:
         raise _error(number)
@@ -169,7 +175,7 @@ class _Open:
             return {names[point.rank]: _words(value) for point, value in self.future.items()}
         error = self.future.exception(0.0)
         if error is not None:
-            return {"*": type(error).__name__}
+            return {"*": _words(error)}
         value = self.future.result()
         if isinstance(value, str):
             return {"*": _words(value)}
@@ -185,7 +191,7 @@ class Sender:
     """
 
     def __init__(
-        self, folder: str, name: str, meshes: dict[str, ActorMesh[Node]], relays: ActorMesh[Relay] | None = None
+        self, folder: str, name: str, meshes: dict[str, ActorMesh[Any]], relays: ActorMesh[Relay] | None = None
     ) -> None:
         self.folder = folder
         self.name = name
@@ -232,6 +238,7 @@ class Sender:
             limited=timeout_s is not None or inherited,
             fails=fails,
             beside=kind == "beside",
+            after=kind == "later",
         )
         data = bytes(0 if last or dice.random() < 0.7 else dice.randrange(_MAX_BYTES))
         pause_s = 0.0 if last or dice.random() < 0.8 else dice.uniform(0.0, 0.01)
@@ -260,6 +267,13 @@ class Sender:
         if cut == "gpu":
             return mesh.slice(gpus=gpu), [gpu, 2 + gpu]
         return mesh, [0, 1, 2, 3]
+
+    def stop(self, name: str, rank: int) -> None:
+        """Stop the actor of one rank, after all that was sent to it."""
+        self.number += 1
+        reason = f"{self.name} wants it {self.number}"
+        note(self.folder, Stopping(self.name, self.number, [f"{name}{rank}"], reason))
+        self.through.append(self.meshes[name].slice(hosts=rank // 2, gpus=rank % 2).stop(reason))
 
     # ---- outcomes ----
 
@@ -294,20 +308,22 @@ class Sender:
     def close(self) -> None:
         """Send a last message to all, wait for everything, and say so."""
         for through in self.through:
-            through.exception(PATIENCE_S)
+            through.exception(PATIENCE_S)  # TimeoutError if it is blocked
         self.send(random.Random(0), last=True)
         self.read_some(0)
         note(self.folder, Closed(self.name))
 
 
 def _words(value: object) -> str:
+    if isinstance(value, ActorDied):
+        return f"{type(value).__name__}: {value.cause.splitlines()[0]}"
     return f"={value}" if isinstance(value, str) else type(value).__name__
 
 
 class Relay(Actor):
     """Sends on, from functions and from coroutines."""
 
-    def __init__(self, folder: str, meshes: dict[str, ActorMesh[Node]]) -> None:
+    def __init__(self, folder: str, meshes: dict[str, ActorMesh[Any]]) -> None:
         self.sender = Sender(folder, f"relay{monarch_hpc.context().proc.rank}", meshes)
 
     @endpoint

@@ -31,7 +31,7 @@ from monarch_hpc.wire.casts import (
     parse_target,
     spans_of,
 )
-from monarch_hpc.wire.frames import Frame, Kind
+from monarch_hpc.wire.frames import Frame, Kind, RefusedBuffers
 
 _U32 = st.integers(0, 2**32 - 1)
 _U64 = st.integers(0, 2**64 - 1)
@@ -301,3 +301,33 @@ def test_a_cast_that_was_overtaken_on_another_way_is_dropped_and_answered_for() 
         2: NoteKind.LOST,
         3: NoteKind.RESULT,
     }
+
+
+class _ShortOfMemory(SimulatedAllocation):
+    """One in which the buffers of frames to or from one host cannot be held."""
+
+    short = 1
+    kind = ""
+
+    def send(self, link: tuple[str, int, int], frame: Frame) -> None:
+        kind, source, to = link
+        if kind == self.kind and self.short in (source, to) and not isinstance(frame.buffers, RefusedBuffers):
+            refused = RefusedBuffers((5,) * max(len(frame.buffers), 1), "little memory")
+            frame = dataclasses.replace(frame, buffers=refused)
+        super().send(link, frame)
+
+
+def test_a_cast_that_an_agent_cannot_hold_is_answered_for_all_behind_it() -> None:
+    """And the next one, which is smaller, reaches all."""
+    simulated = _ShortOfMemory(9, 2, 2)
+    simulated.kind = "host"
+    number = simulated.cast()
+    simulated.run()
+    answers = simulated.sender.answers[number]
+    assert answers.keys() == set(range(18)) and simulated.sender.ended[number] == {NoteKind.LAST, NoteKind.DONE}
+    lost = {rank for rank, kind in answers.items() if kind is not NoteKind.RESULT}
+    assert {2, 3} <= lost < set(range(18))
+    simulated.kind = ""
+    number = simulated.cast()
+    simulated.run()
+    assert set(simulated.sender.answers[number].values()) == {NoteKind.RESULT}

@@ -17,14 +17,14 @@ _SAID = st.tuples(
 def test_each_rank_is_shown_as_it_spoke(lines: list[tuple[int, str, str, float]], folding: bool) -> None:
     fold = Fold(_WINDOW_S if folding else 0.0)
     spoken: dict[tuple[int, str], list[tuple[str, float]]] = {}
-    heard: dict[tuple[int, str], list[str]] = {}
+    received: dict[tuple[int, str], list[str]] = {}
     now_s = 0.0
 
     def hear(shown: list[Shown]) -> None:
         for one in shown:
             assert one.ranks
             for rank, times in one.ranks.items():
-                heard.setdefault((rank, one.stream), []).extend([one.text] * times)
+                received.setdefault((rank, one.stream), []).extend([one.text] * times)
 
     for rank, stream, text, later_s in lines:
         due_s = fold.due_s
@@ -35,9 +35,9 @@ def test_each_rank_is_shown_as_it_spoke(lines: list[tuple[int, str, str, float]]
             now_s += later_s
         spoken.setdefault((rank, stream), []).append((text, now_s))
         hear(fold.add(OutputLine(rank, "n0", stream, text), now_s))
-        for who, said in spoken.items():
-            old = [said_text for said_text, at_s in said if now_s - at_s > 2 * _WINDOW_S]
-            assert len(heard.get(who, [])) >= len(old), "held back for more than two windows"
+        for who, sent in spoken.items():
+            old = [text for text, at_s in sent if now_s - at_s > 2 * _WINDOW_S]
+            assert len(received.get(who, [])) >= len(old), "held back for more than two windows"
     hear(fold.flush())
-    assert heard == {who: [text for text, _ in said] for who, said in spoken.items()}
+    assert received == {who: [text for text, _ in sent] for who, sent in spoken.items()}
     assert fold.due_s is None and fold.flush() == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 
 import pytest
@@ -9,7 +10,19 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from monarch_hpc.core.errors import FrameError
-from monarch_hpc.wire.frames import HEAD_BYTES, MAX_BUFFERS, Frame, Kind, pack_frame, pack_head, parse_frame, parse_head
+from monarch_hpc.transport.ucx.front import Front
+from monarch_hpc.wire.frames import (
+    HEAD_BYTES,
+    MAX_BUFFERS,
+    Buffer,
+    Container,
+    Frame,
+    Kind,
+    pack_frame,
+    pack_head,
+    parse_frame,
+    parse_head,
+)
 
 _U64 = st.integers(0, 2**64 - 1)
 
@@ -29,6 +42,19 @@ def test_a_head_reads_back_as_written(kind: Kind, dest: int, reply: int, body: b
     assert head.buffer_bytes == tuple(map(len, buffers))
     assert head.size == len(packed) == HEAD_BYTES + 8 * len(buffers)
     assert pack_frame(Frame(kind, dest, reply, body, buffers)) == packed + body + b"".join(buffers)
+
+
+@given(body=st.binary(max_size=100), buffers=st.lists(st.binary(min_size=1, max_size=100), max_size=10))
+def test_buffers_arrive_writable_and_aligned_whatever_is_before_them(body: bytes, buffers: list[bytes]) -> None:
+    frame = Frame(Kind.CALL, 1, 2, body, buffers)
+    packed = bytearray(pack_frame(frame))
+    head = parse_head(packed, max_frame_bytes=2**20)
+    parsed = parse_frame(packed)
+    assert parsed is not None
+    for received in (parsed[0], Front(head, memoryview(packed), []).frame):
+        assert [bytes(buffer) for buffer in received.buffers] == buffers
+        for buffer in received.buffers:
+            assert ctypes.addressof(ctypes.c_char.from_buffer(buffer)) % 16 == 0
 
 
 @given(st.binary(max_size=200))
@@ -84,7 +110,7 @@ def test_a_frame_is_what_its_head_says(data: bytes, at: int, readonly: bool) -> 
         begin += size
 
 
-@given(st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=4))
+@given(st.lists(st.integers(0, 2**62 - 1), min_size=1, max_size=4))
 def test_promised_bytes_beyond_the_limit_are_refused_before_any_is_allocated(lengths: list[int]) -> None:
     head = bytearray(pack_head(Frame(Kind.CALL, buffers=[b""] * len(lengths))))
     for index, length in enumerate(lengths):
@@ -94,6 +120,18 @@ def test_promised_bytes_beyond_the_limit_are_refused_before_any_is_allocated(len
             parse_head(head, max_frame_bytes=1000)
     else:
         assert parse_head(head, max_frame_bytes=1000).buffer_bytes == tuple(lengths)
+
+
+@given(st.lists(st.integers(0, 3), max_size=4))
+def test_a_head_names_the_containers(places: list[int]) -> None:
+    some: list[Buffer] = [b"x", bytearray(b"yy"), memoryview(b"zzz"), memoryview(bytearray(4))]
+    buffers = [some[place] for place in places]
+    head = parse_head(pack_head(Frame(Kind.CALL, buffers=buffers)), 1000)
+    of_length = {1: Container.BYTES, 2: Container.BYTEARRAY, 3: Container.MEMORY, 4: Container.BYTEARRAY}
+    assert head.containers == tuple(of_length[len(buffer)] for buffer in buffers)
+    if buffers:
+        with pytest.raises(FrameError, match="kind 3"):
+            parse_head(pack_head(Frame(Kind.CALL, buffers=buffers))[:-1] + b"\xff", 2**70)
 
 
 def test_too_many_buffers_are_refused_by_the_sender() -> None:

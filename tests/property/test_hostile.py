@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 from monarch_hpc.actor.messages.payload import pack_result, send_failure, unloadable, unpack_failure
 from monarch_hpc.actor.messages.remote_error import as_actor_error
-from monarch_hpc.core.errors import ActorFailed, MeshError
+from monarch_hpc.core.errors import ActorError, ActorFailed, MeshError
 from monarch_hpc.core.text.description import class_name, literal_of, summary_of, text_of, trace_of
 from monarch_hpc.wire.frames import Buffer, Frame, Kind
 from monarch_hpc.wire.serializer import loads
@@ -91,10 +91,12 @@ def test_all_results_go_into_a_frame_or_are_refused_by_name(recipe: Recipe) -> N
 
 
 @given(recipes([name for name, cls in ERRORS.items() if issubclass(cls, Exception)], exits=False))
-def test_all_exceptions_stay_of_their_class(recipe: Recipe) -> None:
+def test_all_exceptions_stay_of_their_class_or_are_wrapped(recipe: Recipe) -> None:
     error = make(recipe)
     cls = type(error)
-    assert type.__subclasscheck__(cls, type(as_actor_error(error)))
+    arrived = as_actor_error(error, "an endpoint")
+    assert type.__subclasscheck__(ActorError, type(arrived))
+    assert type.__subclasscheck__(cls, type(arrived)) or arrived.exception is error
 
 
 @pytest.mark.parametrize(

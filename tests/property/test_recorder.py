@@ -15,11 +15,12 @@ from monarch_hpc.telemetry import layout
 from monarch_hpc.telemetry.layout import HEADER
 from monarch_hpc.telemetry.memory import make_memory
 from monarch_hpc.telemetry.picture import draw
-from monarch_hpc.telemetry.reading import Memory, memory_of, read_events, read_scene
+from monarch_hpc.telemetry.reading import Memory, memory_of, read_events, read_memory_use, read_scene
 from monarch_hpc.telemetry.recorder import Recorder
-from monarch_hpc.wire.control.calls import CallsReport, ProcCalls
 from monarch_hpc.wire.control.message import encode
+from monarch_hpc.wire.control.questions import Portion, Rows
 from monarch_hpc.wire.control.table import decode
+from monarch_hpc.wire.tables.calls import CALLS, ProcCalls
 
 _TABLES = (
     (layout.SENT_AT, 64),
@@ -41,11 +42,12 @@ def fd() -> Iterator[int]:
 
 
 def told(memory: Memory) -> ProcCalls:
-    """The report that an agent would send, encoded and decoded."""
+    """The row that an agent would send, encoded and decoded."""
     proc = ProcCalls("run", 1, 0, "host", 1, "ready", "", read_scene(memory))
-    report = decode(encode(CallsReport(1, [proc], [])))
-    assert isinstance(report, CallsReport)
-    return report.procs[0]
+    answer = decode(encode(Rows(1, [Portion("host", CALLS.render([proc], {}))], [], [])))
+    assert isinstance(answer, Rows)
+    (row,) = CALLS.read(answer.portions[0].rows)
+    return row
 
 
 @settings(deadline=None, max_examples=60)
@@ -61,6 +63,7 @@ def test_a_reader_takes_anything(fd: int, seed: int, pieces: list[tuple[tuple[in
         if noise.random() < 0.3:
             os.pwrite(fd, noise.randbytes(noise.randrange(1 << 14)), start)
     read_events(memory_of(fd))
+    read_memory_use(memory_of(fd))
     draw([told(memory_of(fd))])
 
 

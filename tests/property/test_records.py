@@ -23,7 +23,7 @@ def _fill(size: int, seed: int) -> bytes:
 
 
 def _frame(number: int, body_bytes: int, sizes: list[int]) -> Frame:
-    buffers = [_fill(size, number + place) for place, size in enumerate(sizes)]
+    buffers = [memoryview(_fill(size, number + place)) for place, size in enumerate(sizes)]
     return Frame(Kind.CALL, number, 0, _fill(body_bytes, number), buffers)
 
 
@@ -51,7 +51,12 @@ def _feed(inbox: RecordReader, data: bytes, most: int) -> None:
 
 
 def _same(received: list[Frame], sent: list[Frame]) -> bool:
-    return [pack_frame(frame) for frame in received] == [pack_frame(frame) for frame in sent]
+    """Whether the contents are the same; a small buffer may arrive in any container."""
+
+    def contents(frame: Frame) -> tuple[object, ...]:
+        return frame.kind, frame.dest, frame.reply, bytes(frame.body), [bytes(buffer) for buffer in frame.buffers]
+
+    return list(map(contents, received)) == list(map(contents, sent))
 
 
 @given(shapes=_FRAMES, most=st.sampled_from([7777, 2**15, 2**30]))
@@ -105,7 +110,7 @@ def test_large_buffers_go_where_the_landing_says() -> None:
     inbox.landing = land
     _feed(inbox, _sealed(sent), 2**30)
     assert _same(received, sent)
-    assert [(head.dest, body) for head, body in asked] == [(1, _fill(30, 1)), (2, b"")]
+    assert [(head.dest, body) for head, body in asked] == [(1, _fill(30, 1))]
     assert target == bytes(CHUNK_BYTES) + _fill(CHUNK_BYTES + 1, 1) + bytes(CHUNK_BYTES - 1)
 
 

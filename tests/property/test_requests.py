@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from monarch_hpc.core.errors import FrameError
 from monarch_hpc.wire.control.allocation import ShutDownDone, Status, StatusReport
-from monarch_hpc.wire.control.calls import Calls, CallsReport, Recording
 from monarch_hpc.wire.control.message import Message, encode
 from monarch_hpc.wire.control.output import LogsSet, Output, SetLogs
 from monarch_hpc.wire.control.procs import (
@@ -25,8 +24,10 @@ from monarch_hpc.wire.control.procs import (
     SpawnProcs,
     StopProcs,
 )
+from monarch_hpc.wire.control.programs import ProgramOutput, ReadOutput, StartProgram
+from monarch_hpc.wire.control.questions import Ask, AskHosts, Rows
 from monarch_hpc.wire.control.refusal import Refused, refuse
-from monarch_hpc.wire.control.runs import CloseRun, OpenRun, RunClosed, RunLinks
+from monarch_hpc.wire.control.runs import CloseRun, OpenRun, Recording, RunClosed, RunLinks
 from monarch_hpc.wire.control.table import decode
 from monarch_hpc.wire.proc_key import ProcKey
 from tests.unit.agent.head.test_head import Party, World, spawn
@@ -34,11 +35,12 @@ from tests.unit.agent.head.test_head import Party, World, spawn
 _NUM_EXAMPLES = 20
 """Examples per kind of message: few, because there are thirty tests, and kinds differ more than examples."""
 
-ASKED = [OpenRun, SpawnProcs, StopProcs, SetLogs, CloseRun, RunLinks, Recording, Calls, CallsReport, Status]
+ASKED = [OpenRun, SpawnProcs, StopProcs, SetLogs, CloseRun, RunLinks, Recording, Ask, AskHosts, Rows, Status]
 TOLD = [ProcReady, ProcLife, SpawnFailed, ProcEnded, ProcsStopped, Output, LogsSet, RunClosed, ShutDownDone, Refused]
+OF_PROGRAMS = [StartProgram, ReadOutput, ProgramOutput]
 
 numbers = st.integers(-2, 4) | st.integers() | st.sampled_from([1 << 31, 1 << 32, 1 << 63, 1 << 64])
-names = st.sampled_from(["run", "", "../x", "a\0b", "\ud800", "out", "none", "Calls", "SpawnProcs"]) | st.text(
+names = st.sampled_from(["run", "", "../x", "a\0b", "\ud800", "out", "none", "procs", "SpawnProcs"]) | st.text(
     max_size=5
 )
 floats = st.floats() | st.sampled_from([0.0, -1.0, 1e300])
@@ -89,7 +91,7 @@ def procs_of(world: World) -> dict[str, object]:
     return {str(run["run"]): run["procs"] for run in report.runs}
 
 
-@pytest.mark.parametrize("kind", [*ASKED, *TOLD], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [*ASKED, *TOLD, *OF_PROGRAMS], ids=lambda kind: kind.__name__)
 @settings(max_examples=_NUM_EXAMPLES)
 @given(data=st.data())
 def test_a_message_with_wrong_fields_is_read_or_refused(kind: type[Message], data: st.DataObject) -> None:
@@ -199,12 +201,10 @@ def test_what_an_agent_refuses_reaches_who_asked() -> None:
     world.head.on_agent(world.agents[1], refused)
     assert program.take() == [refused]
     tool = Party()
-    world.head.on_client(tool, Calls(0, 5.0))
-    for number, agent in enumerate(world.agents):
-        (question,) = agent.take()
-        assert isinstance(question, Calls)
-        ticket = question.ticket
-        world.head.on_agent(agent, Refused("", "failed", "Calls", 0, ticket) if number else CallsReport(ticket, [], []))
-    world.head.on_client(program, CallsReport(ticket, [], []))
+    world.head.on_client(tool, Ask(0, "procs", {}, 5.0))
+    (question,), () = (agent.take() for agent in world.agents)
+    assert isinstance(question, AskHosts)
+    world.head.on_agent(world.agents[0], Refused("", "failed", "AskHosts", 0, question.ticket))
+    world.head.on_client(program, Rows(question.ticket, [], [], []))
     (answer,) = tool.take()
-    assert isinstance(answer, CallsReport) and answer.missing == ["host n1"]
+    assert isinstance(answer, Rows) and answer.missing == ["host n0", "host n1"]

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_hpc.allocation.files import Granted
+from monarch_hpc.slurm.commands.states import Phase, SlurmState
 from monarch_hpc.slurm.directory import Seen
 from monarch_hpc.slurm.job import CancelJob, CloseRecord, Keep, Lifecycle, decide, decide_gone
 from monarch_hpc.slurm.registry import AllocationRecord, Ended
-from monarch_hpc.slurm.states import Phase, SlurmState
 from tests.unit.slurm.makers import detail, ready, record, row
 
 STATES = st.sampled_from(list(SlurmState))

@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_hpc.core.errors import SlurmParseError
-from monarch_hpc.slurm.messages import advice_for, reason_in_words
-from monarch_hpc.slurm.parse import QueueRow, parse_job_id, parse_queue, parse_show_job, parse_show_reservations
+from monarch_hpc.slurm.commands.cluster import parse_show_reservations
+from monarch_hpc.slurm.commands.jobs import QueueRow, parse_job_id, parse_queue, parse_show_job
+from monarch_hpc.slurm.commands.messages import advice_for, reason_in_words
+from monarch_hpc.slurm.commands.states import SlurmState
 from monarch_hpc.slurm.script import quoted
-from monarch_hpc.slurm.states import SlurmState
 
 WORDS = st.sampled_from([state.value for state in SlurmState if state is not SlurmState.UNKNOWN])
 # What squeue prints of a reason: words, commas, host lists; spaces are underscores.

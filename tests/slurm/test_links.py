@@ -12,7 +12,7 @@ import pytest
 
 from monarch_hpc.testing import wait_until
 from monarch_hpc.testing.slurmlab import HostProcess
-from tests.slurm.commands import Alice, alice, until_said
+from tests.slurm.commands import Alice, Standing, alice, until_printed
 
 __all__ = ["alice"]
 
@@ -21,7 +21,11 @@ SETTINGS = {
     "MONARCH_HPC_LIVENESS__HEARTBEAT_S": "0.25",
     "MONARCH_HPC_LIVENESS__SUSPECT_S": "1",
     "MONARCH_HPC_LIVENESS__DEAD_S": "30",
+    "MONARCH_HPC_TRANSPORT__CONNECT_S": "20",
 }
+SOON_S = 10.0
+"""Longer than a busy machine needs, and shorter than a connection may take: who was that fast has waited for none."""
+AROUND_AFTER_S = 5.0
 
 PEERS = """
 import itertools, sys, time
@@ -61,16 +65,15 @@ CUT_S = 3.0
 
 
 @pytest.fixture(params=[CUT_S], ids=[""])
-def held(alice: Alice, request: pytest.FixtureRequest) -> Iterator[Alice]:
+def held(standing: Standing, request: pytest.FixtureRequest) -> Iterator[Alice]:
     """Alice with a ready allocation `dev` of three hosts, the head on the first, and timeouts of a few seconds."""
-    alice.env = {**SETTINGS, "MONARCH_HPC_TRANSPORT__CUT_S": str(request.param)}
-    done = alice.run("alloc", "dev", "-N", "3", "-t", "30")
-    assert done.returncode == 0, done.stderr
+    alice = standing.take(
+        ("-N", "3", "-w", "n[1-3]", "-t", "30"), {**SETTINGS, "MONARCH_HPC_TRANSPORT__CUT_S": str(request.param)}
+    )
     yield alice
     for one, other in (("n1", "n2"), ("n1", "n3"), ("n2", "n3")):
         alice.lab.join(one, other)
-    done = alice.run("release", "--all")
-    assert done.returncode == 0, done.stderr
+    standing.check()
 
 
 def program(alice: Alice, text: str) -> str:
@@ -85,9 +88,14 @@ def states(alice: Alice) -> list[object]:
     return [host["state"] for host in shown["hosts"]]
 
 
+def all_alive(alice: Alice) -> None:
+    """Check that no host is lost; one that the processors are kept from may be suspect for a moment."""
+    wait_until("all hosts", lambda: states(alice), 60.0, accept=lambda seen: seen == ["alive"] * 3)
+
+
 def end(process: HostProcess) -> str:
     process.signal_group(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=60)
     return err
 
 
@@ -100,8 +108,8 @@ def test_two_hosts_that_cannot_connect_speak_through_the_head(held: Alice) -> No
     (way, took_s), (back, _) = (line.split() for line in done.stdout.splitlines())
     head = held.lab.address("n1")
     assert (way, back) == (f"via+tcp://{head}", f"tcp://{head}")
-    assert float(took_s) <= 2.0
-    assert states(held) == ["alive"] * 3
+    assert float(took_s) <= SOON_S
+    all_alive(held)
     held.lab.join("n2", "n3")
     done = held.run("run", "-a", "dev", program(held, text))
     assert done.stdout.split()[0] == f"tcp://{held.lab.address('n3')}"
@@ -124,32 +132,33 @@ def walls(held: Alice) -> Iterator[None]:
 
 def test_a_program_reaches_hosts_through_the_head_and_starts_no_relay(held: Alice) -> None:
     text = """
+say(len(peers.add.call(1).get(30)))
 ways = {c.peer.address.rpartition(":")[0] for c in Runtime.current.node.channels.values() if c.peer.role is Role.PROC}
 say(*sorted(ways))
-say(len(peers.add.call(1).get(30)))
 begun = time.monotonic()
-more = monarch_hpc.hosts().spawn_procs(per_host={"gpus": 1})
+monarch_hpc.hosts().spawn_procs(per_host={"gpus": 1}).initialized.get()
 say(time.monotonic() - begun)
 """
     path = program(held, text)
+    env = {"MONARCH_HPC_TRANSPORT__AROUND_AFTER_S": str(AROUND_AFTER_S)}
     begun_s = time.monotonic()
-    free = held.run("run", "-a", "dev", path)
+    free = held.run("run", "-a", "dev", path, env=env)
     free_s = time.monotonic() - begun_s
     assert free.returncode == 0, free.stderr
     begun_s = time.monotonic()
     with walls(held):
-        done = held.run("run", "-a", "dev", path)
+        done = held.run("run", "-a", "dev", path, env=env)
     assert done.returncode == 0, done.stderr
-    # Both indirect routes are tried at the same time, after a second; in sequence each would take `connect_s`.
-    assert time.monotonic() - begun_s <= 1.5 * free_s + 3.0
-    ways, answers, again_s = done.stdout.splitlines()
+    # Both indirect routes are tried at the same time, after a while; in sequence each would take `connect_s`.
+    assert time.monotonic() - begun_s <= 1.5 * free_s + AROUND_AFTER_S + SOON_S
+    answers, ways, again_s = done.stdout.splitlines()
     head = f"tcp://{held.lab.address('n1')}"
     assert (ways, answers) == (f"{head} via+{head}", "3")
-    # The indirect route that worked before is tried at once, not after a second.
-    assert float(again_s) <= 1.5 * float(free.stdout.split()[-1]) + 0.7
+    # The indirect route that worked before is tried at once.
+    assert float(again_s) <= 1.5 * float(free.stdout.split()[-1]) + AROUND_AFTER_S - 1.0
     steps = held.slurm("squeue", "--me", "-h", "-s", "-o", "%j").split()
     assert "relay" not in steps
-    assert states(held) == ["alive"] * 3
+    all_alive(held)
 
 
 def test_a_link_that_is_cut_later_fails_what_was_under_way_and_the_next_call_goes_around(held: Alice) -> None:
@@ -165,15 +174,15 @@ for number in itertools.count():
     last = way
 """
     run = held.start("run", "-a", "dev", program(held, text))
-    until_said(run, f"0 tcp://{held.lab.address('n3')}")
+    until_printed(run, f"0 tcp://{held.lab.address('n3')}")
     held.lab.cut("n2", "n3")
     begun_s = time.monotonic()
-    assert "acknowledged" in until_said(run, "failed")
+    assert "acknowledged" in until_printed(run, "failed")
     noticed_s = time.monotonic() - begun_s
-    until_said(run, f"via+tcp://{held.lab.address('n1')}")
+    until_printed(run, f"via+tcp://{held.lab.address('n1')}")
     around_s = time.monotonic() - begun_s - noticed_s
-    assert noticed_s <= CUT_S + 0.5 and around_s <= 2.0
-    assert states(held) == ["alive"] * 3
+    assert noticed_s <= CUT_S + SOON_S and around_s <= SOON_S
+    all_alive(held)
     err = end(run)
     assert "is lost" not in err, err
 
@@ -186,14 +195,14 @@ say("watching")
 for end in ends: say("lost:", end.get(60))
 """
     run = held.start("run", "-a", "dev", program(held, text))
-    until_said(run, "watching")
+    until_printed(run, "watching")
     held.lab.cut("n2", "n3")
     begun_s = time.monotonic()
     for _ in range(2):
-        until_said(run, "lost: lost")
-        assert time.monotonic() - begun_s <= CUT_S + 0.5  # until the report has arrived
-    assert states(held) == ["alive"] * 3
-    run.communicate(timeout=30)
+        until_printed(run, "lost: lost")
+        assert time.monotonic() - begun_s <= CUT_S + SOON_S  # until the report has arrived
+    all_alive(held)
+    run.communicate(timeout=60)
     assert run.returncode == 0
 
 
@@ -207,13 +216,13 @@ for number in itertools.count(1):
     if number == 1: say("ready")
 """
     run = held.start("run", "-a", "dev", program(held, text))
-    until_said(run, "ready")
+    until_printed(run, "ready")
     for _ in range(4):
         held.lab.link_down("n2")
         wait_until("suspicion", lambda: states(held), 15.0, accept=lambda seen: seen == ["alive", "suspect", "alive"])
         held.lab.link_up("n2")
         # TCP retransmits at growing intervals: recovery may take as long as the cable was unplugged.
-        wait_until("trust", lambda: states(held), 25.0, accept=lambda seen: seen == ["alive"] * 3)
+        all_alive(held)
     err = end(run)
     assert run.returncode == 130, err
     assert "is lost" not in err and "AssertionError" not in err, err
@@ -245,5 +254,5 @@ def test_of_several_interfaces_the_one_that_routes_is_found(crossed: Alice, held
     assert done.returncode == 0, done.stderr
     way, took_s = done.stdout.split()
     assert way == f"tcp://{held.lab.address('n3')}"
-    assert float(took_s) <= 2.0
-    assert states(held) == ["alive"] * 3
+    assert float(took_s) <= SOON_S
+    all_alive(held)

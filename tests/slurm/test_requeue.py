@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from monarch_hpc.testing import wait_until
-from tests.slurm.commands import SLEEPER, Alice, alice, until_said, write
+from tests.slurm.commands import SLEEPER, Alice, alice, until_printed, write
 
 __all__ = ["alice"]
 
@@ -44,7 +44,7 @@ def attempts(alice: Alice) -> list[Path]:
 def test_a_requeued_allocation_is_used_again(requeued: Alice) -> None:
     program = write(requeued, "sleeper.py", SLEEPER + "sleepers.sleep.call().get()")
     running = requeued.start("run", "-a", "dev", program)
-    until_said(running, "ready")
+    until_printed(running, "ready")
     control(requeued, "requeuehold")
     _, err = running.communicate(timeout=60)
     assert running.returncode == 72 and "Slurm has requeued its job" in err, err
@@ -84,9 +84,9 @@ def test_a_requeue_while_agents_are_awaited_is_waited_for(alice: Alice) -> None:
         "alloc", "dev", "-N", "2", "--slurm", "--requeue", env={"MONARCH_HPC_AGENT__PYTHON": str(python)}
     ) as process:
         assert process.stderr is not None
-        said = ""
-        while "granted" not in said:
-            said += process.stderr.readline()
+        output = ""
+        while "granted" not in output:
+            output += process.stderr.readline()
         control(alice, "requeue")
         _, rest = process.communicate(timeout=AGAIN_S)
     assert process.returncode == 0, rest
@@ -98,7 +98,8 @@ def test_a_lost_first_host_brings_the_job_back_elsewhere(alice: Alice) -> None:
     # Not --no-kill: then the job would go on without its batch script.
     flags = ("--slurm", "--requeue", "--slurm", "--no-kill=off")
     assert alice.run("alloc", "dev", "-N", "2", *flags).returncode == 0
-    alice.lab.run(["scontrol", "update", "NodeName=n1", "State=DOWN", "Reason=test"], user="root", check=True)
+    first = alice.slurm("squeue", "--me", "-h", "-o", "%B").strip()
+    alice.lab.run(["scontrol", "update", f"NodeName={first}", "State=DOWN", "Reason=test"], user="root", check=True)
     wait_until("the second attempt", lambda: alice.status("dev")[0]["restarts"], AGAIN_S, accept=lambda num: num == 1)
     wait_until("ready", lambda: state(alice), AGAIN_S, accept=lambda text: text == "ready")
     assert alice.run("run", "-a", "dev", write(alice, "ready.py", SLEEPER)).returncode == 0

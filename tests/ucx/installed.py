@@ -78,6 +78,8 @@ def run_drill(tls: str, libucp: str, drill: str, count: int | None = None, timeo
         "UCX_POSIX_ERROR_HANDLING": "y",
         "UCX_LOG_LEVEL": "error",
         "UCX_WARN_UNUSED_ENV_VARS": "n",
+        # So that malloc counts the objects of Python, too.
+        "PYTHONMALLOC": "malloc",
     }
     return _run(
         ["-m", "tests.ucx.pair", libucp, drill, *([] if count is None else [str(count)])], timeout_s, environment

@@ -56,7 +56,8 @@ folder = os.getcwd()
 os.environ.pop("UCX_TLS", None)
 assert load_library(sys.argv[1]).path
 from monarch_hpc.transport.ucx import _ucx
-_ucx.Worker(1 << 20).close()
+from monarch_hpc.transport.ucx.front import place
+_ucx.Worker(1 << 20, place).close()
 assert os.getcwd() == folder
 print("started", *sorted(os.listdir()))
 """

@@ -40,8 +40,9 @@ os.environ.update({**variables, **json.loads(sys.argv[3])})
 library = load_library(sys.argv[1])
 assert library.path, library.reason
 from monarch_hpc.transport.ucx import _ucx
+from monarch_hpc.transport.ucx.front import place
 try:
-    worker = _ucx.Worker(1 << 20)
+    worker = _ucx.Worker(1 << 20, place)
 except _ucx.UcxError as error:
     print(json.dumps({"error": str(error)}))
 else:
@@ -78,6 +79,6 @@ def test_signals_stay_with_python(path: str) -> None:
 @pytest.mark.parametrize("path", LIBRARIES)
 def test_what_it_has_to_say_does_not_go_to_standard_output(path: str) -> None:
     silent = f"import os\nos.dup2(os.open('/dev/null', os.O_WRONLY), 2)\n{START}"
-    said = run_python(silent, path, "{}", json.dumps({"UCX_TLS": "nonsense"}))
-    assert set(json.loads(said)) == {"error"}
+    output = run_python(silent, path, "{}", json.dumps({"UCX_TLS": "nonsense"}))
+    assert set(json.loads(output)) == {"error"}
     assert "UCX  ERROR" in run_python(START, path, "{}", json.dumps({"UCX_TLS": "nonsense", "UCX_LOG_LEVEL": "error"}))

@@ -8,9 +8,9 @@ flag that it waits for its mark. A state machine without I/O, locks or time.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.wire.casts import Mark
 
 __all__ = ["Merge"]

@@ -16,6 +16,7 @@ from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.recent import Recent
 from monarch_hpc.telemetry.layout import CAST
 from monarch_hpc.telemetry.recorder import Recorder
+from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.wire.casts import Mark, Note, NoteKind, Spans, parse_lost, parse_notes
 from monarch_hpc.wire.frames import Frame, Kind
 
@@ -31,7 +32,6 @@ class OpenCasts:
 
     Args:
         on_failure: called after the failure of a call was handled.
-        give: returns the credit of a cast that all callees have handled; takes its actor and cost.
 
     Attributes:
         casts: by number.
@@ -45,7 +45,6 @@ class OpenCasts:
         recorder: Recorder,
         causes: Causes,
         on_failure: Callable[[], None],
-        give: Callable[[int, int], None],
     ) -> None:
         self.casts: dict[int, OpenCast] = {}
         self.num_received = 0
@@ -54,7 +53,6 @@ class OpenCasts:
         self._recorder = recorder
         self._causes = causes
         self._on_failure = on_failure
-        self._give = give
         self._reported: Recent[int, bool] = Recent(_KEEP)  # procs whose death a cast has reported
 
     def add(self, cast: OpenCast) -> None:
@@ -162,7 +160,7 @@ class OpenCasts:
             cast.done = True
             cast.target.num_open -= 1
             if cast.cost:
-                self._give(cast.actor, cast.cost)
+                cast.route.credit.give(cast.actor, cast.cost)
         self._settle(cast)
 
     def _settle(self, cast: OpenCast) -> None:
@@ -173,10 +171,17 @@ class OpenCasts:
 
     # ---- ends ----
 
-    def lose_all(self, error: TransportError) -> None:
-        """Handle the end of the channel to the agent: no more notes arrive."""
+    def end_all(self, error: MonarchError) -> None:
+        """Answer all casts with *error*: this process cannot communicate any more."""
         for cast in list(self.casts.values()):
-            self.lose(cast, error)
+            for place in list(cast.left):
+                self._answer(cast, place, error)
+
+    def lose_all(self, channel: FrameChannel, error: TransportError) -> None:
+        """Handle the end of a channel, perhaps one to an agent: no more notes arrive from there."""
+        for cast in list(self.casts.values()):
+            if cast.channel is channel:
+                self.lose(cast, error)
 
     def on_lost(self, incarnation: int, error: TransportError) -> None:
         """Handle the end of the channel to a callee: fail the answers that were expected through it."""

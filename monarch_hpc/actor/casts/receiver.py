@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import threading
+from _thread import RLock
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from monarch_hpc.actor.casts.merge import Merge
 from monarch_hpc.actor.casts.reduction import combine
@@ -13,6 +12,7 @@ from monarch_hpc.actor.cell.cancellation import LIMITED
 from monarch_hpc.actor.context import ProcInfo
 from monarch_hpc.actor.messages.connections import Connections
 from monarch_hpc.actor.messages.line import MessageLink
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import FrameError, TransportError
 from monarch_hpc.core.ids import Role
 from monarch_hpc.telemetry.layout import CAST
@@ -84,7 +84,7 @@ class CastReceiver:
         self._dispatch = dispatch
         self._flush_bytes = max(connections.node.limits.mailbox_bytes // 4, 1)  # of the credit window of senders
         # Held during delivery, so that two threads cannot reorder messages. Reentrant: a delivery may send to itself.
-        self._lock = threading.RLock()
+        self._lock = RLock()
         self._lines: dict[tuple[int, int], CastLine] = {}  # calls not handled yet, by sender and number
         self._senders: dict[int, Merge[Callable[[], None]]] = {}
         self._marks: dict[int, int] = {}  # names of senders in the records

@@ -7,18 +7,20 @@ that waits for another one must not block it.
 from __future__ import annotations
 
 import contextlib
-import threading
+import pickle
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from monarch_hpc.actor.casts.targets import OpenCast
 from monarch_hpc.actor.context import ProcInfo
 from monarch_hpc.actor.messages.line import MessageLink
 from monarch_hpc.actor.messages.payload import pack_result, send_failure
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import FrameError, TransportError
+from monarch_hpc.core.process.thread import Thread
 from monarch_hpc.wire.casts import Note, NoteKind, pack_notes
-from monarch_hpc.wire.frames import Frame, Kind
+from monarch_hpc.wire.frames import Frame, Kind, copy_of
 from monarch_hpc.wire.obstacle import refusal
 from monarch_hpc.wire.reductions import Order, content_of, pack_span, parse_order, span_of
 from monarch_hpc.wire.serializer import dumps, loads
@@ -58,7 +60,7 @@ class Folding(Generic[A, R]):
         """
         try:
             body, buffers = dumps((self.identity, self.combine, self.merge))
-            return dumps((body, tuple(bytes(buffer) for buffer in buffers)))[0]
+            return pickle.dumps((body, tuple(copy_of(buffer) for buffer in buffers)), 5)
         except Exception as error:  # pickling runs user code
             parts = {"identity": self.identity, "combine": self.combine, "merge": self.merge}
             raise refusal(parts, error) from error
@@ -88,7 +90,7 @@ def combine(agent: MessageLink, frame: Frame, info: ProcInfo) -> None:
         FrameError: the frame is malformed.
     """
     order = parse_order(frame)
-    threading.Thread(target=_combine, args=(agent, order, info), name="monarch-reduction", daemon=True).start()
+    Thread(partial(_combine, agent, order, info))
 
 
 def _combine(agent: MessageLink, order: Order, info: ProcInfo) -> None:

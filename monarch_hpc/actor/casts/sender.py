@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import sys
+from _thread import allocate_lock
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from monarch_hpc.actor.casts.open_casts import OpenCasts
+from monarch_hpc.actor.casts.route import CastRoute
 from monarch_hpc.actor.casts.targets import Answered, CastMessage, CastTarget, CastTargets, Delivery, OpenCast
 from monarch_hpc.actor.cell.cancellation import limited
 from monarch_hpc.actor.messages.causes import Causes
 from monarch_hpc.actor.messages.connections import Connections
+from monarch_hpc.actor.messages.incarnations import CurrentProcs
 from monarch_hpc.actor.messages.line import MessageLink
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.core.errors import FrameError, TransportError
@@ -20,10 +22,11 @@ from monarch_hpc.core.ids import Role
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.shape import Region
 from monarch_hpc.telemetry.recorder import Recorder
-from monarch_hpc.transport.api import FrameChannel
-from monarch_hpc.transport.credit import Credit, cost_of, take_credit
+from monarch_hpc.transport.api import FabricKind, FrameChannel
+from monarch_hpc.transport.credit import cost_of, take_credit
+from monarch_hpc.transport.sharing import copy_to_share, is_shareable
 from monarch_hpc.wire.casts import Cast, Mark, pack_cast, pack_number
-from monarch_hpc.wire.frames import Buffer, Frame, Kind
+from monarch_hpc.wire.frames import Buffer, Frame, Kind, copy_of
 
 __all__ = ["CastSender"]
 
@@ -38,7 +41,6 @@ class CastSender:
     For any thread; ends of channels are handled on the driver.
 
     Args:
-        run: the run's name.
         on_failure: called after the failure of a call was handled.
 
     Attributes:
@@ -49,56 +51,51 @@ class CastSender:
     """
 
     def __init__(
-        self, connections: Connections, recorder: Recorder, run: str, causes: Causes, on_failure: Callable[[], None]
+        self, connections: Connections, recorder: Recorder, causes: Causes, on_failure: Callable[[], None]
     ) -> None:
         self.max_direct = sys.maxsize
-        self.in_flight = OpenCasts(connections, recorder, causes, on_failure, self._give)
+        self.in_flight = OpenCasts(connections, recorder, causes, on_failure)
         self._open = self.in_flight.casts
         self.num_sent = 0
         self.num_waiting = 0
         self._connections = connections
         self._recorder = recorder
-        self._run = run
-        self._addresses: Sequence[str] = ()
-        self._on_channel: Callable[[FrameChannel], None] = lambda _channel: None
-        self._channel: FrameChannel | None = None
-        self._lock = _thread.allocate_lock()  # held while a cast is numbered and sent
-        self._credit = Credit(0, connections.engine.wake_waiters)
+        self._shared_bytes = 0
+        self._routes: dict[str, CastRoute] = {}  # by allocation
+        self._lock = allocate_lock()  # held while a cast is numbered and sent
         self._targets = CastTargets()
         self._direct: set[int] = set()  # procs that were sent direct messages since the last cast to them
         self.sent = self._direct.add
         """Called with the incarnation of a proc after each direct message to it, which no later cast may overtake."""
 
     def route_through(
-        self, addresses: Sequence[str], on_channel: Callable[[FrameChannel], None] = lambda _channel: None
+        self,
+        addresses: Sequence[str],
+        allocation: str,
+        run: str,
+        on_channel: Callable[[FrameChannel], None] = lambda _channel: None,
     ) -> None:
-        """Send messages to many procs through the agent at *addresses*; before this, all messages are direct.
+        """Send messages to many procs of an allocation through its agent at *addresses*; before this, directly.
 
         Args:
+            allocation: the allocation of that agent.
+            run: the run on it.
             on_channel: called with the channel to that agent.
         """
         limits = self._connections.node.limits
-        self._addresses = addresses
-        self._on_channel = on_channel
-        self._credit = Credit(limits.mailbox_bytes, self._connections.engine.wake_waiters)
+        self._routes[allocation] = CastRoute(self._connections, addresses, allocation, run, on_channel)
         self.max_direct = limits.cast_direct
+        self._shared_bytes = limits.cast_shared_bytes
 
-    def _give(self, actor: int, cost: int) -> None:
-        self._credit.give(actor, cost)
+    def route_directly(self, allocation: str) -> None:
+        """Send all messages to procs of *allocation* directly again: it has ended."""
+        self._routes.pop(allocation, None)
+        if not self._routes:
+            self.max_direct = sys.maxsize
 
-    def connect(self) -> bool:
-        """Ensure a channel to the agent; False if there is none and none can be opened now."""
-        if self._channel is None or self._channel.error is not None:
-            if self._connections.engine.driving:
-                return False
-            try:
-                # A separate channel: control messages must not wait behind user data.
-                self._channel = self._connections.node.connect(self._addresses)
-            except TransportError as error:
-                _log.warning("no casts through the agents, but one message for each proc: %s", error)
-                return False
-            self._on_channel(self._channel)
-        return True
+    def route_to(self, allocation: str) -> CastRoute | None:
+        """The way into an allocation; None if messages to its procs are direct."""
+        return self._routes.get(allocation)
 
     # ---- direct messages ----
 
@@ -119,6 +116,22 @@ class CastSender:
 
     # ---- casts ----
 
+    def takes(self, region: Region, procs: Mapping[int, ProcRef], buffers: Sequence[Buffer]) -> bool:
+        """Whether a message goes through the agents: to many procs, or a large one that several of a host share.
+
+        A large one to few procs is sent directly where one of them is reached by RDMA, which agents do not use.
+        """
+        if len(region) > self.max_direct:
+            return True
+        if not buffers or not self._routes or len(region) < 2 or not is_shareable(buffers, self._shared_bytes):
+            return False
+        channels = self._connections.node.channels
+        some = [procs[rank] for rank in region.base_ranks()]
+        known = [channels.get(proc.incarnation) for proc in some]
+        if any(channel is not None and channel.fabric == FabricKind.UCX_RDMA.value for channel in known):
+            return False
+        return len(some) >= 2 * len({proc.host_rank for proc in some})
+
     def cast(
         self, region: Region, procs: Mapping[int, ProcRef], message: CastMessage, delivery: Delivery
     ) -> OpenCast | None:
@@ -129,18 +142,24 @@ class CastSender:
         Raises:
             FrameError: the message is over a limit; nothing was sent.
         """
-        if len(region) <= self.max_direct:
-            return None
-        target = self._targets.of(self._run, region, procs)
-        if target is None or not self.connect():
-            return None
         kind, actor, body, buffers = message.kind, message.actor, message.body, message.buffers
+        if not self.takes(region, procs, buffers):
+            return None
+        route = self.route_to(procs[region.base_rank(0)].allocation)
+        if route is None:
+            return None
+        target = self._targets.of(route.run, region, procs)
+        if target is None or not route.connect():
+            return None
+        if buffers and is_shareable(buffers, self._shared_bytes) and route.shares():
+            buffers = copy_to_share(buffers)
         end_s = delivery.end_s
         limit = delivery.answer is not None and end_s is not None
         if limit and end_s is not None:
             body = limited(max(end_s - self._connections.engine.clock(), 0.0), body)
         cost = cost_of(Frame(kind, actor, 0, body, buffers)) if kind is Kind.CALL else 0
         cast = OpenCast(
+            route,
             target,
             0,
             actor,
@@ -151,7 +170,7 @@ class CastSender:
             limit,
             delivery.record,
         )
-        cast.held = cost > 0 and not self._take_credit(actor, cost, end_s)
+        cast.held = cost > 0 and not self._take_credit(route, actor, cost, end_s)
         if not cast.held:
             self._send(cast, kind, body, buffers)
         return cast
@@ -166,22 +185,25 @@ class CastSender:
         """
         if self._connections.node.identity.role is not Role.CONTROLLER:
             return False
-        by_rank = {proc.rank: proc for proc in procs.values()}
+        by_rank = CurrentProcs({proc.rank: proc for proc in procs.values()})
         message = CastMessage(Kind.SPAWN, actor, body, buffers)
         return self.cast(region, by_rank, message, Delivery(lambda _place: f"actor {actor:x}", None)) is not None
 
-    def stop(self, region: Region, procs: Mapping[int, ProcRef], actor: int, answer: Answered) -> bool:
+    def stop(self, region: Region, procs: Mapping[int, ProcRef], actor: int, answer: Answered, reason: str) -> bool:
         """Stop an actor in many procs; False if the caller must send STOP to each directly."""
 
         def where(place: int) -> str:
             return f"the end of actor {actor:x} on {procs[region.base_rank(place)].host}"
 
-        return self.cast(region, procs, CastMessage(Kind.STOP, actor), Delivery(where, answer)) is not None
+        return (
+            self.cast(region, procs, CastMessage(Kind.STOP, actor, reason.encode()), Delivery(where, answer))
+            is not None
+        )
 
     def cancel(self, cast: OpenCast) -> None:
         """Cancel a cast at the callees that have not answered yet."""
         if cast.left and cast.number:
-            cancel = OpenCast(cast.target, 0, cast.actor, 0, cast.where, None)
+            cancel = OpenCast(cast.route, cast.target, 0, cast.actor, 0, cast.where, None)
             with contextlib.suppress(TransportError):
                 self._send(cancel, Kind.CANCEL, pack_number(cast.number), ())
 
@@ -189,7 +211,7 @@ class CastSender:
         engine = self._connections.engine
         with engine.undisturbed():
             if not self._lock.acquire(blocking=not engine.driving):
-                copies = [bytes(buffer) for buffer in buffers]
+                copies = [copy_of(buffer) for buffer in buffers]
                 engine.call_later(_AGAIN_S, partial(self._send, cast, kind, body, copies))
                 return
             try:
@@ -198,8 +220,9 @@ class CastSender:
                 self._lock.release()
 
     def _send_locked(self, cast: OpenCast, kind: Kind, body: bytes, buffers: Sequence[Buffer]) -> None:
-        line, target = self._channel, cast.target
+        line, target = cast.route.channel, cast.target
         assert line is not None
+        cast.channel = line  # the route may have another one when this one's end is reported
         number = cast.number = self.num_sent + 1
         last = target.last
         frame = pack_cast(
@@ -249,27 +272,18 @@ class CastSender:
                     waits.append(proc.rank)
         return tuple(waits)
 
-    def _take_credit(self, actor: int, cost: int, end_s: float | None) -> bool:
-        if self._credit.try_take(actor, cost):
+    def _take_credit(self, route: CastRoute, actor: int, cost: int, end_s: float | None) -> bool:
+        if route.credit.try_take(actor, cost):
             return True
         self.num_waiting += 1
         try:
-            return take_credit(
-                self._connections.engine,
-                self._credit,
-                actor,
-                cost,
-                end_s,
-                broken=lambda: self._channel is None or self._channel.error is not None,
-            )
+            return take_credit(self._connections.engine, route.credit, actor, cost, end_s, broken=lambda: route.broken)
         finally:
             self.num_waiting -= 1
 
     def on_lost(self, channel: FrameChannel, error: TransportError) -> None:
         """Handle the end of a channel."""
-        if channel is self._channel:
-            self.in_flight.lose_all(error)
-            return
+        self.in_flight.lose_all(channel, error)
         incarnation = channel.peer.incarnation
         if incarnation not in self._connections.channels:
             self.in_flight.marked.pop(incarnation, None)

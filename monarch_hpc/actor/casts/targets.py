@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from monarch_hpc.actor.casts.route import CastRoute
+from monarch_hpc.actor.messages.incarnations import CurrentProcs
 from monarch_hpc.actor.messages.proc_ref import ProcRef
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import MonarchError
 from monarch_hpc.core.shape import Region
 from monarch_hpc.telemetry.layout import CAST
 from monarch_hpc.telemetry.recorder import Recorder
+from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.wire.casts import Spans, Target, pack_target, spans_of
 from monarch_hpc.wire.frames import Buffer, Frame, Kind
 
@@ -111,11 +115,13 @@ class OpenCast:
     """A cast that some callee has not answered or not handled.
 
     Attributes:
+        route: the way that it takes.
         cost: the credit that it takes.
         where: describes the callee at a place.
         answer: takes the answers; None for a message without answers.
         reduce: takes combined answers; None if they are not combined.
         limited: whether the call has a deadline, see `actor.cell.cancellation.LIMITED`.
+        channel: that to the agent; None before it is sent.
         held: whether it was never sent, because a mailbox was full until the deadline.
         record: see `Delivery`; None once the end of the call is recorded.
         left: places whose answer is missing.
@@ -123,6 +129,7 @@ class OpenCast:
         done: whether every callee has handled the cast, or never will.
     """
 
+    route: CastRoute
     target: CastTarget
     number: int
     actor: int
@@ -132,6 +139,7 @@ class OpenCast:
     reduce: Reduce | None = None
     limited: bool = False
     record: CastRecord | None = None
+    channel: FrameChannel | None = None
     held: bool = False
     left: set[int] = field(default_factory=set)
     elsewhere: set[int] = field(default_factory=set)
@@ -161,9 +169,11 @@ class CastTargets:
         self._targets: dict[object, CastTarget] = {}
 
     def of(self, run: str, region: Region, procs: Mapping[int, ProcRef]) -> CastTarget | None:
-        """The target for *region*; None unless its procs belong to one mesh on the hosts of *run*."""
+        """The target for *region*; None unless its procs are the first ones of one mesh on the hosts of *run*."""
+        if isinstance(procs, CurrentProcs) and procs.replaced:
+            return None
         some = procs[region.base_rank(0)]
-        key = some.incarnation, region.offset, region.extent.sizes, region.strides
+        key = some.incarnation, region.offset, region.extent.shape, region.strides
         target = self._targets.pop(key, None)
         if target is not None:
             self._targets[key] = target  # most recently used

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from monarch_hpc.actor.cell.cell import CLEANUP_S, Cell
+from monarch_hpc.actor.cell.cell import Cell
+from monarch_hpc.actor.cell.end import CLEANUP_S
 from monarch_hpc.actor.cell.replies import Replier
 from monarch_hpc.actor.messages.line import MessageLink
 from monarch_hpc.core.errors import ActorDied, DeliveryUnknown
@@ -65,7 +66,7 @@ class Actors:
                 self._refuse(channel, frame)
         elif kind is Kind.SPAWN:
             cell = self._start(channel, frame)
-            if not cell.ended:  # its thread could not start
+            if not cell.ended:  # it could not get a thread
                 self.cells[frame.dest] = cell
         elif kind is Kind.STOP:
             if cell is not None:

@@ -8,9 +8,9 @@ before it checks what runs: so at least one of the two sees the other.
 
 from __future__ import annotations
 
-import _thread
 import math
 import struct
+from _thread import allocate_lock
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
@@ -26,7 +26,7 @@ LIMITED = 1 << 63
 
 _LIMIT = struct.Struct("<d")
 
-Mail = tuple[int, MessageLink | None, Frame, int, int]
+Mail = tuple[int, MessageLink, Frame, int, int]
 """Reply slot, link to the sender, frame, cost in credit, and time of arrival in nanoseconds of CLOCK_MONOTONIC.
 
 The slot comes first, so that comparing two entries never reaches their frames: that would run Python code and let
@@ -79,7 +79,7 @@ class Cancellations:
         self._due: dict[Key, Due] = {}
         self._running: dict[Key, Withdrawable] = {}
         self._cancelled = False
-        self._lock = _thread.allocate_lock()
+        self._lock = allocate_lock()
 
     # ---- from other threads ----
 

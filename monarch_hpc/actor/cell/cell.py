@@ -1,92 +1,84 @@
-"""One actor in its proc: the thread, the mailbox, the object."""
+"""One actor in its proc: the mailbox, the object, and what it does in its turns."""
 
 from __future__ import annotations
 
-import inspect
-import threading
-import time
 import traceback
 from collections import deque
 from collections.abc import Callable
 from types import CoroutineType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from monarch_hpc.actor.cell.actor_object import ActorObject
 from monarch_hpc.actor.cell.cancellation import LIMITED, Cancellations, Mail
+from monarch_hpc.actor.cell.coroutines import Coroutines
+from monarch_hpc.actor.cell.end import CLEANUP_S, CellEnd
 from monarch_hpc.actor.cell.endpoint_table import EndpointEntry, EndpointTable, place_of
-from monarch_hpc.actor.cell.event_loop import Running
-from monarch_hpc.actor.cell.exit import exit_process
-from monarch_hpc.actor.cell.idle import idle_wait
 from monarch_hpc.actor.cell.invocation import Invocation
 from monarch_hpc.actor.cell.process import CellProcess
 from monarch_hpc.actor.cell.recording import CellRecorder
-from monarch_hpc.actor.cell.replies import ActorReplies
-from monarch_hpc.actor.context import Context, ProcInfo, set_caller, set_context
+from monarch_hpc.actor.cell.replies import ActorReplies, is_deadly
+from monarch_hpc.actor.cell.supervision import Supervision
+from monarch_hpc.actor.context import ProcInfo, set_caller
+from monarch_hpc.actor.endpoint_wrappers import bind
+from monarch_hpc.actor.execution.threads import Threaded
 from monarch_hpc.actor.fault import MeshFailure, print_error
 from monarch_hpc.actor.messages.line import MessageLink
 from monarch_hpc.actor.messages.payload import unpack_call, unpack_spawn
+from monarch_hpc.core.clock import monotonic_ns
 from monarch_hpc.core.errors import ActorDied, CallTimeout
 from monarch_hpc.core.text.description import summary_of, trace_of, traceback_of
 from monarch_hpc.telemetry.pen import Handling
 from monarch_hpc.transport.credit import cost_of
 from monarch_hpc.wire.frames import Frame, Kind
-from monarch_hpc.wire.serializer import loads
 
-__all__ = ["CLEANUP_S", "Cell"]
+if TYPE_CHECKING:
+    from monarch_hpc.actor.execution.event_loop import ActorLoop, Running
 
-CLEANUP_S = 3.0
-"""Time that cancelled endpoints and `__cleanup__` may take; less than `procs.stop_s`, after which procs are killed."""
+__all__ = ["Cell"]
 
-# Stand in for the cost of a call, which is always positive.
-_STOP = 0  # the actor ends here, after all earlier messages
-_FAULT = -1  # handle the next entry of `_faults`
-_END = -2  # the actor ends at once
+_STOP = 0  # stands in for the cost of a call, which is always positive: the actor ends here, after all earlier messages
 _NOTHING = Frame(Kind.STOP)
 
-_now = time.monotonic_ns
+_now = monotonic_ns
 
 _Begun = Callable[[], object]
 """Returns the coroutine of a function that has been called already."""
 
 
-class Cell:
-    """Runs one actor on a dedicated thread: the constructor first, then its messages, one at a time.
+class Cell(Threaded):
+    """Runs one actor: the constructor first, then its messages, one at a time; everything on one thread at a time.
 
-    Coroutines run on the process's event loop. If all endpoints of a class are coroutines, its constructor and hooks
-    run there too. In a proc the idle thread waits in the engine, and thereby drives the I/O: a call to an idle actor
-    runs on the thread that read it from the socket.
+    Coroutines run on the actor's own event loop, between messages. If all endpoints of a class are coroutines, its
+    constructor and hooks run there too.
     """
 
     def __init__(self, process: CellProcess, info: ProcInfo, channel: MessageLink, spawn: Frame) -> None:
-        self.engine = process.engine
         # Class and arguments stay packed: unpacking them runs user code, which may fail, on the actor's thread.
-        self._name, region, self._made = unpack_spawn(spawn)
-        self._place = place_of(info, region)
-        self.where = f"actor {self._name}{self._place} on {info.host or 'this host'}"
+        spawned = unpack_spawn(spawn)
+        name = spawned.name
+        super().__init__(process.threads, f"actor {name}")
+        self.engine = process.engine
+        self._name = name
+        self._place = place_of(info, spawned.region)
+        self.where = f"actor {name}{self._place} on {info.host or 'this host'}"
         self._process = process
-        self._info = info
         self._replier = process.replier
-        self._replies = ActorReplies(process.engine, process.replier, self.where, self._fail_after_call)
-        self._channel = channel
-        self._spawn = spawn
+        self._replies = ActorReplies(process.engine, process.replier, self.where, self._fail)
         self._actor = spawn.dest
-        self._owner = spawn.reply
         self._mailbox: deque[Mail] = deque()
         self._cancellations = Cancellations(self._mailbox, process.engine.clock, self._refuse)
-        self._faults: deque[tuple[MeshFailure, bool]] = deque()
-        self._on_loop = False  # constructor and hooks run on the loop too
-        self._busy = False  # in code that cannot be cancelled
+        self._constructed = False
+        self._busy: list[int] = []  # not empty while a function runs; whoever empties it answers the call
         self._records = CellRecorder(process.recorder)
         self._entries = EndpointTable(self._records)
-        self._running: set[Running] = set()
-        self._failure: tuple[str, BaseException] | None = None  # the cause of a failure that ends the actor
-        self._end_cause = ""  # why the actor has ended; empty before
-        self._context: Context | None = None  # of the actor's thread
-        self._wait, self._wake = idle_wait(process.engine, drives=process.drives)
-        self._thread = threading.Thread(target=self._run, name=f"actor {self._name}", daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError as error:  # no threads left, or memory is short
-            self._thread_failed(error)
+        self._supervision = Supervision(self._entries, self._fail, self._urge)
+        self._coroutines = Coroutines(process.engine, self._wait, self.wake)
+        self._object = ActorObject(self.where, info, spawned, spawn, self._entries, self._records, self._coroutines)
+        self._turn: Running | None = None  # the coroutine that all messages wait for
+        self._calls: Invocation | None = None  # the function that runs, if it is more than a function call
+        self._urgent = True  # something comes before all messages: first of all, the constructor
+        self._end = CellEnd(process, channel, spawn, self.where, self._mailbox, self._cancellations, self._replies)
+        self.wake()
 
     # ---- from other threads ----
 
@@ -103,7 +95,13 @@ class Cell:
         self._cancellations.cancel(channel, slot)
 
     def stop(self, channel: MessageLink, frame: Frame) -> None:
-        """Stop the actor after all queued messages; answer once it has ended."""
+        """Stop the actor after all queued messages, or when `procs.stop_s` is over; answer once it has ended.
+
+        What still runs then is cancelled; a function, which cannot be, is left to itself.
+        """
+        self._supervision.refuses = True
+        if self._end.ask(bytes(frame.body).decode(errors="replace")):
+            self._end.limit(self._process.stop_s, self._stop_late)
         self._put((frame.reply, channel, frame, _STOP, 0))
 
     def supervise(self, failure: MeshFailure, *, reported: bool) -> None:
@@ -112,68 +110,115 @@ class Cell:
         Args:
             reported: whether a call of this process already reports the failure.
         """
-        self._faults.append((failure, reported))
-        self._put_first(_FAULT)
+        self._supervision.add(failure, reported=reported)
+        self._urge()
 
     def end(self) -> None:
         """End the actor at once: running coroutines are cancelled, queued messages refused."""
-        self._replies.ending = True
-        self._put_first(_END)
+        self._end.ask("")
+        self._replies.cause = self._replies.cause or self._end.asked
+        self._urge()
 
     def kill(self, reason: str) -> None:
         """Make the actor fail after the message that it currently handles; the failure is reported to its owner."""
-        if self._failure is None:
-            self._failure = f"it was killed: {reason}", RuntimeError(reason)
-            self._put_first(_END)
+        self._fail(f"it was killed: {reason}", RuntimeError(reason))
 
     @property
     def ending(self) -> bool:
         """Whether the actor ends or has ended."""
-        return self._replies.ending
+        return bool(self._replies.cause)
 
     @property
     def ended(self) -> bool:
-        """Whether the actor has ended and cleaned up."""
-        return bool(self._end_cause)
+        """Whether the actor has ended, and cleaned up unless its thread hangs."""
+        return bool(self._end.cause)
 
     @property
     def abandonable(self) -> bool:
         """Whether shutdown need not wait: the actor runs code that cannot be cancelled, and has nothing to clean up."""
-        hook = inspect.getattr_static(self._entries.target, "__cleanup__", None)
-        return self._busy and hook is None and not self._entries.resources
+        return bool(self._busy) and not self._object.needs_clean_up
 
     def _put(self, mail: Mail) -> None:
         self._mailbox.append(mail)
-        # In this order: an ending actor sets `_end_cause` first and then empties its mailbox.
-        if self._end_cause:
-            self._refuse_all()
+        # In this order: an ending actor sets the cause first and then empties its mailbox.
+        if self._end.cause:
+            self._end.refuse_all()
         else:
-            self._wake()
+            self.wake()
 
-    def _put_first(self, mark: int) -> None:
-        self._mailbox.appendleft((0, None, _NOTHING, mark, 0))
-        self._wake()
+    def _urge(self) -> None:
+        self._urgent = True
+        self.wake()
 
-    # ---- the actor's thread ----
+    def _fail(self, cause: str, error: BaseException) -> None:
+        """End the actor with a failure, after the message that it currently handles; from any thread."""
+        if not self.ending and self._end.failure is None:
+            self._end.failure = cause, error
+            self._urge()
 
-    def _run(self) -> None:
+    def _stop_late(self) -> None:
+        """End what has not ended in the time for a stop; on the driver."""
+        if self.ended:
+            return
+        if self._busy:
+            self._give_up()
+            return
+        self._end.limit(CLEANUP_S, self._give_up)
+        self.end()
+
+    def _give_up(self) -> None:
+        """Leave the actor's thread to itself, where user code hangs, and answer all callers; on the driver."""
+        cause = self._replies.cause or self._end.asked
+        if self.ended or not self._end.declare(cause):
+            return
+        self._replies.cause = cause
+        print_error(f"{self.where} did not end within the time for a stop: its thread is left to itself")
+        died = ActorDied(self.where, cause)
+        for invocation in (self._calls, *self._coroutines.running.values()):
+            if invocation is not None:
+                invocation.refuse(died, raised=False)
         try:
-            self._serve()
-        except BaseException as error:  # noqa: BLE001 the last line of defence: no caller may wait for a dead thread
-            self._thread_failed(error)
+            slot = self._busy.pop()
+        except IndexError:
+            return
+        channel = self._cancellations.channel
+        if slot and channel is not None:
+            self._replier.reply_failure(channel, slot, self.where, died)
 
-    def _serve(self) -> None:
-        self._construct()
-        mailbox = self._mailbox
-        while not self._end_cause:
-            if not mailbox and not self._wait(lambda: bool(mailbox), None):
-                return  # the process ends
+    # ---- the actor's turns, on its thread ----
+
+    def due(self) -> bool:
+        """See `Threaded.due`."""
+        if (self._mailbox and self._turn is None) or self._urgent:
+            return not self._end.cause
+        loop = self._coroutines.loop
+        return loop is not None and loop.due() and not self._end.cause
+
+    def next_s(self) -> float | None:
+        """See `Threaded.next_s`."""
+        loop = self._coroutines.loop
+        return None if loop is None else loop.next_s()
+
+    def work(self) -> None:
+        """See `Threaded.work`."""
+        mailbox, end, coroutines = self._mailbox, self._end, self._coroutines
+        while not end.cause:
+            if self._urgent:
+                self._urgent = False
+                self._attend()
+                continue
+            loop = coroutines.loop
+            if loop is not None and loop.due():
+                self._step(loop)
+            if self._turn is not None or not mailbox:
+                if self._urgent or (coroutines.loop is not None and self.due()):
+                    continue
+                break
             try:
-                _, channel, frame, cost, arrived_ns = mailbox.popleft()
+                slot, channel, frame, cost, arrived_ns = mailbox.popleft()
             except IndexError:  # another thread removed a cancelled call meanwhile
                 continue
             if cost > 0:
-                assert channel is not None
                 over = True
                 try:
                     over = self._handle(channel, frame, cost, arrived_ns)
@@ -181,39 +226,45 @@ class Cell:
                     frame = _NOTHING  # free the payload before its sender gets credit for more
                     if over:
                         channel.consumed(self._actor, cost)
-            elif cost == _FAULT:
-                self._supervise(*self._faults.popleft())
             else:
-                self._finish("it was stopped")
-                if cost == _STOP and channel is not None and frame.reply:
-                    self._replier.reply(channel, frame.reply, None)
-            if self._failure is not None and not self._end_cause:
-                self._finish(*self._failure)
+                end.answer_stop(channel, slot)
+                self._finish()
+        if end.cause and not self._object.cleaned:  # it was given up meanwhile
+            self._object.clean_up(None)
+            self._records.ended(end.cause, failed=False)
+
+    def _step(self, loop: ActorLoop) -> None:
+        try:
+            loop.step()
+        except (SystemExit, KeyboardInterrupt) as error:  # of a task: asyncio passes these on, and no others
+            self._fail(f"a task raised {summary_of(error)}", error)
+
+    def _wait(self, ready: Callable[[], bool], timeout_s: float | None) -> bool:
+        assert self.thread is not None, "called in the middle of its work"
+        return self.thread.wait(ready, timeout_s)
+
+    def _attend(self) -> None:
+        """Do what comes before all messages."""
+        if not self._constructed:
+            self._construct()
+        if self._end.failure is not None or self.ending:
+            self._finish()
+        elif self._supervision.due:
+            self._object.context = None  # the hook enters another one
+            self._supervision.handle(self._coroutines, on_loop=self._object.on_loop)
+            self._urgent = True  # there may be another failure, or the hook has failed the actor
 
     def _construct(self) -> None:
+        self._busy.append(0)
         try:
-            self._try_construct()
-        except SystemExit as leaving:
-            exit_process(leaving)
+            set_caller(self._cancellations)
+            self._object.construct()
         except BaseException as error:  # noqa: BLE001 user code; reported to owner and callers
             print_error(trace_of(error))
-            self._finish(f"its constructor raised {summary_of(error)}", error)
-
-    def _try_construct(self) -> None:
-        made: Any = loads(self._made, self._spawn.buffers)
-        cls, args, kwargs = made
-        base = self._entries.begin(self._name, cls, self._place, self._info, self._actor)
-        self._enter(base)
-        set_caller(self._cancellations)
-        methods = self._entries.endpoints.values()
-        self._on_loop = bool(methods) and all(method.is_async for method in methods)
-        self._entries.target = self._call(cls, *args, **kwargs)
-        self._records.ready()
-        self._made, self._spawn = b"", _NOTHING  # drop the packed arguments
-
-    def _enter(self, context: Context) -> None:
-        self._context = context
-        set_context(context)
+            self._end.failure = self._end.failure or (f"its constructor raised {summary_of(error)}", error)
+        finally:
+            self._constructed = True
+            self._busy.clear()
 
     def _handle(self, channel: MessageLink, frame: Frame, cost: int, arrived_ns: int) -> bool:
         """Run one call; False if it continues as a coroutine, whose end answers it and returns its credit."""
@@ -224,32 +275,42 @@ class Cell:
         if (cancellations.keys or slot >= LIMITED) and cancellations.refuses(channel, slot):
             return True
         handling = self._records.handling
+        busy = self._busy
+        raised: BaseException | None = None
+        value: object = None
+        runs = False
+        busy.append(slot)
         try:
             head, args, kwargs = unpack_call(frame)
             entry = self._entries[head]
             method = entry.method
-            if entry.context is not self._context:
-                self._enter(entry.context)
+            if entry.context is not self._object.context:
+                self._object.enter(entry.context)
             if entry.plain is None:
                 handling = self._records.begin_concurrent(channel, entry.name, slot, len(frame.body), arrived_ns)
                 return self._start(channel, frame, cost, entry, args, kwargs, handling)
             handling.begin(entry.name, channel.mark or self._records.peer(channel), slot, len(frame.body), arrived_ns)
-            self._busy = True
+            runs = True
             value = entry.plain(*args, **kwargs)
             if type(value) is CoroutineType:  # a `def` that wraps an `async def`
-                self._busy = False
                 self._records.detach()
                 return self._start(channel, frame, cost, entry, (), {}, handling, lambda: value)
-        except SystemExit as leaving:
-            exit_process(leaving)
         except BaseException as error:  # noqa: BLE001 user code; reported to the caller
-            self._replies.fail(channel, slot, method, error, handling)
+            raised = error
+        try:
+            busy.pop()
+        except IndexError:  # given up: the caller has its answer
+            handling.end(0)
+            return True
+        if raised is not None:
+            (self._replies.die if runs and is_deadly(raised) else self._replies.fail)(
+                channel, slot, method, raised, handling
+            )
+            del raised  # its traceback holds this frame
+        elif slot:
+            self._replier.reply(channel, slot, value, self.where, method, handling)
         else:
-            if slot:
-                self._replier.reply(channel, slot, value, self.where, method, handling)
-            else:
-                handling.end(0)
-        self._busy = False
+            handling.end(0)
         if slot >= LIMITED:
             cancellations.over(channel, slot)
         return True
@@ -268,33 +329,33 @@ class Cell:
         begun: _Begun | None = None,
     ) -> bool:
         endpoint, slot = entry.endpoint, frame.reply
-        function = begun or endpoint.__get__(self._entries.target, type(self._entries.target))
+        function = begun or bind(endpoint, self._entries.target)
         cancellations = self._cancellations
         invocation = Invocation(self._replies, channel, slot, endpoint, cancellations.due(channel, slot), handling)
         if begun is None and not endpoint.is_async:
-            self._busy = True
+            self._busy[:] = [0]  # the invocation answers the call, once
+            self._calls = invocation
             invocation.call(function, args, kwargs)
-            self._busy = False
+            self._calls = None
+            self._busy.clear()
             self._records.finish(handling)
             cancellations.over(channel, slot)
             return True
+        self._busy.clear()
 
         def done(running: Running) -> None:
-            self._running.discard(running)
+            if self._turn is running:
+                self._turn = None
             self._records.finish(handling)
             cancellations.over(channel, slot)
             channel.consumed(self._actor, cost)
-            self._wake()
 
-        running = invocation.running = self._process.loop.start(invocation.perform(function, args, kwargs), done)
-        self._running.add(running)
+        running = self._coroutines.begin(invocation.perform(function, args, kwargs), done, invocation)
+        invocation.running = running
+        if not endpoint.concurrent:
+            self._turn = running
         if slot:
             cancellations.runs(channel, slot, invocation)
-        if running.over:
-            self._running.discard(running)
-            cancellations.over(channel, slot)
-        if not endpoint.concurrent:
-            self._wait(lambda: running.over or self._replies.ending, None)
         return False
 
     def _refuse(self, channel: MessageLink, slot: int, cost: int, limit_s: float) -> None:
@@ -302,94 +363,38 @@ class Cell:
             channel.consumed(self._actor, cost)
         self._replier.reply_failure(channel, slot, self.where, CallTimeout(self.where, (), limit_s))
 
-    def _fail_after_call(self, cause: str, error: BaseException) -> None:
-        if self._failure is None:
-            self._failure = cause, error
-            if threading.current_thread() is not self._thread:
-                self._put_first(_END)
+    # ---- the end ----
 
-    def _call(self, function: Callable[..., object], *args: Any, **kwargs: Any) -> object:
-        """Call the constructor or a hook, on the event loop if this actor runs there."""
-        if self._on_loop or inspect.iscoroutinefunction(function):
-            return self._process.loop.call(lambda: function(*args, **kwargs), self._wait, self._wake)
-        return function(*args, **kwargs)
-
-    # ---- failures and the end ----
-
-    def _supervise(self, failure: MeshFailure, reported: bool) -> None:
-        assert self._entries.base_context is not None
-        self._enter(self._entries.base_context)
-        try:
-            hook = getattr(self._entries.target, "__supervise__", None)
-            handled = reported if hook is None else bool(self._call(hook, failure))
-        except SystemExit as leaving:
-            exit_process(leaving)
-        except BaseException as error:  # noqa: BLE001 user code; reported to the next owner
-            cause = f"its __supervise__ raised {summary_of(error)}, when called with the failure: {failure}"
-            self._failure = cause, error
-        else:
-            if not handled:
-                self._failure = f"it did not handle the failure: {failure}", RuntimeError(failure.report())
-
-    def _finish(self, cause: str, error: BaseException | None = None) -> None:
-        if self._failure is not None:
-            cause, error = self._failure
-        trace = "" if error is None else trace_of(error)
-        if error is not None:
-            failure = MeshFailure(self._name, self._place.rank, self.where, cause, trace)
-            self._replier.report(self._channel, self._owner, self._actor, failure)
-        self._replies.ending = True
-        for running in list(self._running):
-            running.cancel()
-        self._wait(lambda: not self._running, CLEANUP_S)
-        self._clean_up(error)
-        self._entries.close_resources(self.where)
-        self._process.stop_owned(self._actor)
-        self._entries.close()
-        self._failure = None
+    def _finish(self) -> None:
+        """End the actor, with its failure or because it was stopped."""
+        end, error = self._end, None
+        cause = words = end.asked or self._replies.cause
+        if end.failure is not None:
+            words, error = end.failure
+            cause = f"{words}\n{trace_of(error)}".rstrip()
+            end.report(self._name, self._place.rank, end.failure)
+        self._replies.cause = cause
+        self._coroutines.cancel_all(CLEANUP_S)
+        self._object.clean_up(error)
+        end.failure = None
         if error is not None:
             traceback.clear_frames(traceback_of(error))  # its frames hold the object
-        self._end_cause = f"{cause}\n{trace}".rstrip()
-        self._records.ended(cause, failed=error is not None)
-        self._process.forget(self._actor, self.where, self._end_cause)
-        self._refuse_all()
-        self.engine.wake_waiters()
+        self._records.ended(words, failed=error is not None)
+        end.declare(cause)
 
-    def _thread_failed(self, error: BaseException) -> None:
+    def break_off(self, error: BaseException) -> None:
+        """See `Threaded.break_off`."""
         print_error(f"{self.where} cannot go on:\n{trace_of(error)}")
-        channel, slot = self._cancellations.channel, self._cancellations.slot
+        end, channel, slot = self._end, self._cancellations.channel, self._cancellations.slot
+        cause = f"its thread failed: {summary_of(error)}"
         try:
-            if not self._end_cause:
-                self._finish(f"its thread failed: {summary_of(error)}", error)
+            if self.thread is None:
+                end.report(self._name, self._place.rank, (cause, error))
+            elif not self.ended:
+                end.failure = end.failure or (cause, error)
+                self._finish()
         finally:
-            self._end_cause = self._end_cause or "its thread failed"
-            self._refuse_all()
+            end.declare(cause)
+            end.refuse_all()
             if channel is not None and slot:  # a call that has been answered ignores this
-                self._replier.reply_failure(channel, slot, self.where, ActorDied(self.where, self._end_cause))
-
-    def _clean_up(self, error: BaseException | None) -> None:
-        if self._entries.base_context is None or self._entries.target is None:
-            return
-        self._enter(self._entries.base_context)
-        try:
-            hook = getattr(self._entries.target, "__cleanup__", None)
-            if hook is not None:
-                self._call(hook, error)
-        except BaseException as another:  # noqa: BLE001 user code; the actor ends all the same
-            print_error(f"{self.where}: its __cleanup__ failed:\n{trace_of(another)}")
-
-    def _refuse_all(self) -> None:
-        while True:
-            try:
-                slot, channel, _, cost, _ = self._mailbox.popleft()
-            except IndexError:
-                return
-            if channel is None:
-                continue
-            if cost > 0:
-                channel.consumed(self._actor, cost)
-                if slot:
-                    self._cancellations.over(channel, slot)
-                    self._replier.reply_failure(channel, slot, self.where, ActorDied(self.where, self._end_cause))
-            elif slot:
-                self._replier.reply(channel, slot, None)
+                self._replier.reply_failure(channel, slot, self.where, ActorDied(self.where, end.cause))

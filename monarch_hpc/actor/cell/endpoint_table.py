@@ -8,10 +8,11 @@ from dataclasses import replace
 from monarch_hpc.actor.cell.recording import CellRecorder
 from monarch_hpc.actor.context import Context, ProcInfo
 from monarch_hpc.actor.endpoint import EndpointMethod, endpoints_of, unmarked_method
+from monarch_hpc.actor.endpoint_wrappers import bind
 from monarch_hpc.actor.fault import print_error
-from monarch_hpc.actor.messages.payload import unpack_head
+from monarch_hpc.actor.messages.payload import Spawned, unpack_head
 from monarch_hpc.core.shape import Point, Region
-from monarch_hpc.core.text.description import trace_of
+from monarch_hpc.core.text.description import qualified_name, trace_of
 
 __all__ = ["EndpointEntry", "EndpointTable", "place_of"]
 
@@ -53,16 +54,26 @@ class EndpointTable(dict[bytes, EndpointEntry]):
         self.base_context: Context | None = None
         """The context of the constructor and the hooks."""
 
-    def begin(self, name: str, cls: type, rank: Point, info: ProcInfo, actor: int) -> Context:
+    def begin(self, spawned: Spawned, cls: type, info: ProcInfo, actor: int) -> Context:
         """Set up the table for an actor of *cls*; return the context of its constructor.
 
         Args:
-            rank: the actor's rank in the spawned mesh.
             actor: the actor's number.
         """
         self.endpoints = endpoints_of(cls)
-        self._records.spawned(actor, name, rank.rank)
-        self.base_context = Context(name, rank, rank, info, actor, self._records.mark)
+        rank = place_of(info, spawned.region)
+        self._records.spawned(actor, spawned.name, rank.rank)
+        self.base_context = Context(
+            spawned.name,
+            rank,
+            rank,
+            info,
+            actor,
+            self._records.mark,
+            class_name=qualified_name(cls),
+            region=spawned.region,
+            creator=spawned.creator,
+        )
         return self.base_context
 
     def __missing__(self, head: bytes) -> EndpointEntry:
@@ -73,7 +84,7 @@ class EndpointTable(dict[bytes, EndpointEntry]):
         if endpoint is None:
             raise AttributeError(f"{base.actor_name} has no endpoint {method!r}; mark the method with @endpoint")
         # Bound once, but only if plain: an `Invocation` may be stored in the object, and the two would form a cycle.
-        plain = endpoint.__get__(self.target, type(self.target)) if endpoint.plain else None
+        plain = bind(endpoint, self.target) if endpoint.plain else None
         context = replace(base, message_rank=place_of(base.proc, region))
         entry = self[head] = EndpointEntry(method, endpoint, plain, context, self._records.name(method))
         return entry

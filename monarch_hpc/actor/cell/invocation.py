@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch_hpc.actor.cell.cancellation import Due
-from monarch_hpc.actor.cell.event_loop import Running
-from monarch_hpc.actor.cell.exit import exit_process
-from monarch_hpc.actor.cell.replies import ActorReplies, Ending
+from monarch_hpc.actor.cell.replies import ActorReplies, Ending, is_deadly
+from monarch_hpc.actor.cell.response_port import AnswerTo, ResponsePort
 from monarch_hpc.actor.context import set_caller
 from monarch_hpc.actor.endpoint import EndpointMethod
 from monarch_hpc.actor.messages.line import MessageLink
 from monarch_hpc.core.errors import ActorDied, CallTimeout, PortClosed
 
-__all__ = ["Invocation", "ResponsePort"]
+if TYPE_CHECKING:
+    from monarch_hpc.actor.execution.event_loop import Running
+
+__all__ = ["Invocation"]
 
 
 _BEHIND_S = 1.0
@@ -73,6 +74,8 @@ class Invocation:
 
     async def perform(self, function: Callable[..., Any], args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Run the coroutine; raises nothing."""
+        import asyncio
+
         replies = self._replies
         set_caller(self)
         limit_s = self._endpoint.timeout_s
@@ -85,17 +88,18 @@ class Invocation:
                     value = await function(*self._with_port(args), **kwargs)
             finally:
                 self._returned = True
-        except SystemExit as leaving:
-            exit_process(leaving)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
-            if not (replies.ending or self.cancelled or (task is not None and task.cancelling())):
+            if not (replies.cause or self.cancelled or (task is not None and task.cancelling())):
                 self._fail(error)  # not a cancellation: the endpoint raised it
                 return
-            cause = "it was stopped" if replies.ending else f"a call of {self._endpoint.__name__} was cancelled there"
-            self.refuse(ActorDied(replies.where, cause))
+            cause = replies.cause or f"a call of {self._endpoint.__name__} was cancelled there"
+            self.refuse(ActorDied(replies.where, cause), raised=False)
         except BaseException as error:  # noqa: BLE001 user code; reported to the caller
-            self._fail(self._too_slow() if limit.expired() and issubclass(type(error), TimeoutError) else error)
+            if limit.expired() and issubclass(type(error), TimeoutError):
+                self._time_out()
+            else:
+                self._fail(error)
         else:
             self._return(value)
         finally:
@@ -111,14 +115,12 @@ class Invocation:
         """Call a function. It cannot be interrupted: on timeout the caller gets an error while it still runs."""
         timer = None
         if self._endpoint.timeout_s is not None:
-            timer = self._replies.engine.call_later(self._endpoint.timeout_s, lambda: self._fail(self._too_slow()))
+            timer = self._replies.engine.call_later(self._endpoint.timeout_s, self._time_out)
         try:
             try:
                 value = function(*self._with_port(args), **kwargs)
             finally:
                 self._returned = True
-        except SystemExit as leaving:
-            exit_process(leaving)
         except BaseException as error:  # noqa: BLE001 user code; reported to the caller
             self._fail(error)
         else:
@@ -129,7 +131,13 @@ class Invocation:
             self._record()
 
     def _with_port(self, args: tuple[object, ...]) -> tuple[object, ...]:
-        return (ResponsePort(self), *args) if self._endpoint.explicit else args
+        if not self._endpoint.explicit:
+            return args
+        if self._slot:
+            self._replies.unanswered.add(self)
+        if args and type(args[0]) is AnswerTo:
+            return (ResponsePort(self, args[0].port), *args[1:])
+        return (ResponsePort(self), *args)
 
     def _return(self, value: object) -> None:
         if not self._endpoint.explicit:
@@ -140,6 +148,7 @@ class Invocation:
             self._open.pop()
         except IndexError:
             return False
+        self._replies.unanswered.discard(self)
         return True
 
     def succeed(self, value: object) -> None:
@@ -147,16 +156,21 @@ class Invocation:
         if self._claim() and self._slot:
             self._replies.succeed(self._channel, self._slot, self._endpoint.__name__, value, self)
 
-    def refuse(self, error: BaseException) -> None:
+    def refuse(self, error: BaseException, *, raised: bool = True) -> None:
         """Answer with *error*, unless the call is answered already; unlike `_fail`, drop it if no answer is wanted."""
         if self._claim() and self._slot:
-            self._replies.fail(self._channel, self._slot, self._endpoint.__name__, error, self)
+            self._replies.fail(self._channel, self._slot, self._endpoint.__name__, error, self, raised=raised)
 
-    def _fail(self, error: BaseException) -> None:
-        if self._claim():
-            self._replies.fail(self._channel, self._slot, self._endpoint.__name__, error, self)
-        elif self._endpoint.explicit:  # already answered, and no call would report this error
-            self._replies.fail(self._channel, 0, self._endpoint.__name__, error, self)
+    def _fail(self, error: BaseException, *, raised: bool = True) -> None:
+        slot = self._slot
+        if not self._claim():
+            if not (self._endpoint.explicit or is_deadly(error)):
+                return
+            slot = 0  # already answered, and no call would report this error
+        if is_deadly(error):
+            self._replies.die(self._channel, slot, self._endpoint.__name__, error, self)
+        else:
+            self._replies.fail(self._channel, slot, self._endpoint.__name__, error, self, raised=raised)
 
     # ---- telemetry ----
 
@@ -187,35 +201,10 @@ class Invocation:
             # Not from the garbage collector: the current thread may hold any lock.
             self._replies.engine.call_soon(lambda: self.refuse(error))
 
-    def _too_slow(self) -> TimeoutError:
+    def _time_out(self) -> None:
         if self._due is not None and self._replies.engine.clock() >= self._due[0]:
-            return CallTimeout(f"{self._replies.where}, endpoint {self._endpoint.__name__}", (), self._due[1])
-        return TimeoutError(
-            f"endpoint {self._endpoint.__name__} took longer than its timeout of {self._endpoint.timeout_s:g} s"
-        )
-
-
-class ResponsePort:
-    """The port through which an endpoint with `explicit_response_port` answers, at any time and from any thread.
-
-    The first answer counts. A response port cannot be sent in messages; a `Port` can.
-    """
-
-    __slots__ = ("_invocation",)
-
-    def __init__(self, invocation: Invocation) -> None:
-        self._invocation = invocation
-
-    def send(self, value: object) -> None:
-        """Answer with *value*."""
-        self._invocation.succeed(value)
-
-    def exception(self, error: BaseException) -> None:
-        """Answer with an exception, which is raised at the caller."""
-        self._invocation.refuse(error)
-
-    def __del__(self) -> None:
-        self._invocation.drop()
-
-    def __reduce__(self) -> str:
-        raise TypeError("a response port answers from its own process: send a port of Channel.open() instead")
+            where = f"{self._replies.where}, endpoint {self._endpoint.__name__}"
+            self._fail(CallTimeout(where, (), self._due[1]), raised=False)
+            return
+        limit_s = self._endpoint.timeout_s
+        self._fail(TimeoutError(f"endpoint {self._endpoint.__name__} took longer than its timeout of {limit_s:g} s"))

@@ -6,16 +6,18 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from monarch_hpc.actor.cell.exit import exit_process
+from monarch_hpc.actor.cell.response_port import Answered
 from monarch_hpc.actor.fault import MeshFailure, print_error
 from monarch_hpc.actor.messages.line import MessageLink
 from monarch_hpc.actor.messages.payload import pack_fault, pack_result, send_failure
-from monarch_hpc.core.errors import ForkedError, FrameError, TransportError
+from monarch_hpc.actor.running_loop import is_cancellation
+from monarch_hpc.core.errors import ActorDied, ForkedError, FrameError, TransportError
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.text.description import summary_of, trace_of
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.frames import Buffer, Frame, Kind
 
-__all__ = ["ActorReplies", "Ending", "Replier"]
+__all__ = ["ActorReplies", "Ending", "Replier", "is_deadly"]
 
 _log = Logger(__name__)
 
@@ -71,12 +73,23 @@ class Replier:
                 ending.end(_size(body, buffers) if buffers else len(body))
             self.answer(channel, Frame(Kind.RESULT, slot, 0, body, buffers))
         except Exception as error:  # noqa: BLE001 not picklable, too large, or memory is short: the caller gets that error
-            self.reply_failure(channel, slot, f"{where or self.host}, endpoint {method}", error, ending)
+            self.reply_failure(channel, slot, f"{where or self.host}, endpoint {method}", error, ending, raised=True)
 
     def reply_failure(
-        self, channel: MessageLink, slot: int, where: str, error: BaseException, ending: Ending | None = None
+        self,
+        channel: MessageLink,
+        slot: int,
+        where: str,
+        error: BaseException,
+        ending: Ending | None = None,
+        *,
+        raised: bool = False,
     ) -> None:
-        """Answer a call with an exception, or with as much of it as can be sent; otherwise like `reply`."""
+        """Answer a call with an exception, or with as much of it as can be sent; otherwise like `reply`.
+
+        Args:
+            raised: whether user code raised it, see `actor.messages.payload.send_failure`.
+        """
         if self._engine.forked_from:
             print_error(trace_of(error))
             exit_process(SystemExit(1))
@@ -86,7 +99,7 @@ class Replier:
                 ending.fail(_size(body, buffers))
             self.answer(channel, Frame(Kind.FAILURE, slot, 0, body, buffers))
 
-        send_failure(where, error, send)
+        send_failure(where, error, send, raised=raised)
 
     def answer(self, channel: MessageLink, frame: Frame) -> None:
         """Send *frame*; drop it if the caller's channel is gone.
@@ -111,10 +124,12 @@ class ActorReplies:
 
     Args:
         where: the actor in words.
-        on_failure: called with a description and the exception when a broadcast fails, which has no caller to answer.
+        on_failure: called with a description and the exception when a broadcast fails, which has no caller to answer,
+            and when an endpoint raises what ends the actor.
 
     Attributes:
-        ending: whether the actor ends, and with it its coroutines.
+        cause: why the actor ends, and with it its coroutines; empty while it lives.
+        unanswered: calls that a response port may still answer; for any thread.
     """
 
     def __init__(
@@ -122,7 +137,8 @@ class ActorReplies:
     ) -> None:
         self.engine = engine
         self.where = where
-        self.ending = False
+        self.cause = ""
+        self.unanswered: set[Answered] = set()
         self._replier = replier
         self._on_failure = on_failure
 
@@ -130,13 +146,47 @@ class ActorReplies:
         """Answer a call with its result."""
         self._replier.reply(channel, slot, value, self.where, method, ending)
 
-    def fail(self, channel: MessageLink, slot: int, method: str, error: BaseException, ending: Ending) -> None:
-        """Answer a call with an exception; the exception of a broadcast makes the actor fail."""
+    def fail(
+        self,
+        channel: MessageLink,
+        slot: int,
+        method: str,
+        error: BaseException,
+        ending: Ending,
+        *,
+        raised: bool = True,
+    ) -> None:
+        """Answer a call with an exception; the exception of a broadcast makes the actor fail.
+
+        Args:
+            raised: whether the endpoint raised it; False for what this process says of the call.
+        """
         if slot:
-            self._replier.reply_failure(channel, slot, f"{self.where}, endpoint {method}", error, ending)
+            where = f"{self.where}, endpoint {method}"
+            self._replier.reply_failure(channel, slot, where, error, ending, raised=raised)
             return
         ending.fail(0)
         self._on_failure(f"endpoint {method} raised {summary_of(error)}", error)
+
+    def die(self, channel: MessageLink, slot: int, method: str, error: BaseException, ending: Ending) -> None:
+        """Answer a call with the death of the actor, which *error* has ended."""
+        if issubclass(type(error), SystemExit) and self.engine.forked_from:
+            exit_process(error)
+        cause = f"endpoint {method} raised {summary_of(error)}"
+        if slot:
+            died = ActorDied(self.where, f"{cause}\n{trace_of(error)}".rstrip())
+            self._replier.reply_failure(channel, slot, self.where, died, ending)
+        else:
+            ending.fail(0)
+        self._on_failure(cause, error)
+
+
+def is_deadly(error: BaseException) -> bool:
+    """Whether an actor dies of *error*: SystemExit, KeyboardInterrupt, panics of extensions.
+
+    Code that catches Exception lets these pass, so that what it was doing is left half done.
+    """
+    return not (issubclass(type(error), Exception) or is_cancellation(error))
 
 
 def _size(body: Buffer, buffers: Sequence[Buffer]) -> int:

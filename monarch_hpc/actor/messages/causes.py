@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from monarch_hpc.core.errors import ActorError, DeliveryUnknown, TransportError
+from monarch_hpc.core.errors import DeliveryUnknown, SupervisionError, TransportError
 
 __all__ = ["Causes", "OnCause", "report_unknown"]
 
-OnCause = Callable[[ActorError], None]
+OnCause = Callable[[SupervisionError], None]
 
 
 class Causes(Protocol):
     """The causes of procs' deaths: a proc asks the program for them, the program gets them from the agents."""
 
     def explain(self, incarnation: int, where: str, error: TransportError, on_cause: OnCause) -> None:
-        """Report why the callee at *where* was lost: `ActorDied` with the cause, or `DeliveryUnknown` without one.
+        """Report why the callee at *where* was lost: `ProcDied` with the cause, or `DeliveryUnknown` without one.
 
         May be called on any thread; *on_cause* is called on the driver, now or once the cause is known.
         """

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from monarch_hpc.actor.messages.line import LoopbackLink, MessageLink, ProcLink
 from monarch_hpc.actor.messages.proc_ref import ProcRef
+from monarch_hpc.core.errors import TransportError
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.node import Node
@@ -23,12 +25,15 @@ class Connections:
     Attributes:
         channels: links to other processes by incarnation; those that have ended may still be among them.
         loopback: the link to this process; None in a forked child.
+        find_allocation: called with an allocation that this process does not belong to, before one of its procs is
+            dialled; may make the process belong to it.
     """
 
     def __init__(self, engine: Engine, deliver: Callable[[MessageLink, Frame], None]) -> None:
         self.engine = engine
         self.channels: Mapping[int, FrameChannel] = {}
         self.loopback: LoopbackLink | None = None
+        self.find_allocation: Callable[[str], object] = lambda _allocation: None
         self._deliver = deliver
         self._node: Node | None = None
         self._own: ProcRef | None = None
@@ -43,7 +48,7 @@ class Connections:
         self._node = node
         self._own = own
         self.channels = node.channels
-        self.loopback = LoopbackLink(self.engine, self._deliver, node.limits.mailbox_bytes, node.memories)
+        self.loopback = LoopbackLink(self.engine, self._deliver, node.limits.mailbox_bytes, node.own_memory)
         self.loopback.mark = mark
 
     def drop(self) -> None:
@@ -68,13 +73,38 @@ class Connections:
 
         Raises:
             TransportError: the proc cannot be reached.
+            EngineFailed: this process cannot communicate any more.
         """
+        if self.engine.failure is not None:
+            self.engine.check_works()  # nobody would read of a lost channel, or send what waits in one
         channel = self.node.channels.get(proc.incarnation)
         if channel is not None and channel.error is None:
             return channel
         if self.loopback is not None and proc.incarnation == self.node.identity.incarnation:
             return self.loopback
-        return self.node.connect(proc.addresses, proc.incarnation)
+        if not self.node.belongs(proc.allocation) and not self.engine.driving:
+            self.find_allocation(proc.allocation)
+        return self.node.connect(proc.addresses, proc.incarnation, allocation=proc.allocation)
+
+    def reach(self, proc: ProcRef, done: Callable[[ProcLink | TransportError], None]) -> None:
+        """Call *done* with the link to *proc*, or with the reason why it cannot be reached; from any thread.
+
+        It is called at once if there is a link, else on the driver.
+        """
+        channel = self.node.channels.get(proc.incarnation)
+        if channel is not None and channel.error is None:
+            done(channel)
+        elif self.loopback is not None and proc.incarnation == self.node.identity.incarnation:
+            done(self.loopback)
+        else:
+            try:
+                if not self.node.belongs(proc.allocation) and not self.engine.driving:
+                    self.find_allocation(proc.allocation)
+            except TransportError as error:
+                done(error)
+                return
+            dial = partial(self.node.dial, proc.addresses, proc.incarnation, done, proc.allocation)
+            self.engine.call_soon(dial)
 
     def open_line(self, incarnation: int) -> MessageLink | None:
         """The link to a process, which may be this one; None if there is none now."""

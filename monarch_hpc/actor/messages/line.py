@@ -10,8 +10,9 @@ from monarch_hpc.actor.context import context
 from monarch_hpc.transport.credit import Credit, cost_of, take_credit
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.memory.operations import Transfer
-from monarch_hpc.transport.memory.registry import Memories
-from monarch_hpc.wire.frames import Frame, Kind
+from monarch_hpc.transport.memory.own import OwnMemories
+from monarch_hpc.transport.memory.peer import MemoryPeer
+from monarch_hpc.wire.frames import Frame, Kind, copy_of
 
 __all__ = ["LoopbackLink", "MessageLink", "ProcLink"]
 
@@ -47,6 +48,11 @@ class MessageLink(Protocol):
 class ProcLink(MessageLink, Protocol):
     """The link to a process, which may be this one: messages, and memory that was registered there."""
 
+    @property
+    def memory(self) -> MemoryPeer:
+        """The registered memory of the process; see `transport.api.FrameChannel.memory`."""
+        ...
+
     def get(self, key: bytes, offset: int, into: object) -> Transfer:
         """Read registered memory of the process; see `transport.api.FrameChannel.get`."""
         ...
@@ -66,15 +72,15 @@ class LoopbackLink:
     Args:
         deliver: takes each frame.
         window_bytes: bytes that may be queued for one actor before its senders block.
-        memories: the registered memories of this process.
+        memory: the registered memory of this process.
     """
 
     def __init__(
-        self, engine: Engine, deliver: Callable[[MessageLink, Frame], None], window_bytes: int, memories: Memories
+        self, engine: Engine, deliver: Callable[[MessageLink, Frame], None], window_bytes: int, memory: OwnMemories
     ) -> None:
         self._engine = engine
         self._deliver = deliver
-        self._memories = memories
+        self.memory = memory
         self._credit = Credit(window_bytes, engine.wake_waiters)
         self.mark = 0
 
@@ -86,7 +92,7 @@ class LoopbackLink:
     def send(self, frame: Frame, end_s: float | None = None) -> bool:
         """Deliver a copy of *frame*; block while the callee's mailbox is full, until *end_s* at most."""
         kind = frame.kind
-        copy = Frame(kind, frame.dest, frame.reply, frame.body, [bytearray(buffer) for buffer in frame.buffers])
+        copy = Frame(kind, frame.dest, frame.reply, frame.body, [copy_of(buffer) for buffer in frame.buffers])
         if kind is _RESULT or kind is _FAILURE:
             self._engine.call_soon(partial(self._deliver, self, copy))
             return True
@@ -105,11 +111,11 @@ class LoopbackLink:
 
     def get(self, key: bytes, offset: int, into: object) -> Transfer:
         """Copy registered memory of this process to *into*; done on return."""
-        return self._memories.get(key, offset, into)
+        return self.memory.memories.get(key, offset, into)
 
     def put(self, key: bytes, offset: int, data: object) -> Transfer:
         """Copy *data* to registered memory of this process; done on return."""
-        return self._memories.put(key, offset, data)
+        return self.memory.memories.put(key, offset, data)
 
     def consumed(self, dest: int, cost: int) -> None:
         """Return the credit of a call that was handled; blocked senders may continue."""

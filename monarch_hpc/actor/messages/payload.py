@@ -8,19 +8,21 @@ from __future__ import annotations
 import contextlib
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 from monarch_hpc.actor.fault import MeshFailure
 from monarch_hpc.actor.messages.remote_error import as_actor_error
-from monarch_hpc.core.errors import ActorFailed
+from monarch_hpc.core.dataclass import dataclass
+from monarch_hpc.core.errors import ActorError, ActorFailed, MonarchError
 from monarch_hpc.core.shape import Extent, Region
 from monarch_hpc.core.text.description import class_name, summary_of, text_of, trace_of
 from monarch_hpc.transport.engine.interrupts import may_be_signal
-from monarch_hpc.wire.frames import Buffer, Frame
+from monarch_hpc.wire.frames import Buffer, Frame, copy_of
 from monarch_hpc.wire.obstacle import refusal
 from monarch_hpc.wire.serializer import dumps, loads
 
 __all__ = [
+    "Spawned",
     "View",
     "call_head",
     "pack_call",
@@ -44,14 +46,16 @@ View = tuple[tuple[str, ...], tuple[int, ...], int, tuple[int, ...]]
 
 _CALL = struct.Struct("<BI")  # whether there are keyword arguments; length of the head
 _WITH_NAMES = b"\x01"
+_SPAWN = struct.Struct("<I")  # length of the head
 
 
-_UNSENDABLE = dumps((("an actor", "an exception", "neither the exception nor a description can be sent", ""), b"", ()))
+_NO_WORDS = "an actor", "an exception", "neither the exception nor a description can be sent", ""
+_UNSENDABLE = dumps((False, _NO_WORDS, b"", ()))
 
 
 def view_of(region: Region) -> View:
     """Return *region* as plain values."""
-    return region.extent.labels, region.extent.sizes, region.offset, region.strides
+    return region.extent.names, region.extent.shape, region.offset, region.strides
 
 
 def region_of(view: View) -> Region:
@@ -85,25 +89,49 @@ def pack_call(head: bytes, args: tuple[object, ...], kwargs: dict[str, object]) 
     return b"".join((_WITH_NAMES, head[1:], body)), buffers
 
 
+@dataclass(frozen=True, slots=True)
+class Spawned:
+    """The content of a SPAWN frame.
+
+    Attributes:
+        region: the place of the actor's mesh among the procs of its proc mesh.
+        creator: who spawns it, see `actor.messages.creator`.
+        made: the still pickled class and arguments.
+    """
+
+    name: str
+    region: Region
+    creator: object
+    made: Buffer
+
+
 def pack_spawn(
-    name: str, region: Region, cls: type, args: tuple[object, ...], kwargs: dict[str, object]
+    name: str, region: Region, creator: object, cls: type, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> tuple[bytes, list[Buffer]]:
-    """Serialize class and arguments of an actor; otherwise like `pack_call`."""
+    """Serialize class and arguments of an actor; otherwise like `pack_call`.
+
+    Args:
+        creator: plain values that describe who spawns it, see `actor.messages.creator`.
+    """
     try:
         made, buffers = dumps((cls, args, kwargs))
     except Exception as error:  # pickling runs user code
         raise refusal({f"class {cls.__name__}": cls, **_by_name(args, kwargs)}, error) from error
-    return dumps((name, view_of(region), made))[0], buffers
+    head = dumps((name, view_of(region), creator))[0]
+    return _SPAWN.pack(len(head)) + head + made, buffers
 
 
-def unpack_spawn(frame: Frame) -> tuple[str, Region, bytes]:
-    """Return name and region of the actors' mesh, and the still pickled class and arguments.
+def unpack_spawn(frame: Frame) -> Spawned:
+    """Return what `pack_spawn` packed.
 
     Runs no user code, so the actor can be named in errors even if its class or arguments cannot be unpickled.
     """
-    named: Any = loads(frame.body)
-    name, view, made = named
-    return name, region_of(view), made
+    body = memoryview(frame.body)
+    (size,) = _SPAWN.unpack_from(body)
+    end = _SPAWN.size + size
+    named: Any = loads(body[_SPAWN.size : end])
+    name, view, creator = named
+    return Spawned(name, region_of(view), creator, body[end:])
 
 
 def pack_result(value: object) -> tuple[bytes, list[Buffer]]:
@@ -142,64 +170,78 @@ def unpack_head(head: bytes) -> tuple[str, Region]:
     return method, region_of(view)
 
 
-def send_failure(where: str, error: BaseException, send: Callable[[bytes, Sequence[Buffer]], object]) -> None:
+def send_failure(
+    where: str,
+    error: BaseException,
+    send: Callable[[bytes, Sequence[Buffer]], object],
+    *,
+    raised: bool = True,
+) -> None:
     """Send *error*, raised at *where*: pickled if possible, else its description, else a constant.
 
     Args:
         send: takes body and buffers of a FAILURE frame; if it raises, it is called again with a smaller form.
+        raised: whether user code raised *error*, so that it arrives as an `ActorError` whatever its class is; False for
+            what this package says of a call, such as `ActorDied`, which arrives as it is.
 
     Raises:
         Exception: raised by *send* for the smallest form.
     """
     refused: Exception | None = None
-    for form in _forms(where, error):
+    for form in _forms(where, error, raised):
         try:
             send(*form)
-        except Exception as raised:  # noqa: BLE001 over a limit, or memory is short: a smaller form may pass
-            refused = raised
+        except Exception as refusing:  # noqa: BLE001 over a limit, or memory is short: a smaller form may pass
+            refused = refusing
         else:
             return
     if refused is not None:
         raise refused
 
 
-def _forms(where: str, error: BaseException) -> Iterator[tuple[bytes, Sequence[Buffer]]]:
+def _forms(where: str, error: BaseException, raised: bool) -> Iterator[tuple[bytes, Sequence[Buffer]]]:
     """Yield the forms of an exception for `send_failure`, largest first; at least one, for any exception."""
     words = where, class_name(error), text_of(error), trace_of(error) if issubclass(type(error), BaseException) else ""
     try:
         exception, buffers = dumps(error)
-        whole = dumps((words, exception, tuple(bytes(buffer) for buffer in buffers)))
+        whole = dumps((raised, words, exception, tuple(copy_of(buffer) for buffer in buffers)))
     except BaseException as unpicklable:  # noqa: BLE001 pickling runs user code
-        why = text_of(refusal({words[1]: error}, unpicklable))
+        why = class_name(unpicklable)
+        with contextlib.suppress(BaseException):  # the caller gets an answer even if the search for the cause fails
+            why = text_of(refusal({words[1]: error}, unpicklable))
     else:
         yield whole
         why = f"{len(whole[0]) + sum(map(len, whole[1]))} bytes are too many"
         del exception, buffers, whole
     with contextlib.suppress(Exception):  # memory is short, or user code has changed how strings pickle
-        yield dumps(((*words[:3], f"{words[3]}(the exception itself could not be sent: {why})\n"), b"", ()))
+        described = *words[:3], f"{words[3]}(the exception itself could not be sent: {why})\n"
+        yield dumps((raised, described, b"", ()))
     yield _UNSENDABLE
 
 
 def pack_failure(where: str, error: BaseException) -> tuple[bytes, Sequence[Buffer]]:
     """Serialize *error*, raised at *where*: pickled if possible, else its description."""
-    return next(_forms(where, error))
+    return next(_forms(where, error, True))
 
 
-def unpack_failure(frame: Frame) -> BaseException:
-    """Return the remote exception, made an `ActorError` too, with a note of the remote traceback, rank and host.
+def unpack_failure(frame: Frame) -> MonarchError:
+    """Return the remote exception as an `ActorError`, with a note of the remote traceback, rank and host.
 
     Returns an `ActorFailed` with its description if it cannot be unpickled here, or is not an `Exception`: what ends a
-    remote process or task, such as `KeyboardInterrupt`, must not end one here.
+    remote process or task, such as `KeyboardInterrupt`, must not end one here. An error that the remote runtime
+    reports, and no user code raised, is returned as it is.
     """
     document = loads(frame.body, frame.buffers)
     assert isinstance(document, tuple)
-    (where, type_name, message, trace), exception, buffers = document
+    by_user, (where, type_name, message, trace), exception, buffers = document
     if exception:
         try:
             error: Any = loads(exception, buffers)
+            if not by_user and issubclass(type(error), MonarchError):
+                return cast(MonarchError, error)
             if issubclass(type(error), Exception):
                 BaseException.add_note(error, f"raised by {where}; remote traceback:\n{trace}")
-                return as_actor_error(error)
+                return as_actor_error(error, where, trace)
         except BaseException as raised:
             if may_be_signal(raised):
                 raise
@@ -207,17 +249,18 @@ def unpack_failure(frame: Frame) -> BaseException:
     return ActorFailed(where, type_name, message, trace)
 
 
-def unloadable(raised: BaseException) -> BaseException:
+def unloadable(raised: BaseException) -> ActorError:
     """Return the error of an answer that could not be unpickled here: the exception *raised* by that, as `ActorError`.
 
     Raises:
         BaseException: *raised* itself, if it may come from a signal handler.
     """
+    where = "rebuilding the answer"
     if issubclass(type(raised), Exception):
-        return as_actor_error(raised)
+        return as_actor_error(cast(Exception, raised), where)
     if may_be_signal(raised):
         raise raised
-    return ActorFailed("rebuilding the answer", class_name(raised), text_of(raised), trace_of(raised))
+    return ActorFailed(where, class_name(raised), text_of(raised), trace_of(raised))
 
 
 def pack_fault(actor: int, failure: MeshFailure) -> tuple[bytes, list[Buffer]]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import MonarchError
 from monarch_hpc.wire.frames import Frame
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.shape import Extent, Region
 
 __all__ = ["ProcRef"]
@@ -17,6 +16,8 @@ class ProcRef:
         mesh: number of its proc mesh in the run.
         rank: rank in that mesh.
         addresses: listening addresses, ``tcp://address:port``, best first.
+        restarts: number of earlier procs with this mesh and rank, the last of which it replaces.
+        allocation: the allocation that it belongs to; empty for a program, which is not dialled.
     """
 
     mesh: int
@@ -26,6 +27,8 @@ class ProcRef:
     pid: int
     incarnation: int
     addresses: tuple[str, ...]
+    restarts: int = 0
+    allocation: str = ""
 
     @property
     def region(self) -> Region:

@@ -11,7 +11,9 @@ import contextlib
 import functools
 from typing import Any, cast
 
-from monarch_hpc.core.errors import ActorError
+from monarch_hpc.core.errors import ActorError, ActorFailed, SupervisionError
+from monarch_hpc.core.errors.joint import copy_as
+from monarch_hpc.core.text.description import class_name, text_of, trace_of
 
 __all__ = ["as_actor_error"]
 
@@ -22,34 +24,35 @@ _CLASS: Any = vars(object)["__class__"]
 """The descriptor itself: an exception may define an attribute of that name with any behaviour."""
 
 
-def as_actor_error(error: BaseException) -> BaseException:
-    """Return *error*, or a copy, as an `ActorError` too; unchanged if its class does not allow that."""
+def as_actor_error(error: Exception, where: str, trace: str | None = None) -> ActorError:
+    """Return *error*, or a copy, as an `ActorError` too; where that is not possible, an `ActorFailed` that wraps it.
+
+    Wrapped are exceptions of classes without subclasses, and the deaths of other actors that an endpoint did not
+    catch: the actor that raised them lives, so that they must not be taken for its own.
+
+    Args:
+        error: the exception.
+        where: the place where it was raised, in words.
+        trace: its formatted traceback; None to format it.
+    """
     cls: Any = type(error)  # `isinstance` would run user code
-    if not issubclass(cls, Exception) or issubclass(cls, (ActorError, BaseExceptionGroup)):
-        return error
-    try:
-        # Not cached: a metaclass may define any two classes as equal.
-        both = _both(cls) if type(cls) is type else _both.__wrapped__(cls)
-        with contextlib.suppress(TypeError):  # not possible for instances of classes written in C
-            _CLASS.__set__(error, both)
-            return error
-        again = _again(cast(Exception, error), both)
-    except BaseException:  # noqa: BLE001 user constructors and metaclasses; *error* matters, not theirs
-        return error
-    return again if type.__subclasscheck__(cls, type(again)) else error
+    if not issubclass(cls, SupervisionError):
+        if issubclass(cls, ActorError):
+            return cast(ActorError, error)
+        with contextlib.suppress(BaseException):  # metaclasses are user code; *error* matters, not theirs
+            return _as_both(error, cls)
+    wrapped = ActorFailed(where, class_name(error), text_of(error), trace_of(error) if trace is None else trace)
+    wrapped.exception = error
+    return wrapped
 
 
-def _again(error: Exception, both: type[Exception]) -> Exception:
-    """Copy an exception, with another class."""
-    reduced: Any = error.__reduce__()  # a tuple: class, arguments, and perhaps attributes
-    if reduced[0] is not type(error):
-        return error
-    copy: Exception = both(*reduced[1])
-    if len(reduced) > 2 and reduced[2]:
-        copy.__setstate__(reduced[2])
-    copy.__cause__, copy.__context__ = error.__cause__, error.__context__
-    copy.__suppress_context__ = error.__suppress_context__
-    return copy
+def _as_both(error: Exception, cls: Any) -> ActorError:
+    # Not cached: a metaclass may define any two classes as equal.
+    both = _both(cls) if type(cls) is type else _both.__wrapped__(cls)
+    with contextlib.suppress(TypeError):  # not possible for instances of classes written in C, or with slots
+        _CLASS.__set__(error, both)
+        return cast(ActorError, error)
+    return cast(ActorError, copy_as(both, error))
 
 
 @functools.lru_cache(_NUM_CLASSES)
@@ -65,7 +68,7 @@ def _both(cls: type[Exception]) -> type[Exception]:
         "__doc__": cls.__doc__,
         "__reduce_ex__": reduce,
     }
-    if not hasattr(cls, "exception"):
-        body["exception"] = property(lambda self: self)  # Monarch's attribute for the original exception
-    both = type(cls.__name__, (cls, ActorError), body)
+    # `Exception` itself is a base of `ActorError`, and cannot precede it.
+    bases = (ActorError,) if any(cls is each for each in ActorError.__mro__) else (cls, ActorError)
+    both = type(cls.__name__, bases, body)
     return both

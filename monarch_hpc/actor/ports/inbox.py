@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import _thread
+from _thread import allocate_lock
 from collections import deque
 from collections.abc import Callable
 
@@ -33,7 +33,7 @@ class PortInbox:
         """Called, on any thread, when there may be a message to take."""
         self._number = number
         self._once = once
-        self._lock = _thread.allocate_lock()
+        self._lock = allocate_lock()
         self._mail: deque[Mail] = deque()
         self._claims: deque[Claim] = deque()
         self._closed = ""

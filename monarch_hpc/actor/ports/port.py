@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from types import TracebackType
-from typing import Any, Generic, Literal, Self, TypeVar, cast, overload
+from typing import Any, Generic, Literal, NoReturn, Self, TypeVar, cast, overload
 
 from monarch_hpc.actor.context import current_rank
 from monarch_hpc.actor.messages.payload import send_failure
@@ -15,10 +15,10 @@ from monarch_hpc.actor.ports.inbox import PortInbox
 from monarch_hpc.actor.ports.receipt import Receipt
 from monarch_hpc.actor.runtime.runtime import current_runtime
 from monarch_hpc.core.arguments import check_flag, check_instance, check_number
-from monarch_hpc.core.errors import MonarchError, PortClosed
+from monarch_hpc.core.errors import ActorError, MonarchError, PortClosed
 from monarch_hpc.core.ids import new_incarnation
 from monarch_hpc.transport.credit import Credit, take_credit
-from monarch_hpc.wire.frames import Frame, Kind
+from monarch_hpc.wire.frames import Frame, Kind, copy_of
 from monarch_hpc.wire.serializer import dumps
 
 __all__ = ["Channel", "Port", "PortReceiver"]
@@ -83,10 +83,13 @@ class Port(Generic[T]):
     def exception_as(self, rank: int, error: BaseException) -> None:
         """Like `exception`, on behalf of another sender."""
         check_instance("error", error, BaseException, "an exception, such as ValueError('why')")
+        # What a call ended with is passed on as it is: the death of an actor does not become an exception of one.
+        raised = not isinstance(error, MonarchError) or isinstance(error, ActorError)
         send_failure(
             f"the sender with rank {rank}",
             error,
-            lambda body, buffers: self._send(dumps((rank, None, (body, [bytes(buffer) for buffer in buffers])))),
+            lambda body, buffers: self._send(dumps((rank, None, (body, [copy_of(buffer) for buffer in buffers])))),
+            raised=raised,
         )
 
     def _send(self, packed: tuple[bytes, list[Any]]) -> None:
@@ -129,6 +132,9 @@ class PortReceiver(Generic[T]):
     def __init__(self, inbox: PortInbox, *, ranked: bool) -> None:
         self._inbox = inbox
         self._ranked = ranked
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a receiver stays in the process that has opened its channel: send the port")
 
     def recv(self) -> Receipt[T]:
         """Return a future of the next message, which takes a message only when it is read.
@@ -215,7 +221,6 @@ class Channel(Generic[T]):
                 only their bytes, by ``transport.mailbox_bytes``.
 
         Raises:
-            RuntimeError: this process is not part of an allocation yet.
             TypeError: *capacity* is not a whole number, or a flag is not a bool.
             ValueError: *capacity* is below 1.
         """

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Callable, Generator
 from functools import partial
-from typing import Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from monarch_hpc.actor.context import context
 from monarch_hpc.actor.future import Future
@@ -16,7 +15,10 @@ from monarch_hpc.core.errors import PortClosed
 from monarch_hpc.wire.frames import Frame, Kind
 from monarch_hpc.wire.serializer import loads
 
-__all__ = ["Receipt"]
+if TYPE_CHECKING:
+    import asyncio
+
+__all__ = ["Receipt", "unpack_message"]
 
 T = TypeVar("T")
 
@@ -61,7 +63,9 @@ class Receipt(Future[T], Generic[T]):
         return found
 
     def __await__(self) -> Generator[object, None, T]:
-        loop = asyncio.get_running_loop()
+        from asyncio import get_running_loop
+
+        loop = get_running_loop()
         while not self._has_ended():
             waiter: asyncio.Future[None] = loop.create_future()
 
@@ -116,13 +120,23 @@ class Receipt(Future[T], Generic[T]):
         return self._complete(partial(self._unpack, given), fails=False)
 
     def _unpack(self, frame: Frame) -> T:
-        try:
-            message = loads(frame.body, frame.buffers)
-        except BaseException as error:  # noqa: BLE001 unpickling runs user code
-            raise unloadable(error) from None
-        assert isinstance(message, tuple)
-        rank, value, failure = message
-        if failure is not None:
-            body, buffers = failure
-            raise unpack_failure(Frame(Kind.FAILURE, body=body, buffers=buffers))
+        rank, value = unpack_message(frame)
         return cast(T, (rank, value) if self._ranked else value)
+
+
+def unpack_message(frame: Frame) -> tuple[int, object]:
+    """Return the sender's rank and the value of a message to a port.
+
+    Raises:
+        MonarchError: the sender sent an exception, or the value cannot be unpickled.
+    """
+    try:
+        message = loads(frame.body, frame.buffers)
+    except BaseException as error:  # noqa: BLE001 unpickling runs user code
+        raise unloadable(error) from None
+    assert isinstance(message, tuple)
+    rank, value, failure = message
+    if failure is not None:
+        body, buffers = failure
+        raise unpack_failure(Frame(Kind.FAILURE, body=body, buffers=buffers))
+    return rank, value

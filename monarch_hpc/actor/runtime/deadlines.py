@@ -6,7 +6,7 @@ would hold a minute of calls, although hardly any call expires.
 
 from __future__ import annotations
 
-import _thread
+from _thread import allocate_lock
 from collections.abc import Callable
 from typing import Protocol
 
@@ -41,7 +41,7 @@ class Deadlines:
         self._clock = clock
         self._later = later
         self._queues: dict[float, _Queue] = {}
-        self._lock = _thread.allocate_lock()
+        self._lock = allocate_lock()
 
     def add(self, limit_s: float, what: Expiring) -> None:
         """Expire *what* in *limit_s* seconds, unless it is removed first."""

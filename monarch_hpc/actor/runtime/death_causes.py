@@ -9,7 +9,7 @@ from monarch_hpc.actor.messages.connections import Connections
 from monarch_hpc.actor.messages.payload import call_head, pack_call
 from monarch_hpc.actor.messages.pending import Pending, Slot
 from monarch_hpc.actor.messages.proc_ref import ProcRef
-from monarch_hpc.core.errors import ActorDied, MonarchError, TransportError
+from monarch_hpc.core.errors import HostLost, MonarchError, ProcDied, TransportError
 from monarch_hpc.core.ids import Role
 from monarch_hpc.core.recent import Recent
 from monarch_hpc.core.shape import Extent, Region
@@ -47,7 +47,7 @@ class CauseLookup:
     ) -> None:
         self._connections = connections
         self._call = call
-        self._causes: Recent[int, str] = Recent(_KEEP)
+        self._causes: Recent[int, tuple[str, type[ProcDied]]] = Recent(_KEEP)
         self._expected: Recent[int, bool] = Recent(_KEEP)
         self._waiting: dict[int, list[tuple[str, TransportError, OnCause]]] = {}
 
@@ -57,16 +57,17 @@ class CauseLookup:
 
     def report_death(self, incarnation: int, where: str, cause: str, on_cause: OnCause) -> None:
         """See `Causes.report_death`."""
-        on_cause(ActorDied(where, cause))
+        on_cause(ProcDied(where, cause))
 
     def was_stopped(self, incarnation: int, cause: str) -> bool:
         """See `Causes.was_stopped`."""
         return STOPPED in cause or incarnation in self._expected
 
     def _ask(self, incarnation: int, where: str, error: TransportError, on_cause: OnCause) -> None:
-        cause = self._causes.get(incarnation)
-        if cause is not None:
-            on_cause(ActorDied(where, cause))
+        known = self._causes.get(incarnation)
+        if known is not None:
+            cause, kind = known
+            on_cause(kind(where, cause))
             return
         program = program_of(self._connections.node)
         if program is None or program.incarnation == incarnation:
@@ -83,23 +84,24 @@ class CauseLookup:
 
     def _on_answer(self, incarnation: int, answer: Frame | MonarchError) -> None:
         if isinstance(answer, Frame) and answer.kind is Kind.RESULT:
-            said = loads(answer.body, answer.buffers)
-            if isinstance(said, tuple):
-                cause, expected = said
-                self._causes[incarnation] = cause
+            reported = loads(answer.body, answer.buffers)
+            if isinstance(reported, tuple):
+                cause, expected, host_lost = reported
+                self._causes[incarnation] = cause, HostLost if host_lost else ProcDied
                 if expected:
                     self._expected[incarnation] = True
         self._close(incarnation)
 
     def _close(self, incarnation: int) -> None:
-        cause = self._causes.get(incarnation)
-        if cause is not None:
-            self._connections.node.bar(incarnation, cause)
+        known = self._causes.get(incarnation)
+        if known is not None:
+            self._connections.node.bar(incarnation, known[0])
         for where, error, on_cause in self._waiting.pop(incarnation, ()):
-            if cause is None:
+            if known is None:
                 report_unknown(where, error, on_cause)
             else:
-                on_cause(ActorDied(where, cause))
+                cause, kind = known
+                on_cause(kind(where, cause))
 
 
 def program_of(node: Node) -> ProcRef | None:

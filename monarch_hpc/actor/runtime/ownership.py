@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 
 from monarch_hpc.actor.context import context
 from monarch_hpc.actor.messages.proc_ref import ProcRef
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.telemetry.layout import RecordKind
 from monarch_hpc.telemetry.recorder import Recorder
 
-__all__ = ["OwnedMesh", "Ownership"]
+__all__ = ["End", "OwnedMesh", "Ownership"]
+
+End = Callable[[Callable[[], None]], None]
+"""Requests the end of procs, and calls back when they are gone, or known to be late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +25,8 @@ class OwnedMesh:
         owner: number of the actor that spawned the mesh; 0 for the program.
         procs: procs by rank in the mesh.
         ranks: ranks not known to have failed, by incarnation of their proc.
-        end: for procs: requests the end of all without waiting. None for actors.
+        end: for procs: requests the end of all. None for actors.
+        class_name: module and name of the actors' class; empty for procs.
     """
 
     actor: int
@@ -30,7 +34,8 @@ class OwnedMesh:
     name: str
     procs: Mapping[int, ProcRef]
     ranks: dict[int, int]
-    end: Callable[[], None] | None = None
+    end: End | None = None
+    class_name: str = ""
 
     def where(self, rank: int) -> str:
         """Describe the actor, or proc, at *rank*."""
@@ -49,11 +54,17 @@ class Ownership:
         self._reported: set[tuple[int, int]] = set()
 
     def add(
-        self, actor: int, owner: int, name: str, procs: Mapping[int, ProcRef], end: Callable[[], None] | None = None
+        self,
+        actor: int,
+        owner: int,
+        name: str,
+        procs: Mapping[int, ProcRef],
+        end: End | None = None,
+        class_name: str = "",
     ) -> None:
         """Add a mesh of actors that *owner* spawns in *procs*; or, with *end*, a mesh of procs that it has spawned."""
         ranks = {proc.incarnation: rank for rank, proc in procs.items()}
-        self._meshes[actor] = OwnedMesh(actor, owner, name, procs, ranks, end)
+        self._meshes[actor] = OwnedMesh(actor, owner, name, procs, ranks, end, class_name)
         self._note(RecordKind.MESH_SPAWNED, self._meshes[actor])
 
     def remove(self, actor: int) -> None:
@@ -96,6 +107,11 @@ class Ownership:
                 self._reported.add((mesh.owner, incarnation))
                 lost.append((mesh, rank))
         return lost
+
+    def class_of(self, actor: int) -> str:
+        """Module and name of the class of a mesh of actors; empty if it is unknown here."""
+        mesh = self._meshes.get(actor)
+        return "" if mesh is None else mesh.class_name
 
     def fail(self, actor: int, rank: int) -> int | None:
         """Remove a rank that has failed; return the owner to notify, or None.

@@ -13,15 +13,15 @@ from monarch_hpc.actor.casts.sender import CastSender
 from monarch_hpc.actor.cell.actors import Actors
 from monarch_hpc.actor.cell.cancellation import LIMITED, limited
 from monarch_hpc.actor.cell.cell import Cell
-from monarch_hpc.actor.cell.event_loop import EventLoop
-from monarch_hpc.actor.cell.exit import exit_process
 from monarch_hpc.actor.cell.process import CellProcess
 from monarch_hpc.actor.cell.recording import peer_of
 from monarch_hpc.actor.cell.replies import Replier
-from monarch_hpc.actor.context import ProcInfo, context
+from monarch_hpc.actor.context import ProcInfo, context, start_program
+from monarch_hpc.actor.execution.threads import ActorThreads
 from monarch_hpc.actor.fault import MeshFailure
 from monarch_hpc.actor.messages.causes import Causes
 from monarch_hpc.actor.messages.connections import Connections
+from monarch_hpc.actor.messages.incarnations import Incarnations
 from monarch_hpc.actor.messages.line import MessageLink
 from monarch_hpc.actor.messages.pending import Answer, Pending, Slot
 from monarch_hpc.actor.messages.proc_ref import ProcRef
@@ -29,14 +29,20 @@ from monarch_hpc.actor.runtime.deadlines import Deadlines
 from monarch_hpc.actor.runtime.death_causes import CauseLookup
 from monarch_hpc.actor.runtime.failures import FailureRouter
 from monarch_hpc.actor.runtime.ownership import Ownership
-from monarch_hpc.core.errors import ActorDied, FrameError, PeerLost, TransportError
+from monarch_hpc.config.schema import ProcsConfig
+from monarch_hpc.core.errors import EngineFailed, FrameError, MonarchError, PeerLost, ProcDied, TransportError
+from monarch_hpc.core.ids import Role
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.process.fork import watch_forks
 from monarch_hpc.core.shape import Region
 from monarch_hpc.telemetry.recorder import Recorder
-from monarch_hpc.transport.api import FrameChannel
+from monarch_hpc.transport.api import FrameChannel, Peer
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.node import Node
+from monarch_hpc.transport.secure.link import LinkKey
+from monarch_hpc.wire.control.links import LinkGiven, LinkOver, LinkTaken
+from monarch_hpc.wire.control.message import encode
+from monarch_hpc.wire.control.table import decode
 from monarch_hpc.wire.frames import Buffer, Frame, Kind
 
 __all__ = ["HELD", "Runtime", "current_runtime"]
@@ -58,6 +64,7 @@ class Runtime:
     driver; calls may be made from any thread.
 
     Args:
+        procs: the time that a stop may take, and the number of threads kept for idle actors.
         causes: explains why calls to lost procs get no answer; None to ask the program.
         unhandled: takes failures that no actor of this process owns; None to report them to the program.
         on_failure: called after the failure of a call was handled.
@@ -66,9 +73,11 @@ class Runtime:
     Attributes:
         connections: the node, and the links to other processes and to this one.
         actors: the actors and ports of this process.
+        incarnations: the current procs of all meshes that are in use here.
         ownership: what was spawned here.
         failures: routes the failures of what was spawned here.
         replier: answers calls.
+        causes: explains why a lost proc does not answer.
         casts: sends messages to many procs through the agents.
         deadlines: expires calls.
     """
@@ -83,6 +92,7 @@ class Runtime:
         self,
         engine: Engine,
         info: ProcInfo,
+        procs: ProcsConfig,
         recorder: Recorder | None = None,
         *,
         causes: Causes | None = None,
@@ -96,22 +106,22 @@ class Runtime:
         self.connections = Connections(engine, self.on_frame)
         self.replier = Replier(engine, info.host)
         self.actors = Actors(engine, self.replier, self._start_actor, self.connections.lines)
+        self.incarnations = Incarnations()
         self.ownership = Ownership(self.recorder)
         self.deadlines = Deadlines(engine.clock, engine.call_later)
-        self._causes = causes or CauseLookup(self.connections, self.call)
+        self.causes = causes or CauseLookup(self.connections, self.call)
         self.failures = FailureRouter(
-            self.ownership, self.connections, self._causes, self.replier, self.actors.cells, self.stop, unhandled
+            self.ownership, self.connections, self.causes, self.replier, self.actors.cells, self.stop, unhandled
         )
-        self.casts = CastSender(self.connections, self.recorder, info.run, self._causes, on_failure)
+        self.casts = CastSender(self.connections, self.recorder, self.causes, on_failure)
         self._receiver: CastReceiver | None = None  # from the first cast that arrives; puts messages into one order
         self._on_failure = on_failure
-        self._loop = EventLoop(exit_process)
         self._process = CellProcess(
             engine,
             self.recorder,
-            self._loop,
+            ActorThreads(engine, drive=cells_drive, keep=procs.actor_threads),
             self.replier,
-            cells_drive,
+            procs.stop_s,
             self.failures.stop_owned,
             self.actors.forget,
         )
@@ -154,17 +164,19 @@ class Runtime:
         body: bytes,
         buffers: Sequence[Buffer],
         region: Region | None = None,
+        class_name: str = "",
     ) -> None:
         """Spawn an actor in each of *procs*, given by rank in the actors' mesh.
 
         Args:
             owner: the actor that gets their failures, see `actor.context.Context.actor`.
             region: the place of *procs* in their mesh; needed to spawn through the agents.
+            class_name: module and name of the actors' class, for reports of their failures.
 
         Raises:
-            ActorDied: a proc is gone.
+            ProcDied: a proc is gone.
         """
-        self.ownership.add(actor, owner, name, procs)
+        self.ownership.add(actor, owner, name, procs, class_name=class_name)
         frame = Frame(Kind.SPAWN, actor, owner, body, buffers)
         try:
             lines = [self._line_for_spawn(rank, proc) for rank, proc in procs.items()]
@@ -178,13 +190,15 @@ class Runtime:
     def _line_for_spawn(self, rank: int, proc: ProcRef) -> MessageLink:
         try:
             return self.connections.line_to(proc)
+        except EngineFailed:
+            raise
         except TransportError as error:
-            raise ActorDied(
+            raise ProcDied(
                 f"proc {rank} on {proc.host}", error.reason if isinstance(error, PeerLost) else str(error)
             ) from error
 
-    def stop(self, proc: ProcRef, actor: int, answer: Answer | None = None) -> None:
-        """Stop an actor after all messages queued for it; *answer* is called after its clean-up.
+    def stop(self, proc: ProcRef, actor: int, answer: Answer | None = None, reason: str = "") -> None:
+        """Stop an actor after all messages queued for it; *answer* is called when it, and what it owns, is gone.
 
         Raises:
             TransportError: the proc cannot be reached.
@@ -195,7 +209,7 @@ class Runtime:
             slot = next(self._next_slot)
             self._slots[slot] = Slot(proc.incarnation, f"the end of actor {actor:x} on {proc.host}", answer)
         try:
-            self.casts.send(proc, self.connections.line_to(proc), Frame(Kind.STOP, actor, slot))
+            self.casts.send(proc, self.connections.line_to(proc), Frame(Kind.STOP, actor, slot, reason.encode()))
         except BaseException:
             self._slots.pop(slot, None)
             raise
@@ -246,12 +260,15 @@ class Runtime:
             if not sent:
                 self._forget(slot)
                 return HELD
-        except FrameError:
+        except (FrameError, EngineFailed):
             self._forget(slot)
             raise
         except TransportError as error:
-            if slot:
+            if slot and self.node.belongs(proc.allocation):
                 self._lost_slot(slot, error)
+            elif slot and pending is not None:  # nothing was sent, and nobody knows more about the proc
+                self._forget(slot)
+                pending.answer(ProcDied(pending.where, error.reason if isinstance(error, PeerLost) else str(error)))
         except BaseException:
             self._forget(slot)
             raise
@@ -312,8 +329,18 @@ class Runtime:
         return Cell(self._process, self.info, channel, frame)
 
     def on_control(self, channel: MessageLink, frame: Frame) -> None:
-        """Handle a control message; procs expect none."""
-        _log.warning("unexpected control message from %s", channel.peer)
+        """Handle a control message: the program tells its procs which allocations they may call."""
+        message = decode(frame.body)
+        peer = channel.peer
+        ours = isinstance(peer, Peer) and peer.role is Role.CONTROLLER and peer.allocation == self.info.allocation
+        match message:
+            case LinkGiven() if ours:
+                self.node.link(LinkKey(message.allocation, message.link, bytes.fromhex(message.key)))
+                channel.send(Frame(Kind.CONTROL, body=encode(LinkTaken(message.link))))
+            case LinkOver() if ours:
+                self.node.leave(message.allocation, message.cause)
+            case _:
+                _log.warning("unexpected control message from %s: %s", channel.peer, type(message).__name__)
 
     def on_lost(self, channel: FrameChannel, error: TransportError) -> None:
         """Handle the end of a channel: fail everything that waits for it."""
@@ -324,7 +351,7 @@ class Runtime:
         for owned, rank in self.ownership.lose(incarnation):
             reported = bool(lost) or self.casts.in_flight.reports(owned.procs[rank])
             on_cause = partial(self.failures.on_death, owned, rank, incarnation, reported)
-            self._causes.explain(incarnation, owned.where(rank), error, on_cause)
+            self.causes.explain(incarnation, owned.where(rank), error, on_cause)
         self.casts.on_lost(channel, error)
         if self._receiver is not None:
             self._receiver.on_lost(incarnation)
@@ -333,23 +360,32 @@ class Runtime:
         slot = self._slots.pop(number, None)
         if slot is not None:
             self.recorder.answered(number)
-            self._causes.explain(slot.incarnation, slot.where, error, slot.answer)
+            self.causes.explain(slot.incarnation, slot.where, error, slot.answer)
+
+    def fail_calls(self, error: MonarchError) -> None:
+        """Answer all calls in flight with *error*: this process cannot communicate any more. Later ones raise it."""
+        self._channels = {}
+        for number in list(self._slots):
+            slot = self._slots.pop(number, None)
+            if slot is not None:
+                slot.answer(error)
+        self.casts.in_flight.end_all(error)
 
     def shut_down(self) -> None:
         """End all actors of this process at once; return after their clean-up, or after `cell.CLEANUP_S`."""
         self.actors.end_all()
-        self._loop.close()
 
 
 def current_runtime() -> Runtime:
-    """The runtime of this process.
+    """The runtime of this process, which becomes a program if it has none.
 
     Raises:
-        RuntimeError: this process has none.
         ForkedError: this process was forked, and the runtime belongs to its parent.
     """
     runtime = Runtime.current
     if runtime is None:
-        raise RuntimeError("this process is not part of an allocation: call monarch_hpc.hosts() first")
+        start_program()
+        runtime = Runtime.current
+        assert runtime is not None
     runtime.engine.check_own()
     return runtime

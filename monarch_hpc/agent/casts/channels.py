@@ -7,24 +7,30 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 
+from monarch_hpc.agent.casts.host_questions import HostQuestions
 from monarch_hpc.agent.casts.router import Router
-from monarch_hpc.config.schema import TransportConfig
+from monarch_hpc.config.schema import Config
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import FrameError, TransportError
 from monarch_hpc.core.ids import Role
 from monarch_hpc.core.logger import Logger
+from monarch_hpc.core.storage.segment import fix
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.heartbeat import Heartbeat
 from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.casts import parse_cast
 from monarch_hpc.wire.control.allocation import HostEntry
-from monarch_hpc.wire.control.message import Message
+from monarch_hpc.wire.control.message import Message, encode
 from monarch_hpc.wire.control.procs import ProcEnded, ProcReady
+from monarch_hpc.wire.control.questions import Ask, AskHosts, Portion, Rows
+from monarch_hpc.wire.control.refusal import Refused
 from monarch_hpc.wire.control.runs import RunClosed
-from monarch_hpc.wire.frames import Frame, Kind
+from monarch_hpc.wire.control.table import decode
+from monarch_hpc.wire.frames import Frame, Kind, RefusedBuffers
 from monarch_hpc.wire.proc_key import ProcKey
 
 __all__ = ["CastChannels"]
@@ -37,10 +43,11 @@ _log = Logger(__name__)
 
 @dataclass(slots=True)
 class _Outgoing:
-    """An outgoing channel, and the frames queued until it is connected."""
+    """An outgoing channel, and the frames queued until it is ready: connected, and the proc asked what it can map."""
 
     addresses: Sequence[str]
     channel: FrameChannel | None = None
+    ready: bool = False
     waiting: list[Frame] = field(default_factory=list)
 
 
@@ -50,11 +57,20 @@ class CastChannels:
     Args:
         heartbeat: sends heartbeats on the channels between agents.
         rank: rank of this host.
+        own: reads this host's rows for questions.
     """
 
     def __init__(
-        self, engine: Engine, node: Node, heartbeat: Heartbeat, rank: int, num_hosts: int, limits: TransportConfig
+        self,
+        engine: Engine,
+        node: Node,
+        heartbeat: Heartbeat,
+        rank: int,
+        num_hosts: int,
+        config: Config,
+        own: Callable[[Ask], Portion | None],
     ) -> None:
+        limits = config.transport
         self._engine = engine
         self._node = node
         self._heartbeat = heartbeat
@@ -64,16 +80,21 @@ class CastChannels:
         self._to_procs: dict[int, _Outgoing] = {}  # to procs, by incarnation
         self._note_handlers: dict[FrameChannel, Callable[[Frame], None]] = {}  # of channels that were dialled
         self._upstreams: set[FrameChannel] = set()
+        self._agents: set[FrameChannel] = set()  # that other agents have dialled
         usable = self._addresses.__contains__
         self._router: Router[FrameChannel] = Router(
             rank, num_hosts, limits.cast_fanout, usable, self, limits.max_frame_bytes
+        )
+        self._questions = HostQuestions(
+            rank, num_hosts, limits.cast_fanout, usable, self, own, config.telemetry.max_answer_bytes
         )
 
     # ---- state of hosts and procs ----
 
     def on_roster(self, hosts: Sequence[HostEntry]) -> None:
-        """Learn the addresses of other agents."""
+        """Learn the addresses and names of other agents."""
         self._addresses.update({host.rank: host.addresses for host in hosts})
+        self._questions.on_roster(hosts)
 
     def note(self, message: Message) -> None:
         """Update from this agent's reports about its procs; other messages are ignored."""
@@ -82,7 +103,7 @@ class CastChannels:
                 proc, incarnation = message.proc, int(message.incarnation)
                 self._procs[proc] = incarnation
                 self._to_procs[incarnation] = _Outgoing(message.addresses)
-                self._router.on_proc(proc.run, proc.mesh, proc.rank, incarnation)
+                self._router.on_proc(proc.run, proc.mesh, proc.rank, incarnation, replaces=message.restarts > 0)
             case ProcEnded():
                 proc = message.proc
                 self._to_procs.pop(self._procs.pop(proc, 0), None)
@@ -97,17 +118,22 @@ class CastChannels:
         """Accept a channel that another agent or a proc has opened for casts; return False for other peers."""
         if channel.peer.role is Role.AGENT:
             self._heartbeat.watch(channel)
+            self._agents.add(channel)
         return channel.peer.role in (Role.AGENT, Role.PROC)
 
     def on_frame(self, channel: FrameChannel, frame: Frame) -> bool:
-        """Handle a frame if it belongs to a cast; return whether it does."""
-        if frame.kind is not Kind.CAST and frame.kind is not Kind.NOTES:
-            return False
+        """Handle a frame that belongs to a cast, or to a question on the tree; return whether it does."""
         try:
             if frame.kind is Kind.CAST:
                 self._on_cast(channel, frame)
-            else:
+            elif frame.kind is Kind.NOTES:
                 self._on_notes(channel, frame)
+            elif frame.kind is Kind.CONTROL and channel in self._agents:
+                self._on_question(channel, frame)
+            elif frame.kind is Kind.CONTROL and channel in self._note_handlers:
+                self._note_handlers[channel](frame)
+            else:
+                return False
         except FrameError as error:
             channel.close(str(error))
         return True
@@ -117,8 +143,36 @@ class CastChannels:
         enters = channel.peer.role is not Role.AGENT
         if enters and parse_cast(frame).origin != channel.peer.incarnation:
             raise FrameError("a cast with another process's origin")
+        for buffer in frame.buffers if not isinstance(frame.buffers, RefusedBuffers) else ():
+            fix(memoryview(buffer))  # procs map it, where it arrived in shared memory
         self._upstreams.add(channel)
         self._router.on_cast(channel, frame, enters=enters)
+
+    def _on_question(self, channel: FrameChannel, frame: Frame) -> None:
+        question = decode(frame.body)
+        if not isinstance(question, AskHosts):
+            raise FrameError(f"agents do not ask each other by {type(question).__name__}")
+        self.on_ask(question, partial(self._answer, channel))
+
+    def on_ask(self, question: AskHosts, reply: Callable[[Message], None]) -> None:
+        """Answer a question to this host and those behind it; of the head, or of another agent."""
+        self._questions.on_ask(question, reply)
+
+    def _answer(self, channel: FrameChannel, message: Message) -> None:
+        with contextlib.suppress(TransportError):  # its end is reported
+            channel.send(Frame(Kind.CONTROL, body=encode(message)))
+
+    def _on_frame_of_host(self, rank: int, frame: Frame) -> None:
+        if frame.kind is Kind.NOTES:
+            self._router.on_notes_of_host(rank, frame)
+            return
+        match decode(frame.body):
+            case Rows() as rows:
+                self._questions.on_rows(rank, rows)
+            case Refused(request=AskHosts.__name__, number=ticket):
+                self._questions.on_refused(rank, ticket)
+            case other:
+                raise FrameError(f"agents do not answer each other with {type(other).__name__}")
 
     def _on_notes(self, channel: FrameChannel, frame: Frame) -> None:
         handler = self._note_handlers.get(channel)
@@ -132,11 +186,13 @@ class CastChannels:
         if channel in self._upstreams:
             self._upstreams.discard(channel)
             self._router.on_upstream_lost(channel)
+        self._agents.discard(channel)
         if self._note_handlers.pop(channel, None) is not None:
             for rank, outgoing in list(self._to_hosts.items()):
                 if outgoing.channel is channel:
                     outgoing.channel = None
                     self._router.on_host_cut(rank, str(error))
+                    self._questions.on_host_cut(rank)
                     self._dial_host(rank, outgoing)
             for incarnation, outgoing in list(self._to_procs.items()):
                 if outgoing.channel is channel:
@@ -145,7 +201,11 @@ class CastChannels:
                     )
         return ours
 
-    # ---- the router's carrier ----
+    # ---- the carrier of the router and of questions ----
+
+    def ask_host(self, rank: int, question: AskHosts) -> None:
+        """Send a question to the agent of a host."""
+        self.to_host(rank, Frame(Kind.CONTROL, body=encode(question)))
 
     def to_host(self, rank: int, frame: Frame) -> None:
         """Send *frame* to the agent of a host, which is dialled on first use."""
@@ -181,7 +241,7 @@ class CastChannels:
 
     @staticmethod
     def _send(outgoing: _Outgoing, frame: Frame) -> None:
-        if outgoing.channel is None:
+        if outgoing.channel is None or not outgoing.ready:
             outgoing.waiting.append(frame)
             return
         with contextlib.suppress(TransportError):  # its end is reported
@@ -190,6 +250,9 @@ class CastChannels:
     def _connected(self, outgoing: _Outgoing, channel: FrameChannel, handler: Callable[[Frame], None]) -> None:
         outgoing.channel = channel
         self._note_handlers[channel] = handler
+
+    def _ready(self, outgoing: _Outgoing) -> None:
+        outgoing.ready = True
         waiting, outgoing.waiting = outgoing.waiting, []
         for frame in waiting:
             self._send(outgoing, frame)
@@ -203,15 +266,18 @@ class CastChannels:
             _log.warning("casts bypass host %d: %s", rank, result)
             del self._to_hosts[rank]
             self._router.on_host_lost(rank, str(result))
+            self._questions.on_host_lost(rank)
             return
         self._heartbeat.watch(result)
-        self._connected(outgoing, result, partial(self._router.on_notes_of_host, rank))
+        self._connected(outgoing, result, partial(self._on_frame_of_host, rank))
+        self._ready(outgoing)
 
     def _on_proc(self, incarnation: int, outgoing: _Outgoing, result: FrameChannel | TransportError) -> None:
         if isinstance(result, TransportError):
             self._engine.call_later(_DEATH_REPORT_S, partial(self._give_up_proc, incarnation, outgoing, str(result)))
             return
         self._connected(outgoing, result, partial(self._router.on_notes_of_proc, incarnation))
+        result.sharing.ask(partial(self._ready, outgoing))
 
     def _give_up_proc(self, incarnation: int, outgoing: _Outgoing, cause: str) -> None:
         if self._to_procs.get(incarnation) is outgoing:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Generic, TypeVar
 
 from monarch_hpc.agent.casts.reduction import Reduction
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.wire.casts import Note, Spans
 
 __all__ = ["Branch", "OpenCastState"]

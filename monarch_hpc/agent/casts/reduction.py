@@ -10,8 +10,9 @@ from __future__ import annotations
 import enum
 import itertools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import FrameError
 from monarch_hpc.wire.casts import Note, NoteKind
 from monarch_hpc.wire.frames import MAX_BODY_BYTES, MAX_BUFFERS, Buffer, Frame

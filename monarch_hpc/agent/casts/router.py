@@ -32,7 +32,7 @@ from monarch_hpc.wire.casts import (
     parse_notes,
     parse_target,
 )
-from monarch_hpc.wire.frames import MAX_BUFFERS, Frame
+from monarch_hpc.wire.frames import MAX_BUFFERS, Frame, RefusedBuffers, sizes_of
 
 __all__ = ["HOLD_S", "MAX_NOTES_BYTES", "Carrier", "Router"]
 
@@ -108,6 +108,7 @@ class Router(Generic[U]):
         self._last: dict[str, dict[int, int]] = {}  # run -> sender -> number of the last cast forwarded
         self._open_casts: dict[tuple[int, int], OpenCastState[U]] = {}
         self._procs: dict[tuple[str, int], dict[int, int]] = {}  # run and mesh -> rank -> incarnation
+        self._replacing: dict[tuple[str, int], set[int]] = {}  # run and mesh -> ranks of procs that casts do not reach
         self._ended: Recent[tuple[str, int], dict[int, str]] = Recent(_MAX_REMEMBERED)  # run and mesh -> rank -> cause
         self._targets: dict[bytes, Target] = {}
         self._outgoing: dict[U, list[Note]] = {}
@@ -119,12 +120,23 @@ class Router(Generic[U]):
 
     # ---- procs of this host ----
 
-    def on_proc(self, run: str, mesh: int, rank: int, incarnation: int) -> None:
-        """Add a proc that is ready."""
+    def on_proc(self, run: str, mesh: int, rank: int, incarnation: int, *, replaces: bool) -> None:
+        """Add a proc that is ready.
+
+        Casts do not reach a proc that *replaces* another, on this host or on another: they name ranks, and may be meant
+        for the other, whose host answers for it. Senders that know of the replacement send no casts to the mesh.
+        """
+        if replaces:
+            self._replacing.setdefault((run, mesh), set()).add(rank)
+            return
         self._procs.setdefault((run, mesh), {})[rank] = incarnation
 
     def on_proc_ended(self, run: str, mesh: int, rank: int, cause: str) -> None:
         """Handle the end of a proc: its missing answers become errors."""
+        replacing = self._replacing.get((run, mesh), set())
+        if rank in replacing:
+            replacing.remove(rank)
+            return
         live = self._procs.get((run, mesh), {})
         incarnation = live.pop(rank, None)
         if not live:
@@ -142,6 +154,8 @@ class Router(Generic[U]):
         self._last.pop(run, None)
         for place in [place for place in self._procs if place[0] == run]:
             del self._procs[place]
+        for place in [place for place in self._replacing if place[0] == run]:
+            del self._replacing[place]
         for place in [place for place in self._ended if place[0] == run]:
             self._ended.forget(place)
 
@@ -184,6 +198,9 @@ class Router(Generic[U]):
         last = self._last.setdefault(target.run, {})
         if cast.number <= last.get(cast.origin, 0):
             state.notes.append(_lost(key, cast.hosts, "another message of its sender came before it"))
+        elif isinstance(cast.buffers, RefusedBuffers):
+            last[cast.origin] = cast.number
+            state.notes.append(_lost(key, cast.hosts, f"host {self._rank} could not pass it on: {cast.buffers.why}"))
         else:
             last[cast.origin] = cast.number
             self._open_casts[key] = state
@@ -232,7 +249,7 @@ class Router(Generic[U]):
         Raises:
             FrameError: the frame holds no notes.
         """
-        for note in parse_notes(frame):
+        for note in map(_held, parse_notes(frame)):
             key = note.origin, note.number
             state = self._open_casts.get(key)
             if state is None:
@@ -252,7 +269,7 @@ class Router(Generic[U]):
         Raises:
             FrameError: the frame holds no notes.
         """
-        for note in parse_notes(frame):
+        for note in map(_held, parse_notes(frame)):
             key = note.origin, note.number
             state = self._open_casts.get(key)
             branch = None if state is None else state.branches.get(rank)
@@ -347,7 +364,14 @@ class Router(Generic[U]):
 
 def size_of(note: Note) -> int:
     """The approximate size of *note* in bytes."""
-    return 32 + len(note.body) + sum(memoryview(buffer).nbytes for buffer in note.buffers)
+    return 32 + len(note.body) + sum(sizes_of(note.buffers))
+
+
+def _held(note: Note) -> Note:
+    """*note*, or an error in its place if its buffers could not be held."""
+    if not isinstance(note.buffers, RefusedBuffers) or not note.buffers:
+        return note
+    return Note(NoteKind.UNKNOWN, note.origin, note.number, note.place, note.buffers.why.encode())
 
 
 def _portions(notes: Iterable[Note]) -> Iterable[list[Note]]:

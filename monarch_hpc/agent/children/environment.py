@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from monarch_hpc.wire.start import COOKIE, HOST_COOKIE, RUN_COOKIE, ProcOrder, ProcStart
 
-__all__ = ["proc_environment"]
+__all__ = ["proc_environment", "without_step"]
 
 # These mark a process as a task of a step for MPI and Slurm clients; the agent's step is not the proc's.
 _STEP_PREFIXES = ("PMI", "SLURM_STEP", "SLURM_PMI", "SLURM_SRUN_", "SLURM_CPU_BIND", "SLURM_MEM_BIND", "SLURM_GPU")
@@ -30,11 +30,7 @@ _STEP_VARIABLES = frozenset(
 
 def proc_environment(inherited: Mapping[str, str], order: ProcOrder, start: ProcStart) -> dict[str, str]:
     """Return the environment of one proc: the agent's without its step's variables, then *order*'s and *start*'s."""
-    environment = {
-        name: value
-        for name, value in inherited.items()
-        if order.in_step or (name not in _STEP_VARIABLES and not name.startswith(_STEP_PREFIXES))
-    }
+    environment = dict(inherited) if order.in_step else without_step(inherited)
     environment.update(order.environment)
     if start.num_threads and "OMP_NUM_THREADS" not in order.unset:
         environment.setdefault("OMP_NUM_THREADS", str(start.num_threads))
@@ -46,3 +42,12 @@ def proc_environment(inherited: Mapping[str, str], order: ProcOrder, start: Proc
     environment[HOST_COOKIE] = str(start.host_rank)
     environment[RUN_COOKIE] = start.run
     return environment
+
+
+def without_step(inherited: Mapping[str, str]) -> dict[str, str]:
+    """Return an agent's environment without the variables of its step."""
+    return {
+        name: value
+        for name, value in inherited.items()
+        if name not in _STEP_VARIABLES and not name.startswith(_STEP_PREFIXES)
+    }

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.machine.procfs import read_stat
 from monarch_hpc.supervision.lease import Lease, Liveness
 from monarch_hpc.supervision.standstill import Standstill
@@ -55,7 +55,8 @@ class StoppedProcs:
         now_s = self._engine.clock()
         for pid, watched in list(self._watched.items()):
             found = read_stat(pid)
-            assert found is not None  # it has not been reaped
+            if found is None:
+                continue  # a task of a step: its own parent reaps it, and then reports its end
             life, stopped_s = watched.standstill.see(found.state, now_s)
             if life is not watched.life:
                 watched.life = life

@@ -12,16 +12,12 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
-from pathlib import Path
 
 from monarch_hpc.core.clock import Deadline
-from monarch_hpc.core.machine.procfs import read_environ, read_stat
+from monarch_hpc.core.machine.procfs import PROC, each_pid, read_environ, read_stat
 from monarch_hpc.wire.start import COOKIE, HOST_COOKIE, RUN_COOKIE
 
 __all__ = ["cookies", "find", "has_entries", "kill_matching", "kill_runs", "orphans", "sweep"]
-
-
-_PROC = Path("/proc")
 
 
 def cookies(allocation: str, host: int | None = None, run: str | None = None) -> list[bytes]:
@@ -42,11 +38,15 @@ def has_entries(environ: bytes, entries: Collection[bytes]) -> bool:
 
 def find(entries: Collection[bytes]) -> list[int]:
     """Return this user's processes whose environment holds all of *entries*, without this process and its ancestors."""
-    return [pid for pid in _others() if has_entries(read_environ(pid), entries)]
+    return [pid for pid in _others() if has_entries(read_environ(pid) or b"", entries)]
 
 
 def kill_matching(entries: Collection[bytes]) -> int:
-    """Send SIGKILL to every process that `find` would return; return their number."""
+    """Send SIGKILL to every process that `find` would return.
+
+    Returns:
+        The number of those processes, and of those within an exec, which may be others: 0 if nothing is left to do.
+    """
     return sum(_kill(pid, entries) for pid in _others())
 
 
@@ -56,7 +56,11 @@ def kill_runs(allocation: str, host: int, runs: Iterable[str]) -> Counter[str]:
     wanted = {f"{RUN_COOKIE}={run}".encode(): run for run in runs}
     found: Counter[str] = Counter()
     for pid in _others():
-        for entry in wanted.keys() & read_environ(pid).split(b"\0"):
+        environ = read_environ(pid)
+        if environ is None:
+            found.update(wanted.values())
+            continue
+        for entry in wanted.keys() & environ.split(b"\0"):
             found[wanted[entry]] += _kill(pid, [*common, entry])
     return found
 
@@ -83,12 +87,12 @@ def sweep(entries: Collection[bytes], timeout_s: float) -> int:
 def _others() -> Iterator[int]:
     spared = set(_ancestors())
     own_uid = os.geteuid()
-    for name in os.listdir(_PROC):
-        if name.isdecimal() and int(name) not in spared:
+    for pid in each_pid():
+        if pid not in spared:
             with contextlib.suppress(OSError):  # the process has just ended
                 # Root's procs may have become another user's, and a change of user clears PR_SET_PDEATHSIG.
-                if own_uid == 0 or os.stat(_PROC / name).st_uid == own_uid:
-                    yield int(name)
+                if own_uid == 0 or os.stat(PROC / str(pid)).st_uid == own_uid:
+                    yield pid
 
 
 def _ancestors() -> Iterator[int]:
@@ -105,13 +109,17 @@ def _is_live_child(pid: int, parent: int) -> bool:
 
 
 def _kill(pid: int, entries: Collection[bytes]) -> bool:
+    """Kill a process that holds all of *entries*; tell whether it must be looked at again."""
     try:
         # pidfd first: the environment that is read and the process that is killed are then of the same process.
         pidfd = os.pidfd_open(pid)
     except OSError:
         return False
     try:
-        if not has_entries(read_environ(pid), entries):
+        environ = read_environ(pid)
+        if environ is None:
+            return True
+        if not has_entries(environ, entries):
             return False
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     except OSError:

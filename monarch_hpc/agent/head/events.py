@@ -5,8 +5,7 @@ A *peer* is the head's number of a link, which is never given to another one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.supervision.lease import Liveness
 from monarch_hpc.wire.control.allocation import HostEntry
 from monarch_hpc.wire.control.output import LogsSet, Output
@@ -18,7 +17,9 @@ from monarch_hpc.wire.proc_key import ProcKey
 __all__ = [
     "DeadlinePassed",
     "Event",
+    "HostDrained",
     "HostEmptied",
+    "HostFreed",
     "HostGone",
     "HostJoined",
     "HostLifeChanged",
@@ -49,7 +50,7 @@ class HostJoined:
 
 @dataclass(frozen=True, slots=True)
 class HostLifeChanged:
-    """An agent became silent, or was heard again."""
+    """An agent became silent, or answers again."""
 
     rank: int
     life: Liveness
@@ -61,6 +62,21 @@ class HostGone:
 
     rank: int
     cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostDrained:
+    """The user took a host out of use, or back into use if *reason* is empty."""
+
+    rank: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostFreed:
+    """A host, whose agent has ended, no longer belongs to the allocation."""
+
+    rank: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +130,7 @@ class RunLeftHost:
 
 @dataclass(frozen=True, slots=True)
 class MeshRequested:
-    """A peer's request for procs went to *hosts*."""
+    """A peer's request for procs of a mesh, its first ones or such that replace others, went to *hosts*."""
 
     run: str
     mesh: int
@@ -183,6 +199,8 @@ Event = (
     | ProcGone
     | ShutdownBegan
     | HostEmptied
+    | HostFreed
+    | HostDrained
 )
 
 

@@ -10,19 +10,31 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from monarch_hpc.agent.head import events
+from monarch_hpc.agent.head.deadline import HeadDeadline, Later
+from monarch_hpc.agent.head.departures import Departures
 from monarch_hpc.agent.head.link import Link
 from monarch_hpc.agent.head.peers import HeadPeers
+from monarch_hpc.agent.head.questions import HeadQuestions
 from monarch_hpc.agent.head.request_checks import problem_of, problem_of_links, problem_of_run
 from monarch_hpc.agent.head.roster import HostRoster, HostSlot
 from monarch_hpc.agent.head.runs import OpenWitness, RunPeers, report
 from monarch_hpc.agent.head.state import HeadState, RunState, apply
-from monarch_hpc.agent.head.survey import Surveys
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.supervision.lease import Liveness
-from monarch_hpc.wire.control.allocation import HostEntry, HostLost, Join, Roster, ShutDown, ShutDownDone, Status
-from monarch_hpc.wire.control.calls import Calls, CallsReport, Recording
+from monarch_hpc.wire.control.allocation import (
+    DrainHost,
+    FreeHosts,
+    HostEnded,
+    HostEntry,
+    Join,
+    Roster,
+    ShutDown,
+    ShutDownDone,
+    Status,
+)
+from monarch_hpc.wire.control.deadline import AwaitDeadline, DeadlineMet, SetJobEnd, Terminated
 from monarch_hpc.wire.control.message import Message
-from monarch_hpc.wire.control.output import LogsSet, Output, SetLogs
+from monarch_hpc.wire.control.output import FlushLogs, LogsSet, Output, SetLogs
 from monarch_hpc.wire.control.procs import (
     ProcEnded,
     ProcLife,
@@ -32,8 +44,9 @@ from monarch_hpc.wire.control.procs import (
     SpawnProcs,
     StopProcs,
 )
+from monarch_hpc.wire.control.questions import Ask, Rows
 from monarch_hpc.wire.control.refusal import Refused, refuse
-from monarch_hpc.wire.control.runs import CloseRun, OpenRun, RunClosed, RunLinks, RunOpened
+from monarch_hpc.wire.control.runs import CloseRun, OpenRun, Recording, RunClosed, RunLinks, RunOpened
 from monarch_hpc.wire.proc_key import ProcKey
 
 __all__ = ["Head"]
@@ -45,8 +58,6 @@ _ORPHAN_S = 2.0
 """Time that a run without members waits for its owner, which may attach after a short program has ended."""
 
 _log = Logger(__name__)
-
-Later = Callable[[float, Callable[[], None]], object]
 
 
 class Head:
@@ -60,6 +71,8 @@ class Head:
         changed: called with the usable hosts and the missing ones, once all have joined or the deadline has passed.
         ended: called once shutdown is complete and has been reported.
         open_witness: see `telemetry.observer`.
+        max_answer_bytes: config key `telemetry.max_answer_bytes`.
+        notice_s: config key `slurm.notice_s`.
         journal: called with each event after it has changed `state`.
     """
 
@@ -72,21 +85,25 @@ class Head:
         changed: Callable[[list[HostEntry], dict[int, str]], None],
         ended: Callable[[], None],
         open_witness: OpenWitness,
+        max_answer_bytes: int,
+        notice_s: float,
         journal: Callable[[events.Event], None] = lambda _event: None,
     ) -> None:
         self._clock = clock
         self._later = later
         self._stop_s = stop_s
         self._changed = changed
-        self._ended = ended
         self._open_witness = open_witness
         self._journal = journal
         self.state = HeadState(HostRoster(num_hosts))
-        self._surveys = Surveys(later)
         self._run_peers: dict[str, RunPeers] = {}
         self._peers = HeadPeers()
-        self._over = False
-        self._requesters: list[Link] = []
+        self._questions = HeadQuestions(self.state, self._peers, self._run_peers, later, max_answer_bytes)
+        self.idle_left_s = -1.0  # see `StatusReport`
+        self._departures = Departures(self.state, self._apply, self._send, later, self._announce, ended)
+        self.deadline = HeadDeadline(
+            self.state, self._peers, clock, later, partial(self.shut_down, requester=None), notice_s
+        )
 
     def _apply(self, event: events.Event) -> None:
         apply(self.state, event)
@@ -109,7 +126,8 @@ class Head:
     def on_bootstrap_deadline(self) -> None:
         """Stop waiting for agents; later ones are still added."""
         self._apply(events.DeadlinePassed())
-        self._announce()
+        if self.state.roster.missing():  # else the last join has been announced
+            self._announce()
 
     def on_life(self, link: Link, life: Liveness) -> None:
         """Record the liveness of an agent."""
@@ -123,20 +141,21 @@ class Head:
         if slot is None:
             return
         match message:
-            case CallsReport():
-                self._surveys.take(link, message)
+            case Rows():
+                self._questions.take(link, message)
             case RunClosed():
                 self._closed_on(message.run, slot.entry.rank)
             case ShutDownDone():
-                self._apply(events.HostEmptied(slot.entry.rank, message.left))
+                self._departures.note(slot.entry.rank, message.left)
                 if self.state.shutting_down is None:
                     link.close("it was told to leave")
-                self._report_if_shut_down()
             case ProcReady() | ProcLife() | SpawnFailed() | ProcEnded() | ProcsStopped() | Output() | LogsSet():
                 self._to_controller(message)
             case Refused():
-                self._surveys.refuse(link, message)
+                self._questions.take(link, message)
                 self._to_controller(message)
+            case Terminated():
+                self.deadline.on_agent(link, self._stop_s)
             case _:
                 _log.warning("%s sent %s, which the head does not handle", slot.entry.name, type(message).__name__)
 
@@ -148,14 +167,14 @@ class Head:
             return None
         rank, runs = slot.entry.rank, dict(self.state.runs)
         self._apply(events.HostGone(rank, cause))
-        self._surveys.lose(link)
+        self._questions.lose(link)
         if self.state.shutting_down is None:
             _log.warning("lost %s: %s", slot.entry.name, cause)
         for name, run in runs.items():
             for member in self._peers.of(run.members):
-                member.send(HostLost(name, rank, cause))
+                member.send(HostEnded(name, rank, cause))
             self._report_if_closed(name, run)
-        self._report_if_shut_down()
+        self._departures.lose(rank, slot.entry.name)
         return rank
 
     # ---- controllers and tools ----
@@ -169,7 +188,7 @@ class Head:
                 self._spawn(link, message)
             case StopProcs():
                 self._stop(link, message)
-            case SetLogs():
+            case SetLogs() | FlushLogs():
                 self._set_logs(link, message)
             case CloseRun():
                 run = self.state.runs.get(message.run)
@@ -184,23 +203,30 @@ class Head:
             case RunLinks() | Recording():
                 run = self.state.runs.get(message.run)
                 if run is not None and self._is_member(link, run):
-                    self._run_peers[message.run].note(link, message)
-            case Calls():
-                self._survey(link, message)
-            case CallsReport():
-                self._surveys.take(link, message)
-            case Status():
-                link.send(report(self.state, self._peers.links, self._run_peers, self._clock()))
+                    owner = None if run.owner is None else self._peers.links.get(run.owner)
+                    self._run_peers[message.run].note(link, message, owner)
+            case Ask():
+                self._questions.ask(link, message)
+            case Rows():
+                self._questions.take(link, message)
+            case DrainHost() if problem := self._departures.drain(message):
+                link.send(refuse(message, problem))
+            case Status() | DrainHost():
+                link.send(report(self.state, self._peers.links, self._run_peers, self._clock(), self.idle_left_s))
+            case SetJobEnd() | AwaitDeadline() | DeadlineMet():
+                self.deadline.on_client(link, message)
             case ShutDown():
                 self.shut_down(message.grace_s, link)
+            case FreeHosts():
+                self._departures.free(link, message)
             case _:
                 link.send(refuse(message, f"the head does not handle {type(message).__name__}"))
 
     def on_client_lost(self, link: Link, cause: str) -> None:
         """Handle the loss of a controller or tool: stop its procs; if it owned a run, close the run."""
-        if link in self._requesters:
-            self._requesters.remove(link)
-        self._surveys.lose(link)
+        self._departures.forget(link)
+        self._questions.lose(link)
+        self.deadline.forget(link)
         for name, run in list(self.state.runs.items()):
             if not self._is_member(link, run):
                 continue
@@ -220,28 +246,16 @@ class Head:
 
     def shut_down(self, grace_s: float, requester: Link | None) -> None:
         """End all procs; report to *requester* the number of processes left by host, -1 where it is unknown."""
-        if requester is not None:
-            self._requesters.append(requester)
-        if self.state.shutting_down is not None:
-            return
-        self._apply(events.ShutdownBegan())
-        self._later(grace_s + _CLOSE_S, self._on_shutdown_deadline)
-        self._send(self.state.roster.linked(), ShutDown(grace_s))
-        self._report_if_shut_down()
+        self._departures.shut_down(grace_s, requester)
+
+    @property
+    def num_programs(self) -> int:
+        """Number of connected programs that have opened a run, also of those whose run is over."""
+        return len(self._peers.links) - len(self.state.roster.linked())
 
     def owns(self, link: Link) -> bool:
         """Tell whether *link* belongs to the owner of a run."""
         return self.state.owns(self._peers.number(link))
-
-    def _survey(self, requester: Link, question: Calls) -> None:
-        slots = self.state.roster.all()
-        asked = {self._peers.links[slot.peer]: f"host {slot.entry.name}" for slot in slots if slot.peer is not None}
-        for name, run in self.state.runs.items():
-            unknown = filter(self._run_peers[name].must_be_asked, self._peers.of(run.members))
-            asked.update(dict.fromkeys(unknown, f"the program of run {name}"))
-        known = (calls for peers in self._run_peers.values() for calls in peers.observed())
-        missing = [f"host {slot.entry.name}" for slot in slots if slot.peer is None]
-        self._surveys.begin(requester, question, asked, known, missing)
 
     # ---- runs ----
 
@@ -263,7 +277,8 @@ class Head:
                 member.close(f"another controller has taken over run {message.run}")
         self._apply(events.RunAttached(peer, message, self._clock()))
         if message.owner:
-            self._run_peers[message.run].take_over(link)
+            self._run_peers[message.run].on_owner(link)
+        self.deadline.report(link)  # first: an open run knows its time
         state = self.state
         link.send(RunOpened(message.run, state.runs[message.run].epoch, state.num_attached, state.roster.hosts()))
 
@@ -274,8 +289,9 @@ class Head:
         run, roster = self.state.runs.get(message.run), self.state.roster
         is_open = run is not None and self._is_member(link, run) and run.closing is None
         problem = "" if is_open else "the run is over"
-        if run is not None and message.mesh in run.meshes:
-            problem = f"mesh {message.mesh} exists already in this run"
+        if run is not None and (message.mesh in run.meshes) is not (message.restarts > 0):
+            known = "exists already" if message.mesh in run.meshes else "does not exist"
+            problem = f"mesh {message.mesh} {known} in this run"
         present = {rank for rank in message.hosts if not problem and roster.usable(rank)}
         for rank, first in zip(message.hosts, message.first_rank, strict=True):
             if rank not in present:
@@ -322,12 +338,14 @@ class Head:
             for member in self._peers.of(run.members):
                 member.send(RunClosed(name))
 
-    def _set_logs(self, link: Link, message: SetLogs) -> None:
+    def _set_logs(self, link: Link, message: SetLogs | FlushLogs) -> None:
         mesh = self.state.mesh(message.run, message.mesh)
         ours = mesh is not None and mesh.peer == self._peers.number(link)
         self._forward(link, message, ours, lambda rank: LogsSet(message.run, message.mesh, rank, message.number))
 
-    def _forward(self, link: Link, message: StopProcs | SetLogs, valid: bool, answer: Callable[[int], Message]) -> None:
+    def _forward(
+        self, link: Link, message: StopProcs | SetLogs | FlushLogs, valid: bool, answer: Callable[[int], Message]
+    ) -> None:
         present = {rank for rank in message.hosts if valid and self.state.roster.usable(rank)}
         for rank in message.hosts:
             if rank not in present:
@@ -351,21 +369,6 @@ class Head:
             message = passed
         link.send(message)
 
-    # ---- the end ----
-
-    def _report_if_shut_down(self) -> None:
-        if self.state.shutting_down == set() and not self._over:
-            self._over = True
-            for requester in self._requesters:
-                requester.send(ShutDownDone(self.state.left))
-            self._ended()
-
-    def _on_shutdown_deadline(self) -> None:
-        for rank in sorted(self.state.shutting_down or ()):
-            name = self.state.roster.name(rank)
-            self._apply(events.HostEmptied(rank, {} if name in self.state.left else {name: -1}))
-        self._report_if_shut_down()
-
     # ---- links ----
 
     def _slot(self, link: Link) -> HostSlot | None:
@@ -383,6 +386,6 @@ class Head:
         missing = roster.missing()
         if missing and not self.state.past_deadline:
             return
-        hosts = roster.hosts()
+        hosts = roster.connected()
         self._changed(hosts, missing)
         self._send([host.rank for host in hosts], Roster(hosts))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import os
 import re
 from collections.abc import Iterable, Mapping
 
 from monarch_hpc.core.ids import MAX_RUN_CHARS
+from monarch_hpc.core.process.words import is_word
 from monarch_hpc.wire.control.procs import MAX_PROCS_PER_HOST, SpawnProcs
+from monarch_hpc.wire.control.questions import Ask
+from monarch_hpc.wire.tables.catalog import TABLES
 
-__all__ = ["problem_of", "problem_of_links", "problem_of_run"]
+__all__ = ["problem_of", "problem_of_links", "problem_of_question", "problem_of_run"]
 
 _MAX_BITS = 63
 """Maximum size of mesh numbers and ranks: frames and records carry them in fields of 64 bits."""
@@ -39,6 +41,14 @@ def problem_of_links(links: Iterable[Mapping[str, object]]) -> str:
         if link.keys() != _LINK.keys() or any(type(link[name]) is not kind for name, kind in _LINK.items()):
             return f"a link has the fields {', '.join(_LINK)}, not {link!r:.200}"
     return ""
+
+
+def problem_of_question(question: Ask) -> str:
+    """Return why no process can answer *question*; empty if they can."""
+    table = TABLES.get(question.table)
+    if table is None:
+        return f"there is no table {question.table!r:.80}; there are: {', '.join(TABLES)}"
+    return table.problem_of(question.where)
 
 
 def problem_of(order: SpawnProcs) -> str:
@@ -74,13 +84,6 @@ def _problem_of_settings(order: SpawnProcs) -> str:
             return f"no variable is called {name!r:.80}"
     texts = (*order.environment, *order.environment.values(), *order.unset, *order.sys_path, order.cwd, order.python)
     for text in texts:
-        if not _is_possible(text):
+        if not is_word(text):
             return f"no variable or path can be {text!r:.80}"
     return ""
-
-
-def _is_possible(text: str) -> bool:
-    try:
-        return b"\0" not in os.fsencode(text)
-    except UnicodeEncodeError:
-        return False

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.supervision.lease import Liveness
 from monarch_hpc.wire.control.allocation import HostEntry
 
@@ -17,6 +18,7 @@ class HostSlot:
 
     Attributes:
         problem: why the host cannot be used; empty if it can.
+        drained: why the user took it out of use; empty while it is in use. Its agent stays.
         peer: the agent; None once it is lost, see *cause*.
     """
 
@@ -25,13 +27,15 @@ class HostSlot:
     peer: int | None
     life: Liveness = Liveness.ALIVE
     cause: str = ""
+    drained: str = ""
 
 
 @dataclass(slots=True)
 class HostRoster:
-    """The agents of *num_hosts* hosts."""
+    """The agents of *num_hosts* hosts, some of which may have been *freed* since."""
 
     num_hosts: int
+    freed: set[int] = field(default_factory=set)
     _slots: dict[int, HostSlot] = field(default_factory=dict)
 
     def refusal(self, entry: HostEntry) -> str:
@@ -41,6 +45,8 @@ class HostRoster:
             return f"host {entry.rank} has an agent already: process {slot.entry.pid} on {slot.entry.name}"
         if not 0 <= entry.rank < self.num_hosts:
             return f"there is no host {entry.rank} among {self.num_hosts}"
+        if entry.rank in self.freed:
+            return f"host {entry.rank} was given back"
         return ""
 
     def add(self, peer: int, entry: HostEntry, problem: str) -> None:
@@ -52,6 +58,15 @@ class HostRoster:
         slot = self._slots[rank]
         slot.peer, slot.life, slot.cause = None, Liveness.DEAD, cause
 
+    def free(self, rank: int) -> None:
+        """Forget a host that was given back."""
+        self._slots.pop(rank, None)
+        self.freed.add(rank)
+
+    def drain(self, rank: int, reason: str) -> None:
+        """Take a host out of use, or back into use if *reason* is empty."""
+        self._slots[rank].drained = reason
+
     def set_life(self, rank: int, life: Liveness) -> None:
         """Record the liveness of a host's agent."""
         self._slots[rank].life = life
@@ -59,6 +74,10 @@ class HostRoster:
     def of(self, peer: int) -> HostSlot | None:
         """The slot of the agent *peer*."""
         return next((slot for slot in self._slots.values() if slot.peer == peer), None)
+
+    def named(self, name: str) -> HostSlot | None:
+        """The slot of the host called *name*."""
+        return next((slot for slot in self._slots.values() if slot.entry.name == name), None)
 
     def peers(self, ranks: Iterable[int]) -> list[int]:
         """The connected agents of some hosts."""
@@ -76,25 +95,31 @@ class HostRoster:
     def usable(self, rank: int) -> bool:
         """Tell whether procs can be started on a host."""
         slot = self._slots.get(rank)
-        return slot is not None and slot.peer is not None and not slot.problem
+        return slot is not None and slot.peer is not None and not slot.problem and not slot.drained
 
     def hosts(self) -> list[HostEntry]:
         """The usable hosts, by rank."""
         return [slot.entry for slot in self.all() if self.usable(slot.entry.rank)]
+
+    def connected(self) -> list[HostEntry]:
+        """The hosts with a working agent, by rank: those in use and those that the user has taken out of use."""
+        return [slot.entry for slot in self.all() if slot.peer is not None and not slot.problem]
 
     def missing(self) -> dict[int, str]:
         """Ranks without a working agent, with the reason."""
         return {
             rank: self.absence(rank)
             for rank in range(self.num_hosts)
-            if rank not in self._slots or self._slots[rank].problem
+            if rank not in self.freed and (rank not in self._slots or self._slots[rank].problem)
         }
 
     def absence(self, rank: int) -> str:
         """Return why a host cannot be used."""
         slot = self._slots.get(rank)
         if slot is None:
-            return "its agent did not report"
+            return "the host was given back" if rank in self.freed else "its agent did not report"
+        if slot.peer is not None and slot.drained:
+            return f"the host is drained: {slot.drained}; 'monarch-hpc node undrain {slot.entry.name}' uses it again"
         return slot.problem or f"the host is lost: {slot.cause}"
 
     def name(self, rank: int) -> str:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from monarch_hpc.agent.head.link import Link
 from monarch_hpc.agent.head.state import HeadState
 from monarch_hpc.agent.output.rate_limit import TokenBucket, cost_bytes
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.telemetry.observer import Witness
 from monarch_hpc.wire.control.allocation import StatusReport
-from monarch_hpc.wire.control.calls import ProcCalls, Recording
 from monarch_hpc.wire.control.output import Output
 from monarch_hpc.wire.control.procs import ProcEnded, SpawnFailed
-from monarch_hpc.wire.control.runs import RunLinks
+from monarch_hpc.wire.control.questions import Ask, Portion
+from monarch_hpc.wire.control.runs import Recording, RunLinks
 from monarch_hpc.wire.proc_key import ProcKey
+from monarch_hpc.wire.tables.answer import answer
 
 __all__ = ["OpenWitness", "RunPeers", "report"]
 
@@ -42,7 +44,6 @@ class RunPeers:
     run: str
     opened_s: float
     open_witness: OpenWitness
-    owner: Link | None = None
     dropped: dict[tuple[ProcKey, str], int] = field(default_factory=dict)
     links: dict[Link, list[dict[str, object]]] = field(default_factory=dict)
     recordings: dict[Link, Recording] = field(default_factory=dict)
@@ -53,8 +54,12 @@ class RunPeers:
     def __post_init__(self) -> None:
         self._bucket = TokenBucket(_OUTPUT_BYTES, self.opened_s)
 
-    def note(self, link: Link, news: RunLinks | Recording) -> None:
-        """Store a member's report about itself; or note that its sender, the owner, reads another member's records."""
+    def note(self, link: Link, news: RunLinks | Recording, owner: Link | None) -> None:
+        """Store a member's report about itself; or note that its sender, the owner, reads another member's records.
+
+        Args:
+            owner: the run's owner, if there is one.
+        """
         if isinstance(news, RunLinks):
             self.links[link] = news.links
             return
@@ -65,12 +70,11 @@ class RunPeers:
         self.recordings[link] = news
         if (witness := self.open_witness(news)) is not None:
             self.witnesses[link] = witness
-        elif self.owner is not None and self.owner is not link:
-            self.owner.send(news)
+        elif owner is not None and owner is not link:
+            owner.send(news)
 
-    def take_over(self, owner: Link) -> None:
-        """Set the owner, and ask it to read the records of members on its machine that cannot be read from here."""
-        self.owner = owner
+    def on_owner(self, owner: Link) -> None:
+        """Ask a new owner to read the records of members on its machine that cannot be read from here."""
         self.reported_by_owner.clear()
         for link, recording in self.recordings.items():
             if link is not owner and link not in self.witnesses:
@@ -93,9 +97,10 @@ class RunPeers:
         """Tell whether a member's calls can only be learned by asking it."""
         return link not in self.witnesses and link not in self.reported_by_owner
 
-    def observed(self) -> list[ProcCalls]:
-        """The calls of the members whose memory can be read here."""
-        return [calls for witness in self.witnesses.values() for calls in witness.report()]
+    def observed(self, question: Ask) -> list[Portion]:
+        """The rows of the members whose memory can be read here."""
+        source = f"the program of run {self.run}"
+        return [answer(question, source, witness.sources) for witness in self.witnesses.values()]
 
     def pass_on(self, output: Output, now_s: float, *, backlogged: bool) -> Output | None:
         """Return *output* for the program, with the number of lines dropped before it; None if it is dropped, too."""
@@ -115,12 +120,15 @@ class RunPeers:
         ]
 
 
-def report(state: HeadState, links: Mapping[int, Link], peers: Mapping[str, RunPeers], now_s: float) -> StatusReport:
+def report(
+    state: HeadState, links: Mapping[int, Link], peers: Mapping[str, RunPeers], now_s: float, idle_left_s: float
+) -> StatusReport:
     """Return the report that `monarch-hpc status` shows.
 
     Args:
         links: peer -> link.
         peers: run -> its members' reports.
+        idle_left_s: see `StatusReport`.
     """
     hosts: list[dict[str, object]] = [
         {
@@ -128,6 +136,7 @@ def report(state: HeadState, links: Mapping[int, Link], peers: Mapping[str, RunP
             "name": slot.entry.name,
             "state": "lost" if slot.peer is None else slot.life.value,
             "problem": slot.problem or slot.cause,
+            "drained": slot.drained,
             "cpus": len(slot.entry.cpus),
             "gpus": slot.entry.gpus,
             "memory_bytes": slot.entry.memory_bytes,
@@ -162,4 +171,4 @@ def report(state: HeadState, links: Mapping[int, Link], peers: Mapping[str, RunP
         }
         for name, run in state.runs.items()
     ]
-    return StatusReport(hosts, documents)
+    return StatusReport(hosts, documents, idle_left_s)

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from monarch_hpc.agent.head.events import (
     DeadlinePassed,
     Event,
+    HostDrained,
     HostEmptied,
+    HostFreed,
     HostGone,
     HostJoined,
     HostLifeChanged,
@@ -27,6 +29,7 @@ from monarch_hpc.agent.head.events import (
     ShutdownBegan,
 )
 from monarch_hpc.agent.head.roster import HostRoster
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.wire.control.runs import OpenRun
 
 __all__ = ["HeadState", "MeshState", "RunState", "apply"]
@@ -113,6 +116,10 @@ def apply(state: HeadState, event: Event) -> None:
                 _leave_host(state, name, event.rank)
             if state.shutting_down is not None:
                 state.shutting_down.discard(event.rank)
+        case HostDrained():
+            state.roster.drain(event.rank, event.reason)
+        case HostFreed():
+            state.roster.free(event.rank)
         case DeadlinePassed():
             state.past_deadline = True
         case RunAttached():
@@ -129,7 +136,8 @@ def apply(state: HeadState, event: Event) -> None:
         case RunLeftHost():
             _leave_host(state, event.run, event.host)
         case MeshRequested():
-            state.runs[event.run].meshes[event.mesh] = MeshState(event.peer, set(event.hosts))
+            mesh = state.runs[event.run].meshes.setdefault(event.mesh, MeshState(event.peer, set()))
+            mesh.hosts.update(event.hosts)
         case MeshLeftHost():
             _leave_mesh(state, event)
         case ProcStarted() | ProcStopped() | ProcGone():

@@ -29,6 +29,8 @@ MAX_LINE_BYTES = 64 << 10
 NUM_LAST_LINES = 20
 
 _READ_BYTES = 64 << 10
+_PIPE_READS = (1 << 20) // _READ_BYTES + 1
+"""Reads that empty a pipe, which holds 64 KiB by default and at most 1 MiB."""
 _BATCH_S = 0.05
 _BATCH_BYTES = 64 << 10
 _NOTICE_S = 1.0
@@ -134,6 +136,14 @@ class ProcOutput:
         self._flush()
         self._streaming = on
 
+    def flush(self) -> None:
+        """Send what the proc has written so far; what the limits leave in its pipes is sent later."""
+        for stream in list(self._pipes):
+            for _ in range(_PIPE_READS):
+                if self._paused or stream not in self._pipes or not self._read(stream):
+                    break
+        self._flush()
+
     def resume(self) -> None:
         """Resume reading once the log writer has caught up."""
         if self._paused and self._resume_timer is None and not self._outlet.files.full:
@@ -144,8 +154,7 @@ class ProcOutput:
         """After the proc's end: read the rest of its pipes, send everything, and close the pipes."""
         for stream, fd in list(self._pipes.items()):
             with contextlib.suppress(OSError):
-                # A pipe holds 64 KiB by default and at most 1 MiB; a child that goes on writing is cut off.
-                for _ in range((1 << 20) // _READ_BYTES + 1):
+                for _ in range(_PIPE_READS):  # a child that goes on writing is cut off
                     data = os.read(fd, _READ_BYTES)
                     if not data:
                         break
@@ -165,23 +174,28 @@ class ProcOutput:
             self._engine.unwatch(fd)
 
     def _on_ready(self, stream: str, _mask: int) -> None:
+        self._read(stream)
+
+    def _read(self, stream: str) -> bool:
+        """Read from a pipe; return whether there may be more."""
         if self._outlet.files.full:
             self._pause()
-            return
+            return False
         try:
             data = os.read(self._pipes[stream], _READ_BYTES)
         except BlockingIOError:
-            return
+            return False
         except OSError:
             data = b""
         if not data:
             self._close(stream)
-            return
+            return False
         self._take(stream, data)
         wait_s = self._outlet.fair_share.take(self, len(data), self._engine.clock())
         if wait_s:
             self._pause()
             self._resume_timer = self._engine.call_later(wait_s, self._resume_reading)
+        return True
 
     def _resume_reading(self) -> None:
         self._resume_timer = None

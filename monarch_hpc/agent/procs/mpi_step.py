@@ -16,14 +16,17 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
+from monarch_hpc.agent.agent_args import AgentArgs
 from monarch_hpc.agent.children.reaper import Reaper
 from monarch_hpc.agent.procs.mpi_task import peer_uid, socket_path
 from monarch_hpc.agent.procs.zygote_order import FDS_PER_PROC, render, split, versions
 from monarch_hpc.agent.procs.zygote_pool import ForkProblem, Spawned
+from monarch_hpc.agent.resources.grant import Grant
 from monarch_hpc.config import FlagValue
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.process.exit import Exit
 from monarch_hpc.core.process.spawn import launch
 from monarch_hpc.transport.engine.engine import Engine
@@ -60,6 +63,25 @@ class StepSettings:
     host_names: Sequence[str]
     flags: Mapping[str, FlagValue]
     environment: Mapping[str, str]
+
+    @classmethod
+    def of(
+        cls, args: AgentArgs, grant: Grant, entry: str, sockets: str, flags: Mapping[str, FlagValue]
+    ) -> StepSettings:
+        """The settings of the agent with *args*, on a host with the resources in *grant*."""
+        return cls(
+            allocation=args.allocation,
+            host_rank=args.rank,
+            num_gpus=len(grant.gpus),
+            num_cpus=len(grant.cpus),
+            entry=entry,
+            directory=args.directory,
+            sockets=sockets,
+            job_id=args.job_id if (args.directory / "task.sh").exists() else None,
+            host_names=args.host_names,
+            flags=flags,
+            environment=args.environment,
+        )
 
 
 class MpiSteps:
@@ -164,7 +186,7 @@ class _TaskGathering:
     def start(self, reaper: Reaper) -> None:
         """Start the step, for all hosts of the mesh."""
         # A late import: few meshes need a step, and the Slurm modules would add a sixth to what an agent loads.
-        from monarch_hpc.slurm.argv import mpi_step_argv, scrubbed
+        from monarch_hpc.slurm.commands.argv import mpi_step_argv, scrubbed
 
         settings, order = self._settings, self._order
         assert settings.job_id is not None

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 
 from monarch_hpc.agent.output.proc_output import ProcOutput
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.transport.engine.sources import Timer
 from monarch_hpc.wire.start import ProcStart
 

@@ -19,10 +19,14 @@ from monarch_hpc.core.errors import FrameError
 from monarch_hpc.core.process.exit import Exit
 from monarch_hpc.supervision.lease import Liveness
 from monarch_hpc.transport.engine.engine import Engine
-from monarch_hpc.wire.control.calls import ProcCalls
 from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.control.procs import ProcEnded, ProcHello, ProcLife, ProcReady, SpawnFailed
 from monarch_hpc.wire.control.table import decode
+from monarch_hpc.wire.start import STOP_ORDERED
+from monarch_hpc.wire.tables.answer import Sources
+from monarch_hpc.wire.tables.calls import CALLS
+from monarch_hpc.wire.tables.memory import MEMORY
+from monarch_hpc.wire.tables.procs import PROCS
 
 __all__ = ["ProcTable"]
 
@@ -74,9 +78,14 @@ class ProcTable:
         """The procs of a run."""
         return [proc for proc in self._procs if proc.start.run == run]
 
-    def report(self) -> list[ProcCalls]:
-        """The calls of all procs, and of the dead procs whose records are kept."""
-        return self._records.report(self._procs)
+    @property
+    def sources(self) -> Sources:
+        """The tables that this host has rows of: all procs, and the dead procs whose records are kept."""
+        return {
+            CALLS.name: lambda: self._records.calls(self._procs),
+            MEMORY.name: lambda: self._records.memory(self._procs),
+            PROCS.name: lambda: self._records.procs(self._procs),
+        }
 
     def close(self) -> None:
         """Free the records of dead procs."""
@@ -135,7 +144,9 @@ class ProcTable:
             if proc.deadline is not None:
                 proc.deadline.cancel()
             self._records.ready(proc, hello.incarnation)
-            self._send(ProcReady(proc.start.proc, proc.pid, str(hello.incarnation), hello.addresses))
+            start = proc.start
+            ready = ProcReady(start.proc, proc.pid, str(hello.incarnation), hello.addresses, start.restarts)
+            self._send(ready)
 
     def _close_hello(self, proc: Proc) -> None:
         if proc.hello_fd >= 0:
@@ -165,6 +176,7 @@ class ProcTable:
             self._steps.abandon(proc.start.run, proc.start.mesh)
             return
         with contextlib.suppress(ProcessLookupError):
+            os.kill(proc.pid, STOP_ORDERED)
             os.kill(proc.pid, signal.SIGTERM)
         proc.killer = self._engine.call_later(grace_s, partial(self.kill, proc))
 

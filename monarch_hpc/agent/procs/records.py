@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from monarch_hpc.agent.procs.proc import Proc, ProcState
+from monarch_hpc.core.dataclass import dataclass
+from monarch_hpc.core.machine.procfs import read_resident_bytes
 from monarch_hpc.telemetry.layout import RecordKind
 from monarch_hpc.telemetry.observer import is_stopped
-from monarch_hpc.telemetry.reading import memory_of, read_scene
+from monarch_hpc.telemetry.reading import memory_of, read_memory_use, read_scene
 from monarch_hpc.telemetry.recorder import Recorder
-from monarch_hpc.wire.control.calls import ProcCalls
+from monarch_hpc.wire.tables.calls import ProcCalls
+from monarch_hpc.wire.tables.memory import ProcMemory
+from monarch_hpc.wire.tables.procs import ProcRow
 
 __all__ = ["HostRecords"]
 
@@ -56,12 +60,29 @@ class HostRecords:
         if len(self._ended_procs) > self._keep_dead:
             _close(self._ended_procs.popleft().proc)
 
-    def report(self, procs: Iterable[Proc]) -> list[ProcCalls]:
+    def calls(self, procs: Iterable[Proc]) -> Iterator[ProcCalls]:
         """The calls of *procs*, and of the dead procs whose records are kept."""
-        live = sorted(procs, key=lambda proc: (proc.start.run, proc.start.mesh, proc.start.rank))
-        return [_proc_calls(proc, _state(proc), "") for proc in live] + [
-            _proc_calls(ended.proc, "ended", ended.cause) for ended in self._ended_procs
-        ]
+        for proc, row in self._rows(procs):
+            scene = read_scene(memory_of(proc.record_fd))
+            yield ProcCalls(row.run, row.mesh, row.rank, row.host, row.pid, row.state, row.cause, scene)
+
+    def memory(self, procs: Iterable[Proc]) -> Iterator[ProcMemory]:
+        """The memory that *procs* lend and move, and that the dead procs did whose records are kept."""
+        for proc, row in self._rows(procs):
+            use = read_memory_use(memory_of(proc.record_fd))
+            yield ProcMemory(row.run, row.mesh, row.rank, row.host, row.pid, row.state, row.cause, use)
+
+    def procs(self, procs: Iterable[Proc]) -> Iterator[ProcRow]:
+        """The rows of *procs*, and of the dead procs whose records are kept."""
+        for proc, row in self._rows(procs):
+            ended = row.state == "ended"  # its pid may be another process's by now
+            yield row if ended or not proc.pid else replace(row, rss_bytes=read_resident_bytes(proc.pid))
+
+    def _rows(self, procs: Iterable[Proc]) -> Iterator[tuple[Proc, ProcRow]]:
+        for proc in sorted(procs, key=lambda proc: (proc.start.run, proc.start.mesh, proc.start.rank)):
+            yield proc, _row(proc, _state(proc), "")
+        for ended in self._ended_procs:
+            yield ended.proc, _row(ended.proc, "ended", ended.cause)
 
     def close(self) -> None:
         """Free the records of dead procs."""
@@ -72,10 +93,9 @@ class HostRecords:
         self._recorder.change(kind, name=name, peer=peer, msg=proc.start.mesh, value=proc.start.rank)
 
 
-def _proc_calls(proc: Proc, state: str, cause: str) -> ProcCalls:
+def _row(proc: Proc, state: str, cause: str) -> ProcRow:
     start = proc.start
-    scene = read_scene(memory_of(proc.record_fd))
-    return ProcCalls(start.run, start.mesh, start.rank, start.host_name, proc.pid, state, cause, scene)
+    return ProcRow(start.run, start.mesh, start.rank, start.host_name, proc.pid, state, cause, 0)
 
 
 def _state(proc: Proc) -> str:

@@ -178,6 +178,7 @@ class ProcSpawner:
             forwarders=settings.forwarders,
             interfaces=list(settings.grant.interfaces),
             segments=settings.segments,
+            procs=settings.procs,
             limits=settings.limits,
             fabric=settings.fabric,
             ucx=settings.ucx,
@@ -187,6 +188,7 @@ class ProcSpawner:
             num_threads=num_threads,
             slurm=asdict(settings.slurm),
             python=order.python,
+            restarts=order.restarts,
         )
 
     def _forked(self, procs: list[Proc], outcome: Spawned) -> None:

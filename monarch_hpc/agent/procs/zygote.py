@@ -18,6 +18,7 @@ import gc
 import importlib
 import json
 import os
+import select
 import signal
 import socket
 import sys
@@ -27,14 +28,16 @@ from collections.abc import Callable, Sequence
 
 from monarch_hpc.agent.children.environment import proc_environment
 from monarch_hpc.agent.children.sweep import cookies, sweep
+from monarch_hpc.agent.procs.finalizers import release_globals, wait_for_threads
 from monarch_hpc.agent.procs.zygote_order import FDS_PER_PROC, receive, render, versions
 from monarch_hpc.agent.resources import binding
 from monarch_hpc.agent.resources.shm_folder import remove_segments
+from monarch_hpc.core.dataclass import compile_next
 from monarch_hpc.core.machine.procfs import read_stat
 from monarch_hpc.core.process.dumps import allow_core_dumps, forbid_core_dumps
 from monarch_hpc.wire.start import NO_RUN, RUN_COOKIE, ProcOrder, ProcStart, parse_order
 
-__all__ = ["main", "resolve", "run"]
+__all__ = ["resolve", "run", "serve"]
 
 
 _PR_SET_PDEATHSIG = 1
@@ -42,18 +45,29 @@ _PR_SET_NAME = 15
 _REPARENT_S = 10.0
 _SWEEP_S = 5.0
 _NUM_LAST_LINES = 20
+_QUIET_MS = 100
+"""Time without a request after which the zygote prepares: the proc that it has just forked needs the cores itself."""
+_THREADS_SHARE = 0.2
+"""Share of `procs.stop_s` for threads that are not daemons. Actors have had up to `actor.cell.end.CLEANUP_S` before;
+atexit handlers and finalizers come after, before the proc is killed."""
 
 
-def main() -> int:
-    """Serve one agent until its socket is closed."""
+def serve(sock: socket.socket, likely_entry: str = "") -> int:
+    """Serve one agent until its socket is closed; return the exit status.
+
+    Args:
+        likely_entry: loaded before the agent has sent its settings.
+    """
     # The agent blocks the signals that it takes by sigwait; they must not stay blocked in procs.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    # Slurm may send it to all processes of a job, whose agents have time left: this process ends with its agent.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _libc().prctl(_PR_SET_NAME, b"monarch-zygote", 0, 0, 0)
     forbid_core_dumps()  # the procs' keys pass through this process
     with contextlib.suppress(Exception):  # it fails again below, where it is reported
-        for entry_of_agent in sys.argv[2:]:
-            resolve(entry_of_agent)
-    with socket.socket(fileno=int(sys.argv[1])) as sock:
+        if likely_entry:
+            resolve(likely_entry)
+    with sock:
         hello = receive(sock)
         if hello is None:
             return 0
@@ -70,23 +84,54 @@ def main() -> int:
             # Whatever a module raises on import must be reported: SystemExit, too.
             sock.sendall(render({"failed": traceback.format_exc().splitlines()[-_NUM_LAST_LINES:]}))
             return 1
+        if settings["preload"]:
+            gc.collect()  # what users' modules have left; ours leave nothing, and looking for it takes long
         # Objects that exist now are shared with all procs until written to, which the collector would do.
-        gc.collect()
         gc.freeze()
         sock.sendall(render({"ready": True}))
-        while (request := receive(sock)) is not None:
-            sock.sendall(render(_serve(sock, *request, settings["agent_pid"], entry)))
+        later = list(getattr(sys.modules[entry.__module__], "LATER", ()))
+        while (request := _receive(sock, later)) is not None:
+            sock.sendall(render(_serve(sock, *request, settings["agent_pid"], entry, later)))
     # Procs died with the agent, but not their children, which no other process looks for.
     sweep(cookies(settings["allocation"], settings["host"]), _SWEEP_S)
     remove_segments(settings["allocation"], settings["host"])
     return 0
 
 
+def _receive(sock: socket.socket, later: list[str]) -> tuple[bytes, list[int]] | None:
+    """Receive the next request; if none comes for a moment, prepare what each proc would otherwise do again."""
+    waiting = select.poll()
+    waiting.register(sock, select.POLLIN)
+    if not waiting.poll(_QUIET_MS):
+        _prepare(later, lambda: not waiting.poll(0))
+    return receive(sock)
+
+
+def _prepare(later: list[str], goes_on: Callable[[], bool]) -> None:
+    """Load the modules *later*, and compile what is left, as long as *goes_on* says so."""
+    prepared = False
+    while goes_on():
+        if later:
+            importlib.import_module(later.pop(0))
+        elif not compile_next():
+            break
+        prepared = True
+    if prepared:
+        gc.freeze()
+
+
 def _serve(
-    sock: socket.socket, body: bytes, fds: list[int], agent_pid: int, entry: Callable[[ProcStart], int]
+    sock: socket.socket,
+    body: bytes,
+    fds: list[int],
+    agent_pid: int,
+    entry: Callable[[ProcStart], int],
+    later: list[str],
 ) -> dict[str, object]:
     """Fork the procs of one request; return the answer: their pids, or an error."""
     order = parse_order(body)
+    if len(order.starts) > 1:  # a single proc is faster without what it may not need
+        _prepare(later, lambda: bool(later))
     read, write = os.pipe()
     try:
         try:
@@ -147,6 +192,7 @@ def run(
         entry: returns the exit status, or minus the number of the signal that the process is to die of.
     """
     code = 1
+    ours = list(sys.modules.values())
     try:
         out, err, hello, record = fds
         os.dup2(out, 1)
@@ -163,7 +209,11 @@ def run(
         traceback.print_exc()
     finally:
         with contextlib.suppress(BaseException):
+            wait_for_threads(_THREADS_SHARE * start.procs.stop_s)
+        with contextlib.suppress(BaseException):
             atexit._run_exitfuncs()
+        with contextlib.suppress(BaseException):
+            release_globals(ours)
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
@@ -180,6 +230,7 @@ def _set_up(order: ProcOrder, start: ProcStart, agent_pid: int) -> None:
     # on this host.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     end_s = time.monotonic() + _REPARENT_S
     while os.getppid() != agent_pid:
         if time.monotonic() > end_s:
@@ -237,4 +288,4 @@ def _libc() -> ctypes.CDLL:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(serve(socket.socket(fileno=int(sys.argv[1])), *sys.argv[2:]))

@@ -12,11 +12,11 @@ import socket
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from monarch_hpc.agent.children.reaper import Reaper
 from monarch_hpc.agent.procs.zygote_launch import StartingZygote, ZygoteSettings, launch_zygote
 from monarch_hpc.agent.procs.zygote_order import FDS_PER_PROC, MAX_FDS, render, split, versions
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.process.exit import Exit
 from monarch_hpc.core.version import __version__
@@ -152,7 +152,7 @@ class _Zygote:
     ) -> None:
         self._engine = engine
         self._python = python
-        self._process, self._sock, self._stderr_fd = starting.process, starting.sock, starting.stderr_fd
+        self._pid, self._sock, self._stderr_fd = starting.pid, starting.sock, starting.stderr_fd
         self._waiting: dict[str, deque[_Request]] = {}  # by run, the next one first
         self._in_flight: deque[_Done] = deque()
         self._outgoing: deque[tuple[bytes, list[int]]] = deque()
@@ -160,7 +160,7 @@ class _Zygote:
         self._problem: ForkProblem | None = None
         self.gone = False
         engine.watch(self._sock.fileno(), self._on_ready)
-        reaper.watch(self._process.pid, self._ended)
+        reaper.watch(self._pid, self._ended)
         hello = {
             "entry": settings.entry,
             "preload": list(preload),
@@ -198,7 +198,7 @@ class _Zygote:
         """Kill the process; `_ended` then fails the requests in flight."""
         if not self.gone:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._process.pid, signal.SIGKILL)
+                os.kill(self._pid, signal.SIGKILL)
 
     def _queue(self, data: bytes, fds: list[int]) -> None:
         self._outgoing.append((data, fds))
@@ -253,7 +253,6 @@ class _Zygote:
     def _ended(self, how: Exit) -> None:
         self._read()  # the last message may be the reason
         self.gone = True
-        self._process.returncode = how.code if how.code is not None else -(how.signal or 0)
         self._engine.unwatch(self._sock.fileno())
         self._sock.close()
         for _, fds in self._outgoing:

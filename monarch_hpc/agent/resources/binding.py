@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
+
+from monarch_hpc.core.dataclass import dataclass
 
 __all__ = [
     "KEYS",
@@ -242,10 +243,10 @@ def apply(cpus: Sequence[int], memory_nodes: Sequence[int]) -> None:
 
 
 def _bind_memory(nodes: Sequence[int]) -> None:
-    number = _SET_MEMPOLICY.get(platform.machine())
+    number = _SET_MEMPOLICY.get(os.uname().machine)
     what = f"cannot take memory from NUMA nodes {render_numbers(nodes)}"
     if number is None:
-        raise OSError(0, f"{what}: not supported on {platform.machine()}")
+        raise OSError(0, f"{what}: not supported on {os.uname().machine}")
     bits = ctypes.sizeof(ctypes.c_ulong) * 8
     words = (ctypes.c_ulong * (max(nodes) // bits + 1))()
     for node in nodes:

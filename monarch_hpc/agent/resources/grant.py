@@ -6,11 +6,12 @@ The grant, not the machine's totals: a job that shares a host must not be sized 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from monarch_hpc.agent.resources import cgroup
-from monarch_hpc.core.machine.gpus import own_block, parse_device_gpus, parse_gpus
+from monarch_hpc.config import Config
+from monarch_hpc.core.dataclass import dataclass
+from monarch_hpc.core.machine.gpus import ordered_gpus, own_block, parse_device_gpus, parse_gpus
 from monarch_hpc.core.machine.interfaces import choose_interfaces, read_interfaces
 
 __all__ = ["Grant", "granted_memory", "read_grant"]
@@ -45,26 +46,30 @@ def granted_memory(environment: Mapping[str, str], limit_bytes: int | None, tota
     return min(sizes)
 
 
-def read_grant(environment: Mapping[str, str], wanted: Sequence[str], local_place: tuple[int, int] | None) -> Grant:
+def read_grant(environment: Mapping[str, str], config: Config, local_place: tuple[int, int] | None) -> Grant:
     """Read the grant of this process's host.
 
     Args:
-        wanted: the configured interfaces, see `choose_interfaces`.
         local_place: this host's rank and the number of hosts, if all hosts are this machine; otherwise None.
 
     Raises:
         ConfigError: see `choose_interfaces`.
     """
-    variable, gpus = parse_gpus(environment) or ("CUDA_VISIBLE_DEVICES", [])
+    listed = parse_gpus(environment)
+    variable, gpus = listed or ("CUDA_VISIBLE_DEVICES", [])
+    # Where the partition implies the GPUs, Slurm does not know them, and the job has the whole host.
+    if listed is None and (local_place is not None or config.slurm.gpus_form == "none"):
+        gpus = parse_device_gpus(os.listdir("/dev"))
     if local_place is not None:
-        if parse_gpus(environment) is None:
-            gpus = parse_device_gpus(os.listdir("/dev"))
         gpus = own_block(gpus, *local_place)
+    procs = config.procs
     total_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Grant(
         cpus=sorted(os.sched_getaffinity(0)),
         memory_bytes=granted_memory(environment, cgroup.memory_limit(), total_bytes),
-        gpus=gpus,
-        gpu_variable=variable,
-        interfaces=choose_interfaces(read_interfaces(), wanted, local=local_place is not None),
+        gpus=ordered_gpus(gpus, procs.gpu_order),
+        gpu_variable=variable if procs.gpu_variable == "auto" else procs.gpu_variable,
+        interfaces=choose_interfaces(
+            read_interfaces(), config.fabric.interfaces.compute, local=local_place is not None
+        ),
     )

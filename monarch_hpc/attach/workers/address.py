@@ -2,15 +2,16 @@
 
 tcp://host:port                      ipc://path                the two kinds of address
 tcp://host:port@tcp://0.0.0.0:port   dialled at the first, listening at the second
+tcp://host:fd7                       listening on descriptor 7, a bound socket that the worker inherited
 service<kv5xUjSXmBR>@tcp://...       with an identity, for people to read
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.core.machine.host_address import resolve_host
 from monarch_hpc.core.uid import ProcId
@@ -19,7 +20,7 @@ from monarch_hpc.transport.address import render_address
 __all__ = ["WorkerAddress", "WorkerEndpoint", "dialling_addresses", "listening_addresses", "parse_worker_address"]
 
 _FORM = re.compile(r"(?:(?P<identity>[^@:/]+)@)?(?P<dial>[a-z-]+://.*?)(?:@(?P<bind>[a-z-]+://.*))?")
-_TCP = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^:\[\]/@]+):(?P<port>\d{1,5})")
+_TCP = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^:\[\]/@]+):(?P<fd>fd)?(?P<port>\d{1,5})")
 _EVERY = ("*", "0.0.0.0")
 _WHY = {
     "inproc": "a worker is a process of its own",
@@ -37,18 +38,22 @@ class WorkerEndpoint:
     Attributes:
         host: name or IP address; empty for a file.
         path: file in which a worker on this machine publishes its addresses; empty for a host.
+        descriptor: number of an inherited socket, which is bound; None for an address.
     """
 
     host: str = ""
     port: int = 0
     path: str = ""
+    descriptor: int | None = None
 
     def file(self, folder: Path) -> Path:
         """The path of the file; a relative one is in *folder*."""
         return folder / self.path
 
     def __str__(self) -> str:
-        return f"ipc://{self.path}" if self.path else f"tcp://{self.host}:{self.port}"
+        if self.path:
+            return f"ipc://{self.path}"
+        return f"tcp://{self.host}:{self.port}" if self.descriptor is None else f"tcp://{self.host}:fd{self.descriptor}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +110,10 @@ def dialling_addresses(endpoint: WorkerEndpoint) -> list[str]:
     """Return ``tcp://address:port`` for each IP address of the name.
 
     Raises:
-        ConfigError: the name does not resolve, or is a wildcard.
+        ConfigError: the name does not resolve, is a wildcard, or the endpoint is a descriptor.
     """
+    if endpoint.descriptor is not None:
+        raise _invalid(str(endpoint), "this is a descriptor of the worker; give the port that its socket is bound to")
     if endpoint.host in _EVERY:
         raise _invalid(str(endpoint), "this is a listening address; give the host to dial")
     return [render_address((host, endpoint.port)) for host in _look_up(endpoint)]
@@ -129,7 +136,10 @@ def _parse_endpoint(text: str, url: str) -> WorkerEndpoint:
         match = _TCP.fullmatch(rest)
         if match is None or int(match["port"]) > 65535:
             raise _invalid(text, "write tcp://host:port, a port below 65536")
-        return WorkerEndpoint(match["host"], int(match["port"]))
+        number = int(match["port"])
+        return (
+            WorkerEndpoint(match["host"], descriptor=number) if match["fd"] else WorkerEndpoint(match["host"], number)
+        )
     raise _invalid(text, f"transport {scheme}:// is not supported: {_WHY.get(scheme, 'use tcp:// or ipc://')}")
 
 

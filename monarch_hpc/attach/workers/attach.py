@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import platform
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from monarch_hpc.attach.workers.protocol import WORKERS, parse_message, render_m
 from monarch_hpc.attach.workers.worker import rendezvous_folder
 from monarch_hpc.config import Config, as_document
 from monarch_hpc.core.clock import Deadline
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import (
     AllocationError,
     AuthenticationError,
@@ -71,11 +71,12 @@ class AttachedWorkers:
 
     Attributes:
         directory: the allocation's directory, for `attach`.
-        dismiss: makes the workers exit, too, when the allocation ends.
+        dismiss: gives hosts back, by rank: their agents end at once, and their workers exit. The first host, whose
+            agent is the head, stays until the allocation ends.
     """
 
     directory: Path
-    dismiss: Callable[[], None]
+    dismiss: Callable[[Collection[int]], None]
 
 
 class _Attaching:
@@ -90,10 +91,10 @@ class _Attaching:
         self._failure: AllocationError | ConfigError | TransportError | None = None
         self._ready: Mapping[str, Any] | None = None
         self._leaving = False
-        self.for_good = False
+        self._dismissed: set[int] = set()  # ranks of workers that are to exit
         self._folder = rendezvous_folder(config)
         self._engine = Engine()
-        identity = Identity(WORKERS, Role.TOOL, platform.node(), new_incarnation())
+        identity = Identity(WORKERS, Role.TOOL, os.uname().nodename, new_incarnation())
         self._node = Node(self._engine, identity, key, self, config.transport)
 
     # ---- from the program's thread ----
@@ -138,22 +139,28 @@ class _Attaching:
         """Whether this process made the allocation, and is not a forked child."""
         return not self._engine.forked_from
 
+    def dismiss(self, ranks: Collection[int]) -> None:
+        """Have workers exit: at once while others go on, else when they are released; see `AttachedWorkers.dismiss`."""
+        self._dismissed.update(ranks)
+        if len(self._dismissed) < len(self._workers):
+            self._release([worker for worker in self._workers[1:] if worker.rank in self._dismissed])
+
     def leave(self) -> None:
         """Release the workers, and wait until their agents have ended."""
+        self._leaving = True
+        self._release(self._workers)
+        self._node.close("the program ended")
+        self._engine.close()
 
+    def _release(self, workers: Sequence[_WorkerState]) -> None:
         def begin() -> None:
-            self._leaving = True
-            for worker in self._workers:
+            for worker in workers:
                 if worker.channel is not None and not worker.over:
-                    self._send(worker, render_message("leave", for_good=self.for_good))
+                    self._send(worker, render_message("leave", for_good=worker.rank in self._dismissed))
 
         self._engine.call_soon(begin)
         deadline = Deadline(self._config.procs.stop_s + _END_S)
-        self._engine.wait(
-            lambda: all(worker.over or worker.channel is None for worker in self._workers), deadline.left_s()
-        )
-        self._node.close("the program ended")
-        self._engine.close()
+        self._engine.wait(lambda: all(worker.over or worker.channel is None for worker in workers), deadline.left_s())
 
     # ---- on the driver ----
 
@@ -310,13 +317,10 @@ def open_workers(
         addresses, read_secret(secret, config.paths.state), config, timeout_s or config.agent.attach_s
     )
 
-    def dismiss() -> None:
-        attaching.for_good = True
-
     with open_private_folder() as directory:
         try:
             attaching.engage(directory)
-            yield AttachedWorkers(directory, dismiss)
+            yield AttachedWorkers(directory, attaching.dismiss)
         finally:
             if attaching.is_own:  # a forked child may leave the context, too
                 attaching.leave()

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import queue
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -29,7 +29,7 @@ from monarch_hpc.attach.workers.key import Secret, read_secret
 from monarch_hpc.attach.workers.protocol import WORKERS, parse_message, render_message
 from monarch_hpc.config import Config
 from monarch_hpc.core.clock import Deadline
-from monarch_hpc.core.errors import FrameError, PeerLost, TransportError
+from monarch_hpc.core.errors import ConfigError, FrameError, PeerLost, TransportError
 from monarch_hpc.core.ids import Identity, Role, new_incarnation
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.machine.gpus import parse_device_gpus, parse_gpus
@@ -77,7 +77,7 @@ class Worker:
         self._running: _RunningAgent | None = None
         self._over = False
         key = read_secret(secret, config.paths.state)
-        identity = Identity(WORKERS, Role.AGENT, platform.node(), new_incarnation())
+        identity = Identity(WORKERS, Role.AGENT, os.uname().nodename, new_incarnation())
         self._engine = Engine()
         self._node = Node(self._engine, identity, key, self, config.transport)
         self._file: Path | None = None
@@ -88,6 +88,8 @@ class Worker:
         endpoint = address.bind
         if endpoint.path:
             self._file = endpoint.file(rendezvous_folder(self._config))
+        if endpoint.descriptor is not None:
+            return [self._node.listen_on(_inherited(address, endpoint.descriptor))]
         found: list[str] = []
         refused: PeerLost | None = None
         for host in listening_addresses(endpoint):
@@ -171,6 +173,24 @@ class Worker:
         if self._running is not None:
             self._running.end()  # repeated if SIGTERM interrupted it
             self._running = None
+
+
+def _inherited(address: WorkerAddress, descriptor: int) -> socket.socket:
+    """The bound socket that this process inherited.
+
+    Raises:
+        ConfigError: the descriptor is not a TCP socket.
+    """
+    try:
+        found = socket.socket(fileno=descriptor)
+    except OSError as error:
+        raise ConfigError(
+            "", "", f"worker address {address.text!r}", f"descriptor {descriptor}: {error.strerror}"
+        ) from error
+    if found.type is not socket.SOCK_STREAM or found.family not in (socket.AF_INET, socket.AF_INET6):
+        found.detach()
+        raise ConfigError("", "", f"worker address {address.text!r}", f"descriptor {descriptor} is not a TCP socket")
+    return found
 
 
 class _RunningAgent:

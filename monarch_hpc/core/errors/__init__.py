@@ -9,25 +9,33 @@
     |   |-- SlurmParseError    Slurm's output cannot be parsed
     |   `-- JobFailed          the job of an allocation ended
     |-- AllocationError        no allocation of that name, or its state does not permit the request
-    |   `-- AgentsMissing      the agents of some hosts did not report in time
+    |   |-- AgentsMissing      the agents of some hosts did not report in time
+    |   `-- TimeTooShort       less time is left than a run needs
     |-- TransportError
     |   |-- ChannelClosed      this side closed the channel
+    |   |-- EngineFailed       this process cannot communicate any more
     |   |-- PeerLost           the other side, or the wire, is gone
     |   |-- FrameError         bytes that are not a frame
     |   |-- MemoryAccessError  registered memory of another process cannot be read or written as asked
     |   |-- AuthenticationError  the other side could not prove the allocation's key
     |   `-- VersionMismatch    Python, package or protocol differ between the two sides
-    |-- ActorError
-    |   |-- ActorFailed        an endpoint raised on one rank
-    |   |-- SupervisionError   a RuntimeError too
-    |   |   |-- ActorDied        the actor, its proc or its host is gone
-    |   |   `-- DeliveryUnknown  sent, not answered, and the peer is gone
-    |   |-- CallTimeout        not answered within the call's own time limit; also a TimeoutError
-    |   |-- PortClosed         a port will deliver no more values
-    |   |-- MeshError          several ranks failed
-    |   |   `-- MeshDied         several ranks are gone; also a SupervisionError
+    |-- ActorError             what an endpoint raised: the actor lives
+    |   |-- ActorFailed        describes or wraps an exception of which no `ActorError` could be made
+    |   |-- MeshError          endpoints raised on ranks of one call; also a CallFailed
     |   |-- ScriptFailed       a script on a mesh exited with a status other than 0
-    |   `-- SpawnError         a proc could not be started
+    |   `-- BootstrapFailed    the bootstrap function of procs raised; also a SpawnError
+    |-- SupervisionError       a death: the actor is gone; also a RuntimeError
+    |   |-- ActorDied          the actor cannot answer
+    |   |   `-- ProcDied         its process is gone
+    |   |       `-- HostLost       its host is gone
+    |   |-- DeliveryUnknown    sent, not answered, and the peer is gone
+    |   `-- MeshDied           ranks of one call are gone; also a CallFailed
+    |-- CallFailed             ranks of one call failed
+    |-- CopyFailed             some of several copies of memory failed; the others are whole
+    |   `-- CopyTimeout        they were not done in time; also a TimeoutError
+    |-- CallTimeout            not answered within the call's own time limit; also a TimeoutError
+    |-- PortClosed             a port will deliver no more values
+    |-- SpawnError             a proc could not be started
     |-- ForkedError            a forked child used its parent's connections or actors; also a RuntimeError
     |-- LabError               the Slurm lab on this machine cannot do what was asked
     `-- InternalError          a bug in monarch-hpc
@@ -42,15 +50,18 @@ from monarch_hpc.core.errors.actor import (
     ActorDied,
     ActorError,
     ActorFailed,
+    BootstrapFailed,
     CallTimeout,
     DeliveryUnknown,
-    MeshDied,
-    MeshError,
+    HostLost,
     PortClosed,
+    ProcDied,
     ScriptFailed,
     SpawnError,
     SupervisionError,
 )
+from monarch_hpc.core.errors.call import CallFailed, MeshDied, MeshError
+from monarch_hpc.core.errors.copies import CopyFailed, CopyTimeout
 from monarch_hpc.core.errors.root import ConfigError, ForkedError, InternalError, LabError, MonarchError
 from monarch_hpc.core.errors.slurm import (
     AgentsMissing,
@@ -61,10 +72,12 @@ from monarch_hpc.core.errors.slurm import (
     SlurmError,
     SlurmMissing,
     SlurmParseError,
+    TimeTooShort,
 )
 from monarch_hpc.core.errors.transport import (
     AuthenticationError,
     ChannelClosed,
+    EngineFailed,
     FrameError,
     MemoryAccessError,
     PeerLost,
@@ -79,12 +92,18 @@ __all__ = [
     "AgentsMissing",
     "AllocationError",
     "AuthenticationError",
+    "BootstrapFailed",
+    "CallFailed",
     "CallTimeout",
     "ChannelClosed",
     "ConfigError",
+    "CopyFailed",
+    "CopyTimeout",
     "DeliveryUnknown",
+    "EngineFailed",
     "ForkedError",
     "FrameError",
+    "HostLost",
     "InternalError",
     "JobFailed",
     "LabError",
@@ -94,6 +113,7 @@ __all__ = [
     "MonarchError",
     "PeerLost",
     "PortClosed",
+    "ProcDied",
     "ScriptFailed",
     "SlurmBusy",
     "SlurmCommandError",
@@ -102,6 +122,7 @@ __all__ = [
     "SlurmParseError",
     "SpawnError",
     "SupervisionError",
+    "TimeTooShort",
     "TransportError",
     "VersionMismatch",
 ]

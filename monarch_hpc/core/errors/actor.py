@@ -1,38 +1,61 @@
-"""Errors of calls to actors."""
+"""Errors of calls to actors: two families that do not overlap, and what belongs to neither.
+
+`ActorError` is what an endpoint raised: the actor lives. `SupervisionError` is a death: it does not.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from monarch_hpc.core.errors.root import MonarchError
-from monarch_hpc.core.errors.summary import details_of, summarize
 
 __all__ = [
     "ActorDied",
     "ActorError",
     "ActorFailed",
+    "BootstrapFailed",
     "CallTimeout",
     "DeliveryUnknown",
-    "MeshDied",
-    "MeshError",
+    "HostLost",
     "PortClosed",
+    "ProcDied",
     "ScriptFailed",
     "SpawnError",
     "SupervisionError",
 ]
 
 
-class ActorError(MonarchError):
-    """Base of the errors of calls to actors, and of endpoints' exceptions as callers get them.
+class _Itself:
+    """Descriptor that gives the exception itself.
 
-    For the latter see `actor.messages.remote_error`.
+    It defines no setter: an instance attribute of the same name, which a user's class may set, takes precedence.
+    """
+
+    def __get__(self, error: object, _owner: type | None = None) -> object:
+        return self if error is None else error
+
+
+class ActorError(MonarchError):
+    """Base of all that endpoints raise, as callers get it; the actor lives. See `actor.messages.remote_error`.
+
+    Attributes:
+        exception: the exception that was raised; of several ranks, the first one's. It is this error itself where that
+            is of the raised class too, or where the raised exception could not be sent.
     """
 
     exit_code = 1
+    if TYPE_CHECKING:
+        exception: BaseException
+    else:
+        exception = _Itself()
 
 
 class ActorFailed(ActorError):
-    """An endpoint raised on one rank, and its exception could not be pickled.
+    """An endpoint raised an exception of which no `ActorError` could be made: this describes it, or wraps it.
+
+    The exception could not be sent, is not an `Exception`, belongs to a class without subclasses, or is a
+    `SupervisionError` of another actor. It is in `exception` if it has arrived.
 
     Args:
         where: actor, endpoint, rank and host.
@@ -52,8 +75,8 @@ class ActorFailed(ActorError):
         return f"{self.where} raised {self.type_name}: {self.message}\n{self.remote_traceback}"
 
 
-class SupervisionError(ActorError, RuntimeError):
-    """Base of the errors that callers get when the actor, its proc or its host is gone."""
+class SupervisionError(MonarchError, RuntimeError):
+    """Base of the errors that callers get when the actor, its proc or its host is gone; never an `ActorError`."""
 
 
 class ActorDied(SupervisionError):
@@ -73,6 +96,14 @@ class ActorDied(SupervisionError):
         return f"{self.where} died: {self.cause}"
 
 
+class ProcDied(ActorDied):
+    """The actor's process is gone, and with it all its actors."""
+
+
+class HostLost(ProcDied):
+    """The actor's host is gone, and with it all its procs."""
+
+
 class DeliveryUnknown(SupervisionError):
     """A call was sent but not answered, and its peer can no longer be asked.
 
@@ -88,7 +119,7 @@ class DeliveryUnknown(SupervisionError):
         return f"{self.where} may or may not have run: {self.cause}"
 
 
-class CallTimeout(ActorError, TimeoutError):
+class CallTimeout(MonarchError, TimeoutError):
     """A call timed out; it may still run, and its answer will be dropped.
 
     Args:
@@ -110,7 +141,7 @@ class CallTimeout(ActorError, TimeoutError):
         return f"no answer within {self.timeout_s:g} s from {self.where}{others}"
 
 
-class PortClosed(ActorError):
+class PortClosed(MonarchError):
     """A port will deliver no more values.
 
     Args:
@@ -125,32 +156,6 @@ class PortClosed(ActorError):
 
     def __str__(self) -> str:
         return f"nothing comes through {self.where} any more: {self.cause}"
-
-
-class MeshError(ActorError):
-    """Several ranks of one call failed.
-
-    The message names the exception of the first rank and those that differ from it. The first one's remote traceback
-    is added as a note, as for the exception of a single rank.
-
-    Args:
-        where: actor mesh and endpoint.
-        failures: the exception of each failed rank, by rank.
-    """
-
-    def __init__(self, where: str, failures: Mapping[int, BaseException]) -> None:
-        super().__init__(where, dict(failures))
-        self.where = where
-        self.failures = dict(failures)
-        if self.failures and (details := details_of(min(self.failures.items())[1])):
-            self.add_note(details)
-
-    def __str__(self) -> str:
-        return f"{self.where} failed on {len(self.failures)} ranks; {summarize(self.failures)}"
-
-
-class MeshDied(MeshError, SupervisionError):
-    """Several ranks of one call are gone; otherwise as `MeshError`."""
 
 
 class ScriptFailed(ActorError):
@@ -172,7 +177,7 @@ class ScriptFailed(ActorError):
         return f"{self.where} failed: {self.cause}"
 
 
-class SpawnError(ActorError):
+class SpawnError(MonarchError):
     """A proc could not be started.
 
     Args:
@@ -190,3 +195,7 @@ class SpawnError(ActorError):
     def __str__(self) -> str:
         lines = "".join(f"\n    {line}" for line in self.last_lines)
         return f"no proc on {self.host}: {self.cause}{lines}"
+
+
+class BootstrapFailed(SpawnError, ActorError):
+    """The user's `bootstrap` function raised in a proc, which was ended; otherwise as `SpawnError`."""

@@ -15,6 +15,7 @@ __all__ = [
     "SlurmError",
     "SlurmMissing",
     "SlurmParseError",
+    "TimeTooShort",
 ]
 
 
@@ -128,6 +129,31 @@ class AllocationError(MonarchError):
 
     def __str__(self) -> str:
         return f"allocation '{self.name}': {self.problem}"
+
+
+class TimeTooShort(AllocationError):
+    """Less time is left than a run needs, so it was not started.
+
+    Args:
+        name: the allocation's name.
+        needed_s: the time that the run needs, in seconds.
+        left_s: the time that is left, in seconds.
+    """
+
+    exit_code = 75
+
+    def __init__(self, name: str, needed_s: float, left_s: float) -> None:
+        MonarchError.__init__(self, name, needed_s, left_s)
+        self.name = name
+        self.needed_s = needed_s
+        self.left_s = left_s
+
+    def __str__(self) -> str:
+        return (
+            f"allocation '{self.name}': {self.left_s / 60:.0f} min are left, and the run needs "
+            f"{self.needed_s / 60:.0f} min; it was not started. Try 'monarch-hpc extend {self.name} TIME', or take "
+            "another allocation"
+        )
 
 
 class AgentsMissing(AllocationError):

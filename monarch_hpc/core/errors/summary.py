@@ -25,14 +25,14 @@ _FRAME = re.compile(r'^ *File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
 
 
 def summarize(failures: Mapping[int, BaseException]) -> str:
-    """Return the failures of several ranks in one line; equal class and text are merged, the lowest rank is first."""
+    """Return *failures*, by rank, in one line and in their order; equal class and text are merged."""
     kinds: dict[tuple[str, str], list[int]] = {}
-    for rank, failure in sorted(failures.items()):
+    for rank, failure in failures.items():
         kinds.setdefault((class_name(failure), _first_line(failure)), []).append(rank)
     parts: list[str] = []
     for (name, line), ranks in list(kinds.items())[: 1 + _MAX_KINDS]:
         also = f" (also on {_listed(ranks[1:])})" if ranks[1:] else ""
-        parts.append(f"{'' if parts else 'first '}rank {ranks[0]}: {name}{line and ': '}{line}{also}")
+        parts.append(f"rank {ranks[0]}: {name}{line and ': '}{line}{also}")
     left = sum(len(ranks) for ranks in list(kinds.values())[1 + _MAX_KINDS :])
     if left:
         parts.append(f"and {left} more ranks with {len(kinds) - 1 - _MAX_KINDS} other exceptions")

@@ -7,6 +7,7 @@ from monarch_hpc.core.errors.root import MonarchError
 __all__ = [
     "AuthenticationError",
     "ChannelClosed",
+    "EngineFailed",
     "FrameError",
     "MemoryAccessError",
     "PeerLost",
@@ -54,6 +55,27 @@ class PeerLost(TransportError):
 
     def __str__(self) -> str:
         return f"lost {self.peer}: {self.reason}"
+
+
+class EngineFailed(TransportError):
+    """This process cannot communicate any more; everything that waits for another process raises this.
+
+    `__cause__` holds the error that ended its I/O.
+
+    Args:
+        problem: that error, in words.
+    """
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return (
+            f"this process cannot communicate any more: {self.problem}. Something in it has closed "
+            "descriptors that it had not opened (os.closerange), set too low a recursion limit, or replaced functions "
+            "of the standard library: start the program again without that"
+        )
 
 
 class FrameError(TransportError):
@@ -106,7 +128,7 @@ class VersionMismatch(TransportError):
     """The two sides of a channel run incompatible versions.
 
     Args:
-        what: ``Python``, ``monarch_hpc`` or ``protocol``.
+        what: ``Python``, ``monarch_hpc``, ``the protocol`` or ``the processor``.
         here: version on this side, with the path of the interpreter.
         there: version on the other side, with its host.
     """
@@ -120,7 +142,11 @@ class VersionMismatch(TransportError):
         self.there = there
 
     def __str__(self) -> str:
-        return (
-            f"{self.what} differs: {self.here} here, {self.there} there; use one environment on both sides "
-            "(config key 'agent.python'), then release the allocation and take it again"
-        )
+        if self.what == "the processor":
+            cure = "attach from a machine like the hosts, or start the program inside a job on them"
+        else:
+            cure = (
+                "use one environment on both sides (config key 'agent.python'), then release the allocation and take "
+                "it again"
+            )
+        return f"{self.what} differs: {self.here} here, {self.there} there; {cure}"

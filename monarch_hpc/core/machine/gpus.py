@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 __all__ = [
     "GPU_VARIABLES",
     "GRANT_VARIABLES",
+    "ordered_gpus",
     "own_block",
     "parse_device_gpus",
     "parse_gpus",
@@ -15,7 +16,7 @@ __all__ = [
     "visible_gpus",
 ]
 
-GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 """Variables that limit the GPUs that a process sees."""
 
 GRANT_VARIABLES = (*GPU_VARIABLES, "SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
@@ -57,6 +58,11 @@ def usable_gpus(environment: Mapping[str, str], names: Sequence[str], *, in_job:
     if granted is not None:
         return granted[1]
     return [] if in_job else parse_device_gpus(names)
+
+
+def ordered_gpus(gpus: Sequence[str], order: Sequence[str]) -> list[str]:
+    """Return the host's *gpus* in the site's *order*; unchanged unless both name the same GPUs."""
+    return list(order) if sorted(order) == sorted(gpus) else list(gpus)
 
 
 def own_block(gpus: Sequence[str], place: int, num_places: int) -> list[str]:

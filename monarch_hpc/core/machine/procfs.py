@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["ProcessStat", "parse_stat", "read_boot_id", "read_environ", "read_stat"]
+__all__ = [
+    "PROC",
+    "ProcessStat",
+    "each_pid",
+    "parse_stat",
+    "read_boot_id",
+    "read_environ",
+    "read_resident_bytes",
+    "read_stat",
+]
+
+PROC = Path("/proc")
+# The kernel's own limit is a quarter of the stack's, which is 8 MiB nearly everywhere.
+_MAX_ENVIRON_BYTES = 1 << 23
+# Each listing is shorter by far than the one before, but on a host where processes begin faster than they are seen.
+_MAX_LISTINGS = 8
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -38,9 +55,24 @@ class ProcessStat:
         return int(self._fields[1])
 
     @property
+    def cpu_s(self) -> float:
+        """CPU time of all its threads so far, in seconds."""
+        return (int(self._fields[11]) + int(self._fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    @property
     def start_ticks(self) -> int:
         """The start time, in clock ticks since boot."""
         return int(self._fields[19])
+
+    @property
+    def memory_bytes(self) -> int:
+        """The size of its address space, in bytes; 0 for a thread of the kernel, and for a process that has ended."""
+        return int(self._fields[20])
+
+    @property
+    def code_address(self) -> int:
+        """Where its program begins, which the kernel sets after the environment; 0 in the midst of an exec."""
+        return int(self._fields[23])
 
     @property
     def environ_range(self) -> tuple[int, int]:
@@ -58,24 +90,64 @@ def parse_stat(text: bytes) -> ProcessStat | None:
     return ProcessStat(fields) if fields else None
 
 
-def read_stat(pid: int | Literal["self"]) -> ProcessStat | None:
+def each_pid(proc: Path = PROC) -> Iterator[int]:
+    """Yield the id of every process, of those too that begin while the caller looks at the ones before.
+
+    One that forks and ends before the caller looks at it would otherwise leave a process that nobody has seen.
+    """
+    seen: set[int] = set()
+    for _ in range(_MAX_LISTINGS):
+        new = {int(name) for name in os.listdir(proc) if name.isdecimal()} - seen
+        if not new:
+            return
+        yield from sorted(new)
+        seen |= new
+
+
+def read_stat(pid: int | Literal["self"], proc: Path = PROC) -> ProcessStat | None:
     """Read ``/proc/PID/stat``; None if there is no such process.
 
     Args:
         pid: as the mounted /proc counts processes, which may be that of an outer PID namespace; ``self`` always works.
+        proc: where /proc is.
     """
     try:
-        return parse_stat(Path(f"/proc/{pid}/stat").read_bytes())
+        return parse_stat((proc / str(pid) / "stat").read_bytes())
     except OSError:
         return None
 
 
-def read_environ(pid: int) -> bytes:
-    """Read the NUL-separated environment of a process; empty if it has ended, is a zombie, or another user's."""
+def read_environ(pid: int, proc: Path = PROC) -> bytes | None:
+    """Read the NUL-separated environment of a process; empty if it has ended, is a zombie, or another user's.
+
+    Returns:
+        None if the process is within an exec, from the moment when its old memory is gone to that when the kernel
+        knows its new environment: look again.
+    """
     try:
-        return Path(f"/proc/{pid}/environ").read_bytes()
+        with open(proc / str(pid) / "environ", "rb", buffering=0) as file:
+            # In one read: a second one would find nothing more if the process has begun an exec.
+            if found := file.read(_MAX_ENVIRON_BYTES):
+                return found
     except OSError:
         return b""
+    stat = read_stat(pid, proc)
+    if stat is None or stat.has_ended or not stat.memory_bytes:
+        return b""
+    begin, end = stat.environ_range
+    if begin == end and stat.code_address:
+        return b""
+    own = read_stat("self")
+    # A kernel that shows no addresses at all, such as gVisor's, says nothing of an exec.
+    return b"" if own is not None and not own.code_address else None
+
+
+def read_resident_bytes(pid: int) -> int:
+    """Read the resident memory of a process, shared pages included; 0 if it has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError):
+        return 0
 
 
 def read_boot_id() -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import resource
-import threading
+from _thread import allocate_lock
 from collections.abc import Iterator
 
 __all__ = ["allow_core_dumps", "forbid_core_dumps", "usual_core_dumps"]
@@ -17,7 +17,7 @@ __all__ = ["allow_core_dumps", "forbid_core_dumps", "usual_core_dumps"]
 _NONE_BYTES = 1
 """Not 0: where core dumps are piped to a program, the kernel ignores a limit of 0; with 1 it starts no program."""
 
-_lock = threading.Lock()
+_lock = allocate_lock()
 _usual_bytes: int | None = None
 """The soft limit that this process was started with; None while dumps are not forbidden."""
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
+
+from monarch_hpc.core.dataclass import dataclass
 
 __all__ = ["Exit"]
 

@@ -6,14 +6,16 @@ process like any other. `subprocess` forks without running Python code, and noti
 
 from __future__ import annotations
 
+import contextlib
 import os
 import weakref
-from collections.abc import Iterable
+from _thread import RLock, get_ident
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from monarch_hpc.core.errors import ForkedError
 
-__all__ = ["Forkable", "Owned", "divert", "watch_forks"]
+__all__ = ["Forkable", "Owned", "divert", "hold_forks", "watch_forks"]
 
 
 class Forkable(Protocol):
@@ -84,3 +86,41 @@ def watch_forks(one: Forkable) -> None:
     if _forks is None:
         _forks = _Forks()
     _forks.add(one)
+
+
+class _HeldForks:
+    """Makes forks wait for a lock, for a limited time: they may hold locks themselves, such as that of `logging`."""
+
+    def __init__(self) -> None:
+        self.lock = RLock()
+        self._waited: set[int] = set()  # threads that fork, and hold the lock
+        os.register_at_fork(before=self._before, after_in_parent=self._after, after_in_child=self._after_in_child)
+
+    def _before(self) -> None:
+        if self.lock.acquire(timeout=_LONGEST_S):
+            self._waited.add(get_ident())
+
+    def _after(self) -> None:
+        if get_ident() in self._waited:
+            self._waited.discard(get_ident())
+            self.lock.release()
+
+    def _after_in_child(self) -> None:
+        self.lock, self._waited = RLock(), set()
+
+
+_LONGEST_S = 5.0
+"""Longest wait of a fork; loading UCX takes a tenth of a second, or a few on a slow file system."""
+
+_held_forks = _HeldForks()
+
+
+@contextlib.contextmanager
+def hold_forks() -> Iterator[None]:
+    """Let forks of other threads wait until this context is left; for what must not be copied half done.
+
+    Such is the loading of shared libraries: in a child that was forked meanwhile, the dynamic loader aborts at the next
+    library. Forks of `subprocess`, which run a program at once, do not wait.
+    """
+    with _held_forks.lock:
+        yield

@@ -100,8 +100,11 @@ def open_folder(path: Path, *, make: bool = False) -> int:
     return at
 
 
-def write_private(path: Path, data: bytes) -> None:
+def write_private(path: Path, data: bytes, *, durable: bool = True) -> None:
     """Write *data* to *path*, mode 0600, so that readers see the old content or all of the new.
+
+    Args:
+        durable: whether that holds after a crash of the machine, too. It takes two waits for the disk.
 
     Raises:
         ConfigError: other users may exchange files in the folder, see `open_folder` and `unsafe_folder`.
@@ -115,14 +118,16 @@ def write_private(path: Path, data: bytes) -> None:
         try:
             with open(descriptor, "wb") as file:
                 file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
             os.replace(scratch, path.name, src_dir_fd=folder, dst_dir_fd=folder)
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(scratch, dir_fd=folder)
             raise
-        _sync_directory(folder)
+        if durable:
+            _sync_directory(folder)
 
 
 def write_once(path: Path, data: bytes) -> None:
@@ -168,9 +173,9 @@ def open_output(path: Path) -> int:
         return descriptor
 
 
-def write_json(path: Path, obj: object) -> None:
+def write_json(path: Path, obj: object, *, durable: bool = True) -> None:
     """Write *obj* as JSON with the guarantees of `write_private`."""
-    write_private(path, json.dumps(obj, indent=1, allow_nan=False).encode() + b"\n")
+    write_private(path, json.dumps(obj, indent=1, allow_nan=False).encode() + b"\n", durable=durable)
 
 
 def read_private(path: Path, max_bytes: int) -> bytes:

@@ -10,15 +10,16 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
 import stat
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.core.machine.procfs import read_boot_id
 from monarch_hpc.core.storage.ownership import unsafe_folder
 
-__all__ = ["PREFIX", "hold_scratch", "make_scratch", "remove_unheld", "sweep_scratch"]
+__all__ = ["PREFIX", "hold_scratch", "make_scratch", "remove_unheld", "sweep_scratch", "temporary_folder"]
 
 PREFIX = "monarch-hpc-"
 """Prefix of the folders' names."""
@@ -28,6 +29,21 @@ _ADVICE = (
     "'mkdir -m 700 ~/tmp'"
 )
 _LOCK = "held"
+
+
+def temporary_folder(environ: Mapping[str, str]) -> Path:
+    """The folder that `tempfile.gettempdir` names, usually without loading `tempfile`, which delays the first agent.
+
+    Args:
+        environ: this process's environment.
+    """
+    named = next(filter(None, map(environ.get, ("TMPDIR", "TEMP", "TMP"))), "/tmp")
+    usable = os.path.isabs(named) and os.path.isdir(named) and os.access(named, os.W_OK | os.X_OK)
+    if usable and "tempfile" not in sys.modules:  # which the program may have told another one
+        return Path(named)
+    import tempfile
+
+    return Path(tempfile.gettempdir())
 
 
 def make_scratch(place: Path, kind: str = "") -> tuple[Path, int]:
@@ -94,6 +110,8 @@ def remove_unheld(folder: Path) -> None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # Other machines may see the folder, but not all file systems share locks between machines.
             if os.pread(descriptor, 64, 0) == _boot_id():
+                import shutil  # seldom needed, and with all its formats of archives as large as the rest
+
                 shutil.rmtree(folder, ignore_errors=True)
         finally:
             os.close(descriptor)

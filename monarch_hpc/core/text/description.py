@@ -11,7 +11,16 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-__all__ = ["class_name", "literal_of", "notes_of", "summary_of", "text_of", "trace_of", "traceback_of"]
+__all__ = [
+    "class_name",
+    "literal_of",
+    "notes_of",
+    "qualified_name",
+    "summary_of",
+    "text_of",
+    "trace_of",
+    "traceback_of",
+]
 
 _MAX_NAME_CHARS = 200
 """Longest name of a class, and longest literal within a sentence: two lines of a terminal."""
@@ -39,6 +48,11 @@ _MEMBERS: Any = vars(BaseExceptionGroup)["exceptions"]
 def class_name(value: object) -> str:
     """The name of the class of *value*."""
     return _bounded(_NAME.__get__(type(value)), _MAX_NAME_CHARS)
+
+
+def qualified_name(cls: type) -> str:
+    """Module and name of *cls*, as in ``__main__.Trainer``."""
+    return _bounded(f"{cls.__module__}.{cls.__qualname__}", _MAX_NAME_CHARS)
 
 
 def text_of(value: object) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from monarch_hpc.actor.cell.response_port import AnswerTo
 from monarch_hpc.actor.context import deadline, deadlines_seen
 from monarch_hpc.actor.messages.payload import unloadable, unpack_failure
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import CallTimeout, MonarchError
+from monarch_hpc.mesh.calls.landing import Landing
 from monarch_hpc.wire.frames import Frame, Kind
 from monarch_hpc.wire.serializer import loads
 
@@ -26,10 +28,18 @@ class CallOptions:
     Attributes:
         timeout_s: seconds until a call ends, answered or not; None waits for every rank.
         collects: whether the exception of a failed rank is a result, and does not fail the call.
+        answer_to: the port that takes the place of a response port; None for the call itself.
+        landing: where results are written; None where they are new objects.
     """
 
     timeout_s: float | None = None
     collects: bool = False
+    answer_to: AnswerTo | None = None
+    landing: Landing | None = None
+
+    def arguments(self, args: tuple[object, ...]) -> tuple[object, ...]:
+        """The arguments to send for the caller's *args*."""
+        return args if self.answer_to is None else (self.answer_to, *args)
 
     def limit_s(self, clock: Callable[[], float]) -> float | None:
         """Seconds to wait for the answers to a call that starts now; None for no limit.

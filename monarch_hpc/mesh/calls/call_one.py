@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Generic, TypeVar, cast
 
 from monarch_hpc.actor.context import deadlines_seen
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.messages.payload import pack_call
 from monarch_hpc.actor.runtime.runtime import HELD, Runtime
-from monarch_hpc.core.errors import ActorDied, MonarchError
+from monarch_hpc.core.errors import ActorDied, MonarchError, SpawnError
 from monarch_hpc.mesh.calls.answer import CallOptions, is_result, late, read_answer
 from monarch_hpc.mesh.calls.callee import Callee
-from monarch_hpc.wire.frames import Frame
+from monarch_hpc.wire.frames import Buffer, Frame
 
 __all__ = ["SingleCall"]
 
@@ -27,6 +28,7 @@ class SingleCall(Future[R], Generic[R]):
 
     _number = HELD
     _limit_s: float | None = None
+    incarnation = 0
 
     def __init__(self, runtime: Runtime, callee: Callee, method: str, place: int, options: CallOptions) -> None:
         # Without the constructor of `Future`: a bound method as attribute would be a reference cycle, which keeps the
@@ -36,9 +38,8 @@ class SingleCall(Future[R], Generic[R]):
         self._callee = callee
         self._method = method
         self._place = place
-        self._rank = rank = callee.ranks[place]
+        self._rank = callee.ranks[place]
         self._options = options
-        self.incarnation = callee.procs[rank].incarnation
 
     def send(self, head: bytes, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Send the call and start its time limit.
@@ -48,7 +49,7 @@ class SingleCall(Future[R], Generic[R]):
         """
         callee, options = self._callee, self._options
         body, buffers = pack_call(head, args, kwargs)
-        proc, runtime = callee.procs[self._rank], self._runtime
+        runtime = self._runtime
         end_s = None
         if options.timeout_s is not None or deadlines_seen():
             limit_s = self._limit_s = options.limit_s(runtime.engine.clock)
@@ -57,8 +58,18 @@ class SingleCall(Future[R], Generic[R]):
                 runtime.deadlines.add(limit_s, self)
         if callee.load is not None:
             callee.load.begin(self._rank)
+        if callee.launch is not None and callee.defer(
+            lambda failure, copies: self._send_later(failure, body, copies, end_s), body, buffers
+        ):
+            return
+        self._send(body, buffers, end_s)
+
+    def _send(self, body: bytes, buffers: Sequence[Buffer], end_s: float | None) -> None:
+        callee = self._callee
+        proc = callee.procs[self._rank]
+        self.incarnation = proc.incarnation
         try:
-            self._number = runtime.call(
+            self._number = self._runtime.call(
                 proc, callee.actor, body, buffers, self, end_s, end_s, callee.name_of(self._method)
             )
         except BaseException:
@@ -66,6 +77,20 @@ class SingleCall(Future[R], Generic[R]):
             raise
         if self._number == HELD and callee.load is not None:
             callee.load.end(self._rank)
+
+    def _send_later(
+        self, failure: SpawnError | None, body: bytes, buffers: Sequence[Buffer], end_s: float | None
+    ) -> None:
+        if self.done():  # it has timed out, or was cancelled, while the procs started
+            self._done(died=False)
+        elif failure is not None:
+            self._callee.note_seen()
+            self.answer(failure)
+        else:
+            try:
+                self._send(body, buffers, end_s)
+            except BaseException as error:  # noqa: BLE001 raised to the reader
+                self.set_exception(error)
 
     def _begin_wait(self) -> int:
         # A call that was held back is not answered: its time ends.
@@ -103,9 +128,11 @@ class SingleCall(Future[R], Generic[R]):
             self._runtime.deadlines.remove(self._limit_s, self)
 
     def _rebuild(self, raw: Any) -> R:
+        value: R
         value, failure = read_answer(raw)
         if failure is None:
-            return cast(R, value)
+            landing = self._options.landing
+            return value if landing is None else cast(R, landing.take(value, self.where))
         if self._options.collects:
             return cast(R, failure)
         raise failure

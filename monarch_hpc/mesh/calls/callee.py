@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import _thread
-from collections.abc import Mapping
+from _thread import allocate_lock
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
 from monarch_hpc.actor.casts.targets import CastMessage, CastRecord, Delivery, OpenCast, Reduce
@@ -11,10 +11,12 @@ from monarch_hpc.actor.context import context
 from monarch_hpc.actor.messages.payload import pack_call
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.runtime import HELD, Runtime, current_runtime
-from monarch_hpc.core.errors import ActorDied, CallTimeout, MonarchError
+from monarch_hpc.core.errors import ActorDied, CallTimeout, MonarchError, SpawnError
 from monarch_hpc.core.shape import Region
+from monarch_hpc.core.text.description import summary_of
 from monarch_hpc.mesh.calls.answer import CallOptions, late
 from monarch_hpc.mesh.calls.load import Load
+from monarch_hpc.mesh.launch import DeferredSend, Launch
 from monarch_hpc.wire.frames import Buffer, Frame, Kind
 
 __all__ = ["Answers", "Callee"]
@@ -28,6 +30,7 @@ class Callee:
         actor: number of the actor, the same in every proc.
         region: the view.
         procs: procs by base rank; at least those of the view.
+        launch: the launch of the procs, if calls may have to wait for it.
         load: in-flight calls by rank, shared by all views of the mesh; None if there is only one actor.
     """
 
@@ -38,6 +41,7 @@ class Callee:
         self.actor = actor
         self.region = region
         self.procs = procs
+        self.launch = procs if type(procs) is Launch else None
         self._names: dict[str, int] = {}
         self.load = load if load is not None or len(region) == 1 else Load()
 
@@ -55,7 +59,8 @@ class Callee:
 
     def _actor_text(self, place: int) -> str:
         rank = self.region.base_rank(place)
-        return f"actor {self.name}[{rank}] on {self.procs[rank].host}"
+        host = self.procs[rank].host if self.launch is None else self.launch.host(rank)
+        return f"actor {self.name}[{rank}] on {host}"
 
     def name_of(self, method: str) -> int:
         """The number that stands for an endpoint in this process's call records."""
@@ -63,6 +68,22 @@ class Callee:
         if number is None:
             number = self._names[method] = current_runtime().recorder.names.endpoint(self.name, method)
         return number
+
+    def defer(self, send: DeferredSend, body: bytes, buffers: Sequence[Buffer]) -> bool:
+        """Have a message sent in its turn if the procs start; see `Launch.defer`."""
+        if self.launch is None:
+            return False
+        if self.launch.defer(send, body, buffers):
+            return True
+        # The actors live in these procs, also when others replace them in their mesh.
+        procs = {rank: self.procs[rank] for rank in self.ranks}
+        self.procs, self.launch = current_runtime().incarnations.of(self.actor, procs), None
+        return False
+
+    def note_seen(self) -> None:
+        """Note that a failure to start the procs reaches a caller."""
+        if self.launch is not None:
+            self.launch.note_seen()
 
     def choose(self) -> int:
         """The place of the actor with the fewest calls of this process in flight."""
@@ -88,8 +109,16 @@ class Callee:
         runtime = current_runtime()
         body, buffers = pack_call(head, args, kwargs)
         name = self.name_of(method)
-        ranks = self.ranks
-        if len(ranks) > runtime.casts.max_direct and self._cast(runtime, name, body, buffers, answers):
+        if self.launch is not None:
+            later = self._later(answers, lambda copies: self._send(runtime, name, body, copies, answers))
+            if self.defer(later, body, buffers):
+                return
+        self._send(runtime, name, body, buffers, answers)
+
+    def _send(
+        self, runtime: Runtime, name: int, body: bytes, buffers: Sequence[Buffer], answers: Answers | None
+    ) -> None:
+        if runtime.casts.takes(self.region, self.procs, buffers) and self._cast(runtime, name, body, buffers, answers):
             return
         for place, rank in enumerate(self.ranks):
             proc = self.procs[rank]
@@ -114,10 +143,31 @@ class Callee:
             The places of the actors whose mailboxes were full until then; nothing was sent to them.
         """
         runtime = current_runtime()
-        clock = runtime.engine.clock
         body, buffers = pack_call(head, args, kwargs)
         name = self.name_of(method)
-        if len(self.ranks) > runtime.casts.max_direct and (
+        if self.launch is not None:
+
+            def send(copies: Sequence[Buffer]) -> None:
+                held = self._send_by(runtime, name, body, copies, answers, end_s)
+                if answers is not None and self.load is not None:
+                    for place in held:
+                        self.load.end(self.ranks[place])
+
+            if self.defer(self._later(answers, send), body, buffers):
+                return []
+        return self._send_by(runtime, name, body, buffers, answers, end_s)
+
+    def _send_by(
+        self,
+        runtime: Runtime,
+        name: int,
+        body: bytes,
+        buffers: Sequence[Buffer],
+        answers: Answers | None,
+        end_s: float,
+    ) -> list[int]:
+        clock = runtime.engine.clock
+        if runtime.casts.takes(self.region, self.procs, buffers) and (
             cast := self._cast(runtime, name, body, buffers, answers, end_s)
         ):
             return list(range(len(self.ranks))) if cast.held else []
@@ -139,12 +189,31 @@ class Callee:
                         sent.number = number
         return held
 
+    def _later(self, answers: Answers | None, send: Callable[[Sequence[Buffer]], None]) -> DeferredSend:
+        """A call that waits for the launch: *send* sends it, unless it has timed out or was cancelled meanwhile."""
+
+        def later(failure: SpawnError | None, buffers: Sequence[Buffer]) -> None:
+            if failure is None and (answers is None or not answers.over):
+                try:
+                    send(buffers)
+                except BaseException as error:
+                    if answers is None:
+                        raise
+                    failure = SpawnError("its hosts", summary_of(error))
+                    failure.__cause__ = error
+            if failure is not None and answers is not None:
+                self.note_seen()
+                for place, rank in enumerate(self.ranks):
+                    answers.take(place, rank, failure)
+
+        return later
+
     def _cast(
         self,
         runtime: Runtime,
         name: int,
         body: bytes,
-        buffers: list[Buffer],
+        buffers: Sequence[Buffer],
         answers: Answers | None,
         end_s: float | None = None,
     ) -> OpenCast | None:
@@ -225,7 +294,7 @@ class Answers:
         self.cast: OpenCast | None = None
         """The cast that carried the call; None if the call was sent to each proc directly."""
         # Answers arrive on the driver; failures to send are reported on the sending thread.
-        self._lock = _thread.allocate_lock()
+        self._lock = allocate_lock()
 
     def send(self, head: bytes, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Call all actors and start the time limit.
@@ -246,6 +315,11 @@ class Answers:
         except BaseException:
             self.drop()
             raise
+
+    @property
+    def over(self) -> bool:
+        """Whether further answers are ignored."""
+        return self._over
 
     def drop(self) -> None:
         """Ignore further answers: there are enough, or the call could not be sent."""

@@ -7,9 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, ParamSpec, TypeVar, overload
 
 from monarch_hpc.actor.casts.reduction import Folding
+from monarch_hpc.actor.cell.response_port import AnswerTo
 from monarch_hpc.actor.endpoint import EndpointMethod
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.messages.payload import call_head
+from monarch_hpc.actor.ports.port import Port
 from monarch_hpc.actor.runtime.runtime import current_runtime
 from monarch_hpc.core.arguments import check_seconds
 from monarch_hpc.core.errors import CallTimeout
@@ -18,6 +20,7 @@ from monarch_hpc.mesh.calls.answer import CallOptions
 from monarch_hpc.mesh.calls.call_one import SingleCall
 from monarch_hpc.mesh.calls.callee import Callee
 from monarch_hpc.mesh.calls.gather import Gather
+from monarch_hpc.mesh.calls.landing import Landing
 from monarch_hpc.mesh.calls.reduce import ReducedCall
 from monarch_hpc.mesh.calls.stream import Queue, Stream
 from monarch_hpc.mesh.value import ValueMesh
@@ -68,15 +71,17 @@ class Endpoint(Generic[P, R]):
             )
 
     @overload
-    def options(self, *, timeout: float | None = ..., on_error: Literal["raise"] = ...) -> Endpoint[P, R]: ...
+    def options(
+        self, *, timeout: float | None = ..., on_error: Literal["raise"] = ..., out: object = ...
+    ) -> Endpoint[P, R]: ...
     @overload
     def options(
-        self, *, timeout: float | None = ..., on_error: Literal["collect"]
+        self, *, timeout: float | None = ..., on_error: Literal["collect"], out: object = ...
     ) -> Endpoint[P, R | BaseException]: ...
     def options(
-        self, *, timeout: float | None = None, on_error: Literal["raise", "collect"] = "raise"
+        self, *, timeout: float | None = None, on_error: Literal["raise", "collect"] = "raise", out: object = None
     ) -> Endpoint[P, Any]:
-        """The same endpoint, to be called with a time limit or for partial results.
+        """The same endpoint, to be called with a time limit, for partial results, or into memory of the caller.
 
         Args:
             timeout: seconds after the call at which it ends: a rank that has not answered by then fails with
@@ -84,17 +89,34 @@ class Endpoint(Generic[P, R]):
                 waiting for a full mailbox counts: a call held back until the end is not sent. None sets no limit.
             on_error: ``raise`` fails a call with its first failures. ``collect`` waits for all ranks, and the
                 exception of a rank that failed takes the place of its result.
+            out: an array or a tensor, or dicts, lists and tuples of them, that results are written to, for `call_one`,
+                `choose` and `call`. For `call`, each begins with the dimensions of the mesh. It is written when the
+                future is read, and is its value, or the values are its parts. Results of another structure, shape or
+                type fail that read with `ValueError`, and nothing is written.
 
         Raises:
-            TypeError: the timeout is not a number.
-            ValueError: the timeout is not above 0, or *on_error* is neither ``raise`` nor ``collect``.
+            TypeError: the timeout is not a number, or *out* has other parts.
+            ValueError: the timeout is not above 0, *on_error* is neither ``raise`` nor ``collect``, or *out* is
+                read-only.
         """
         if timeout is not None:
             timeout = check_seconds("timeout", timeout)
         if on_error not in ("raise", "collect"):
             raise ValueError(f"on_error is {on_error!r}; it is 'raise' or 'collect'")
-        options = CallOptions(timeout, on_error == "collect")
+        landing = None if out is None else Landing(out)
+        if landing is not None:
+            landing.check()
+        options = CallOptions(timeout, on_error == "collect", landing=landing)
         return Endpoint(self._callee, self._name, self._method, options)
+
+    def answering_to(self, port: Port[Any]) -> Endpoint[P, R]:
+        """The same endpoint, whose response ports send their answers to *port*, for `choose` and `stream`."""
+        return Endpoint(self._callee, self._name, self._method, replace(self._options, answer_to=AnswerTo(port)))
+
+    @property
+    def takes_port(self) -> bool:
+        """Whether the method answers through a response port."""
+        return self._method.explicit
 
     @property
     def collects(self) -> bool:
@@ -104,22 +126,29 @@ class Endpoint(Generic[P, R]):
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R]]:
         """Call every actor; the future gives their results by coordinate.
 
-        The future fails as soon as one rank fails: with the exception of that rank, or with `MeshError` if several
-        ranks fail together.
+        The future fails soon after the first rank has failed: with `MeshDied` if a rank is gone, else with `MeshError`;
+        both are of the class that all failed ranks raised, too.
 
         Raises:
             TypeError: the endpoint does not take these arguments.
+            ValueError: the mesh does not fit `options(out=)`.
         """
         region = Region.whole(self._callee.region.extent)
+        landing = self._options.landing
+        if landing is not None:
+            landing.check_mesh(region.extent)
 
         def finish(gather: Gather) -> ValueMesh[R]:
             values, failures = gather.collect()
+            if landing is not None:
+                values = landing.take_all(values, region.extent, set(failures))
             return ValueMesh(region, values, failures)
 
         return self._start(args, kwargs, finish)
 
     def fold(self, finish: Callable[[list[R]], T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Call every actor; the future gives what *finish* returns for the list of results, in the order of ranks."""
+        self._check_new("fold")
         return self._start(args, kwargs, lambda gather: finish(gather.collect()[0]))
 
     def fold_some(
@@ -130,6 +159,7 @@ class Endpoint(Generic[P, R]):
         *finish* gets the results of the ranks that succeeded, in the order of ranks, and the exceptions of the others
         by coordinate.
         """
+        self._check_new("fold")
         options = replace(self._options, collects=True)
         gather = Gather(current_runtime(), self._callee, self._name, options)
 
@@ -149,6 +179,7 @@ class Endpoint(Generic[P, R]):
             TypeError: a part of *folding* must be sent to procs, and cannot be pickled; or the endpoint does not take
                 these arguments.
         """
+        self._check_new("reduce")
         gather = ReducedCall(current_runtime(), self._callee, self._name, self._options, folding)
         return self._begin(gather, args, kwargs, lambda gather: gather.reduced())
 
@@ -183,9 +214,10 @@ class Endpoint(Generic[P, R]):
         Raises:
             TypeError: the endpoint does not take these arguments.
         """
+        self._check_new("stream")
         self._method.check(args, kwargs)
         queue = Queue(current_runtime(), self._callee, self._name, self._options)
-        queue.send(self._head, args, kwargs)
+        queue.send(self._head, self._options.arguments(args), kwargs)
         return Stream(queue, self._callee.region.extent)
 
     def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -195,6 +227,7 @@ class Endpoint(Generic[P, R]):
             CallTimeout: with `options(timeout=)`, if mailboxes stayed full; nothing was sent to the actors named.
             TypeError: the endpoint does not take these arguments.
         """
+        self._check_new("broadcast")
         self._method.check(args, kwargs)
         timeout_s = self._options.timeout_s
         if timeout_s is None:
@@ -204,6 +237,10 @@ class Endpoint(Generic[P, R]):
         held = self._callee.send_by(self._name, self._head, args, kwargs, None, end_s)
         if held:
             raise CallTimeout(self._callee.where(self._name, held[0]), held[1:], timeout_s)
+
+    def _check_new(self, name: str) -> None:
+        if self._options.landing is not None:
+            raise ValueError(f"{name} has no results that options(out=) could take: use call, call_one or choose")
 
     def _start(self, args: tuple[object, ...], kwargs: dict[str, object], finish: Callable[[Gather], T]) -> Future[T]:
         gather = Gather(current_runtime(), self._callee, self._name, self._options)
@@ -223,5 +260,5 @@ class Endpoint(Generic[P, R]):
     def _ask(self, args: tuple[object, ...], kwargs: dict[str, object], place: int) -> Future[R]:
         self._method.check(args, kwargs)
         single: SingleCall[R] = SingleCall(current_runtime(), self._callee, self._name, place, self._options)
-        single.send(self._head, args, kwargs)
+        single.send(self._head, self._options.arguments(args), kwargs)
         return single

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from monarch_hpc.actor.runtime.runtime import Runtime
-from monarch_hpc.core.errors import MeshDied, MeshError, MonarchError, SupervisionError
+from monarch_hpc.core.errors import ActorError, CallTimeout, MonarchError, SpawnError
+from monarch_hpc.core.errors.call import join_failures
 from monarch_hpc.mesh.calls.answer import CallOptions, is_result, read_answer
 from monarch_hpc.mesh.calls.callee import Answers, Callee
 from monarch_hpc.wire.frames import Frame
@@ -63,7 +64,9 @@ class Gather(Answers):
         With ``on_error="collect"``, the exceptions are among the results too.
 
         Raises:
-            Exception: the exceptions of the ranks, unless the call collects them.
+            MeshError: endpoints raised, unless the call collects exceptions.
+            MeshDied: ranks are gone; likewise.
+            CallTimeout: not all ranks answered in time, and none failed; likewise.
         """
         values: list[object] = []
         failures: dict[int, BaseException] = {}
@@ -74,18 +77,20 @@ class Gather(Answers):
                 missing.append(index)
             else:
                 value, failure = read_answer(answer)
-                if failure is not None:
+                if issubclass(type(failure), CallTimeout) and not issubclass(type(failure), ActorError):
+                    missing.append(index)  # the callee has noticed the time limit first
+                elif failure is not None:
                     value = failures[index] = failure
             values.append(value)
         if self.options.collects:
             for index in missing:
                 values[index] = failures[index] = self._late(index)
             return values, failures
-        if len(failures) > 1:
-            gone = all(issubclass(type(failure), SupervisionError) for failure in failures.values())
-            raise (MeshDied if gone else MeshError)(f"{self._callee.name}.{self._method}", failures)
-        for failure in failures.values():
-            raise failure
+        if failures:
+            first = next(iter(failures.values()))
+            if isinstance(first, SpawnError) and all(failure is first for failure in failures.values()):
+                raise first  # the procs did not start
+            raise join_failures(f"{self._callee.name}.{self._method}", failures)
         if missing:
             raise self._late(*missing)
         return values, failures

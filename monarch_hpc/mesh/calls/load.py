@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import _thread
+from _thread import allocate_lock
 from collections.abc import Collection, Iterable
 
 from monarch_hpc.core.recent import Recent
@@ -18,7 +18,7 @@ class Load:
     """Counts the in-flight calls to each rank; for any thread. Views of one mesh share it."""
 
     def __init__(self) -> None:
-        self._lock = _thread.allocate_lock()
+        self._lock = allocate_lock()
         self._nums: dict[int, int] = {}
         self._dead: set[int] = set()
         self._last: Recent[Region, int] = Recent(_KEEP_VIEWS)  # the place chosen last, by view

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -11,6 +10,7 @@ from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.ports.port import Port
 from monarch_hpc.core.arguments import check_instance, check_mapping
 from monarch_hpc.core.errors import PortClosed
+from monarch_hpc.core.process.thread import Thread
 from monarch_hpc.mesh.calls.endpoint import Endpoint
 from monarch_hpc.mesh.calls.stream import Stream
 
@@ -26,7 +26,8 @@ def send(
 ) -> None:
     """Call an endpoint without waiting; its results and exceptions are sent to *port*.
 
-    Answers travel through this process, so none is delivered after this process has ended.
+    Results travel through this process, so none is delivered after this process has ended. An endpoint with
+    `explicit_response_port` sends its answers straight to *port*, and as many as it likes.
 
     Args:
         endpoint: an endpoint of an actor mesh.
@@ -47,31 +48,34 @@ def send(
         check_instance("port", port, Port, "a port of Channel.open, or None")
     if selection not in ("all", "choose"):
         raise ValueError(f"selection is {selection!r}; it is 'all' or 'choose'")
+    passes_results = not (port is not None and endpoint.takes_port)
+    if port is not None and endpoint.takes_port:
+        endpoint = endpoint.answering_to(port)
     if selection == "choose":
         future = endpoint.choose(*args, **kwargs)
         if port is not None:
-            _start(lambda: _answer(port, 0, future))
+            _start(lambda: _answer(port, 0, future, passes_results))
     elif port is None:
         endpoint.broadcast(*args, **kwargs)
     else:
         stream = endpoint.stream(*args, **kwargs)
-        _start(lambda: _forward(port, stream))
+        _start(lambda: _forward(port, stream, passes_results))
 
 
 def _start(work: Callable[[], None]) -> None:
     # On a thread, because sending to a full port blocks, and unpickling runs user code.
-    threading.Thread(target=work, name="monarch-send", daemon=True).start()
+    Thread(work)
 
 
-def _forward(port: Port[Any], stream: Stream[Any]) -> None:
+def _forward(port: Port[Any], stream: Stream[Any], passes_results: bool) -> None:
     for place, future in stream.places():
-        _answer(port, place, future)
+        _answer(port, place, future, passes_results)
 
 
-def _answer(port: Port[Any], rank: int, future: Future[Any]) -> None:
+def _answer(port: Port[Any], rank: int, future: Future[Any], passes_results: bool) -> None:
     error = future.exception()
     with contextlib.suppress(PortClosed):  # the receiver has gone
-        if error is None:
+        if error is None and passes_results:
             try:
                 port.send_as(rank, future.result())
             except PortClosed:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Generator
 from typing import Any
 
 from monarch_hpc.actor.future import Future
 from monarch_hpc.config.schema import LogsConfig
 from monarch_hpc.core.arguments import check_number
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import AllocationError, TransportError
 from monarch_hpc.mesh.output.printer import Printer
 from monarch_hpc.transport.engine.engine import Engine
-from monarch_hpc.wire.control.output import LogsSet, SetLogs
+from monarch_hpc.wire.control.output import FlushLogs, LogsSet, SetLogs
 
 __all__ = ["LogChoice", "LogRequests", "both", "parse_level"]
 
@@ -39,14 +39,19 @@ class LogChoice:
 
 
 class LogRequests:
-    """Sends log settings to the agents and awaits their confirmations.
+    """Sends log settings to the agents, and requests to flush, and awaits their confirmations.
 
     Args:
         send: sends a message to the head.
     """
 
     def __init__(
-        self, run: str, config: LogsConfig, engine: Engine, printer: Printer, send: Callable[[SetLogs], None]
+        self,
+        run: str,
+        config: LogsConfig,
+        engine: Engine,
+        printer: Printer,
+        send: Callable[[SetLogs | FlushLogs], None],
     ) -> None:
         self.config = config
         self._run = run
@@ -68,23 +73,37 @@ class LogRequests:
         window_s = config.fold_s if choice.window_s is None else choice.window_s
         to_logging = config.to_logging if choice.to_logging is None else choice.to_logging
         stream = config.stream_to_client if choice.stream_to_client is None else choice.stream_to_client
-        future: Future[None] = Future(self._engine, lambda: "the agents that apply the log settings")
-        left = set(hosts)
-
-        def ask() -> None:
-            self._num_requests += 1
-            self._waiting[self._num_requests] = mesh, left, future
-            try:
-                self._send(SetLogs(self._run, mesh, sorted(left), list(choice.ranks), stream, self._num_requests))
-            except TransportError as error:
-                self.fail(error)
-            self._settle()
+        future = self._ask(
+            mesh, hosts, lambda left, number: SetLogs(self._run, mesh, left, list(choice.ranks), stream, number)
+        )
 
         def done(_future: Future[None]) -> None:
             # The agents have sent all earlier lines by then: those are shown with the earlier settings.
             self._printer.choose(mesh, window_s, to_logging=to_logging)
 
         future.add_done_callback(done)
+        return future
+
+    def flush(self, mesh: int, hosts: Collection[int]) -> Future[None]:
+        """Have the agents send what the procs of *mesh* have written; done when the printer has it from all *hosts*."""
+        return self._ask(mesh, hosts, lambda left, number: FlushLogs(self._run, mesh, left, number))
+
+    def _ask(
+        self, mesh: int, hosts: Collection[int], make: Callable[[list[int], int], SetLogs | FlushLogs]
+    ) -> Future[None]:
+        """Send the message that *make* returns for hosts and number of the request; done when they have answered."""
+        future: Future[None] = Future(self._engine, lambda: "the agents that send the output of procs")
+        left = set(hosts)
+
+        def ask() -> None:
+            self._num_requests += 1
+            self._waiting[self._num_requests] = mesh, left, future
+            try:
+                self._send(make(sorted(left), self._num_requests))
+            except TransportError as error:
+                self.fail(error)
+            self._settle()
+
         self._engine.call_soon(ask)
         return future
 
@@ -136,9 +155,32 @@ def parse_level(level: int | str) -> int:
     return check_number("level", level)
 
 
+class _Chosen(Future[None]):
+    """A future that has the methods of a coroutine, too, because programs for Monarch pass it to `asyncio.run`."""
+
+    _steps: Generator[object, None, None] | None = None
+
+    def send(self, value: None, /) -> object:
+        """Go on waiting; see `collections.abc.Coroutine`."""
+        if self._steps is None:
+            self._steps = self.__await__()
+        return self._steps.send(value)
+
+    def throw(self, *raised: Any) -> object:
+        """Raise an exception in the wait; see `collections.abc.Coroutine`."""
+        if self._steps is None:
+            self._steps = self.__await__()
+        return self._steps.throw(*raised)
+
+    def close(self) -> None:
+        """Stop waiting; see `collections.abc.Coroutine`."""
+        if self._steps is not None:
+            self._steps.close()
+
+
 def both(chosen: Future[None], levels: Future[Any]) -> Future[None]:
-    """Return a future that is done when both futures are, and fails if either fails."""
-    future: Future[None] = Future(chosen._engine, lambda: "the agents and procs that apply the log settings")
+    """Return a future that is done when both futures are, and fails if either fails; `asyncio.run` takes it, too."""
+    future: Future[None] = _Chosen(chosen._engine, lambda: "the agents and procs that apply the log settings")
     left = [chosen, levels]
 
     def read() -> None:

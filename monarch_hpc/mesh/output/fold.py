@@ -9,7 +9,9 @@ from __future__ import annotations
 import bisect
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from monarch_hpc.core.dataclass import dataclass
 
 __all__ = ["Fold", "OutputLine", "Shown", "render_ranks"]
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import logging
 import queue
 import sys
 import threading
-import time
+from _thread import allocate_lock
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TextIO
 
 from monarch_hpc.config.schema import LogsConfig
+from monarch_hpc.core.clock import monotonic
 from monarch_hpc.core.logger import Logger
+from monarch_hpc.core.process.thread import Thread
 from monarch_hpc.mesh.output.fold import Fold, OutputLine, Shown
 from monarch_hpc.supervision.lease import Liveness
 from monarch_hpc.wire.control.output import Output
@@ -58,12 +61,13 @@ class Printer:
         self._config = config
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._meshes: dict[int, _PrintedMesh] = {}
-        self._lock = threading.Lock()
+        self._lock = allocate_lock()
         self._waiting_chars: Counter[ProcKey] = Counter()
         self._flush_at_s: float | None = None
         self._left_out: dict[tuple[ProcKey, str, str, str], int] = {}
-        self._thread = threading.Thread(target=self._run, name="monarch-printer", daemon=True)
-        self._thread.start()
+        self.context: contextvars.Context | None = None
+        """The context in which to print; None for the printer's own. Notebooks find the cell in it."""
+        self._thread = Thread(self._run)
 
     def put(self, text: str) -> None:
         """Print *text* on stderr soon, after all earlier output of the procs."""
@@ -104,8 +108,19 @@ class Printer:
     def flush_soon(self) -> None:
         """Flush all lines in a moment, once the agents have sent their current batches."""
         if self._flush_at_s is None:
-            self._flush_at_s = time.monotonic() + _FLUSH_SOON_S
+            self._flush_at_s = monotonic() + _FLUSH_SOON_S
             self._queue.put(_nothing)
+
+    def flush(self, timeout_s: float) -> bool:
+        """Print everything that was shown so far, also lines that are held back; False if that takes too long."""
+        printed = threading.Event()
+
+        def flush() -> None:
+            self._flush()
+            printed.set()
+
+        self._queue.put(flush)
+        return printed.wait(timeout_s)
 
     def choose(self, mesh: int, window_s: float, *, to_logging: bool) -> None:
         """Set the folding window of *mesh*, and whether its records go to the program's `logging` or are printed."""
@@ -130,7 +145,7 @@ class Printer:
     def close(self) -> None:
         """Print all remaining output and stop the thread."""
         self._queue.put(None)
-        self._thread.join(timeout=_CLOSE_S)
+        self._thread.join(_CLOSE_S)
 
     # ---- on the thread ----
 
@@ -145,7 +160,7 @@ class Printer:
             item()
             if self._left_out and self._queue.empty():
                 self._report_left_out()
-            now_s = time.monotonic()
+            now_s = monotonic()
             if self._flush_at_s is not None and self._flush_at_s <= now_s:
                 self._flush_at_s, now_s = None, float("inf")
             for mesh in self._meshes.values():
@@ -157,7 +172,7 @@ class Printer:
         due = [mesh.fold.due_s for mesh in self._meshes.values() if mesh.fold.due_s is not None]
         if self._flush_at_s is not None:
             due.append(self._flush_at_s)
-        return max(min(due) - time.monotonic(), 0.0) if due else None
+        return max(min(due) - monotonic(), 0.0) if due else None
 
     def _mesh(self, number: int) -> _PrintedMesh:
         found = self._meshes.get(number)
@@ -171,7 +186,7 @@ class Printer:
         if output.dropped:
             self._report_dropped(mesh, output.proc.rank, host, output.stream, output.dropped)
         ready: list[Shown] = []
-        now_s = time.monotonic()
+        now_s = monotonic()
         for line in output.lines:
             record = parse_record(line) if line.startswith(MARK) and output.stream == "err" else None
             if record is None:
@@ -202,7 +217,7 @@ class Printer:
 
     def _print_text(self, text: str) -> None:
         self._flush()
-        _write(sys.stderr, text)
+        self._write(sys.stderr, text)
 
     def _flush(self) -> None:
         for mesh in self._meshes.values():
@@ -212,7 +227,13 @@ class Printer:
         for stream, to in (("out", sys.stdout), ("err", sys.stderr)):
             text = "".join(shown.render(name) for shown in ready if shown.stream == stream)
             if text:
-                _write(to, text)
+                self._write(to, text)
+
+    def _write(self, stream: TextIO, text: str) -> None:
+        if self.context is None:
+            _write(stream, text)
+        else:
+            self.context.copy().run(_write, stream, text)  # a copy: another thread may run in the context itself
 
 
 def _nothing() -> None:

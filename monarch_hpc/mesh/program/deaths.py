@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from monarch_hpc.actor.messages.causes import OnCause, report_unknown
 from monarch_hpc.actor.runtime.death_causes import CAUSE_WAIT_S
-from monarch_hpc.core.errors import ActorDied, TransportError
+from monarch_hpc.core.errors import HostLost, ProcDied, TransportError
 from monarch_hpc.core.recent import Recent
 
 __all__ = ["Deaths", "ProgramCauses"]
@@ -25,15 +25,16 @@ class Deaths:
 
     def __init__(self, later: Callable[[float, Callable[[], None]], object]) -> None:
         self._later = later
-        self._causes: Recent[int, str] = Recent(_KEEP)
+        self._causes: Recent[int, tuple[str, type[ProcDied]]] = Recent(_KEEP)
         self._unexplained: dict[int, list[tuple[str, OnCause]]] = {}
         self._stopped: Recent[int, bool] = Recent(_KEEP)
 
     def explain(self, incarnation: int, where: str, on_cause: OnCause, give_up: Callable[[str, OnCause], None]) -> None:
         """Report why the callee at *where* died, at once or when that is known; call *give_up* if it stays unknown."""
-        cause = self._causes.get(incarnation)
-        if cause is not None:
-            on_cause(ActorDied(where, cause))
+        known = self._causes.get(incarnation)
+        if known is not None:
+            cause, kind = known
+            on_cause(kind(where, cause))
             return
         self._unexplained.setdefault(incarnation, []).append((where, on_cause))
 
@@ -43,19 +44,20 @@ class Deaths:
 
         self._later(CAUSE_WAIT_S, too_late)
 
-    def record(self, incarnation: int, cause: str, *, expected: bool = False) -> None:
+    def record(self, incarnation: int, cause: str, *, expected: bool = False, host_lost: bool = False) -> None:
         """Record a death; the first cause recorded for a proc counts.
 
         Args:
             incarnation: the proc.
             cause: the cause, in words.
             expected: whether the proc was asked to end.
+            host_lost: whether its host is gone.
         """
         if expected:
             self._stopped[incarnation] = True
-        cause = self._causes.setdefault(incarnation, cause)
+        cause, kind = self._causes.setdefault(incarnation, (cause, HostLost if host_lost else ProcDied))
         for where, on_cause in self._unexplained.pop(incarnation, ()):
-            on_cause(ActorDied(where, cause))
+            on_cause(kind(where, cause))
 
     def was_expected(self, incarnation: int) -> bool:
         """Whether a proc ended because it was asked to."""
@@ -81,7 +83,7 @@ class ProgramCauses:
 
     def report_death(self, incarnation: int, where: str, cause: str, on_cause: OnCause) -> None:
         """See `Causes.report_death`; the agent's report has more detail than *cause*."""
-        self._deaths.explain(incarnation, where, on_cause, lambda where, on_cause: on_cause(ActorDied(where, cause)))
+        self._deaths.explain(incarnation, where, on_cause, lambda where, on_cause: on_cause(ProcDied(where, cause)))
 
     def was_stopped(self, incarnation: int, cause: str) -> bool:
         """Whether a proc ended because it was asked to, or with the program."""

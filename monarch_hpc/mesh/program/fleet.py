@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import field
 from functools import partial
 from pathlib import Path
 
+from monarch_hpc.actor.messages.incarnations import CurrentProcs, Incarnations
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.config.program import own_import_path
 from monarch_hpc.config.schema import ProcsConfig
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import SpawnError, TransportError
 from monarch_hpc.core.ids import mesh_number
 from monarch_hpc.core.recent import Recent
@@ -39,10 +40,11 @@ class _MeshState:
     plan: ProcPlan
     owner: MeshOwner | None
     done: Callable[[Outcome], None] | None
-    procs: dict[int, ProcRef] = field(default_factory=dict)
+    procs: CurrentProcs
     num_reached: int = 0
     reason: str = ""
     stopping: set[int] | None = None  # hosts that have not yet reported that no proc is left; None if not stopping
+    parting: list[tuple[set[int], _Stopped]] = field(default_factory=list)  # parts of the mesh that are stopped
     stopped: list[_Stopped] = field(default_factory=list)
 
     @property
@@ -61,15 +63,26 @@ class Fleet:
     """Keeps the meshes of procs by number. `start` and `stop` may be called on any thread, all else on the driver.
 
     Args:
+        incarnations: the tables of current procs, which the fleet writes as procs start.
         send: sends a message to the head.
+        numbers: numbers the meshes; shared by all fleets of a program, whose meshes have different numbers therefore.
     """
 
-    def __init__(self, engine: Engine, run: str, config: ProcsConfig, send: Callable[[Message], None]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        run: str,
+        config: ProcsConfig,
+        incarnations: Incarnations,
+        send: Callable[[Message], None],
+        numbers: Iterator[int],
+    ) -> None:
+        self._incarnations = incarnations
         self._engine = engine
         self._run = run
         self._config = config
         self._send = send
-        self._numbers = itertools.count(1)
+        self._numbers = numbers
         self._meshes: dict[int, _MeshState] = {}
         self._over = ""
         self._dead: Recent[int, bool] = Recent(_KEEP_DEAD)
@@ -80,9 +93,14 @@ class Fleet:
 
     # ---- requests ----
 
-    def start(self, plan: ProcPlan, owner: MeshOwner | None, done: Callable[[Outcome], None]) -> None:
-        """Start procs; *done* is called on the driver when all of them answer, or the start failed and none is left."""
-        self._engine.call_soon(lambda: self._start(plan, owner, done))
+    def start(self, plan: ProcPlan, owner: MeshOwner | None, done: Callable[[Outcome], None]) -> int:
+        """Start procs; return the number of their mesh.
+
+        *done* is called on the driver when all of them answer, or the start failed and none is left.
+        """
+        number = mesh_number(self.member, next(self._numbers))
+        self._engine.call_soon(lambda: self._start(number, plan, owner, done))
+        return number
 
     def stop(self, mesh: int, reason: str, stopped: _Stopped) -> None:
         """End all procs of *mesh*; *stopped* is called on the driver."""
@@ -91,25 +109,51 @@ class Fleet:
     def stop_all(self, reason: str, stopped: _Stopped) -> None:
         """End all procs; *stopped* is called on the driver."""
 
-        def perform() -> None:
-            numbers = list(self._meshes)
-            late: list[str] = []
-            left = set(numbers)
+        self.stop_on(tuple(self.hosts), 0, reason, stopped)
 
-            def one(number: int, hosts: list[str]) -> None:
+    def stop_on(self, hosts: Collection[int], group: int, reason: str, stopped: _Stopped) -> None:
+        """End the procs on *hosts* that were started through *group*, or all of them for 0."""
+
+        def perform() -> None:
+            found = [(mesh, set(mesh.plan.hosts).intersection(hosts)) for mesh in self._meshes.values()]
+            chosen = [(mesh, part) for mesh, part in found if part and group in (0, mesh.plan.group)]
+            late: list[str] = []
+            left = {mesh.number for mesh, _ in chosen}
+
+            def one(number: int, names: list[str]) -> None:
                 left.discard(number)
-                late.extend(host for host in hosts if host not in late)
+                late.extend(name for name in names if name not in late)
                 if not left:
                     stopped(late)
 
-            for number in numbers:
-                self._stop(number, reason, partial(one, number))
-            if not numbers:
+            for mesh, part in chosen:
+                if mesh.done is None and mesh.stopping is None and part < set(mesh.plan.hosts):
+                    self._stop_part(mesh, part, reason, partial(one, mesh.number))
+                else:
+                    self._stop(mesh.number, reason, partial(one, mesh.number))
+            if not chosen:
                 stopped([])
 
         self._engine.call_soon(perform)
 
-    def _start(self, plan: ProcPlan, owner: MeshOwner | None, done: Callable[[Outcome], None]) -> None:
+    def _stop_part(self, mesh: _MeshState, hosts: set[int], reason: str, stopped: _Stopped) -> None:
+        part = hosts, stopped
+        mesh.parting.append(part)
+        mesh.reason = reason
+        grace_s = self._config.stop_s
+
+        def give_up() -> None:
+            if part in mesh.parting:
+                mesh.parting.remove(part)
+                stopped([self.hosts[host].name for host in sorted(hosts)])
+
+        self._engine.call_later(grace_s + _REPORT_S, give_up)
+        try:
+            self._send(StopProcs(self._run, mesh.number, sorted(hosts), grace_s))
+        except TransportError:
+            give_up()  # without the head the procs end by themselves
+
+    def _start(self, number: int, plan: ProcPlan, owner: MeshOwner | None, done: Callable[[Outcome], None]) -> None:
         config = self._config
         if self._over:
             done(SpawnError("the allocation", self._over))
@@ -117,8 +161,7 @@ class Fleet:
         if owner is not None and owner.proc in self._dead:
             done(SpawnError("its hosts", "the proc of its owner has ended"))
             return
-        number = mesh_number(self.member, next(self._numbers))
-        mesh = self._meshes[number] = _MeshState(number, plan, owner, done)
+        mesh = self._meshes[number] = _MeshState(number, plan, owner, done, self._incarnations.of(number, {}))
         self._names[number] = plan.name
         self._engine.call_later(config.start_s + _REPORT_S, lambda: self._give_up(mesh))
         try:
@@ -173,7 +216,7 @@ class Fleet:
         mesh.stopped.append(stopped)
         done, mesh.done = mesh.done, None
         if done is not None:
-            failure = SpawnError("its hosts", f"it was stopped while it started: {reason}")
+            failure = SpawnError("its hosts", f"it was stopped while it started{reason and f': {reason}'}")
             mesh.stopped.append(lambda _late: done(failure))
         if mesh.stopping is not None:
             return
@@ -191,7 +234,7 @@ class Fleet:
         if self._meshes.pop(mesh.number, None) is None:
             return
         late = [self.hosts[host].name for host in sorted(mesh.stopping or ())]
-        for stopped in mesh.stopped:
+        for stopped in [*mesh.stopped, *(stopped for _, stopped in mesh.parting)]:
             stopped(late)
 
     # ---- events ----
@@ -201,7 +244,7 @@ class Fleet:
         mesh = self._meshes.get(proc.mesh)
         if mesh is None or mesh.done is None:
             return False
-        mesh.procs[proc.rank] = proc
+        mesh.procs.put(proc.rank, proc)
         return True
 
     def on_reached(self, proc: ProcRef) -> None:
@@ -223,6 +266,11 @@ class Fleet:
     def on_stopped(self, number: int, host: int) -> None:
         """Handle the report that a host has no proc of the mesh left."""
         mesh = self._meshes.get(number)
+        for part in list(mesh.parting) if mesh is not None else ():
+            part[0].discard(host)
+            if not part[0] and mesh is not None:
+                mesh.parting.remove(part)
+                part[1]([])
         if mesh is not None and mesh.stopping is not None:
             mesh.stopping.discard(host)
             if not mesh.stopping:
@@ -267,9 +315,18 @@ class Fleet:
         """The name of a mesh; also for a while after its end, when its last lines may arrive."""
         return self._names.get(number) or ""
 
+    def procs_of(self, number: int) -> dict[int, ProcRef]:
+        """The procs of a mesh by rank; empty after its end."""
+        mesh = self._meshes.get(number)
+        return {} if mesh is None else dict(mesh.procs)
+
     def has(self, number: int) -> bool:
         """Whether a mesh may still have procs."""
         return number in self._meshes
+
+    def meshes(self) -> list[tuple[int, tuple[int, ...]]]:
+        """The meshes that may have procs: number and ranks of hosts; from any thread."""
+        return [(number, mesh.plan.hosts) for number, mesh in list(self._meshes.items())]
 
     def hosts_of(self, number: int) -> tuple[int, ...]:
         """Ranks of the hosts that may have procs of a mesh."""

@@ -1,17 +1,19 @@
-"""The program's own door: requests go straight to its fleet, its log settings and its record of deaths."""
+"""The program's own door: requests go straight to its tenancies and its record of deaths."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from monarch_hpc.actor.future import Future
+from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.runtime import Runtime
-from monarch_hpc.core.errors import AllocationError, SpawnError
+from monarch_hpc.core.errors import AllocationError, HostLost, SpawnError
 from monarch_hpc.mesh.door import ProgramDoor, block
-from monarch_hpc.mesh.output.choice import LogChoice, LogRequests
-from monarch_hpc.mesh.plan import MeshOwner, Outcome, ProcPlan, Started
+from monarch_hpc.mesh.output.choice import LogChoice
+from monarch_hpc.mesh.plan import HostChoice, MeshOwner, Outcome, ProcPlan, Started
 from monarch_hpc.mesh.program.deaths import Deaths
-from monarch_hpc.mesh.program.fleet import Fleet
+from monarch_hpc.mesh.program.tenancies import ANEW, Tenancies
+from monarch_hpc.mesh.program.tenancy import Tenancy
 from monarch_hpc.wire.control.allocation import HostEntry
 
 __all__ = ["LocalDoor"]
@@ -26,37 +28,30 @@ class LocalDoor(ProgramDoor):
 
     Args:
         runtime: the program's runtime.
-        fleet: the meshes of procs.
+        tenancies: the program's allocations.
         deaths: causes of death.
-        logs: log settings.
-        allocation: the allocation's name.
-        outlived: whether the allocation is a Slurm job that outlives this program, and may serve other programs.
-        close: ends the program's use of the allocation.
     """
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        fleet: Fleet,
-        deaths: Deaths,
-        logs: LogRequests,
-        *,
-        allocation: str,
-        outlived: bool,
-        close: Callable[[], None],
-    ) -> None:
-        super().__init__(runtime)
-        self.outlived = outlived
-        self.shutdown_callbacks: list[Callable[[], None]] = []
-        """Called before the hosts are given back, e.g. to end workers that were started by hand."""
-        self._fleet = fleet
-        self._deaths = deaths
-        self._logs = logs
-        self._allocation = allocation
-        self._close = close
+    is_program = True
 
-    def request_start(self, plan: ProcPlan, owner: MeshOwner | None) -> Future[Started]:
-        """Start procs for *owner*; None for the program itself. The future ends on the driver."""
+    def __init__(self, runtime: Runtime, tenancies: Tenancies, deaths: Deaths) -> None:
+        super().__init__(runtime)
+        self.tenancies = tenancies
+        self._deaths = deaths
+
+    # ---- procs ----
+
+    def request_start(self, plan: ProcPlan, owner: MeshOwner | None) -> tuple[int, Future[Started]]:
+        """Start procs for *owner*; None for the program itself. The future ends on the driver.
+
+        Raises:
+            RuntimeError: the hosts were shut down.
+        """
+        tenancy = self._tenancy(plan.allocation)
+        gone = tenancy.given_up.intersection(plan.hosts)
+        if gone:
+            names = ", ".join(tenancy.hosts[host].name for host in sorted(gone))
+            raise RuntimeError(f"{names} was shut down, and starts no procs")
         future: Future[Started] = Future(self.runtime.engine)
 
         def done(outcome: Outcome) -> None:
@@ -65,33 +60,81 @@ class LocalDoor(ProgramDoor):
             else:
                 future.set_result(outcome)
 
-        self._fleet.start(plan, owner, done)
-        return future
+        return tenancy.fleet.start(plan, owner, done), future
 
     def request_stop(self, mesh: int, reason: str) -> Future[list[str]]:
         """End all procs of a mesh; the result names the hosts that did not report in time. Ends on the driver."""
         future: Future[list[str]] = Future(self.runtime.engine)
-        self._fleet.stop(mesh, reason, future.set_result)
+
+        def perform() -> None:  # on the driver: a mesh that was just requested is known there
+            tenancy = self.tenancies.with_mesh(mesh)
+            if tenancy is None:
+                future.set_result([])
+            else:
+                tenancy.fleet.stop(mesh, reason, future.set_result)
+
+        self.runtime.engine.call_soon(perform)
         return future
 
-    def end_procs(self, mesh: int) -> None:
-        """End the procs of an owner that has ended, without waiting for them."""
-        self._fleet.stop(mesh, "its owner ended", lambda _late: None)
+    def end_procs(self, mesh: int, gone: Callable[[], None]) -> None:
+        """End the procs of an owner that has ended; *gone* is called when they are gone, or late."""
+        self.request_stop(mesh, "its owner ended").add_done_callback(lambda _late: gone())
+
+    def procs(self, mesh: int) -> tuple[str, dict[int, ProcRef]]:
+        """The name of a mesh of procs, and its procs by rank."""
+        tenancy = self.tenancies.with_mesh(mesh)
+        if tenancy is None:
+            raise RuntimeError("these procs were stopped, and are in no mesh any more")
+        return tenancy.fleet.name_of(mesh), tenancy.fleet.procs_of(mesh)
 
     def _owner(self, actor: int) -> MeshOwner | None:
         return MeshOwner(self.runtime.own.incarnation, actor) if actor else None
 
     def choose_logs(self, choice: LogChoice) -> Future[None]:
         """Apply *choice* to the output of procs; the future is done when all their agents have applied it."""
-        return self._logs.choose(choice, self._fleet.hosts_of(choice.mesh))
+        tenancy = self.tenancies.with_mesh(choice.mesh)
+        if tenancy is None:
+            future: Future[None] = Future(self.runtime.engine)
+            future.set_result(None)  # none of its procs is left
+            return future
+        return tenancy.logs.choose(choice, tenancy.fleet.hosts_of(choice.mesh))
 
-    def hosts(self) -> dict[int, HostEntry]:
-        """Resources granted on each host of the allocation, by rank."""
-        return dict(self._fleet.hosts)
+    # ---- hosts ----
 
-    def stop_hosts(self, reason: str) -> Future[None]:
-        """End all procs of the program; the future fails with `TimeoutError` if a host does not report."""
-        future: Future[None] = Future(self.runtime.engine, lambda: "the end of all procs")
+    def allocation(self, name: str | None) -> str:
+        """The allocation called *name*; for None the oldest one in use, or a new one."""
+        return (self.tenancies.default() if name is None else self.tenancies.named(name)).allocation
+
+    def known_allocation(self, name: str) -> str:
+        """The allocation called *name*, which the program uses already.
+
+        Raises:
+            AllocationError: it uses none of that name.
+        """
+        known = {tenancy.name: tenancy.allocation for tenancy in self.tenancies.all()}
+        if name not in known:
+            raise AllocationError(name, f"the program does not use it; it uses {', '.join(known) or 'none'}")
+        return known[name]
+
+    def here(self) -> tuple[str, int]:
+        """The allocation and the rank of the host that the program runs on; an embedded one if it is in none.
+
+        In a program outside of its Slurm allocations, e.g. on a login node, the first host of the oldest of them.
+        """
+        if not self.tenancies.all():
+            self.tenancies.default()
+        jobs = [tenancy for tenancy in self.tenancies.all() if tenancy.ready.job_id is not None]
+        inside = any(tenancy.rank >= 0 for tenancy in self.tenancies.all())
+        tenancy = jobs[0] if jobs and not inside else self.tenancies.here()
+        return tenancy.allocation, max(tenancy.rank, 0)
+
+    def hosts(self, allocation: str) -> dict[int, HostEntry]:
+        """Resources granted on each host of an allocation, by rank."""
+        return dict(self._tenancy(allocation).hosts)
+
+    def stop_hosts(self, choice: HostChoice, reason: str) -> Future[None]:
+        """End the program's procs on hosts; the future fails with `TimeoutError` if a host does not report."""
+        future: Future[None] = Future(self.runtime.engine, lambda: "the end of procs")
 
         def stopped(late: list[str]) -> None:
             if late:
@@ -99,31 +142,53 @@ class LocalDoor(ProgramDoor):
             else:
                 future.set_result(None)
 
-        self._fleet.stop_all(reason, stopped)
+        tenancy = self.tenancies.get(choice.allocation)
+        if tenancy is None:
+            future.set_result(None)  # it has ended, and its procs with it
+        else:
+            tenancy.fleet.stop_on(choice.ranks, choice.group, reason, stopped)
         return future
 
-    def shut_down_hosts(self) -> None:
-        """End all procs and give the hosts back; returns when that is done."""
-        if self.outlived:
+    def shut_down_hosts(self, choice: HostChoice) -> None:
+        """End all procs on hosts and give the hosts back; returns when that is done."""
+        tenancy = self.tenancies.get(choice.allocation)
+        if tenancy is None:
+            return
+        if tenancy.outlived:
             raise AllocationError(
-                self._allocation, "it outlives this program; stop() ends your procs, 'monarch-hpc release' all of it"
+                tenancy.name, "it outlives this program; stop() ends your procs, 'monarch-hpc release' all of it"
             )
-        for callback in self.shutdown_callbacks:
-            callback()
-        self._close()
+        tenancy.given_up.update(choice.ranks)
+        if tenancy.given_up.issuperset(tenancy.hosts):
+            self.tenancies.leave(tenancy, "its hosts were shut down")
+        else:
+            block(self.runtime, self.stop_hosts(HostChoice(choice.allocation, choice.ranks), "its host was shut down"))
+            tenancy.dismiss(choice.ranks)
 
-    def leave_hosts(self) -> None:
+    def leave_hosts(self, choice: HostChoice) -> None:
         """End all procs, and give the hosts back unless the allocation outlives this program. Nothing in a fork."""
         if self.runtime.engine.forked_from:
             return  # the procs belong to the parent
-        if self.outlived:
-            block(self.runtime, self.stop_hosts(""))
+        tenancy = self.tenancies.get(choice.allocation)
+        if tenancy is not None and tenancy.outlived:
+            block(self.runtime, self.stop_hosts(choice, ""))
         else:
-            self.shut_down_hosts()
+            self.shut_down_hosts(choice)
 
-    def explain(self, incarnation: int) -> Future[tuple[str, bool] | None]:
-        """The cause of a proc's death and whether it was asked to end; None if that is not known."""
-        future: Future[tuple[str, bool] | None] = Future(self.runtime.engine)
+    def _tenancy(self, allocation: str) -> Tenancy:
+        tenancy = self.tenancies.get(allocation)
+        lost = self.tenancies.why_lost(allocation)
+        if tenancy is None and lost:
+            raise RuntimeError(f"{lost}; {ANEW}")
+        if tenancy is None or tenancy.resting:
+            raise RuntimeError(
+                "these hosts were shut down, or their allocation has ended: get others, e.g. with hosts()"
+            )
+        return tenancy
+
+    def explain(self, incarnation: int) -> Future[tuple[str, bool, bool] | None]:
+        """The cause of a proc's death, whether it was asked to end, and whether its host is gone; None if unknown."""
+        future: Future[tuple[str, bool, bool] | None] = Future(self.runtime.engine)
 
         def recheck() -> None:
             channel = self.runtime.node.channels.get(incarnation)
@@ -136,7 +201,11 @@ class LocalDoor(ProgramDoor):
                 incarnation,
                 "",
                 lambda died: future.set_result(
-                    (str(getattr(died, "cause", died)), self._deaths.was_expected(incarnation))
+                    (
+                        str(getattr(died, "cause", died)),
+                        self._deaths.was_expected(incarnation),
+                        isinstance(died, HostLost),
+                    )
                 ),
                 lambda _where, _on_cause: future.set_result(None),
             )

@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 import os
-import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from monarch_hpc.allocation.ready import Ready
 from monarch_hpc.allocation.settings import read_config
+from monarch_hpc.attach import embedded
 from monarch_hpc.attach.attach import shut_down
-from monarch_hpc.attach.embedded import open_local
 from monarch_hpc.config.load import load
 from monarch_hpc.config.program import read_program
 from monarch_hpc.config.schema import Config
+from monarch_hpc.core.dataclass import dataclass
+from monarch_hpc.core.errors import AllocationError
 from monarch_hpc.core.ids import new_run_id
 from monarch_hpc.wire.control.allocation import HostEntry
 from monarch_hpc.wire.start import COOKIE
 
-__all__ = ["TAKEN", "Opened", "Opener", "find_own_rank", "open_allocation", "open_embedded"]
-
-Opener = Callable[[ExitStack], Path]
-"""Makes an allocation that ends with the stack, and returns its directory."""
-
-TAKEN = (
-    "this program has its hosts already, and a program can use only one allocation: attach before the first use of "
-    "hosts(), this_host() or this_proc(), and to all workers at once"
-)
+__all__ = ["Opened", "find_only", "find_own_rank", "open_allocation", "open_attached", "open_embedded", "open_named"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +36,7 @@ class Opened:
             the agents end with the program anyway.
         outlives: whether, as far as this program knows, the allocation may serve other programs after it.
         resources: closed at the end of the run.
+        name: the allocation's name; empty if it has none but its directory's.
     """
 
     directory: Path
@@ -52,30 +45,58 @@ class Opened:
     owner: bool
     outlives: bool
     resources: ExitStack
+    name: str = ""
 
 
-def open_allocation(opener: Opener | None) -> Opened:
-    """Find or make the allocation.
-
-    Args:
-        opener: makes the allocation; None for the one that the program was started on, else the Slurm job that it runs
-            in, else an embedded one.
+def open_allocation() -> Opened:
+    """The allocation that the program was started on, else the Slurm job that it runs in, else an embedded one.
 
     Raises:
         AllocationError: agents cannot be started on the hosts of the job; see `slurm.inside.open_inside`.
     """
-    resources = ExitStack()
     program = read_program()
-    try:
-        if opener is not None:
-            return _own(opener(resources), resources)
-        if program.directory is None:
-            return _open_job(resources) or _own(open_embedded(resources), resources)
+    if program.directory is not None:
         run = program.run or new_run_id()
-        return Opened(program.directory, read_config(program.directory), run, not program.run, True, resources)
+        return Opened(program.directory, read_config(program.directory), run, not program.run, True, ExitStack())
+    resources = ExitStack()
+    try:
+        found = _open_job(resources)
+        return found or open_attached(open_embedded(resources), resources=resources, outlives=False)
     except BaseException:
         resources.close()
         raise
+
+
+def open_attached(
+    directory: Path, name: str = "", *, resources: ExitStack | None = None, outlives: bool = True
+) -> Opened:
+    """The allocation in *directory*, for a run of its own."""
+    return Opened(directory, read_config(directory), new_run_id(), True, outlives, resources or ExitStack(), name)
+
+
+def open_named(name: str) -> tuple[Path, str]:
+    """The directory and the name of the Slurm allocation that `monarch-hpc alloc` called *name*.
+
+    Raises:
+        AllocationError: there is none, or it has ended.
+    """
+    from monarch_hpc.slurm import Allocations  # not needed on laptops
+
+    record = Allocations.open(load().config).find(name)
+    if record.ended is not None:
+        raise AllocationError(record.name, f"has ended: {record.ended.state}: {record.ended.reason}")
+    return record.directory, record.name
+
+
+def find_only() -> str:
+    """The name of the allocation that commands mean without a name.
+
+    Raises:
+        AllocationError: there is none, or there are several.
+    """
+    from monarch_hpc.slurm import Allocations  # not needed on laptops
+
+    return Allocations.open(load().config).find(None).name
 
 
 def find_own_rank(ready: Ready, hosts: Mapping[int, HostEntry], names: Collection[str]) -> int:
@@ -92,18 +113,16 @@ def find_own_rank(ready: Ready, hosts: Mapping[int, HostEntry], names: Collectio
 
 def open_embedded(resources: ExitStack) -> Path:
     """Make an allocation of one host, which is this machine."""
-    return resources.enter_context(open_local(1, load().config))
-
-
-def _own(directory: Path, resources: ExitStack) -> Opened:
-    return Opened(directory, read_config(directory), new_run_id(), True, False, resources)
+    return resources.enter_context(embedded.open_embedded(load().config))
 
 
 def _open_job(resources: ExitStack) -> Opened | None:
     """Start agents on the hosts of the Slurm job that this program runs in; None outside a job."""
     if "SLURM_JOB_ID" not in os.environ or COOKIE in os.environ:
         return None  # a child of a proc must not take the hosts of the proc's program
-    from monarch_hpc.slurm import find_job_here, open_inside  # not needed on laptops
+    import shutil  # these are not needed on laptops
+
+    from monarch_hpc.slurm import find_job_here, open_inside
 
     here = find_job_here(os.environ)
     if here is None or (here.num_hosts == 1 and shutil.which("srun") is None):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+from monarch_hpc.actor.context import context
 from monarch_hpc.actor.endpoint import Actor, endpoint
 from monarch_hpc.actor.fault import MeshFailure
 from monarch_hpc.actor.future import Future
+from monarch_hpc.actor.messages.creator import pack_creator
 from monarch_hpc.actor.messages.payload import pack_spawn
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.death_causes import program_of
@@ -51,7 +53,7 @@ def get_or_spawn_controller(name: str, cls: type[A], *args: object, **kwargs: ob
 def open_registry(runtime: Runtime) -> None:
     """Spawn the registry, which processes of the run ask for named actors; once, before the first proc starts."""
     own = runtime.own
-    body, buffers = pack_spawn("registry", own.region, _Registry, (), {})
+    body, buffers = pack_spawn("registry", own.region, pack_creator(context(), own), _Registry, (), {})
     runtime.spawn("registry", _REGISTRY, 0, {own.rank: own}, body, buffers)
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NoReturn
 
 from monarch_hpc.actor.future import Future
+from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.death_causes import program_of
 from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.mesh.door import ProgramDoor, block
 from monarch_hpc.mesh.output.choice import LogChoice
-from monarch_hpc.mesh.plan import MeshOwner, ProcPlan, Started
+from monarch_hpc.mesh.plan import HostChoice, MeshOwner, ProcPlan, Started
 from monarch_hpc.mesh.program.requests import ProgramRequests, requests_of
 from monarch_hpc.wire.control.allocation import HostEntry
 
@@ -19,20 +21,27 @@ __all__ = ["RemoteDoor"]
 class RemoteDoor(ProgramDoor):
     """The door in a proc. All requests raise `RuntimeError` once the connection to the program is lost."""
 
-    def request_start(self, plan: ProcPlan, owner: MeshOwner | None) -> Future[Started]:
+    def request_start(self, plan: ProcPlan, owner: MeshOwner | None) -> tuple[int, Future[Started]]:
         """Start procs for *owner*. The future ends on the driver."""
         started: Future[Started] = self._requests().start_procs.call_one(plan, owner)
-        return started
+        return 0, started
 
     def request_stop(self, mesh: int, reason: str) -> Future[list[str]]:
         """End all procs of a mesh; the result names the hosts that did not report in time. Ends on the driver."""
         late: Future[list[str]] = self._requests().stop_procs.call_one(mesh, reason)
         return late
 
-    def end_procs(self, mesh: int) -> None:
-        """End the procs of an owner that has ended, without waiting for them."""
-        if program_of(self.runtime.node) is not None:  # otherwise all procs of the run are ending anyway
-            self._requests().stop_procs.broadcast(mesh, "its owner ended")
+    def end_procs(self, mesh: int, gone: Callable[[], None]) -> None:
+        """End the procs of an owner that has ended; *gone* is called when they are gone, or late."""
+        if program_of(self.runtime.node) is None:  # all procs of the run are ending anyway
+            gone()
+            return
+        self._requests().stop_procs.call_one(mesh, "its owner ended").add_done_callback(lambda _done: gone())
+
+    def procs(self, mesh: int) -> tuple[str, dict[int, ProcRef]]:
+        """The name of a mesh of procs, and its procs by rank."""
+        found: Future[tuple[str, dict[int, ProcRef]]] = self._requests().procs.call_one(mesh)
+        return block(self.runtime, found)
 
     def _owner(self, actor: int) -> MeshOwner:
         return MeshOwner(self.runtime.own.incarnation, actor)
@@ -42,20 +51,31 @@ class RemoteDoor(ProgramDoor):
         chosen: Future[None] = self._requests().choose_logs.call_one(choice)
         return chosen
 
-    def hosts(self) -> dict[int, HostEntry]:
-        """Resources granted on each host of the allocation, by rank."""
-        found: Future[dict[int, HostEntry]] = self._requests().hosts.call_one()
+    def allocation(self, name: str | None) -> str:
+        """The allocation called *name*, if the program uses it; for None the one that this proc belongs to."""
+        if name is None:
+            return self.runtime.info.allocation
+        found: Future[str] = self._requests().allocation.call_one(name)
         return block(self.runtime, found)
 
-    def stop_hosts(self, reason: str) -> Future[None]:
+    def here(self) -> tuple[str, int]:
+        """The allocation and the rank of the host that this proc runs on."""
+        return self.runtime.info.allocation, self.runtime.info.host_rank
+
+    def hosts(self, allocation: str) -> dict[int, HostEntry]:
+        """Resources granted on each host of an allocation, by rank."""
+        found: Future[dict[int, HostEntry]] = self._requests().hosts.call_one(allocation)
+        return block(self.runtime, found)
+
+    def stop_hosts(self, choice: HostChoice, reason: str) -> Future[None]:
         """Raise `RuntimeError`: the hosts belong to the program."""
         _refuse("stop")
 
-    def shut_down_hosts(self) -> None:
+    def shut_down_hosts(self, choice: HostChoice) -> None:
         """Raise `RuntimeError`: the hosts belong to the program."""
         _refuse("shut down")
 
-    def leave_hosts(self) -> None:
+    def leave_hosts(self, choice: HostChoice) -> None:
         """Raise `RuntimeError`: the hosts belong to the program."""
         _refuse("stop")
 

@@ -5,11 +5,13 @@ It answers even while the program's own code is busy; a request is answered when
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
-from monarch_hpc.actor.cell.invocation import ResponsePort
+from monarch_hpc.actor.cell.response_port import ResponsePort
+from monarch_hpc.actor.context import context
 from monarch_hpc.actor.endpoint import Actor, endpoint
 from monarch_hpc.actor.future import Future
+from monarch_hpc.actor.messages.creator import pack_creator
 from monarch_hpc.actor.messages.payload import pack_spawn
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.death_causes import REQUESTS_ACTOR
@@ -18,8 +20,11 @@ from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.mesh.door import current_door
 from monarch_hpc.mesh.output.choice import LogChoice
 from monarch_hpc.mesh.plan import MeshOwner, ProcPlan
-from monarch_hpc.mesh.program.local_door import LocalDoor
 from monarch_hpc.wire.control.allocation import HostEntry
+
+if TYPE_CHECKING:
+    # Procs only call this actor; its door needs half of this package.
+    from monarch_hpc.mesh.program.local_door import LocalDoor
 
 __all__ = ["ProgramRequests", "open_requests", "requests_of"]
 
@@ -29,13 +34,13 @@ class ProgramRequests(Actor):
 
     def __init__(self) -> None:
         door = current_door()
-        assert isinstance(door, LocalDoor)  # the program alone spawns this actor
-        self._door = door
+        assert door.is_program  # which alone spawns this actor
+        self._door = cast("LocalDoor", door)
 
     @endpoint(explicit_response_port=True)
     def start_procs(self, port: ResponsePort, plan: ProcPlan, owner: MeshOwner) -> None:
         """Start procs for an actor of another process."""
-        _answer(port, self._door.request_start(plan, owner))
+        _answer(port, self._door.request_start(plan, owner)[1])
 
     @endpoint(explicit_response_port=True)
     def stop_procs(self, port: ResponsePort, mesh: int, reason: str) -> None:
@@ -48,20 +53,30 @@ class ProgramRequests(Actor):
         _answer(port, self._door.choose_logs(choice))
 
     @endpoint
-    def hosts(self) -> dict[int, HostEntry]:
-        """Resources granted on each host of the allocation, by rank."""
-        return self._door.hosts()
+    def procs(self, mesh: int) -> tuple[str, dict[int, ProcRef]]:
+        """The name of a mesh of procs, and its procs by rank."""
+        return self._door.procs(mesh)
+
+    @endpoint
+    def hosts(self, allocation: str) -> dict[int, HostEntry]:
+        """Resources granted on each host of an allocation, by rank."""
+        return self._door.hosts(allocation)
+
+    @endpoint
+    def allocation(self, name: str) -> str:
+        """The allocation of that name, which the program uses already: procs make no program open one."""
+        return self._door.known_allocation(name)
 
     @endpoint(explicit_response_port=True)
     def why(self, port: ResponsePort, incarnation: int) -> None:
-        """Answer with the cause of a proc's death and whether it was asked to end; None if that is not known."""
+        """Answer with the cause of a proc's death; see `LocalDoor.explain`."""
         _answer(port, self._door.explain(incarnation))
 
 
 def open_requests(runtime: Runtime) -> None:
     """Spawn the actor that serves the procs of the run; once, before the first proc starts."""
     own = runtime.own
-    body, buffers = pack_spawn("requests", own.region, ProgramRequests, (), {})
+    body, buffers = pack_spawn("requests", own.region, pack_creator(context(), own), ProgramRequests, (), {})
     runtime.spawn("requests", REQUESTS_ACTOR, 0, {own.rank: own}, body, buffers)
 
 

@@ -8,6 +8,7 @@ signals the eventfd FAILED_FD at once, because its exit may take long, and the f
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import ctypes
 import faulthandler
@@ -19,11 +20,16 @@ import sys
 from types import ModuleType
 
 from monarch_hpc.actor.messages.payload import pack_failure
+from monarch_hpc.core.process.native_threads import wait_until_asleep
 from monarch_hpc.core.text.description import text_of
 
 __all__ = ["FailureReport", "Order", "main"]
 
 _PR_SET_PDEATHSIG = 1
+
+_REST_S = 2.0
+"""Time for the threads of the script's libraries to finish what they do at its end: much more than one needs to get its
+turn on a busy host. Threads that never rest, such as those that poll, cost it in full."""
 
 Order = tuple[str, bytes, list[str], int]
 """The rank in words, the script's text, the import path, and the id of the parent process."""
@@ -41,6 +47,9 @@ def main(argv: list[str]) -> None:
     where, text, path, parent = _read(order_fd)
     _die_with(parent)
     faulthandler.enable(all_threads=False)  # only the faulting thread: few lines of a dead proc are kept
+    # Registered first, so called last. torch 2.13 keeps the threads of a gloo group that DistributedDataParallel has
+    # used, also when it is destroyed. One that lets go of a tensor later ends this process: pytorch/pytorch#190489.
+    atexit.register(wait_until_asleep, _REST_S)
     sys.argv = argv[2:]
     sys.path[:] = [os.path.dirname(script), *path]
     # This host may have no such file, or an older version: tracebacks must show the text that runs.

@@ -15,7 +15,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from monarch_hpc.actor.context import context, current_rank
@@ -25,6 +24,7 @@ from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.messages.payload import unpack_failure
 from monarch_hpc.actor.runtime.runtime import current_runtime
 from monarch_hpc.core.arguments import check_instance, check_path, check_texts
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import ScriptFailed
 from monarch_hpc.core.machine.interfaces import read_interfaces
 from monarch_hpc.core.process.exit import Exit

@@ -93,13 +93,11 @@ class Spmd:
         Raises:
             TypeError: the backend is not a string.
             ValueError: the backend is empty.
-            RuntimeError: an event loop runs in this thread, and would be blocked; nothing was started.
             Exception: torch raised it on a rank.
         """
         check_text("backend", backend, filled=True)
-        self._check_may_wait("init")
         addresses = [parse_address(proc.addresses[0])[0] for proc in self._procs.procs]
-        first = self._members.slice(**dict.fromkeys(self._members.extent.labels, 0))
+        first = self._members.slice(**dict.fromkeys(self._members.extent, 0))
         port = first.serve_store.call_one(addresses[0], len(addresses)).get()
         self._members.join.call(backend, port, addresses).get()
 
@@ -107,21 +105,9 @@ class Spmd:
         """Destroy the default process group on every proc; blocks until that is done.
 
         Raises:
-            RuntimeError: as for `init`.
             Exception: torch raised it on a rank.
         """
-        self._check_may_wait("close")
         self._members.leave.call().get()
-
-    def _check_may_wait(self, method: str) -> None:
-        """Raise where `Future.get` would, before anything is started."""
-        try:
-            self._procs.initialized.get()
-        except RuntimeError as error:
-            raise RuntimeError(
-                f"{method}() waits for all ranks, and would block the running event loop: "
-                f"write 'await asyncio.to_thread(group.{method}, ...)' with group = spmd(procs)"
-            ) from error
 
 
 def spmd(procs: ProcMesh) -> Spmd:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.machine.gpus import GPU_VARIABLES
 
 __all__ = ["TorchRank", "gpu_changes"]

@@ -13,10 +13,11 @@ import shutil
 import stat
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TypeGuard
 
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import LabError
 from monarch_hpc.core.storage.files import read_json, write_json
 from monarch_hpc.testing.slurmlab import slurmconf, users

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import IO
 
 from monarch_hpc.core.errors import LabError
@@ -33,6 +34,8 @@ from monarch_hpc.testing.slurmlab.processes import (
     find_children,
     find_pids_in,
     namespace_of_children,
+    read_command,
+    read_uid,
 )
 from monarch_hpc.testing.slurmlab.requirements import SYSTEM_PATH, tool
 from monarch_hpc.testing.slurmlab.slurmconf import LOGIN, Cluster
@@ -208,6 +211,15 @@ class HostSet:
         """All processes on a host except its first one, as seen from outside."""
         init_pid = self.init_pid(name)
         return [pid for pid in find_pids_in(os.readlink(f"/proc/{init_pid}/ns/pid")) if pid != init_pid]
+
+    def kill(self, names: Sequence[str], uids: Collection[int], but: str = "") -> None:
+        """Kill the processes of these users on these hosts, except those of the program *but*."""
+        for name in names:
+            for pid in self.find_pids(name):
+                command = read_command(pid)
+                if read_uid(pid) in uids and PurePath(*command[:1]).name != but:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
 
     def popen(
         self,

@@ -367,13 +367,11 @@ class SlurmLab:
         for host in self.hosts:
             if not self._daemons.find("slurmd", host):
                 self.start_slurmd(host)
-        for host in (LOGIN, *self.hosts):
-            for user in self.settings.uids:
-                for pid, _ in self.processes(user, host):
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
+        # A step that cannot tell its srun how its tasks ended tries again for seconds.
+        self._machines.kill((LOGIN, *self.hosts), self.settings.uids.values(), but="srun")
         wanted = dict.fromkeys(self.hosts, "idle")
         wait_until("idle hosts", self._settle, timeout_s, accept=lambda states: states == wanted, interval_s=0.1)
+        self._machines.kill((LOGIN, *self.hosts), self.settings.uids.values())
 
     def _settle(self) -> dict[str, str]:
         # Repeated: a job may be queued, or a host marked down, only after slurmctld is back.

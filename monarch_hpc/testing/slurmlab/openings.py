@@ -11,10 +11,10 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import monarch_hpc
+from monarch_hpc.core.dataclass import dataclass
 
 __all__ = ["OWN_FOLDERS", "Opening", "find_needed_paths", "is_closed", "plan_openings"]
 

@@ -6,9 +6,9 @@ import contextlib
 import os
 import signal
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.machine.procfs import read_stat
 from monarch_hpc.testing.waiting import wait_until
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.testing.slurmlab.users import RESTRICTED_GROUP
 
 __all__ = [
@@ -125,8 +125,8 @@ SlurmdTimeout=10
 MessageTimeout=10
 TCPTimeout=2
 InactiveLimit=0
-# Smaller is slower: a step that ignores SIGTERM is gone after 5.0 s with 5, 7.6 s with 1.
-KillWait=5
+# Few jobs of ours ignore SIGTERM, and programs that handle it, on a busy machine, have half of this.
+KillWait=10
 MinJobAge=120
 WaitTime=0
 # With 2, hosts that an administrator set down would return by themselves.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from monarch_hpc.core.dataclass import dataclass
 
 __all__ = [
     "RESTRICTED_GROUP",

@@ -10,7 +10,7 @@ import functools
 import logging
 import socket
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from monarch_hpc.config.schema import TransportConfig
 from monarch_hpc.core.errors import AuthenticationError, PeerLost, VersionMismatch
@@ -31,6 +31,7 @@ from monarch_hpc.transport.secure.handshake import (
     check_versions,
     ephemeral_key,
 )
+from monarch_hpc.transport.secure.link import LinkKey
 from monarch_hpc.transport.secure.noise import Cipher
 from monarch_hpc.transport.secure.records import RecordWriter
 from monarch_hpc.transport.secure.replay_cache import ReplayCache
@@ -64,6 +65,7 @@ class Acceptor:
         fence: refuses peers although they hold the key.
         cut_detector: watches the forwarded connections.
         refused: called with the number of refused connections each time it grows.
+        links: the links of this process, by name.
     """
 
     def __init__(
@@ -77,8 +79,10 @@ class Acceptor:
         fence: Fence,
         cut_detector: CutDetector,
         refused: Callable[[int], object],
+        links: Mapping[str, LinkKey],
     ) -> None:
         self._engine = engine
+        self._links = links
         self._refused = refused
         # On a proc or a program this would reach the user's terminal, so only agents log it at the default level.
         self._level = logging.WARNING if identity.role is Role.AGENT else logging.INFO
@@ -123,11 +127,16 @@ class Acceptor:
             except OSError as error:
                 sock.close()
                 raise PeerLost(host, f"cannot listen there: {error.strerror}") from error
-            sock.listen(_BACKLOG)
-            self._listening.append(sock)
-            self._watch(sock)
-            addresses.append(render_address(sock.getsockname()))
+            addresses.append(self.listen_on(sock))
         return addresses
+
+    def listen_on(self, sock: socket.socket) -> str:
+        """Listen on *sock*, which is bound; return its address. It is closed with the listener."""
+        sock.setblocking(False)
+        sock.listen(_BACKLOG)
+        self._listening.append(sock)
+        self._watch(sock)
+        return render_address(sock.getsockname())
 
     def close(self) -> None:
         """Stop listening, and drop the connections that have not authenticated."""
@@ -235,7 +244,7 @@ class Acceptor:
         if key in self._greetings:  # before any cryptography: a flood of recordings must be cheap
             inbound.reset()
             raise AuthenticationError(inbound.address, "its hello has been used before")
-        accepting = Accepting(self._identity, self._key, inbound.address)
+        accepting = Accepting(self._identity, self._key, inbound.address, self._links)
         peer, wanted = accepting.read(hello)
         self._greetings.add(key)
         objection = self._fence.objection(peer)

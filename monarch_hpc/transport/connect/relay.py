@@ -114,7 +114,7 @@ class Relay:
         self._reads_paused = False  # some streams are not read, because too much is queued for the pipe
         for fd in (read_fd, write_fd):
             os.set_blocking(fd, False)
-        self._heard_s = engine.clock()
+        self._received_s = engine.clock()
         engine.watch(read_fd, self._on_readable)
         if far:
             self._write(GREETING)
@@ -150,7 +150,7 @@ class Relay:
         over(reason)
 
     def _keep(self) -> None:
-        if self._far and self._engine.clock() - self._heard_s > SILENCE_S:
+        if self._far and self._engine.clock() - self._received_s > SILENCE_S:
             self.close(f"silence from the near end for {SILENCE_S:.0f} s")
             return
         if not self._far:
@@ -200,7 +200,7 @@ class Relay:
         if not data:
             self.close(f"the relay process ended: {self._last_words() or 'it wrote nothing'}")
             return
-        self._heard_s = self._engine.clock()
+        self._received_s = self._engine.clock()
         self._in += data
         try:
             self._take_records()

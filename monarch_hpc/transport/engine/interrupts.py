@@ -8,13 +8,12 @@ above all in notebooks.
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # `signal` itself wraps it, and takes ten times as long
-import _thread
 import signal
-import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import Self
 
+from monarch_hpc.core.process.thread import in_main_thread
 from monarch_hpc.transport.engine.wakeup import Sleeper
 
 __all__ = ["ThreadSleeper", "make_sleeper", "may_be_signal"]
@@ -95,13 +94,9 @@ def make_sleeper(poke: Callable[[], None]) -> ThreadSleeper:
     Args:
         poke: wakes the driver; called from the signal handler, between any two instructions of the main thread.
     """
-    return _MainThreadSleeper(poke) if _in_main_thread() else ThreadSleeper()
+    return _MainThreadSleeper(poke) if in_main_thread() else ThreadSleeper()
 
 
 def may_be_signal(error: BaseException) -> bool:
     """Whether a signal handler may have raised *error*; then it is for the program, whatever code it interrupted."""
-    return issubclass(type(error), (KeyboardInterrupt, SystemExit)) and _in_main_thread()
-
-
-def _in_main_thread() -> bool:
-    return _thread.get_ident() == threading.main_thread().ident
+    return issubclass(type(error), (KeyboardInterrupt, SystemExit)) and in_main_thread()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import _thread
-import os
-import threading
+from _thread import allocate_lock
+from collections.abc import Callable
+from os import EFD_CLOEXEC, EFD_NONBLOCK, close, eventfd, eventfd_read, eventfd_write
+from threading import TIMEOUT_MAX
 
-__all__ = ["Sleeper", "Wakeup"]
+__all__ = ["Sleeper", "Wakeup", "holds"]
 
 
 class Sleeper:
@@ -15,12 +16,12 @@ class Sleeper:
     __slots__ = ("_lock",)
 
     def __init__(self) -> None:
-        self._lock = _thread.allocate_lock()
+        self._lock = allocate_lock()
         self._lock.acquire()
 
     def sleep(self, timeout_s: float | None) -> None:
         """Block until `wake` was called since the last `sleep`, or until *timeout_s* seconds have passed."""
-        self._lock.acquire(timeout=-1 if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX))
+        self._lock.acquire(timeout=-1 if timeout_s is None else min(timeout_s, TIMEOUT_MAX))
 
     def wake(self) -> None:
         """End the sleep, or else the next one; from any thread."""
@@ -38,8 +39,8 @@ class Wakeup:
     """
 
     def __init__(self) -> None:
-        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._lock = _thread.allocate_lock()
+        self.fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)
+        self._lock = allocate_lock()
         self._closed = False
 
     def ring(self) -> None:
@@ -51,12 +52,12 @@ class Wakeup:
     def ring_unlocked(self) -> None:
         """Like `ring`, for a signal handler: the interrupted thread may hold the lock."""
         if not self._closed:
-            os.eventfd_write(self.fd, 1)
+            eventfd_write(self.fd, 1)
 
     def clear(self) -> None:
         """Reset to unreadable."""
         try:
-            os.eventfd_read(self.fd)
+            eventfd_read(self.fd)
         except BlockingIOError:
             pass
 
@@ -69,4 +70,12 @@ class Wakeup:
         """Like `close`, for a forked child: a thread that does not exist there may have held the lock."""
         if not self._closed:
             self._closed = True
-            os.close(self.fd)
+            close(self.fd)
+
+
+def holds(condition: Callable[[], bool]) -> bool:
+    """Whether a sleeping thread's *condition* holds, or raises: then that thread is woken, whose exception it is."""
+    try:
+        return condition()
+    except Exception:  # noqa: BLE001 raised again where it belongs
+        return True

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
+from monarch_hpc.core.machine.buffer_address import address_of, lend
 from monarch_hpc.transport.memory.key import Key
+from monarch_hpc.transport.memory.places import Places
 
 __all__ = ["Memory"]
+
+
+def _nothing() -> None:
+    pass
 
 
 class Memory:
@@ -16,19 +23,29 @@ class Memory:
 
     Attributes:
         buffer: the registered object.
-        view: its bytes; None for device memory.
-        address: address of device memory; 0 for host memory.
+        view: its bytes; None for device memory, and for memory that lies apart.
+        address: of its first byte.
+        on_closed: called once it is closed; for who has registered it.
+        allocation: first address of the memory that it is a part of, and the one behind it; None if it is all.
     """
 
     def __init__(
-        self, forget: Callable[[Memory], None], buffer: object, view: memoryview | None, address: int, key: Key
+        self,
+        forget: Callable[[Memory], None],
+        buffer: object,
+        view: memoryview | None,
+        address: int,
+        key: Key,
+        allocation: tuple[int, int] | None = None,
     ) -> None:
         self._forget = forget
         self._key = key
         self._close_served: Callable[[], None] | None = None
+        self.on_closed: Callable[[], None] = _nothing
         self.buffer: object = buffer
         self.view = view
         self.address = address
+        self.allocation = allocation
 
     @property
     def key(self) -> bytes:
@@ -41,9 +58,26 @@ class Memory:
         return self._key
 
     @property
+    def first_address(self) -> int:
+        """Where it lies in this process, or on its device."""
+        return self.address if self.view is None else address_of(self.view)
+
+    @property
     def nbytes(self) -> int:
         """Size of the memory."""
         return self._key.nbytes
+
+    @property
+    def lent_bytes(self) -> int:
+        """Size of the memory without the gaps in what lies apart."""
+        places = self._key.places
+        return self._key.nbytes if places is None else sum(places.sizes)
+
+    def part(self, offset: int, num_bytes: int) -> memoryview:
+        """These bytes of host memory, which there are; the view keeps the memory."""
+        if self.view is not None:
+            return self.view[offset : offset + num_bytes]
+        return lend(self._key.locate(offset, 0), num_bytes, self.buffer)
 
     def attach(self, address: int, rkey: bytes, close: Callable[[], None]) -> None:
         """Let the fabric serve the memory too; keys requested from here on contain its part. For the fabric.
@@ -51,9 +85,21 @@ class Memory:
         Args:
             close: called once when the memory is closed.
         """
-        parts = self._key
-        self._key = Key(parts.id, parts.nbytes, parts.writable, parts.on_device, address, rkey)
+        key = self._key
+        self._key = Key(key.id, key.nbytes, key.writable, key.on_device, address, rkey, key.span)
         self._close_served = close
+
+    def attach_places(self, rkeys: tuple[bytes, ...], close: Callable[[], None]) -> None:
+        """As `attach`, with a packed key for each range of a memory that lies apart."""
+        places = self._key.places
+        assert places is not None, "the memory lies apart"
+        apart = Places(places.starts, places.sizes, places.addresses, rkeys)
+        self._key = replace(self._key, places=apart)
+        self._close_served = close
+
+    def refuse(self) -> None:
+        """Note that the fabric cannot serve the memory, so that frames carry it. For the fabric."""
+        self._key = replace(self._key, refused=True)
 
     def close(self) -> None:
         """Revoke access; on return no other process accesses the memory any more.
@@ -64,6 +110,8 @@ class Memory:
         close, self._close_served = self._close_served, None
         if close is not None:
             close()
+        on_closed, self.on_closed = self.on_closed, _nothing
+        on_closed()
 
     def __enter__(self) -> Self:
         return self

@@ -6,16 +6,16 @@ neither exceeds the largest frame, nor fills a queue, nor delays the channel's o
 
 from __future__ import annotations
 
-import _thread
 import functools
 import itertools
+from _thread import allocate_lock
 from collections import deque
 from collections.abc import Callable
 
 from monarch_hpc.core.errors import MemoryAccessError, TransportError
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.memory.key import Key, host_view, pack_span
-from monarch_hpc.wire.frames import Buffer, Frame, FrameHead, Kind
+from monarch_hpc.wire.frames import Buffer, Frame, FrameHead, Kind, RefusedBuffers
 
 __all__ = ["PIECE_BYTES", "WINDOW_BYTES", "Operations", "Transfer"]
 
@@ -44,7 +44,8 @@ class Transfer:
         self._done = False
         self._error: TransportError | None = None
         self._callbacks: list[Callable[[Transfer], None]] = []
-        self._lock = _thread.allocate_lock()
+        self._stop: Callable[[TransportError], object] | None = None
+        self._lock = allocate_lock()
 
     @property
     def done(self) -> bool:
@@ -76,6 +77,21 @@ class Transfer:
                 self._callbacks.append(callback)
                 return
         self._engine.call_soon(functools.partial(callback, self))
+
+    def stop(self, error: TransportError) -> bool:
+        """End the transfer with *error* if that can be done without its peer; on the driver.
+
+        Returns:
+            Whether it has ended, so that its buffer is the caller's again. False where a fabric writes or reads the
+            buffer until the peer has answered or is lost.
+        """
+        if not self._done and self._stop is not None:
+            self._stop(error)
+        return self._done
+
+    def stop_by(self, stop: Callable[[TransportError], object]) -> None:
+        """Let `stop` end the transfer with *stop*; for its implementation."""
+        self._stop = stop
 
     def finish(self, error: TransportError | None = None) -> None:
         """End the transfer; for its implementation. Only the first end counts."""
@@ -131,32 +147,32 @@ class Operations:
         self._send = send
         self._where = where
         self._piece_bytes = max(1, min(PIECE_BYTES, max_frame_bytes - _FRAME_BYTES))
-        self._lock = _thread.allocate_lock()
+        self._lock = allocate_lock()
         self._numbers = itertools.count(1)
         self._running: dict[int, _Operation] = {}
         self._waiting: deque[_Operation] = deque()  # operations with pieces to send, served in turn
         self._in_flight_bytes = 0
         self._error: TransportError | None = None
 
-    def get(self, key: bytes, offset: int, into: object) -> Transfer:
+    def get(self, key: Key, offset: int, into: object) -> Transfer:
         """Read from *offset* of the memory with *key* until *into* is full; from any thread."""
         return self._start(Kind.GET, key, offset, into)
 
-    def put(self, key: bytes, offset: int, data: object) -> Transfer:
+    def put(self, key: Key, offset: int, data: object) -> Transfer:
         """Write *data* to *offset* of the memory with *key*; from any thread."""
         return self._start(Kind.PUT, key, offset, data)
 
-    def _start(self, kind: Kind, key: bytes, offset: int, buffer: object) -> Transfer:
+    def _start(self, kind: Kind, key: Key, offset: int, buffer: object) -> Transfer:
         view = host_view(buffer, writable=kind is Kind.GET)
         what = f"{kind.name.lower()} of {view.nbytes} bytes at {offset}, {self._where}"
         transfer = Transfer(self._engine, what)
         try:
-            parsed = Key.parse(key)
-            parsed.check(self._where, offset, view.nbytes, write=kind is Kind.PUT)
+            key.check(self._where, offset, view.nbytes, write=kind is Kind.PUT)
             with self._lock:
                 if self._error is not None:
                     raise self._error
-                operation = _Operation(kind, next(self._numbers), parsed, offset, view, transfer)
+                operation = _Operation(kind, next(self._numbers), key, offset, view, transfer)
+                transfer.stop_by(functools.partial(self._end, operation))
                 self._running[operation.number] = operation
                 self._waiting.append(operation)
         except TransportError as error:
@@ -258,7 +274,7 @@ class Operations:
 def _place(operation: _Operation, frame: Frame, size: int) -> bool:
     """Copy a piece to its target, unless it arrived there; False if it does not belong to this operation."""
     landed, operation.landing = operation.landing, []
-    if len(frame.buffers) != 1:
+    if len(frame.buffers) != 1 or isinstance(frame.buffers, RefusedBuffers):
         return False
     data: Buffer = frame.buffers[0]
     if landed and data is landed[0]:

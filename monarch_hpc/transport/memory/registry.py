@@ -5,17 +5,21 @@ Where a fabric reaches the memory, it serves it itself; see `transport.memory.op
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import os
+from _thread import allocate_lock
 
-from monarch_hpc.core.errors import MemoryAccessError, TransportError
+from monarch_hpc.core.errors import FrameError, MemoryAccessError, TransportError
+from monarch_hpc.core.machine.buffer_address import address_of
+from monarch_hpc.core.storage.segment import find
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.memory.key import ID_BYTES, Key, device_span, host_view, parse_span
 from monarch_hpc.transport.memory.memory import Memory
 from monarch_hpc.transport.memory.operations import PIECE_BYTES, Transfer
-from monarch_hpc.wire.frames import Buffer, Frame, FrameHead, Kind
+from monarch_hpc.transport.memory.places import Scattered
+from monarch_hpc.transport.memory.requests import WORD_BYTES, Change
+from monarch_hpc.wire.frames import Buffer, Frame, FrameHead, Kind, RefusedBuffers, sizes_of
 
 __all__ = ["Memories"]
 
@@ -31,25 +35,34 @@ class Memories:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._memories: dict[bytes, Memory] = {}
-        self._copying = _thread.allocate_lock()  # its holder accesses a memory of this process itself
+        self._copying = allocate_lock()  # its holder accesses a memory of this process itself
         # Target of the PUT frame that is arriving on each channel: the memory's identifier and the view.
         self._landings: dict[FrameChannel, tuple[bytes, list[memoryview]]] = {}
 
-    def register(self, buffer: object, *, writable: bool = True) -> Memory:
+    def register(self, buffer: object, *, writable: bool = True, allocation: tuple[int, int] | None = None) -> Memory:
         """Let every process that has the key read *buffer*, and write to it if *writable*.
 
         Args:
-            buffer: an object with the buffer protocol or `__cuda_array_interface__`; contiguous.
+            buffer: an object with the buffer protocol or `__cuda_array_interface__`, contiguous; or `Scattered` memory.
+            allocation: addresses of the memory that *buffer* is a part of, and keeps; see `Memory.allocation`.
 
         Raises:
             TypeError: *buffer* has neither.
             ValueError: *buffer* is not contiguous, or *writable* was asked for and it is read-only.
         """
         identifier = os.urandom(ID_BYTES)
+        if isinstance(buffer, Scattered):
+            places = buffer.places
+            key = Key(identifier, places.num_bytes, writable, places=places)
+            memory = self._memories[identifier] = Memory(self._forget, buffer, None, places.addresses[0], key)
+            return memory
         span = device_span(buffer)
         if span is None:
             view = host_view(buffer, writable=writable)
-            memory = Memory(self._forget, buffer, view, 0, Key(identifier, view.nbytes, writable))
+            address = address_of(view)
+            found = find(address, view.nbytes, fixed=False) if view.nbytes else None
+            key = Key(identifier, view.nbytes, writable, span=b"" if found is None else found.pack())
+            memory = Memory(self._forget, buffer, view, address, key, allocation)
         else:
             address, nbytes, may_write = span
             if writable and not may_write:
@@ -71,6 +84,23 @@ class Memories:
             if identifier == memory.parts.id:
                 places[0] = memoryview(bytearray(len(places[0])))  # data that still arrives is discarded
         self._engine.wake_waiters()
+
+    def find(self, identifier: bytes) -> Memory | None:
+        """The memory with *identifier*; None if there is none, or it was closed."""
+        return self._memories.get(identifier)
+
+    def change(self, identifier: bytes, change: Change) -> tuple[bytes, str]:
+        """Change a number in a memory; return what it was, or why it cannot be changed. On the driver.
+
+        Atomic among all changes, not among other writes.
+        """
+        problem = self._problem(identifier, change.offset, WORD_BYTES, write=True)
+        if not problem and change.offset % WORD_BYTES:
+            problem = f"a number at {change.offset}, which is no multiple of {WORD_BYTES}"
+        if problem:
+            return b"", problem
+        with self._copying:
+            return change.apply(self._place(identifier, change.offset, WORD_BYTES)), ""
 
     def get(self, key: bytes, offset: int, into: object) -> Transfer:
         """Read memory of this process itself, with the checks and errors of `transport.api.FrameChannel.get`."""
@@ -108,28 +138,30 @@ class Memories:
         """Targets for the data of an arriving PUT frame; see `transport.secure.records.Landing`."""
         if head.kind is not Kind.PUT or len(head.buffer_bytes) != 1:
             return None
-        identifier, offset, nbytes = parse_span(body)
+        try:
+            identifier, offset, nbytes = parse_span(body)
+        except FrameError:  # answered when all of it has arrived
+            return None
         memory = self._memories.get(identifier)
-        if memory is None or memory.view is None or head.buffer_bytes[0] != nbytes:
+        if memory is None or head.buffer_bytes[0] != nbytes or self._problem(identifier, offset, nbytes, write=True):
             return None
-        if memory.parts.problem(offset, nbytes, write=True):
-            return None
-        places = [memory.view[offset : offset + nbytes]]
+        places = [memory.part(offset, nbytes)]
         self._landings[channel] = (identifier, places)
         return places
 
     def serve(self, channel: FrameChannel, frame: Frame) -> None:
-        """Answer a GET or PUT frame.
-
-        Raises:
-            FrameError: the request cannot be parsed.
-        """
-        identifier, offset, nbytes = parse_span(frame.body)
+        """Answer a GET or PUT frame, also one that cannot be parsed: the channel serves others of that process, too."""
         landed = self._landings.pop(channel, None) if frame.kind is Kind.PUT else None
         buffers: tuple[memoryview, ...] = ()
-        problem = self._problem(identifier, offset, nbytes, write=frame.kind is Kind.PUT)
-        if frame.kind is Kind.PUT and (len(frame.buffers) != 1 or memoryview(frame.buffers[0]).nbytes != nbytes):
+        try:
+            identifier, offset, nbytes = parse_span(frame.body)
+            problem = self._problem(identifier, offset, nbytes, write=frame.kind is Kind.PUT)
+        except FrameError as error:
+            identifier, offset, nbytes, problem = b"", 0, 0, str(error)
+        if frame.kind is Kind.PUT and list(sizes_of(frame.buffers)) != [nbytes]:
             problem = problem or f"a put of {nbytes} bytes came with data of another length"
+        elif isinstance(frame.buffers, RefusedBuffers) and frame.buffers:
+            problem = problem or frame.buffers.why
         if not problem:
             place = self._place(identifier, offset, nbytes)
             if frame.kind is Kind.GET:
@@ -140,15 +172,13 @@ class Memories:
             channel.send(Frame(Kind.DATA, frame.reply, frame.dest, problem.encode(), buffers))
 
     def _place(self, identifier: bytes, offset: int, nbytes: int) -> memoryview:
-        view = self._memories[identifier].view
-        assert view is not None, "there is no problem with it"
-        return view[offset : offset + nbytes]
+        return self._memories[identifier].part(offset, nbytes)
 
     def _problem(self, identifier: bytes, offset: int, nbytes: int, *, write: bool) -> str:
         memory = self._memories.get(identifier)
         if memory is None:
             return "it has no such memory, or has closed it"
-        if memory.view is None:
+        if memory.parts.on_device:
             return "it is a device's memory, which only UCX reaches, and there is no UCX between the two"
         return memory.parts.problem(offset, nbytes, write=write)
 

@@ -10,14 +10,17 @@ Pure: bytes in, bytes out; sockets and deadlines are in `transport.connect.liste
 
 from __future__ import annotations
 
-import platform
 import struct
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
 
 from monarch_hpc.core.errors import AuthenticationError, VersionMismatch
 from monarch_hpc.core.ids import Identity, Role
-from monarch_hpc.core.version import __version__
+from monarch_hpc.core.version import PYTHON_VERSION, __version__
 from monarch_hpc.transport.api import Peer
+from monarch_hpc.transport.secure.link import LinkKey
 from monarch_hpc.transport.secure.noise import PUBLIC_BYTES, TAG_BYTES, Cipher, Initiator, Responder
 from monarch_hpc.wire.frames import PROTOCOL
 
@@ -86,8 +89,8 @@ def check_versions(python: str, package: str, where: str) -> None:
     Raises:
         VersionMismatch: the versions differ.
     """
-    if python.split(".")[:2] != platform.python_version().split(".")[:2]:
-        raise VersionMismatch("Python", f"{platform.python_version()} ({sys.executable})", f"{python} ({where})")
+    if python.split(".")[:2] != PYTHON_VERSION.split(".")[:2]:
+        raise VersionMismatch("Python", f"{PYTHON_VERSION} ({sys.executable})", f"{python} ({where})")
     if package != __version__:
         raise VersionMismatch("monarch_hpc", __version__, f"{package} ({where})")
 
@@ -155,9 +158,16 @@ class Dialing:
 
 
 class Accepting:
-    """The listening side of one handshake: `read`, then `answer`."""
+    """The listening side of one handshake: `read`, then `answer`.
 
-    def __init__(self, identity: Identity, key: bytes, address: str) -> None:
+    Args:
+        links: by their names, the links whose keys a proc may prove instead of the allocation's.
+    """
+
+    def __init__(
+        self, identity: Identity, key: bytes, address: str, links: Mapping[str, LinkKey] = MappingProxyType({})
+    ) -> None:
+        self._links = links
         self._identity = identity
         self._key = key
         self._address = address
@@ -171,21 +181,29 @@ class Accepting:
             The peer that made it with the key, perhaps long ago, and the incarnation that it is for; 0 for any.
 
         Raises:
-            AuthenticationError: the hello is not of this allocation.
+            AuthenticationError: the hello is of neither this allocation nor a link.
         """
         _check_size("a hello", hello, HELLO_BYTES, self._address)
         prologue = hello[: _PROLOGUE.size]
         magic, protocol, role, allocation, incarnation, wanted, epoch = _PROLOGUE.unpack(prologue)
-        own = self._identity
-        if magic != _MAGIC or protocol != PROTOCOL or allocation != bytes.fromhex(own.allocation):
+        own, key = self._identity, self._key
+        link = None
+        if allocation != bytes.fromhex(own.allocation):
+            link = self._links.get(allocation.hex())
+        if link is not None:
+            key = link.key
+        if magic != _MAGIC or protocol != PROTOCOL or (link is None and allocation != bytes.fromhex(own.allocation)):
             raise AuthenticationError(self._address, "it speaks another protocol, or belongs to another allocation")
         # An actor may call an actor of its own proc; but then the hello names that proc.
         if incarnation == own.incarnation != wanted:
             raise AuthenticationError(self._address, "it sent our own hello back")
-        noise = Responder(prologue, self._key)
+        noise = Responder(prologue, key)
         peer = _peer(noise.read(hello[_PROLOGUE.size :]), self._address)
         if (peer.incarnation, peer.epoch, int(peer.role)) != (incarnation, epoch, role):
             raise AuthenticationError(self._address, "its card contradicts its hello")
+        if link is not None and peer.role is not Role.PROC:
+            raise AuthenticationError(self._address, f"a link is for procs, not for a {peer.role.name.lower()}")
+        peer = replace(peer, allocation=own.allocation if link is None else link.allocation)
         self._wanted, self._noise = wanted, noise
         return peer, wanted
 

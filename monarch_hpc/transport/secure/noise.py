@@ -12,9 +12,9 @@ import hashlib
 import hmac
 
 from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.backends.openssl import backend  # noqa: F401 else each proc would load it for its first key
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from monarch_hpc.core.errors import AuthenticationError
 
@@ -137,7 +137,7 @@ def _hkdf(chain: bytes, material: bytes, num_outputs: int) -> tuple[bytes, ...]:
 
 
 def _public(private: X25519PrivateKey) -> bytes:
-    return private.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+    return private.public_key().public_bytes_raw()
 
 
 def _agree(private: X25519PrivateKey, public: bytes) -> bytes:

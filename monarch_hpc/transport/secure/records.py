@@ -13,11 +13,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from monarch_hpc.core.errors import AuthenticationError, FrameError
+from monarch_hpc.transport.arrival import allocate, allocate_all
 from monarch_hpc.transport.secure.noise import TAG_BYTES, Cipher
 from monarch_hpc.wire.frames import (
     HEAD_BYTES,
     MAX_BUFFERS,
     Buffer,
+    Container,
     Frame,
     FrameHead,
     parse_alone,
@@ -41,7 +43,8 @@ kernel's copy and the cipher."""
 Landing = Callable[[FrameHead, Buffer], list[memoryview] | None]
 """Chooses the target of a large frame's buffers before they arrive: given the header and the body (empty if the body is
 large too), it returns writable views of the lengths in the header, or None for fresh memory. The channel reads the
-list again for every chunk: to withdraw a view before the frame is complete, put another one in its place."""
+list again for every chunk: to withdraw a view before the frame is complete, put another one in its place. Frames whose
+body is sent apart from their header do not land."""
 
 _LENGTH = struct.Struct("<I")
 _MAX_RECORD_BYTES = HEAD_BYTES + 8 * MAX_BUFFERS + INLINE_BYTES + TAG_BYTES
@@ -54,9 +57,6 @@ _COPIED_BYTES = 4096
 _GREEDY_BYTES = 16 * 1024
 """Smaller chunks are read together with what follows them, larger ones alone: then the next one begins at the front of
 the memory, and nothing is moved."""
-
-_HUGE_BYTES = 2**21
-"""From this size on fresh memory is mapped in huge pages: faulting in ordinary ones costs more than decrypting."""
 
 _NO_BYTES = memoryview(b"")
 
@@ -79,17 +79,6 @@ class _Scratch:
     def give(cls, scratch: memoryview) -> None:
         if len(cls._spare) < cls._KEPT:
             cls._spare.append(scratch)
-
-
-def _allocate(nbytes: int) -> bytearray | memoryview:
-    if nbytes < _HUGE_BYTES:
-        return bytearray(nbytes)
-    mapped = mmap.mmap(-1, -(-nbytes // _HUGE_BYTES) * _HUGE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    try:
-        mapped.madvise(mmap.MADV_HUGEPAGE)
-    except OSError:  # a kernel without them
-        pass
-    return memoryview(mapped)[:nbytes]
 
 
 class Bulk:
@@ -240,7 +229,10 @@ class RecordReader:
         # the large frame that is arriving
         self._head: FrameHead | None = None
         self._body: Buffer = b""
+        self._sizes: Sequence[int] = ()  # of the body, unless it came with the header, and of the buffers
         self._parts: list[memoryview] = []
+        self._buffers: Sequence[Buffer] = ()
+        self._refused: memoryview | None = None  # where the buffers of a frame go that cannot be held
         self._part = 0
         self._filled = 0
 
@@ -339,29 +331,43 @@ class RecordReader:
         inline = head.body_bytes <= _BODY_BYTES
         if total <= INLINE_BYTES or len(plain) != head.size + (head.body_bytes if inline else 0):
             raise FrameError(f"{len(plain)} bytes in a record for a frame of {total}")
-        self._body = plain[head.size :] if inline else _allocate(head.body_bytes)
-        parts = self.landing(head, plain[head.size :]) if self.landing is not None else None
-        if parts is None:
-            parts = [memoryview(_allocate(size)) for size in head.buffer_bytes]
-        if not inline:
-            parts.insert(0, memoryview(self._body))
-        self._parts = parts
+        self._parts = []
+        if inline:
+            self._body, self._sizes = plain[head.size :], head.buffer_bytes
+        else:
+            try:
+                self._body, view = allocate(head.body_bytes, Container.MEMORY)
+            except MemoryError as error:
+                raise FrameError(f"the body of a frame: {error}") from error
+            self._parts, self._sizes = [view], (head.body_bytes, *head.buffer_bytes)
+        landed = self.landing(head, self._body) if inline and self.landing is not None else None
+        if landed is not None:
+            # The list itself, see `Landing`; a frame that lands has a short body.
+            self._parts = self._buffers = landed
+        else:
+            self._buffers, views = allocate_all(head, total)
+            self._parts += views
+            if len(views) < len(self._buffers):
+                self._refused = memoryview(bytearray(CHUNK_BYTES))
         self._head = head
         self._part, self._filled = -1, 0
         self._next_part()
 
     def _due(self) -> int:
         """Length of the next chunk, decrypted."""
-        return min(CHUNK_BYTES, len(self._parts[self._part]) - self._filled)
+        return min(CHUNK_BYTES, self._sizes[self._part] - self._filled)
 
     def _at_last(self) -> bool:
         """Whether the next chunk is the last of its frame."""
-        return self._part == len(self._parts) - 1 and len(self._parts[-1]) - self._filled <= CHUNK_BYTES
+        return self._part == len(self._sizes) - 1 and self._sizes[-1] - self._filled <= CHUNK_BYTES
 
     def _take_chunk(self, size: int) -> None:
         filled = self._filled + size - TAG_BYTES
-        part = self._parts[self._part]
-        place = part[self._filled : filled]
+        if self._part < len(self._parts):
+            place = self._parts[self._part][self._filled : filled]
+        else:
+            assert self._refused is not None
+            place = self._refused[: size - TAG_BYTES]
         try:
             self._cipher.open_into(self._view[self._start : self._start + size], place)
         except AuthenticationError as error:
@@ -369,25 +375,23 @@ class RecordReader:
             raise FrameError("a chunk that the other side did not seal") from error
         self._start += size
         self._filled = filled
-        if filled == len(part):
+        if filled == self._sizes[self._part]:
             self._next_part()
 
     def _next_part(self) -> None:
         """Go to the next part that is not empty; after the last one deliver the frame."""
         self._filled = 0
         self._part += 1
-        while self._part < len(self._parts) and not self._parts[self._part]:
+        while self._part < len(self._sizes) and not self._sizes[self._part]:
             self._part += 1
-        if self._part < len(self._parts):
+        if self._part < len(self._sizes):
             return
-        head, parts = self._head, self._parts
+        head, buffers = self._head, self._buffers
         assert head is not None
-        self._head, self._parts = None, []
+        self._head, self._parts, self._buffers, self._refused = None, [], (), None
         if self._view is not self._small and self._end - self._start <= len(self._small):
             scratch = self._view
             self._move(self._small)
             _Scratch.give(scratch)
-        if head.body_bytes > _BODY_BYTES:
-            del parts[0]
         body, self._body = self._body, b""
-        self._deliver(Frame(head.kind, head.dest, head.reply, body, parts))
+        self._deliver(Frame(head.kind, head.dest, head.reply, body, buffers))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import _thread
+import contextlib
 import select
 import socket
 import sys
+from _thread import allocate_lock
 from collections.abc import Callable
 
 from monarch_hpc.config.schema import TransportConfig
@@ -76,13 +77,13 @@ class TcpChannel:
         self._error: TransportError | None = None
         self._dead = False  # nothing more is written or read
         self._reported = False  # on_lost was called
-        self._heard_s = engine.clock()
+        self._received_s = engine.clock()
         self._blocked_s = 0.0
         # out
-        self._lock = _thread.allocate_lock()  # guards the error and the counters
+        self._lock = allocate_lock()  # guards the error and the counters
         self._accepted_bytes = 0
         self._outbox = RecordWriter(ciphers[0])
-        self._writing = _thread.allocate_lock()  # its holder writes to the socket
+        self._writing = allocate_lock()  # its holder writes to the socket
         self._unsent: bytes | memoryview = b""  # the rest of a write that the socket did not take
         self._blocked = False  # the socket buffer is full, and the engine reports when there is room
         self._turn = -1  # the engine's turn in which the driver last wrote directly
@@ -112,9 +113,9 @@ class TcpChannel:
         return self._error
 
     @property
-    def heard_s(self) -> float:
+    def received_s(self) -> float:
         """When bytes last arrived, on the engine's clock."""
-        return self._heard_s
+        return self._received_s
 
     @property
     def queued_bytes(self) -> int:
@@ -304,9 +305,11 @@ class TcpChannel:
                 count = receive(room)
                 if not count:
                     raise PeerLost(str(self._peer), "the connection ended")
-                self._heard_s = self._engine.clock()
+                self._received_s = self._engine.clock()
                 inbox.arrived(count)
-                if count < len(room) or self._engine.clock() - self._heard_s > _READING_S:  # short read: socket empty
+                if (
+                    count < len(room) or self._engine.clock() - self._received_s > _READING_S
+                ):  # short read: socket empty
                     return
         except BlockingIOError:
             return
@@ -324,8 +327,8 @@ class TcpChannel:
             self._on_frame(frame)
         except TransportError:
             raise
-        except Exception:  # noqa: BLE001 the frames behind this one must still arrive
-            _log.exception("a frame from %s could not be handled", self._peer)
+        except Exception as error:  # noqa: BLE001 the frames behind this one must still arrive
+            self._engine.on_fault(f"a frame from {self._peer} could not be handled", error)
 
     # ---- the end ----
 
@@ -374,7 +377,8 @@ class TcpChannel:
             self._unsent = b""
         _forget_frames(self._error)
         self._engine.unwatch(self._fd)
-        self._sock.close()
+        with contextlib.suppress(OSError):  # other code has closed it
+            self._sock.close()
         self._engine.wake_waiters()
         self._on_lost(self._error)
 

@@ -94,8 +94,8 @@ class _WatchedSocket:
     def silent_s(self) -> float:
         """Seconds for which the other kernel has owed an answer; 0 if it owes none, or owed none at the last check."""
         info = self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
-        num_probes, num_unacknowledged, sent_ms, heard_ms = _TCP_INFO.unpack(info)
+        num_probes, num_unacknowledged, sent_ms, received_ms = _TCP_INFO.unpack(info)
         # While the receiver does not read, the kernel sends probes ever less often, each of which is answered: silence
         # in between proves nothing. An answer may also happen to be in flight at this check, but hardly at two.
-        owed, self._owed = self._owed, num_probes > 1 or (num_unacknowledged > 0 and sent_ms < heard_ms)
-        return float(heard_ms) / 1000 if owed and self._owed else 0.0
+        owed, self._owed = self._owed, num_probes > 1 or (num_unacknowledged > 0 and sent_ms < received_ms)
+        return float(received_ms) / 1000 if owed and self._owed else 0.0

@@ -6,7 +6,7 @@ parts that run without the GIL; the decisions (order, trust, choice of peer) are
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
-from libc.stdlib cimport free
+from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
 from cpython.buffer cimport (
@@ -163,6 +163,7 @@ cdef extern from "core.h" nogil:
         uint32_t life
         unsigned char *own_token
         unsigned char *peer_token
+        int over_sockets
     ctypedef struct mc_worker:
         mh_context_h context
         mh_worker_h ucp
@@ -172,6 +173,12 @@ cdef extern from "core.h" nogil:
         mc_worker *worker
         void *owner
         size_t num_bytes
+    ctypedef struct mc_piece:
+        void *local
+        size_t num_bytes
+        uint64_t address
+        mh_rkey_h key
+        int put
     ctypedef struct mc_mapping:
         void *address
         size_t num_bytes
@@ -198,6 +205,7 @@ cdef extern from "core.h" nogil:
     uint64_t mc_reserve(mc_lane *, unsigned, int *)
     int mc_send_bulk(mc_lane *, uint32_t, unsigned char *, const void *, size_t, uint64_t, mc_operation *)
     int mc_move(mc_lane *, uint32_t, int, void *, size_t, uint64_t, mh_rkey_h, const mh_request_param_t *, mc_operation *)
+    void mc_move_all(mc_lane *, uint32_t, const mc_piece *, size_t, const mh_request_param_t *, mc_operation *)
     int mc_flush(mc_lane *, uint32_t, const mh_request_param_t *, mc_operation *)
     int mc_worker_poll(mc_worker *, int, epoll_event *, int, int64_t, int64_t)
     void mc_watch(mc_worker *)
@@ -208,6 +216,7 @@ cdef extern from "core.h" nogil:
     void *mc_callback_bulk()
     void *mc_callback_error()
     void *mc_callback_sent()
+    void *mc_callback_piece()
     void *mc_callback_received()
 
 SMALL = MC_EVENT_SMALL
@@ -217,10 +226,12 @@ ERROR = MC_EVENT_ERROR
 ROOM = MC_EVENT_ROOM
 RECORD_BYTES = MC_BATCH_BYTES
 TOKEN_BYTES = MC_TOKEN_BYTES
+CONTAINER_SHIFT = 62  # the upper bits of a separate message's sequence number are its container
 ABANDONED_MAX = MC_ABANDONED_MAX
 
 cdef enum:
     EVENTS_MAX = 256
+cdef uint64_t _SEQUENCE_MASK = (<uint64_t>1 << 62) - 1
 
 
 class UcxError(Exception):
@@ -273,8 +284,8 @@ cdef int _check(int status, what) except -1:
 cdef int _alive(mc_worker *worker) except -1:
     if mc_poisoned:
         raise RuntimeError("this process was forked from one that uses UCX, which does not survive a fork; start it with exec")
-    if worker == NULL:
-        raise RuntimeError("the UCX worker is closed")
+    if worker == NULL:  # a thread that sends may come to this after another one has closed it
+        raise UcxError("a closed UCX worker", -24)
     return 0
 
 
@@ -367,6 +378,8 @@ cdef void _parameters(mh_request_param_t *param, Operation operation, void *call
 
 cdef Operation _begin(Worker worker, kept):
     cdef Operation operation = Operation.__new__(Operation)
+    # Now: making an object may run the garbage collector, and with it any code, and other threads.
+    _alive(worker.worker)
     operation.operation.worker = worker.worker
     operation.operation.owner = <void *>operation
     operation.kept = kept
@@ -393,6 +406,8 @@ cdef class Worker:
 
     Args:
         max_bytes: larger messages are refused before memory is allocated for them.
+        place: called with the length of a separate message and its container, see `wire.frames`; returns what its
+            receiver gets and a writable view of it, or raises MemoryError.
 
     Raises:
         UcxError: UCX finds no transport, or no memory.
@@ -405,10 +420,11 @@ cdef class Worker:
     cdef set memories
     cdef int num_mapped  # the mapped ones; UCX aborts if it is destroyed before them
     cdef size_t max_bytes
+    cdef object place
     cdef readonly bytes address
     cdef readonly int fd
 
-    def __cinit__(self, size_t max_bytes):
+    def __cinit__(self, size_t max_bytes, place):
         cdef mh_params_t params
         cdef mh_config_t *config = NULL
         cdef mh_worker_params_t worker_params
@@ -424,6 +440,7 @@ cdef class Worker:
         self.owners = []
         self.memories = set()
         self.max_bytes = max_bytes
+        self.place = place
         self.worker = mc_worker_new()
         if self.worker == NULL:
             raise MemoryError
@@ -528,7 +545,8 @@ cdef class Worker:
         """Return all events, oldest first, as tuples.
 
             SMALL, owner, sequence, data     one or more records, as bytes; None for a message over the limit
-            BULK, owner, sequence, landing, operation     operation None: the data has arrived
+            BULK, owner, sequence, placed, operation     operation None: the data has arrived, or *placed* is the
+                                                         MemoryError with which it was refused
             DONE, operation
             ERROR, owner, status
             ROOM, owner     see `Lane.has_room`
@@ -581,27 +599,37 @@ cdef class Worker:
         return 0
 
     cdef tuple _land(self, mc_event *event, owner):
-        cdef Landing landing = Landing.__new__(Landing, event.num_bytes)
+        cdef Span span
+        cdef void *target
         cdef Operation operation
         cdef mh_request_param_t param
         cdef int status
+        sequence = event.sequence & _SEQUENCE_MASK
+        try:
+            placed, view = self.place(event.num_bytes, <int>(event.sequence >> CONTAINER_SHIFT))
+            span = Span(view, True)
+        except MemoryError as error:
+            if event.data != NULL:
+                mh_ucp.am_data_release(self.worker.ucp, event.data)  # ends the peer's operation, too
+            return BULK, owner, sequence, error, None
+        target = <void *><uintptr_t>span.address
         if not event.rendezvous:
-            memcpy(landing.mapping.address, event.bytes if event.data == NULL else <char *>event.data, event.num_bytes)
+            memcpy(target, event.bytes if event.data == NULL else <char *>event.data, event.num_bytes)
             if event.data != NULL:
                 mh_ucp.am_data_release(self.worker.ucp, event.data)
-            return BULK, owner, event.sequence, landing, None
-        operation = _begin(self, landing)
+            return BULK, owner, sequence, placed, None
+        operation = _begin(self, (span, placed))
         _parameters(&param, operation, mc_callback_received())
         with nogil:
             status = mc_started(
-                mh_ucp.am_recv_data_nbx(self.worker.ucp, event.data, landing.mapping.address, event.num_bytes, &param),
+                mh_ucp.am_recv_data_nbx(self.worker.ucp, event.data, target, event.num_bytes, &param),
                 &operation.operation,
             )
         try:
             _started(status, operation, "receiving")
         except UcxError as error:
             return ERROR, owner, error.status
-        return BULK, owner, event.sequence, landing, operation
+        return BULK, owner, sequence, placed, operation
 
     def register(self, Span span, bint writable):
         """Let peers get the memory of *span*, and put to it if *writable*."""
@@ -632,9 +660,9 @@ cdef class Worker:
     def close(self):
         """Stop the thread and UCX; lanes and memory can no longer be used.
 
-        UCX cannot be destroyed while a peer that was being connected does not answer: the worker is then abandoned, and
-        destroyed by a later start or close in this process, once the peer has answered or died. Operations that UCX has
-        by then fail.
+        UCX cannot be destroyed while a peer that was being connected, or was sent something over tcp, does not answer:
+        the worker is then abandoned, and destroyed by a later start or close in this process, once the peer has answered
+        or died. Operations that UCX has by then fail.
 
         Returns:
             Whether all of UCX has been destroyed.
@@ -738,6 +766,35 @@ cdef class RemoteKey:
             mh_ucp.rkey_destroy(self.handle)
 
 
+cdef class Pieces:
+    """A list of gets and puts with the memory of one peer, which `Lane.move_all` starts, any number of times.
+
+    Args:
+        moves: of each the `Span` of host memory here, the address there, the `RemoteKey`, and whether it is a put.
+    """
+
+    cdef mc_piece *pieces
+    cdef size_t num
+    cdef list kept
+
+    def __cinit__(self, list moves):
+        cdef Span span
+        cdef RemoteKey key
+        cdef mc_piece *piece
+        self.pieces = <mc_piece *>calloc(len(moves) or 1, sizeof(mc_piece))
+        if self.pieces == NULL:
+            raise MemoryError(f"no memory for a list of {len(moves)} transfers")
+        self.kept = moves
+        for span, address, key, put in moves:
+            piece = self.pieces + self.num
+            piece.local, piece.num_bytes = <void *><uintptr_t>span.address, span.num_bytes
+            piece.address, piece.key, piece.put = address, key.handle, put
+            self.num += 1
+
+    def __dealloc__(self):
+        free(self.pieces)
+
+
 cdef class Lane:
     """One peer: records and messages to it in order, and access to its memory.
 
@@ -756,8 +813,11 @@ cdef class Lane:
             raise UcxError("a closed UCX lane", -24)
         return 0
 
-    def connect(self, bytes address, bytes token):
+    def connect(self, bytes address, bytes token, bint over_sockets=False):
         """Connect the lane to the worker at *address*, whose lane has *token*.
+
+        Args:
+            over_sockets: UCX reaches it by its tcp.
 
         Raises:
             UcxError: no transport reaches it.
@@ -770,6 +830,7 @@ cdef class Lane:
         if len(token) != MC_TOKEN_BYTES or not address:
             raise UcxError("a peer's offer", -5)
         memcpy(self.lane.peer_token, <char *>token, MC_TOKEN_BYTES)
+        self.lane.over_sockets = over_sockets
         memset(&params, 0, sizeof(params))
         params.field_mask = (MH_EP_PARAM_FIELD_REMOTE_ADDRESS | MH_EP_PARAM_FIELD_ERR_HANDLING_MODE |
                              MH_EP_PARAM_FIELD_ERR_HANDLER)
@@ -847,12 +908,14 @@ cdef class Lane:
     def send_bulk(self, data, uint64_t sequence):
         """Send *data* (a buffer) as message number *sequence*; it must not change until the operation is done.
 
+        The upper bits of *sequence*, from `CONTAINER_SHIFT` on, tell the receiver its container.
+
         Raises:
             UcxError: the peer is gone.
         """
         cdef int status
+        cdef Span span = Span(data, False)  # may run user code, and other threads meanwhile
         self._open()
-        cdef Span span = Span(data, False)
         cdef Operation operation = _begin(self.worker, span)
         cdef mc_lane *lane = self.lane  # another thread may close it while this one is without the GIL
         status = MH_ERR_NOT_CONNECTED
@@ -915,6 +978,26 @@ cdef class Lane:
         _started(status, operation, "a put" if put else "a get")
         return operation
 
+    def move_all(self, Pieces pieces):
+        """Start all *pieces*; return the operation that is done when all are, and fails as the first that has failed.
+
+        Puts have arrived when a later `flush` is done.
+        """
+        cdef mh_request_param_t param
+        cdef Operation operation
+        cdef mc_lane *lane
+        self._open()
+        operation = _begin(self.worker, pieces)
+        _parameters(&param, operation, mc_callback_piece())
+        lane = self.lane  # as in `send_bulk`
+        if lane == NULL:
+            _started(MH_ERR_NOT_CONNECTED, operation, "a list of transfers")
+        self.worker.num_inside += 1
+        with nogil:
+            mc_move_all(lane, self.life, pieces.pieces, pieces.num, &param, &operation.operation)
+        self.worker.num_inside -= 1
+        return operation
+
     def flush(self):
         """Return an operation that is done when everything sent and put before has arrived."""
         cdef mh_request_param_t param
@@ -934,7 +1017,7 @@ cdef class Lane:
         return operation
 
     def close(self):
-        """Disconnect from the peer: operations in flight fail, and no event of the lane follows."""
+        """Disconnect from the peer: operations in flight end, most by failing, and no event of the lane follows."""
         cdef mc_lane *lane = self.lane
         self.lane = NULL
         if lane == NULL or mc_poisoned or self.worker.worker == NULL:

@@ -89,6 +89,8 @@ typedef struct mc_lane {
     _Atomic int pending;                        /* sends in flight */
     _Atomic int batches;                        /* batches in flight */
     _Atomic int wired;                          /* UCX has finished connecting the peer */
+    int over_sockets;                           /* UCX reaches the peer by its tcp */
+    _Atomic int drained;                        /* closing, and UCX has sent what it held; see `mc_lane_drain` */
 } mc_lane;
 
 typedef struct mc_worker {
@@ -129,9 +131,21 @@ typedef struct mc_operation {
     void *owner;
     mc_lane *lane;     /* the lane whose pending bytes it counts for, or NULL */
     size_t num_bytes;
+    _Atomic size_t left;   /* of a list: pieces that have not ended */
+    _Atomic int failed;    /* of a list: status of the first piece that failed */
 } mc_operation;
 
+/* A get or put of a list. */
+typedef struct mc_piece {
+    void *local;
+    size_t num_bytes;
+    uint64_t address;
+    mh_rkey_h key;
+    int put;
+} mc_piece;
+
 static void mc_lane_closed(mc_lane *lane);
+static void mc_lane_drain(mc_lane *lane);
 
 static int mc_poisoned; /* set in a forked child: UCX does not survive a fork */
 
@@ -286,6 +300,20 @@ static void mc_on_sent(void *request, mh_status_t status, void *arg) {
     mh_ucp.request_free(request);
 }
 
+/* Count *num* pieces of a list that have ended. */
+static void mc_pieces_ended(mc_operation *operation, size_t num, int status) {
+    int none = MH_OK;
+    if (status != MH_OK)
+        atomic_compare_exchange_strong(&operation->failed, &none, status);
+    if (atomic_fetch_sub(&operation->left, num) == num)
+        mc_finish(operation, atomic_load(&operation->failed));
+}
+
+static void mc_on_piece(void *request, mh_status_t status, void *arg) {
+    mc_pieces_ended(arg, 1, status);
+    mh_ucp.request_free(request);
+}
+
 static void mc_on_received(void *request, mh_status_t status, size_t num_bytes, void *arg) {
     (void)num_bytes;
     mc_finish(arg, status);
@@ -296,6 +324,14 @@ static void mc_on_wired(void *request, mh_status_t status, void *arg) {
     mc_lane *lane = arg;
     atomic_store(&lane->wired, status == MH_OK);
     atomic_fetch_sub(&lane->pending, 1);
+    mh_ucp.request_free(request);
+}
+
+static void mc_on_drained(void *request, mh_status_t status, void *arg) {
+    (void)status; /* below 0 if the peer is gone, which leaves nothing to wait for either */
+    mc_lane *lane = arg;
+    atomic_store(&lane->drained, 1);
+    mc_mark_dirty(lane); /* an endpoint is not closed within a callback */
     mh_ucp.request_free(request);
 }
 
@@ -402,6 +438,10 @@ static int mc_flush_locked(mc_lane *lane) {
 }
 
 static void mc_flush_lane(mc_lane *lane) {
+    if (atomic_exchange(&lane->drained, 0)) {
+        mc_lane_drain(lane);
+        return;
+    }
     /* Where the transport is full, `mc_on_batch_sent` marks the lane again. */
     if (atomic_load(&lane->batches) >= MC_BATCHES)
         return;
@@ -412,7 +452,7 @@ static void mc_flush_lane(mc_lane *lane) {
         mc_push_status(lane->worker, MC_EVENT_ERROR, lane, NULL, status);
 }
 
-/* Send all scheduled batches. */
+/* Send all scheduled batches, and disconnect the lanes that have drained. */
 static void mc_flush_dirty(mc_worker *worker) {
     while (atomic_load(&worker->dirty)) {
         pthread_mutex_lock(&worker->dirty_lock);
@@ -536,6 +576,32 @@ static int mc_move(mc_lane *lane, uint32_t life, int put, void *local, size_t nu
                             operation);
     pthread_mutex_unlock(&lane->lock);
     return status;
+}
+
+/* Start all *pieces*; *operation* ends when they have, also if the lane is closed meanwhile. */
+static void mc_move_all(mc_lane *lane, uint32_t life, const mc_piece *pieces, size_t num,
+                        const mh_request_param_t *param, mc_operation *operation) {
+    size_t ended = 1, i;
+    int status = MH_OK;
+    atomic_store(&operation->failed, MH_OK);
+    atomic_store(&operation->left, num + 1); /* the one more is for this function */
+    for (i = 0; i < num && status == MH_OK; i++) {
+        const mc_piece *piece = pieces + i;
+        void *request = NULL;
+        status = MH_ERR_NOT_CONNECTED;
+        pthread_mutex_lock(&lane->lock); /* for one at a time, so that senders come in between */
+        if (mc_lives(lane, life)) {
+            request = piece->put ? mh_ucp.put_nbx(lane->endpoint, piece->local, piece->num_bytes, piece->address,
+                                                  piece->key, param)
+                                 : mh_ucp.get_nbx(lane->endpoint, piece->local, piece->num_bytes, piece->address,
+                                                  piece->key, param);
+            status = MH_PTR_IS_ERR(request) ? MH_PTR_STATUS(request) : MH_OK;
+        }
+        pthread_mutex_unlock(&lane->lock);
+        if (request == NULL || status != MH_OK)
+            ended++;
+    }
+    mc_pieces_ended(operation, ended + num - i, status);
 }
 
 /* Start a flush, which is done when all earlier puts have arrived; returns a UCX status. */
@@ -772,6 +838,8 @@ static mc_lane *mc_lane_open(mc_worker *worker, const unsigned char *random) {
     atomic_store(&lane->batches, 0);
     atomic_store(&lane->room_below, 0);
     atomic_store(&lane->wired, 0);
+    lane->over_sockets = 0;
+    atomic_store(&lane->drained, 0);
     if (lane->batch)
         lane->batch->used = 0;
     atomic_store(&lane->state, MC_LANE_OPEN);
@@ -815,16 +883,13 @@ static int mc_lane_has_room(mc_lane *lane, size_t limit) {
 static inline uint64_t mc_num_refused(mc_worker *worker) { return atomic_load(&worker->num_refused); }
 static inline uint64_t mc_num_thread_wakes(mc_worker *worker) { return atomic_load(&worker->thread_wakes); }
 
-/* Disconnect *lane*: its operations in flight fail. */
-static void mc_lane_close(mc_lane *lane) {
-    pthread_mutex_lock(&lane->lock); /* from here on its messages are refused and nothing is sent */
-    atomic_store(&lane->state, MC_LANE_CLOSING);
-    pthread_mutex_unlock(&lane->lock);
+/* Close the endpoint of *lane*, which is closing. */
+static void mc_lane_disconnect(mc_lane *lane, uint32_t flags) {
     void *request = NULL;
     if (lane->endpoint) {
         mh_request_param_t param;
         param.op_attr_mask = MH_OP_ATTR_FIELD_CALLBACK | MH_OP_ATTR_FIELD_USER_DATA | MH_OP_ATTR_FIELD_FLAGS;
-        param.flags = atomic_load(&lane->wired) ? MH_EP_CLOSE_FLAG_FORCE : 0;
+        param.flags = flags;
         param.cb.send = mc_on_closed;
         param.user_data = lane;
         request = mh_ucp.ep_close_nbx(lane->endpoint, &param);
@@ -834,12 +899,40 @@ static void mc_lane_close(mc_lane *lane) {
         mc_lane_closed(lane);
 }
 
+/* Close the endpoint of *lane* over tcp, which is closing, once UCX has sent what it holds, or has lost the peer.
+ *
+ * A forced close ends UCX's side of the connection with the peer's still open, and leaves it in its event loop as long
+ * as it waits to send the rest. When the end of the peer's side arrives together with room to send, UCX frees the
+ * connection for the first and uses it for the second: uct_tcp_iface_handle_events, in all versions up to 1.22. */
+static void mc_lane_drain(mc_lane *lane) {
+    mh_request_param_t param;
+    param.op_attr_mask = MH_OP_ATTR_FIELD_CALLBACK | MH_OP_ATTR_FIELD_USER_DATA;
+    param.cb.send = mc_on_drained; /* comes here again, since UCX may have answered the peer meanwhile */
+    param.user_data = lane;
+    void *request = mh_ucp.ep_flush_nbx(lane->endpoint, &param);
+    if (request == NULL || MH_PTR_IS_ERR(request))
+        mc_lane_disconnect(lane, MH_EP_CLOSE_FLAG_FORCE);
+}
+
+/* Close *lane*: nothing is sent or delivered any more, and operations in flight end, most of them by failing. */
+static void mc_lane_close(mc_lane *lane) {
+    pthread_mutex_lock(&lane->lock); /* from here on its messages are refused and nothing is sent */
+    atomic_store(&lane->state, MC_LANE_CLOSING);
+    pthread_mutex_unlock(&lane->lock);
+    int wired = atomic_load(&lane->wired);
+    if (lane->endpoint && lane->over_sockets && wired)
+        mc_lane_drain(lane);
+    else
+        mc_lane_disconnect(lane, wired ? MH_EP_CLOSE_FLAG_FORCE : 0);
+}
+
 /* ---- the end of a worker ----
  *
  * With the closing of an endpoint still in its queue, ucp_worker_destroy of 1.13 aborts the process. A peer that froze
- * while it was being connected keeps such a request for as long as it likes, so the wait is limited: see
- * `Worker.close`. Messages to endpoints that were closed by force are another matter: 1.13 returns none of them while
- * the shared memory queue of a dead peer is full, and ucp_worker_destroy then returns them itself. */
+ * while it was being connected, or over tcp while it was sent something, keeps such a request for as long as it likes,
+ * so the wait is limited: see `Worker.close`. Messages to endpoints that were closed by force are another matter: 1.13
+ * returns none of them while the shared memory queue of a dead peer is full, and ucp_worker_destroy then returns them
+ * itself. */
 
 /* Whether UCX still has the closing of an endpoint. */
 static int mc_worker_closing(mc_worker *worker) {
@@ -869,12 +962,13 @@ static int mc_worker_drain(mc_worker *worker, uint64_t patience_ns) {
         if (atomic_load(&worker->lanes[i]->state) == MC_LANE_OPEN)
             mc_lane_close(worker->lanes[i]);
     while (mc_worker_busy(worker)) {
+        mc_flush_dirty(worker);
         int moved = mh_ucp.worker_progress(worker->ucp) != 0;
         if (mc_now_ns() >= end_ns)
             return !mc_worker_closing(worker);
         /* A millisecond at most: not all work scheduled within UCX makes its descriptor readable. */
         struct pollfd fd = {worker->event_fd, POLLIN, 0};
-        if (!moved && mh_ucp.worker_arm(worker->ucp) == MH_OK)
+        if (!moved && !atomic_load(&worker->dirty) && mh_ucp.worker_arm(worker->ucp) == MH_OK)
             poll(&fd, 1, 1);
     }
     return 1;
@@ -918,6 +1012,7 @@ static inline void *mc_callback_small(void) { return (void *)mc_on_small; }
 static inline void *mc_callback_bulk(void) { return (void *)mc_on_bulk; }
 static inline void *mc_callback_error(void) { return (void *)mc_on_error; }
 static inline void *mc_callback_sent(void) { return (void *)mc_on_sent; }
+static inline void *mc_callback_piece(void) { return (void *)mc_on_piece; }
 static inline void *mc_callback_received(void) { return (void *)mc_on_received; }
 
 #endif

@@ -7,24 +7,29 @@ does it, and channels continue over their sockets meanwhile.
 from __future__ import annotations
 
 import os
-import threading
 import weakref
+from _thread import allocate_lock
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from monarch_hpc.config.schema import FabricConfig, UcxConfig
-from monarch_hpc.config.tls import opens
+from monarch_hpc.config.tls import leave_out_rdma, opens
 from monarch_hpc.core.errors import PeerLost
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.machine.place import read_place
-from monarch_hpc.transport.api import Ask, LaneListener
+from monarch_hpc.core.process.fork import hold_forks
+from monarch_hpc.core.process.thread import Thread
+from monarch_hpc.core.text.units import format_size
+from monarch_hpc.transport.api import Capabilities, LaneListener
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.memory.memory import Memory
+from monarch_hpc.transport.ucx.front import place
 from monarch_hpc.transport.ucx.hole_probe import STUCK, Probe
 from monarch_hpc.transport.ucx.lane import UcxLane
 from monarch_hpc.transport.ucx.library import load_library
 from monarch_hpc.transport.ucx.machine import Machine, read_machine
+from monarch_hpc.transport.ucx.registrations import Registrations
 from monarch_hpc.transport.ucx.settings import choose_transports, named_library, ucx_variables
 
 if TYPE_CHECKING:
@@ -34,7 +39,7 @@ __all__ = ["UcxFabric"]
 
 _log = Logger(__name__)
 
-_starting = threading.Lock()
+_starting = allocate_lock()
 """Serializes starts, which change the environment of the whole process."""
 
 Started = Callable[[str], None]
@@ -49,6 +54,7 @@ class UcxFabric:
         interfaces: names of the interfaces to listen on, for UCX over tcp.
         segments: folder for shared memory; empty leaves the choice to UCX.
         max_frame_bytes: limit of all channels.
+        closed: called when UCX has stopped, and needs *segments* no more.
 
     Raises:
         ConfigError: the configured transports include tcp on a network that is not trusted.
@@ -64,6 +70,7 @@ class UcxFabric:
         interfaces: Sequence[str],
         max_frame_bytes: int,
         segments: str = "",
+        closed: Callable[[], object] = lambda: None,
     ) -> None:
         self._engine = engine
         self._max_frame_bytes = max_frame_bytes
@@ -74,24 +81,34 @@ class UcxFabric:
         )
         self._tls = choose_transports(fabric, ucx, os.environ, machine, login=login)
         self._machine: Machine = machine
+        self._folder = segments
+        self._rdma_fault = ""
         self._worker: _ucx.Worker | None = None
+        self._registrations: Registrations | None = None
         self._waiting: list[Started] | None = None  # None before the start
         self._problem = ""
         self._lanes: weakref.WeakSet[UcxLane] = weakref.WeakSet()
-        self._thread: threading.Thread | None = None
+        self._thread: Thread | None = None
         self._closed = False
+        self._on_closed = closed
         self._shared_memory = True
         self._probe = Probe(engine, self._shared_lanes, self._drop_shared_memory)
 
     @property
-    def ask(self) -> Ask:
+    def capabilities(self) -> Capabilities:
         """The facts that a peer needs to choose a fabric; does not start UCX."""
-        return Ask(
+        return Capabilities(
             place=read_place() if self._shared_memory and opens(self._tls, "posix") else "",
-            rdma=bool(self._machine.rdma) and opens(self._tls, "rc_verbs"),
+            rdma=self._rdma,
             tcp=opens(self._tls, "tcp"),
             problem=self._problem,
+            rdma_fault=self._rdma_fault,
         )
+
+    @property
+    def _rdma(self) -> bool:
+        """Whether this process may use RDMA, as far as it is known before the start."""
+        return bool(self._machine.rdma) and opens(self._tls, "rc_verbs")
 
     @property
     def address(self) -> bytes:
@@ -123,24 +140,34 @@ class UcxFabric:
             self._waiting.append(started)
             return
         self._waiting = [started]
-        self._thread = threading.Thread(target=self._start, name="monarch-ucx-start", daemon=True)
-        self._thread.start()
+        self._thread = Thread(self._start)
 
     def _start(self) -> None:
         worker: _ucx.Worker | None = None
         problem = ""
+        if self._rdma:
+            self._try_rdma()
         try:
-            with _starting, _environment(self._variables):
+            with hold_forks(), _starting, _environment(self._variables):
                 library = load_library(self._library)
                 if library.reason:
                     problem = library.reason
                 else:
                     from monarch_hpc.transport.ucx import _ucx
 
-                    worker = _ucx.Worker(self._max_frame_bytes)
+                    worker = _ucx.Worker(self._max_frame_bytes, place)
         except Exception as error:  # noqa: BLE001 a thread's edge: without UCX there is tcp
             problem = f"UCX does not start: {error}"
         self._engine.call_soon(lambda: self._started(worker, problem))
+
+    def _try_rdma(self) -> None:
+        # Late: it brings `subprocess`, which a proc on a host without RDMA need not load.
+        from monarch_hpc.transport.ucx.rdma_trial import find_rdma_fault
+
+        self._rdma_fault = find_rdma_fault(self._library, self._variables, os.environ, self._folder)
+        if self._rdma_fault:
+            self._tls = leave_out_rdma(self._tls)
+            self._variables = {**self._variables, "UCX_TLS": self._tls}
 
     def _started(self, worker: _ucx.Worker | None, problem: str) -> None:
         waiting, self._waiting = self._waiting or [], None
@@ -150,6 +177,7 @@ class UcxFabric:
             problem = "this process is closing"
         elif worker is not None:
             self._worker = worker
+            self._registrations = Registrations(worker)
             self._engine.attach(self)
         self._problem = problem
         if problem:
@@ -166,18 +194,22 @@ class UcxFabric:
             outcome: list[str] = []
             self._engine.call_soon(lambda: self.start(outcome.append))
             self._engine.wait(lambda: bool(outcome), None)
-        worker = self._worker
-        if worker is None or not memory.nbytes:
+        registrations = self._registrations
+        if registrations is None or not memory.nbytes:
             return
         from monarch_hpc.transport.ucx import _ucx
 
-        span = _ucx.Span(memory.buffer, memory.parts.writable)
         try:
-            registered = worker.register(span, memory.parts.writable)
+            registrations.serve(memory)
         except _ucx.UcxError as error:
-            _log.info("UCX does not take a memory of %d bytes: %s", memory.nbytes, error)
-            return
-        memory.attach(span.address, registered.key, registered.close)
+            # Such as at the limit of locked memory. Frames lock no more than their window.
+            memory.refuse()
+            _log.warning(
+                "UCX cannot register %s, which others read by frames, more slowly: %s; see 'monarch-hpc doctor' for "
+                "the limit of locked memory",
+                format_size(memory.lent_bytes),
+                error,
+            )
 
     def close(self) -> None:
         """Stop UCX; lanes can no longer be used. From any thread, once."""
@@ -187,13 +219,14 @@ class UcxFabric:
             self._engine.wait(lambda: self._closed and self._worker is None and self._waiting is None, None)
             if self._thread is not None:
                 self._thread.join()
+            self._on_closed()
             return
         self._closed = True
         if self._worker is not None:
             self._engine.detach()
             if not self._worker.close():
                 _log.info("UCX is left running, since a peer that it was connecting to does not answer")
-            self._worker = None
+            self._worker = self._registrations = None
             for lane in list(self._lanes):
                 lane.abandon()
         self._engine.wake_waiters()
@@ -234,8 +267,8 @@ class UcxFabric:
                         event[1].on_done()
                 elif event[0] == 4:  # ERROR
                     event[1].on_error(event[2])
-            except Exception:  # noqa: BLE001 one broken callback must not stop the others' I/O
-                _log.exception("a callback of a UCX lane failed")
+            except Exception as error:  # noqa: BLE001 one broken callback must not stop the others' I/O
+                self._engine.on_fault("a callback of a UCX lane failed", error)
         if taken:
             self._engine.wake_waiters()
 

@@ -35,10 +35,10 @@ class ProbedLane(Protocol):
     """A lane through shared memory.
 
     Attributes:
-        heard_s: when a message last arrived on it, on the engine's clock.
+        received_s: when a message last arrived on it, on the engine's clock.
     """
 
-    heard_s: float
+    received_s: float
 
     def ask(self, asked_us: int) -> None:
         """Ask the peer to send on the lane, then echo *asked_us* on the socket."""
@@ -80,7 +80,7 @@ class Probe:
     def _judge(self, asked_s: float, answered: ProbedLane) -> None:
         lanes = list(self._lanes())
         # If the answering lane has ended meanwhile, its message was dropped with it.
-        if self._over or answered not in lanes or any(lane.heard_s >= asked_s for lane in lanes):
+        if self._over or answered not in lanes or any(lane.received_s >= asked_s for lane in lanes):
             return
         self._over = True
         _log.warning("%s; its channels reconnect without it", STUCK)

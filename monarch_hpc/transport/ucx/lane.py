@@ -7,69 +7,39 @@ the receiver gets. All messages carry sequence numbers: a large one may still be
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from monarch_hpc.core.errors import FrameError, MemoryAccessError, PeerLost, TransportError
 from monarch_hpc.transport.api import FabricKind, LaneListener
 from monarch_hpc.transport.engine.engine import Engine
-from monarch_hpc.transport.memory.key import Key
+from monarch_hpc.transport.memory.key import Key, device_span
+from monarch_hpc.transport.memory.moves import Moves
 from monarch_hpc.transport.memory.operations import Transfer
+from monarch_hpc.transport.ucx.front import APART_BYTES, FRONT, Arrived, Front
 from monarch_hpc.transport.ucx.hole_probe import Probe
 from monarch_hpc.wire.frames import (
     HEAD_BYTES,
-    Buffer,
     Frame,
-    FrameHead,
+    container_of,
     pack_head,
     parse_alone,
     parse_frame,
     parse_head,
+    sizes_of,
 )
 
 if TYPE_CHECKING:
     from monarch_hpc.transport.ucx import _ucx
 
-__all__ = ["APART_BYTES", "UcxLane"]
-
-APART_BYTES = 64 * 1024
-"""Buffers from this size on are sent separately: copying a smaller one into the front costs less than a message."""
-
+__all__ = ["UcxLane"]
 
 _MAX_EARLY = 2**16
 """Messages that may wait for an earlier one: more than a sender has in flight while a large one is received."""
 
-_MAX_REMOTES = 1024
-"""Unpacked memory keys cached per peer."""
-
-
-class _Front:
-    """A frame with buffers, some of which may still be arriving.
-
-    Args:
-        data: header, body and the buffers that were not sent separately.
-        apart: indices of the buffers that were.
-    """
-
-    __slots__ = ("body", "head", "missing", "parts")
-
-    def __init__(self, head: FrameHead, data: memoryview, apart: list[int]) -> None:
-        self.head = head
-        self.missing = apart
-        at = head.size + head.body_bytes
-        self.body = data[head.size : at]
-        self.parts: list[Buffer] = []
-        for place, size in enumerate(head.buffer_bytes):
-            if place in apart:
-                self.parts.append(b"")
-            else:
-                self.parts.append(data[at : at + size])
-                at += size
-
-    @property
-    def frame(self) -> Frame:
-        """The frame, once no buffer is missing."""
-        return Frame(self.head.kind, self.head.dest, self.head.reply, self.body, self.parts)
+_MAX_REMOTES = 8192
+"""Unpacked memory keys cached per peer, some hundred bytes each: those of a few models, a key for each array."""
 
 
 class UcxLane:
@@ -103,22 +73,28 @@ class UcxLane:
         self._send_queue_bytes = send_queue_bytes
         self._record_bytes = _ucx.RECORD_BYTES
         self._small_bytes = _ucx.RECORD_BYTES - HEAD_BYTES
+        self._container_shift = _ucx.CONTAINER_SHIFT
         self._failed: type[Exception] = _ucx.UcxError
         self._text: Callable[[int], str] = _ucx.status_text
         self._lane = worker.open(self)
         self._span = _ucx.Span
-        self._remotes: dict[bytes, _ucx.RemoteKey] = {}
+        self._pieces = _ucx.Pieces
+        # With the keys of their memories, which they follow from.
+        self._lists: weakref.WeakKeyDictionary[Moves, tuple[Sequence[Key], _ucx.Pieces | str | None]]
+        self._lists = weakref.WeakKeyDictionary()
+        self._remotes: dict[tuple[bytes, int], _ucx.RemoteKey] = {}
         self._moving: set[Transfer] = set()
         self._error: TransportError | None = None
+        self._abandoned = False
         self.shared = False
-        self._puts = True  # one-sided, and not slower than frames
-        self.heard_s = 0.0
+        self._one_sided = True
+        self.received_s = 0.0
         """When frames last arrived, on the engine's clock."""
         # in
         self._next = 0  # sequence number of the next message
         self._opened = False  # SWITCH came
-        self._early: dict[int, bytes | tuple[_ucx.Landing, _ucx.Operation | None]] = {}
-        self._front: _Front | None = None
+        self._early: dict[int, bytes | tuple[Arrived, _ucx.Operation | None]] = {}
+        self._front: Front | None = None
 
     @property
     def token(self) -> bytes:
@@ -159,12 +135,13 @@ class UcxLane:
             PeerLost: UCX has no transport to the peer.
         """
         try:
-            self._lane.connect(address, token)
+            self._lane.connect(address, token, over_sockets=kind is FabricKind.UCX_TCP)
         except self._failed as error:
             raise PeerLost(self.peer, f"UCX: {error}") from error
         self.shared = kind is FabricKind.UCX_SHM
-        # UCX puts over tcp as small messages, at 24 MB/s in 1.13: frames are faster, and take the same route.
-        self._puts = kind is not FabricKind.UCX_TCP
+        # Elsewhere UCX emulates them by messages, and may end the owner's process when it gives up the peer while its
+        # answers wait: it takes them for sends, and reads a field that was never set, in all versions up to 1.22.
+        self._one_sided = kind is FabricKind.UCX_RDMA
 
     # ---- sending ----
 
@@ -184,7 +161,7 @@ class UcxLane:
             engine.wait(self._has_room, None)
 
     def _send_with_buffers(self, head: bytes, frame: Frame, driving: bool) -> None:
-        sizes = [memoryview(buffer).nbytes for buffer in frame.buffers]
+        sizes = sizes_of(frame.buffers)
         total = len(head) + len(frame.body) + sum(sizes)
         if total <= self._record_bytes:
             self._lane.send(head, b"".join((frame.body, *frame.buffers)), driving)
@@ -195,8 +172,11 @@ class UcxLane:
         apart = [buffer for buffer, size in zip(frame.buffers, sizes, strict=True) if size >= APART_BYTES]
         with self._engine.undisturbed():  # else the peer might wait for a sequence number that is never sent
             first = self._lane.reserve(1 + len(apart))
-            self._lane.send_bulk(b"".join((head, frame.body, *near)), first)
-            operations = [self._lane.send_bulk(buffer, first + number) for number, buffer in enumerate(apart, 1)]
+            self._lane.send_bulk(b"".join((head, frame.body, *near)), first | FRONT << self._container_shift)
+            operations = [
+                self._lane.send_bulk(buffer, first + number | container_of(buffer) << self._container_shift)
+                for number, buffer in enumerate(apart, 1)
+            ]
         if operations and not driving:
             # The buffers are the caller's again when UCX has read the last byte.
             self._engine.wait(lambda: self._error is not None or all(op.status != 1 for op in operations), None)
@@ -206,40 +186,74 @@ class UcxLane:
 
     # ---- memory of the peer ----
 
-    def move(self, key: bytes, offset: int, buffer: object, *, write: bool) -> Transfer | None:
-        """Get or put memory of the peer; None where UCX does not reach it, or is slower than frames. From any thread.
+    def move(self, key: Key, offset: int, buffer: object, *, write: bool) -> Transfer | None:
+        """Get or put memory of the peer; None where UCX does not reach it, or emulates that. From any thread.
 
         Raises:
             TypeError: *buffer* has no buffer protocol.
             BufferError: it is not contiguous, or is read-only.
         """
-        if write and not self._puts:
+        if not self._one_sided and not key.on_device and device_span(buffer) is None:
             return None
-        try:
-            parts = Key.parse(key)
-        except MemoryAccessError:
-            return None
-        if not parts.rkey:
+        address, rkey, part = key.remote(offset)
+        if not rkey:
             return None
         span = self._span(buffer, not write)
         what = f"{'put' if write else 'get'} of {span.num_bytes} bytes at {offset}, {self.peer}"
         transfer = Transfer(self._engine, what)
-        try:
-            parts.check(self.peer, offset, span.num_bytes, write=write)
-            if not span.num_bytes:
-                transfer.finish()
-                return transfer
-            remote = self._remote(parts)
-            start = self._lane.put if write else self._lane.get
-            operation = start(span, parts.address + offset, remote)
-            # A put has arrived when a later flush is done.
-            operations = [operation, self._lane.flush()] if write else [operation]
-        except MemoryAccessError as error:
-            transfer.finish(error)
+        problem = key.problem(offset, span.num_bytes, write=write)
+        if problem or not span.num_bytes:
+            # Not raised: its traceback would keep this frame, and with it the buffer, in a cycle with the transfer.
+            transfer.finish(MemoryAccessError(self.peer, problem) if problem else None)
             return transfer
+        try:
+            remote = self._remote((key.id, part), rkey)
+            start = self._lane.put if write else self._lane.get
+            self._watch(transfer, start(span, address, remote), flush=write)
+        except self._failed as error:
+            transfer.finish(self._lost(error))
+        return transfer
+
+    def move_all(self, moves: Moves, keys: Sequence[Key]) -> Transfer | None:
+        """Begin a list in one call of the extension; otherwise as `move`. *keys* are of `Moves.identifiers`."""
+        if not self._one_sided or not moves.on_host:
+            return None
+        writes = any(move.write for move in moves.moves)
+        transfer = Transfer(self._engine, f"{moves}, {self.peer}")
+        try:
+            known, pieces = self._lists.get(moves, (None, None))
+            if known != keys:
+                pieces = self._prepare(moves, keys)
+                self._lists[moves] = keys, pieces
+            if isinstance(pieces, str):
+                transfer.finish(MemoryAccessError(self.peer, pieces))
+            elif pieces is not None:
+                self._watch(transfer, self._lane.move_all(pieces), flush=writes)
         except self._failed as error:
             transfer.finish(self._lost(error))
             return transfer
+        return None if pieces is None else transfer
+
+    def _prepare(self, moves: Moves, keys: Sequence[Key]) -> _ucx.Pieces | str | None:
+        """The list for the extension; why it is refused; or None if UCX does not reach a memory of it."""
+        key_of = dict(zip(moves.identifiers, keys, strict=True))
+        pieces = []
+        for identifier, offset, buffer, write in moves.moves:
+            key = key_of[identifier]
+            problem = key.problem(offset, buffer.nbytes, write=write)
+            if problem:
+                return problem
+            address, rkey, part = key.remote(offset)
+            if not rkey:
+                return None
+            if buffer.nbytes:
+                pieces.append((self._span(buffer, not write), address, self._remote((key.id, part), rkey), write))
+        return self._pieces(pieces)
+
+    def _watch(self, transfer: Transfer, operation: _ucx.Operation, *, flush: bool) -> None:
+        """Finish *transfer* when *operation* has ended, and a flush behind it if asked for."""
+        # A put has arrived when a later flush is done.
+        operations = [operation, self._lane.flush()] if flush else [operation]
         self._moving.add(transfer)
 
         def ended() -> None:
@@ -249,17 +263,18 @@ class UcxLane:
             failed = next((operation.status for operation in operations if operation.status < 0), 0)
             transfer.finish(self._error or PeerLost(self.peer, f"UCX: {self._text(failed)}") if failed else None)
 
-        for operation in operations:
-            operation.on_done = ended
+        for one in operations:
+            one.on_done = ended
         ended()  # the operations may be done already
-        return transfer
+        if self._abandoned:  # meanwhile, so that `abandon` may have missed this transfer
+            transfer.finish(self._end())
 
-    def _remote(self, parts: Key) -> _ucx.RemoteKey:
-        remote = self._remotes.get(parts.id)
+    def _remote(self, name: tuple[bytes, int], rkey: bytes) -> _ucx.RemoteKey:
+        remote = self._remotes.get(name)
         if remote is None:
             if len(self._remotes) >= _MAX_REMOTES:
-                self._remotes.pop(next(iter(self._remotes)), None)
-            remote = self._remotes[parts.id] = self._lane.unpack(parts.rkey)
+                self._remotes.pop(next(iter(self._remotes), name), None)  # none if the lane was closed meanwhile
+            remote = self._remotes[name] = self._lane.unpack(rkey)
         return remote
 
     # ---- receiving ----
@@ -279,18 +294,18 @@ class UcxLane:
         else:
             self._keep(sequence, data)
 
-    def on_bulk(self, sequence: int, landing: _ucx.Landing, operation: _ucx.Operation | None) -> None:
+    def on_bulk(self, sequence: int, arrived: Arrived, operation: _ucx.Operation | None) -> None:
         """Handle a separate message, which is still arriving while *operation* is in flight."""
         if operation is not None and operation.status == 1:
             operation.on_done = self._take_early
-        self._keep(sequence, (landing, operation))
+        self._keep(sequence, (arrived, operation))
 
     def on_error(self, status: int) -> None:
         """Fail the lane: UCX has lost the peer."""
         self._fail(PeerLost(self.peer, f"UCX: {self._text(status)}"))
 
-    def _keep(self, sequence: int, item: bytes | tuple[_ucx.Landing, _ucx.Operation | None]) -> None:
-        self.heard_s = self._engine.clock()  # even if the message must wait for earlier ones
+    def _keep(self, sequence: int, item: bytes | tuple[Arrived, _ucx.Operation | None]) -> None:
+        self.received_s = self._engine.clock()  # even if the message must wait for earlier ones
         if sequence < self._next or sequence in self._early or len(self._early) >= _MAX_EARLY:
             self._fail(FrameError(f"UCX message {sequence} where {self._next} is due, with {len(self._early)} waiting"))
             return
@@ -311,12 +326,12 @@ class UcxLane:
             del self._early[self._next]
             self._next += 1
             if isinstance(item, tuple):
-                self._take_message(memoryview(item[0]))
+                self._take_message(item[0])
             else:
                 self._take_records(item)
 
     def _take_records(self, data: bytes) -> None:
-        self.heard_s = self._engine.clock()
+        self.received_s = self._engine.clock()
         alone = parse_alone(data)
         if alone is not None:
             self._listener.on_lane_frame(alone)
@@ -332,22 +347,21 @@ class UcxLane:
         except FrameError as error:
             self._fail(error)
 
-    def _take_message(self, data: memoryview) -> None:
-        self.heard_s = self._engine.clock()
+    def _take_message(self, data: Arrived) -> None:
+        self.received_s = self._engine.clock()
         try:
             front = self._front
-            if front is None:
+            if front is not None:
+                front.add(data)
+            elif isinstance(data, MemoryError):
+                raise FrameError(f"the beginning of a message could not be held: {data}")
+            else:
                 head = parse_head(data, self._max_frame_bytes)
                 apart = [place for place, size in enumerate(head.buffer_bytes) if size >= APART_BYTES]
                 due = head.size + head.body_bytes + sum(size for size in head.buffer_bytes if size < APART_BYTES)
                 if len(data) != due:
                     raise FrameError(f"a front of {len(data)} bytes where {due} were due")
-                front = _Front(head, data, apart)
-            else:
-                place = front.missing.pop(0)
-                if len(data) != front.head.buffer_bytes[place]:
-                    raise FrameError(f"a buffer of {len(data)} bytes where {front.head.buffer_bytes[place]} were due")
-                front.parts[place] = data
+                front = Front(head, memoryview(data), apart)
             self._front = front if front.missing else None
             if not front.missing:
                 self._listener.on_lane_frame(front.frame)
@@ -371,11 +385,16 @@ class UcxLane:
         self._early.clear()
         self._front = None
         self._remotes.clear()
+        self._lists.clear()
         self._lane.close()
         if self.shared and peer_died:
             self._probe.suspect()
 
     def abandon(self) -> None:
         """Fail the transfers in flight: UCX has been closed, and nothing else will end them."""
-        for transfer in self._moving:
-            transfer.finish(self._error)
+        self._abandoned = True
+        for transfer in list(self._moving):  # threads may add others
+            transfer.finish(self._end())
+
+    def _end(self) -> TransportError:
+        return self._error or PeerLost(self.peer, "UCX was closed")

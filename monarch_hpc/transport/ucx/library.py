@@ -19,10 +19,11 @@ import functools
 import importlib.util
 import os
 import re
-import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
+
+from monarch_hpc.core.dataclass import dataclass
+from monarch_hpc.core.process.thread import Thread
 
 __all__ = ["Candidate", "Library", "Refusal", "find_warnings", "load_library", "name_transports", "plan_candidates"]
 
@@ -164,9 +165,7 @@ def load_library(named: str = "") -> Library:
         except Exception as error:  # noqa: BLE001 a thread's edge: re-raised in the caller
             found.append(error)
 
-    thread = threading.Thread(target=load, name="monarch-ucx-load")
-    thread.start()
-    thread.join()
+    Thread(load).join()
     if isinstance(found[0], Exception):
         raise found[0]
     return found[0]

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.wire.control.message import Message
 
-__all__ = ["HostEntry", "HostLost", "Join", "Roster", "ShutDown", "ShutDownDone", "Status", "StatusReport"]
+__all__ = [
+    "DrainHost",
+    "FreeHosts",
+    "HostEnded",
+    "HostEntry",
+    "HostsFreed",
+    "Join",
+    "Roster",
+    "ShutDown",
+    "ShutDownDone",
+    "Status",
+    "StatusReport",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +63,7 @@ class Roster(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class HostLost(Message):
+class HostEnded(Message):
     """Head to controller: a host and everything on it is lost."""
 
     run: str
@@ -65,10 +78,15 @@ class Status(Message):
 
 @dataclass(frozen=True, slots=True)
 class StatusReport(Message):
-    """Head to tool: hosts with their state, and runs with their procs, as plain data."""
+    """Head to tool: hosts with their state, and runs with their procs, as plain data.
+
+    Args:
+        idle_left_s: time until the head ends the allocation because nothing uses it; -1 if it will not.
+    """
 
     hosts: list[dict[str, object]]
     runs: list[dict[str, object]]
+    idle_left_s: float = -1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,3 +101,36 @@ class ShutDownDone(Message):
     """Agent to head to tool: number of our processes left on each host (name -> count)."""
 
     left: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class DrainHost(Message):
+    """Tool to head: start no more procs on a host. The answer is a `StatusReport`.
+
+    Args:
+        host: its name.
+        reason: for people; empty to use the host again.
+    """
+
+    host: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class FreeHosts(Message):
+    """Tool to head: end everything on some hosts, and forget them; the allocation goes on without them.
+
+    Args:
+        hosts: ranks; not the head's own.
+        grace_s: as in `ShutDown`.
+    """
+
+    hosts: list[int]
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class HostsFreed(Message):
+    """Head to tool: number of our processes left on each host (name -> count), -1 where it is unknown."""
+
+    left: dict[str, int]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
+
+from monarch_hpc.core.dataclass import dataclass
 
 __all__ = ["Message", "encode"]
 

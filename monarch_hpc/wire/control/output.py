@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.control.procs import ProcReport
 
-__all__ = ["LogsSet", "Output", "SetLogs"]
+__all__ = ["FlushLogs", "LogsSet", "Output", "SetLogs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +34,21 @@ class SetLogs(Message):
     hosts: list[int]
     ranks: list[int]
     stream: bool
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class FlushLogs(Message):
+    """Controller to head to agents: send what the procs of a mesh have written so far, then answer with `LogsSet`.
+
+    Args:
+        hosts: ranks of the hosts that have procs of the mesh.
+        number: number of this request, repeated in the answers.
+    """
+
+    run: str
+    mesh: int
+    hosts: list[int]
     number: int
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.proc_key import ProcKey
 
@@ -46,6 +47,7 @@ class SpawnProcs(Message):
         bindings: for each proc of a host; see `agent.resources.binding`.
         python: interpreter of the procs; empty for the agent's own.
         mpi: plugin of the step whose tasks the procs are; empty if they are not tasks of a step.
+        restarts: number of earlier procs of these ranks, the last of which these replace, on any host.
     """
 
     run: str
@@ -66,6 +68,7 @@ class SpawnProcs(Message):
     bindings: list[dict[str, str]] = field(default_factory=list)
     python: str = ""
     mpi: str = ""
+    restarts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,7 @@ class ProcReady(ProcReport):
     pid: int
     incarnation: str
     addresses: list[str]
+    restarts: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from dataclasses import dataclass
 
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.wire.control.message import Message
 
 __all__ = ["Refused", "refuse"]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.wire.control.allocation import HostEntry
 from monarch_hpc.wire.control.message import Message
 
-__all__ = ["CloseRun", "OpenRun", "RunClosed", "RunLinks", "RunOpened"]
+__all__ = ["CloseRun", "OpenRun", "Recording", "RunClosed", "RunLinks", "RunOpened"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +63,23 @@ class RunClosed(Message):
     """Head to controller: no proc of the run is left."""
 
     run: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recording(Message):
+    """Program to head, and head to the run's owner: where to read the program's records, on its machine.
+
+    The owner sends the message back if it can read them, and from then on answers for the program.
+
+    Args:
+        place: equal for processes that can read each other's memory, see `core.machine.place.read_place`.
+        fd: descriptor of the memory, in the process *pid*.
+        incarnation: incarnation of the program, hexadecimal.
+    """
+
+    run: str
+    place: str
+    host: str
+    pid: int
+    fd: int
+    incarnation: str

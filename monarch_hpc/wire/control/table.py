@@ -8,10 +8,29 @@ from __future__ import annotations
 import json
 
 from monarch_hpc.core.errors import FrameError
-from monarch_hpc.wire.control.allocation import HostLost, Join, Roster, ShutDown, ShutDownDone, Status, StatusReport
-from monarch_hpc.wire.control.calls import Calls, CallsReport, Recording
+from monarch_hpc.wire.control.allocation import (
+    DrainHost,
+    FreeHosts,
+    HostEnded,
+    HostsFreed,
+    Join,
+    Roster,
+    ShutDown,
+    ShutDownDone,
+    Status,
+    StatusReport,
+)
+from monarch_hpc.wire.control.deadline import (
+    AwaitDeadline,
+    DeadlineMet,
+    DeadlineNear,
+    JobEnd,
+    SetJobEnd,
+    Terminated,
+)
+from monarch_hpc.wire.control.links import LinkGiven, LinkOver, LinkTaken
 from monarch_hpc.wire.control.message import Message
-from monarch_hpc.wire.control.output import LogsSet, Output, SetLogs
+from monarch_hpc.wire.control.output import FlushLogs, LogsSet, Output, SetLogs
 from monarch_hpc.wire.control.procs import (
     ProcEnded,
     ProcHello,
@@ -22,8 +41,21 @@ from monarch_hpc.wire.control.procs import (
     SpawnProcs,
     StopProcs,
 )
+from monarch_hpc.wire.control.programs import (
+    InputTaken,
+    ProgramEnded,
+    ProgramOutput,
+    ProgramStarted,
+    ReadOutput,
+    ResizeTerminal,
+    SignalProgram,
+    SignalSent,
+    StartProgram,
+    WriteInput,
+)
+from monarch_hpc.wire.control.questions import Ask, AskHosts, Rows
 from monarch_hpc.wire.control.refusal import Refused
-from monarch_hpc.wire.control.runs import CloseRun, OpenRun, RunClosed, RunLinks, RunOpened
+from monarch_hpc.wire.control.runs import CloseRun, OpenRun, Recording, RunClosed, RunLinks, RunOpened
 from monarch_hpc.wire.document import build
 
 __all__ = ["MESSAGES", "decode"]
@@ -33,11 +65,14 @@ MESSAGES: dict[str, type[Message]] = {
     for cls in (
         Join,
         Roster,
-        HostLost,
+        HostEnded,
         Status,
         StatusReport,
         ShutDown,
         ShutDownDone,
+        DrainHost,
+        FreeHosts,
+        HostsFreed,
         OpenRun,
         RunOpened,
         RunLinks,
@@ -53,10 +88,31 @@ MESSAGES: dict[str, type[Message]] = {
         ProcsStopped,
         Output,
         SetLogs,
+        FlushLogs,
         LogsSet,
-        Calls,
-        CallsReport,
         Recording,
+        Ask,
+        AskHosts,
+        Rows,
+        LinkGiven,
+        LinkTaken,
+        LinkOver,
+        SetJobEnd,
+        JobEnd,
+        AwaitDeadline,
+        DeadlineNear,
+        DeadlineMet,
+        Terminated,
+        StartProgram,
+        ProgramStarted,
+        WriteInput,
+        InputTaken,
+        SignalProgram,
+        SignalSent,
+        ResizeTerminal,
+        ReadOutput,
+        ProgramOutput,
+        ProgramEnded,
         Refused,
     )
 }

@@ -15,14 +15,14 @@ import pytest
 
 import monarch_hpc
 from monarch_hpc import Actor, ActorDied, ActorMesh, HostMesh, ProcMesh, concurrent_endpoint, endpoint
-from monarch_hpc.actor.cell.invocation import ResponsePort
+from monarch_hpc.actor.cell.response_port import ResponsePort
 from monarch_hpc.actor.fault import MeshFailure
 from monarch_hpc.config.load import load
 from monarch_hpc.core.errors import PortClosed
 from monarch_hpc.testing import wait_until
 from tests.system.support.controlling import controlled, settle
 
-_PATIENCE_S = 20.0
+_PATIENCE_S = 60.0
 
 
 def here() -> tuple[int, bool]:
@@ -138,7 +138,7 @@ def hosts() -> Iterator[HostMesh]:
         yield hosts
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def proc(hosts: HostMesh) -> ProcMesh:
     """One proc for all tests. The first call starts UCX and the event loop in this process, which stay."""
     procs = hosts.slice(hosts=0).spawn_procs()
@@ -157,15 +157,17 @@ def test_functions_run_on_one_thread_where_no_loop_is_seen(proc: ProcMesh) -> No
     assert born == called and not called[1]
 
 
-def test_coroutines_of_all_actors_run_on_one_loop_with_their_constructors(proc: ProcMesh) -> None:
-    places = [proc.spawn("waiting", Waiting).places.call_one().get(_PATIENCE_S) for _ in range(2)]
-    assert {place for pair in places for place in pair} == {(places[0][0][0], True)}
+def test_coroutines_run_on_a_loop_of_their_actor_with_its_constructor(proc: ProcMesh) -> None:
+    actors = [proc.spawn("waiting", Waiting) for _ in range(2)]
+    places = [actor.places.call_one().get(_PATIENCE_S) for actor in actors]
+    assert [set(pair) for pair in places] == [{(pair[0][0], True)} for pair in places]
+    assert places[0] != places[1]
 
 
-def test_a_class_may_have_both(proc: ProcMesh) -> None:
+def test_a_class_may_have_both_which_run_on_one_thread(proc: ProcMesh) -> None:
     actor = proc.spawn("mixed", Mixed)
     blocked, waited = actor.block.call_one().get(_PATIENCE_S), actor.wait.call_one().get(_PATIENCE_S)
-    assert not blocked[1] and waited[1] and blocked[0] != waited[0]
+    assert not blocked[1] and waited[1] and blocked[0] == waited[0]
 
 
 def test_messages_are_handled_one_at_a_time_unless_an_endpoint_is_concurrent(proc: ProcMesh) -> None:
@@ -187,7 +189,7 @@ def test_an_endpoint_may_have_a_time_limit(proc: ProcMesh, cls: type[Blocking] |
     slow = actor.drag.call_one(0.5)
     with pytest.raises(TimeoutError, match=r"endpoint drag took longer than its timeout of 0\.1 s"):
         slow.get(_PATIENCE_S)
-    assert time.monotonic() - begun_s < 5.0
+    assert time.monotonic() - begun_s < 30.0
     assert actor.drag.call_one(0.0).get(_PATIENCE_S) == "done"
 
 
@@ -209,12 +211,12 @@ def test_the_end_of_a_proc_cancels_what_runs_refuses_what_waits_and_cleans_up(ho
     path = tmp_path / "log"
     procs = hosts.slice(hosts=0).spawn_procs()
     actor = procs.spawn("mixed", Mixed, str(path))
-    running = actor.wait.call_one(60.0)
+    running = actor.wait.call_one(600.0)
     queued = actor.block.call_one()
     wait_until("the coroutine", lambda: lines(path) == ["wait"])
     begun_s = time.monotonic()
     procs.stop().get(_PATIENCE_S)
-    assert time.monotonic() - begun_s < 5.0
+    assert time.monotonic() - begun_s < 30.0
     for future in (running, queued):
         with pytest.raises(ActorDied, match="it was stopped"):
             future.get(_PATIENCE_S)
@@ -223,10 +225,10 @@ def test_the_end_of_a_proc_cancels_what_runs_refuses_what_waits_and_cleans_up(ho
 
 def test_code_that_cannot_be_cancelled_does_not_hold_up_the_end_of_its_proc(hosts: HostMesh) -> None:
     procs = hosts.slice(hosts=0).spawn_procs()
-    procs.spawn("blocking", Blocking).drag.broadcast(60.0)
+    procs.spawn("blocking", Blocking).drag.broadcast(600.0)
     begun_s = time.monotonic()
     procs.stop().get(_PATIENCE_S)
-    assert time.monotonic() - begun_s < 2.5
+    assert time.monotonic() - begun_s < 30.0
 
 
 @pytest.mark.parametrize("endpoint_name", ["fail", "fail_later"])
@@ -336,7 +338,7 @@ def test_a_port_that_is_dropped_is_an_answer(proc: ProcMesh) -> None:
         desk.forget.call_one().get(_PATIENCE_S)
     queued = desk.queue.call_one(1)
     desk.stop()
-    with pytest.raises(PortClosed, match="response port of queue"):
+    with pytest.raises(ActorDied, match=r"desk.* died: it was stopped"):
         queued.get(_PATIENCE_S)
 
 

@@ -19,7 +19,7 @@ from monarch_hpc.config.load import load
 from monarch_hpc.testing import wait_until
 from tests.system.support.controlling import controlled, settle
 
-_PATIENCE_S = 30.0
+_PATIENCE_S = 60.0
 
 
 class Worker(Actor):
@@ -55,7 +55,7 @@ class Owner(Actor):
         return [proc.pid for proc in self.procs.procs]
 
     @endpoint
-    async def start_in_coroutine(self, *, beside: bool) -> tuple[list[int], int]:
+    async def start_in_coroutine(self, *, awaits: bool) -> tuple[list[int], int]:
         """Start a proc in a coroutine; return its process id, and how often another task ran meanwhile."""
         ticks = 0
 
@@ -69,7 +69,9 @@ class Owner(Actor):
         here = monarch_hpc.this_host()
         await asyncio.sleep(0)
         before = ticks
-        self.procs = await asyncio.to_thread(here.spawn_procs) if beside else here.spawn_procs()
+        self.procs = here.spawn_procs()
+        if awaits:
+            await self.procs.initialized
         ticked = ticks - before
         ticking.cancel()
         self.workers = self.procs.spawn("worker", Worker)
@@ -85,7 +87,7 @@ class Owner(Actor):
     @endpoint
     def start_badly(self) -> str:
         with pytest.raises(SpawnError) as caught:
-            monarch_hpc.this_host().spawn_procs(preload=["no_such_module_anywhere"])
+            monarch_hpc.this_host().spawn_procs(preload=["no_such_module_anywhere"]).initialized.get(_PATIENCE_S)
         return str(caught.value)
 
     @endpoint
@@ -128,7 +130,7 @@ def hosts() -> Iterator[HostMesh]:
         yield hosts
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def proc(hosts: HostMesh) -> ProcMesh:
     """One proc for all tests; as the first one it starts UCX in this process, which then keeps running."""
     procs = hosts.slice(hosts=0).spawn_procs()
@@ -176,10 +178,10 @@ def test_many_actors_start_procs_at_once(proc: ProcMesh) -> None:
     wait_until("the end of their procs", lambda: gone(pids))
 
 
-@pytest.mark.parametrize("beside", [False, True])
-def test_coroutines_start_procs(owner: ActorMesh[Owner], *, beside: bool) -> None:
-    pids, ticked = owner.start_in_coroutine.call_one(beside=beside).get(_PATIENCE_S)
-    assert len(pids) == 1 and (ticked > 0) is beside
+@pytest.mark.parametrize("awaits", [False, True])
+def test_coroutines_start_procs(owner: ActorMesh[Owner], *, awaits: bool) -> None:
+    pids, ticked = owner.start_in_coroutine.call_one(awaits=awaits).get(_PATIENCE_S)
+    assert len(pids) == 1 and (ticked > 0) is awaits
     owner.stop().get(_PATIENCE_S)
     wait_until("the end of its procs", lambda: gone(pids))
 
@@ -250,8 +252,8 @@ def test_actors_learn_why_a_proc_died(owner: ActorMesh[Owner], hosts: HostMesh, 
     with hosts.slice(hosts=1).spawn_procs() as procs:
         worker = procs.spawn("worker", Worker)
         first, second, took_s = owner.ask.call_one(worker).get(_PATIENCE_S)
-        assert first.startswith("ActorDied: actor worker[0] on local1, endpoint end died: exit code 9")
-        assert second.startswith("ActorDied: actor worker[0] on local1, endpoint pid died: exit code 9")
+        assert first.startswith("ProcDied: actor worker[0] on local1, endpoint end died: exit code 9")
+        assert second.startswith("ProcDied: actor worker[0] on local1, endpoint pid died: exit code 9")
         assert took_s < _PATIENCE_S / 2
         wait_until(
             "the failure", lambda: [failure.mesh_name for failure in faults], accept=lambda seen: seen == ["worker"]
@@ -265,7 +267,7 @@ def test_actors_learn_that_a_proc_was_stopped(owner: ActorMesh[Owner], hosts: Ho
     procs.stop("the season is over").get(_PATIENCE_S)
     for _ in range(2):
         text = owner.ask_late.call_one(worker).get(_PATIENCE_S)
-        assert text == "ActorDied: actor worker[0] on local1, endpoint pid died: it was stopped: the season is over"
+        assert text == "ProcDied: actor worker[0] on local1, endpoint pid died: it was stopped: the season is over"
 
 
 def test_who_is_no_proc_of_the_run_is_not_explained(owner: ActorMesh[Owner], proc: ProcMesh) -> None:

@@ -23,7 +23,7 @@ from monarch_hpc.config.load import load
 from monarch_hpc.testing import wait_until
 from tests.system.support.controlling import controlled, settle
 
-_PATIENCE_S = 20.0
+_PATIENCE_S = 60.0
 _SOON_S = 0.05
 _WINDOW_BYTES = 32 * 2**20
 

@@ -14,7 +14,7 @@ from monarch_hpc.config.load import load
 from monarch_hpc.testing import wait_until
 from tests.system.support.controlling import controlled, settle
 
-_PATIENCE_S = 20.0
+_PATIENCE_S = 60.0
 
 
 def note(path: Path, word: str) -> None:

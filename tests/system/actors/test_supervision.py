@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -12,12 +13,12 @@ from pathlib import Path
 import pytest
 
 import monarch_hpc
-from monarch_hpc import Actor, ActorDied, HostMesh, MeshFailure, ProcMesh, endpoint
+from monarch_hpc import Actor, ActorDied, HostMesh, MeshFailure, ProcMesh, concurrent_endpoint, endpoint
 from monarch_hpc.config.load import load
 from monarch_hpc.testing import wait_until
 from tests.system.support.controlling import controlled, settle
 
-_PATIENCE_S = 20.0
+_PATIENCE_S = 60.0
 
 
 class Child(Actor):
@@ -90,13 +91,69 @@ class Plain(Actor):
         self.child.fail.broadcast()
 
 
+class Patient(Actor):
+    """An actor of coroutines, whose endpoints wait for what its hook is told."""
+
+    def __init__(self, answer: str = "yes") -> None:
+        self.answer = answer
+        self.told = asyncio.Event()
+        self.go_on = asyncio.Event()
+        self.ended = asyncio.Event()
+
+    async def __supervise__(self, failure: MeshFailure) -> bool:
+        self.told.set()
+        try:
+            await self.go_on.wait()
+        finally:
+            self.ended.set()
+        if self.answer == "raise":
+            raise RuntimeError("cannot say")
+        return self.answer == "yes"
+
+    @endpoint
+    async def hurt_and_wait(self) -> str:
+        """Return once the hook has been called."""
+        self.child = monarch_hpc.this_proc().spawn("child", Child)
+        self.child.fail.broadcast()
+        await self.told.wait()
+        return "told"
+
+    @endpoint
+    async def let_go(self) -> str:
+        self.go_on.set()
+        await self.ended.wait()
+        return "went on"
+
+    @concurrent_endpoint
+    async def wait_for_ever(self) -> None:
+        await asyncio.Event().wait()
+
+
+class Brisk(Actor):
+    """An actor of coroutines with a hook that is a function."""
+
+    def __init__(self) -> None:
+        self.told = asyncio.Event()
+
+    def __supervise__(self, failure: MeshFailure) -> bool:
+        self.told.set()
+        return True
+
+    @endpoint
+    async def hurt_and_wait(self) -> str:
+        self.child = monarch_hpc.this_proc().spawn("child", Child)
+        self.child.fail.broadcast()
+        await self.told.wait()
+        return "told"
+
+
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[HostMesh]:
     with controlled(load().config) as hosts:
         yield hosts
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def proc(hosts: HostMesh) -> ProcMesh:
     """One proc for all tests. The first call starts UCX in this process, which stays."""
     procs = hosts.slice(hosts=0).spawn_procs()
@@ -189,6 +246,39 @@ class Lender(Owner):
         return self.children
 
 
+@pytest.mark.parametrize("cls", [Patient, Brisk])
+def test_an_endpoint_that_waits_lives_to_see_the_hook(
+    proc: ProcMesh, faults: list[MeshFailure], cls: type[Patient] | type[Brisk]
+) -> None:
+    owner = proc.spawn("owner", cls)
+    assert owner.hurt_and_wait.call_one().get(_PATIENCE_S) == "told"
+    if cls is Patient:
+        assert owner.let_go.call_one().get(_PATIENCE_S) == "went on"  # while the hook waits for it
+    owner.stop().get(_PATIENCE_S)
+    assert faults == []
+
+
+@pytest.mark.parametrize(("answer", "words"), [("no", "did not handle"), ("raise", "RuntimeError: cannot say")])
+def test_a_hook_that_waited_and_does_not_handle_the_failure_ends_the_actor_and_its_calls(
+    proc: ProcMesh, faults: list[MeshFailure], answer: str, words: str
+) -> None:
+    owner = proc.spawn("owner", Patient, answer)
+    waiting = owner.wait_for_ever.call_one()
+    owner.hurt_and_wait.call_one().get(_PATIENCE_S)
+    owner.let_go.broadcast()
+    with pytest.raises(ActorDied, match=words):
+        waiting.get(_PATIENCE_S)
+    (failure,) = wait_until("the failure", lambda: list(faults), accept=bool)
+    assert failure.mesh_name == "owner" and words in failure.cause
+
+
+def test_a_stop_cancels_a_hook_that_waits(proc: ProcMesh, faults: list[MeshFailure]) -> None:
+    owner = proc.spawn("owner", Patient)
+    owner.hurt_and_wait.call_one().get(_PATIENCE_S)
+    owner.stop().get(_PATIENCE_S)
+    assert faults == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("armed", [True, False])
 def test_it_ends_a_program_whose_main_thread_hangs_in_c(tmp_path: Path, *, armed: bool) -> None:
@@ -244,14 +334,8 @@ def test_a_failure_that_nobody_handles_ends_the_program(tmp_path: Path, spawn: s
 def test_a_proc_that_is_terminated_by_hand_names_the_signal(hosts: HostMesh, faults: list[MeshFailure]) -> None:
     with hosts.slice(hosts=0).spawn_procs() as procs:
         child = procs.spawn("child", Child)
-
-        def death() -> str:
-            try:
-                os.kill(child.pid.call_one().get(_PATIENCE_S), signal.SIGTERM)
-            except ActorDied as error:
-                return str(error)
-            return ""
-
-        # While the proc cleans up, its actors may still answer that they were stopped.
-        wait_until("the signal", death, accept=lambda text: "died: signal 15 (SIGTERM)" in text)
+        os.kill(child.pid.call_one().get(_PATIENCE_S), signal.SIGTERM)
+        # A call meanwhile could be told first, and the program would not; or that the actor was stopped.
         wait_until("the program's failure", lambda: ["signal 15" in fault.cause for fault in faults] == [True])
+        with pytest.raises(ActorDied, match=r"died: signal 15 \(SIGTERM\)"):
+            child.pid.call_one().get(_PATIENCE_S)

@@ -15,14 +15,15 @@ from monarch_hpc.core.errors import PeerLost
 from monarch_hpc.core.ids import Role
 from monarch_hpc.core.storage.files import read_json
 from monarch_hpc.supervision.lease import Lease, Liveness
+from monarch_hpc.testing import wait_until
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.flag import Flag
 from monarch_hpc.transport.heartbeat import Heartbeat
-from monarch_hpc.wire.control.allocation import HostLost
+from monarch_hpc.wire.control.allocation import HostEnded
 from monarch_hpc.wire.control.procs import ProcEnded
 from monarch_hpc.wire.control.runs import CloseRun
 from monarch_hpc.wire.frames import Frame, Kind
-from tests.system.support.agent_client import Client, alive, eventually
+from tests.system.support.agent_client import Client, alive
 from tests.system.support.parties import PATIENCE_S, Party, parties
 
 __all__ = ["parties"]
@@ -38,10 +39,10 @@ def test_a_controller_that_another_replaced_is_told_and_has_no_say_any_more(dire
     with Client(directory, "aaaaaaaa") as old, Client(directory, "bbbbbbbb") as neighbour:
         (pid,) = old.spawn_ready([0])
         with Client(directory, "aaaaaaaa") as new:
-            eventually(lambda: old.lost, "the end of the first one's channel")
+            wait_until("the end of the first one's channel", lambda: old.lost)
             assert "another controller has taken over run aaaaaaaa" in str(old.lost)
             assert new.opened.epoch > old.opened.epoch
-            eventually(lambda: not alive(pid), "the end of its proc")
+            wait_until("the end of its proc", lambda: not alive(pid))
             (kept,) = new.spawn_ready([0])
             # It returns under the same incarnation: it is sent the reason, and its requests are refused.
             old.lost = None
@@ -49,11 +50,11 @@ def test_a_controller_that_another_replaced_is_told_and_has_no_say_any_more(dire
             channel = node.connect(old.attachment.ready.addresses)
             with contextlib.suppress(PeerLost):
                 channel.send(Frame(Kind.CONTROL, body=b'{"op":"CloseRun","run":"aaaaaaaa","exit_code":0}'))
-            eventually(lambda: old.lost, "the refusal")
+            wait_until("the refusal", lambda: old.lost)
             assert "it was declared lost" in str(old.lost)
             assert alive(kept)
             new.spawn_ready([1])
-            assert not [message for message in new.messages if isinstance(message, HostLost | ProcEnded)]
+            assert not [message for message in new.messages if isinstance(message, HostEnded | ProcEnded)]
             new.send(CloseRun("aaaaaaaa", 0))
         # Other runs have other controllers, and are not affected.
         assert neighbour.lost is None
@@ -80,12 +81,12 @@ def test_a_head_that_stood_still_has_lost_nobody(directory: Path) -> None:
         finally:
             os.kill(head_of(directory), signal.SIGCONT)
         assert engine.wait(lambda: seen == [Liveness.SUSPECT, Liveness.ALIVE], PATIENCE_S), seen
-        status = query_status(directory, 5.0)
+        status = query_status(directory, 60.0)
         assert status is not None
         assert [host["state"] for host in status["hosts"]] == ["alive", "alive"]
         client.spawn_ready([0, 1])
         assert all(alive(pid) for pid in pids)
-        assert not [message for message in client.messages if isinstance(message, HostLost | ProcEnded)]
+        assert not [message for message in client.messages if isinstance(message, HostEnded | ProcEnded)]
 
 
 def head_of(directory: Path) -> int:
@@ -131,7 +132,7 @@ def test_whoever_was_frozen_for_longer_than_it_takes_to_be_dead_condemns_nobody(
         healthy.engine.wake_waiters()
 
     addresses = healthy.node.listen(["127.0.0.1"])
-    with judge(addresses, Lease(0.1, 0.2)) as (frozen, said):
+    with judge(addresses, Lease(0.1, 0.2)) as (frozen, reports):
         healthy.until(lambda: bool(healthy.opened))
 
         def watch() -> None:
@@ -149,7 +150,7 @@ def test_whoever_was_frozen_for_longer_than_it_takes_to_be_dead_condemns_nobody(
             healthy.until(lambda: seen == [Liveness.SUSPECT, Liveness.ALIVE])
         assert not healthy.lost
         with pytest.raises(BlockingIOError):
-            os.read(said, 1000)
+            os.read(reports, 1000)
 
 
 def test_whoever_comes_back_too_late_is_given_up_and_not_let_in_again(parties: Callable[..., Party]) -> None:

@@ -18,13 +18,14 @@ from monarch_hpc.config.load import load
 from monarch_hpc.testing import wait_until
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.wire.control.allocation import Status, StatusReport
-from monarch_hpc.wire.control.calls import Calls, CallsReport
 from monarch_hpc.wire.control.message import Message, encode
 from monarch_hpc.wire.control.procs import SpawnFailed, SpawnProcs
+from monarch_hpc.wire.control.questions import Ask, Rows
 from monarch_hpc.wire.control.refusal import Refused
 from monarch_hpc.wire.control.runs import OpenRun, RunOpened
 from monarch_hpc.wire.frames import Frame, Kind
-from tests.system.support.agent_client import Client, alive, eventually
+from monarch_hpc.wire.tables.procs import PROCS
+from tests.system.support.agent_client import Client, alive
 
 
 @pytest.fixture
@@ -77,9 +78,13 @@ def test_each_is_answered_by_its_number_and_nothing_else_ends(directory: Path) -
         client.wait(SpawnFailed, lambda message: message.mesh == 200)
         client.send(StatusReport([], []))
         assert "does not handle StatusReport" in client.wait(Refused, lambda m: m.request == "StatusReport").problem
-        client.send(Calls(0, 10.0))
-        report = client.wait(CallsReport, lambda message: message.ticket == 0)
-        assert pid in [proc.pid for proc in report.procs]
+        client.send(Ask(0, "nothing", {}, 10.0))
+        assert "there is no table 'nothing'" in client.wait(Refused, lambda m: m.request == "Ask").problem
+        client.send(Ask(0, "procs", {"pid": pid}, 1.0))
+        rows = client.wait(Rows)
+        (row,) = (row for portion in rows.portions for row in PROCS.read(portion.rows))
+        assert (row.pid, row.run, row.state) == (pid, "feed", "ready") and row.rss_bytes > 1 << 20
+        assert rows.missing == ["the program of run feed"], "a test's client answers no question"
         assert client.lost is None and alive(pid)
         assert client.spawn_ready([0, 1])
 
@@ -92,8 +97,8 @@ def test_a_request_that_breaks_an_agent_fails_at_once(directory: Path) -> None:
         limits = resource.prlimit(agent, resource.RLIMIT_NOFILE)
         resource.prlimit(agent, resource.RLIMIT_NOFILE, (3, limits[1]))
         client.attachment.channel.send(Frame(Kind.CONTROL, body=json.dumps({**order("feed", 5)}).encode()))
-        eventually(lambda: any(isinstance(said, (Refused, SpawnFailed)) for said in client.messages), "an answer")
-        (answer,) = (said for said in client.messages if isinstance(said, (Refused, SpawnFailed)))
+        wait_until("an answer", lambda: any(isinstance(answer, (Refused, SpawnFailed)) for answer in client.messages))
+        (answer,) = (answer for answer in client.messages if isinstance(answer, (Refused, SpawnFailed)))
         assert answer.mesh == 5 and "Too many open files" in str(answer)
         resource.prlimit(agent, resource.RLIMIT_NOFILE, limits)
         assert client.lost is None and alive(pid)
@@ -107,11 +112,11 @@ def test_who_opens_thousands_of_runs_and_leaves_disturbs_nobody(directory: Path)
         with Client(directory, "many") as client:
             for number in range(3000):
                 client.send(OpenRun(f"run{number}", "x" * 100_000 if number < 200 else "", "here", 1, owner=False))
-            eventually(lambda: len(client.messages) >= 3000, "the runs")
-            report = query_status(directory, 10.0)
+            wait_until("the runs", lambda: len(client.messages) >= 3000)
+            report = query_status(directory, 60.0)
             assert report is not None and len(report["runs"]) == 3002
             assert len(next(str(run["title"]) for run in report["runs"] if run["run"] == "run1")) == 1000
-        eventually(lambda: len((query_status(directory, 10.0) or {"runs": []})["runs"]) == 1, "the end of the runs")
+        wait_until("the end of the runs", lambda: len((query_status(directory, 60.0) or {"runs": []})["runs"]) == 1)
         assert bystander.lost is None and all(map(alive, pids))
         assert bystander.spawn_ready([0, 1])
 
@@ -139,7 +144,7 @@ def test_who_asks_and_does_not_read_is_given_up(directory: Path) -> None:
             for _ in range(2000):  # each answer has 200 KB
                 deaf.send(Status())
             # While the head works off the requests, a tool may find it busy.
-            eventually(lambda: (runs := runs_of(directory)) is not None and "deaf" not in runs, "the end of the run")
+            wait_until("the end of the run", lambda: (runs := runs_of(directory)) is not None and "deaf" not in runs)
             assert memory_bytes(head) - before_bytes < 150 << 20
         finally:
             over.set()
@@ -148,7 +153,7 @@ def test_who_asks_and_does_not_read_is_given_up(directory: Path) -> None:
 
 
 def runs_of(directory: Path) -> list[object] | None:
-    report = query_status(directory, 10.0)
+    report = query_status(directory, 60.0)
     return None if report is None else [run["run"] for run in report["runs"]]
 
 

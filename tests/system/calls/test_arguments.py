@@ -168,9 +168,9 @@ CALLS: list[tuple[str, Call, str]] = [
     ("rename unknown", lambda w: w.procs.rename(gpu="tp"), "no dimension 'gpu'; there are: hosts, gpus"),
     ("size", lambda w: w.procs.size("gpu"), "no dimension 'gpu'; there are: hosts, gpus"),
     ("size number", lambda w: w.procs.size(1), "dim is 1, an int: give a list of strings"),
-    ("item", lambda w: w.values.item(hosts=0), "2 values are left (gpus=2); name every dimension"),
+    ("item", lambda w: w.values.item(hosts=0), "2 values are left ({gpus: 2}); name every dimension"),
     ("item float", lambda w: w.values.item(hosts=0.0, gpus=0), "hosts is 0.0, a float: give a whole number"),
-    ("extent", lambda w: Extent("hosts", (5,)), "labels is 'hosts', a str: give a list of strings"),  # type: ignore[arg-type]
+    ("extent", lambda w: Extent("hosts", (5,)), "labels is 'hosts', a str: give a list of strings"),
     ("extent size", lambda w: Extent(("hosts",), 5), "sizes is 5, an int: give a list"),  # type: ignore[arg-type]
     ("extent label", lambda w: w.procs.extent["gpu"], "no dimension 'gpu'; there are: hosts, gpus"),
     ("point", lambda w: w.procs.extent.point(1.5), "rank is 1.5, a float: give a whole number"),
@@ -240,6 +240,17 @@ CALLS: list[tuple[str, Call, str]] = [
     ("level name", lambda w: w.procs.logging_option(level="LOUD"), "level 'LOUD' is not known to logging"),
     ("window", lambda w: w.procs.logging_option(aggregate_window_sec="1"), "aggregate_window_sec is '1', a str"),
     ("streaming", lambda w: w.procs.logging_option(stream_to_client="no"), "stream_to_client is 'no', a str"),
+    # ---- values that stay in their process ----
+    (
+        "a future",
+        lambda w: w.probe.add.call([w.procs.initialized]),
+        "a future stays in its process: send its result",
+    ),
+    (
+        "a receiver",
+        lambda w: w.probe.add.call(Channel[int].open()[1]),
+        "argument 0, a PortReceiver, cannot be sent: TypeError: a receiver stays in the process that has opened",
+    ),
     # ---- waiting ----
     ("get", lambda w: w.procs.initialized.get("3"), "timeout is '3', a str: give a number of seconds"),
     ("result", lambda w: w.procs.initialized.result(float("inf")), "timeout is inf s"),
@@ -308,7 +319,7 @@ def test_a_wrong_argument_is_an_error_here_and_sends_nothing(
     assert words in str(caught.value)
     assert sent == []
     assert world.probe.slice(hosts=1, gpus=1).add.call_one(2).get() == 2
-    assert Controller.instance().fleet.hosts_of(world.procs._mesh)  # and all its procs still run
+    assert Controller.instance().tenancies.all()[0].fleet.hosts_of(world.procs._mesh)  # and all its procs still run
 
 
 def test_every_kind_of_mesh_was_asked(world: World) -> None:
@@ -320,5 +331,6 @@ def test_what_is_nearly_wrong_is_taken(world: World, tmp_path: Path) -> None:
     with world.hosts.spawn_procs(per_host={}, env={"HERE": tmp_path, "GONE": None}, preload=("json",)) as procs:
         assert len(procs) == 2
     assert world.probe.add.call(1).get(1e8).item(hosts=0, gpus=0) == 1
-    with pytest.raises(TimeoutError):
-        world.probe.add.options(timeout=1e8).call(1).get(-1.0)
+    assert world.probe.add.options(timeout=1e8).call(1).get(1e8).item(hosts=0, gpus=0) == 1
+    with Channel[int].open()[1] as silent, pytest.raises(TimeoutError):
+        silent.recv().get(-1.0)

@@ -25,7 +25,7 @@ from monarch_hpc.transport import credit
 from monarch_hpc.transport.credit import PIECE_BYTES
 from tests.system.support.controlling import controlled, settle
 
-_PATIENCE_S = 30.0
+_PATIENCE_S = 120.0
 _MIB = 2**20
 _WINDOW_BYTES = 32 * _MIB
 _SLACK_BYTES = 24 * _MIB
@@ -322,11 +322,11 @@ def test_who_is_held_back_hears_of_deaths_and_lives_on(hosts: HostMesh, first: P
         begun_s = time.monotonic()
         with pytest.raises(ActorDied, match="signal 9"):
             waiting.get(_PATIENCE_S)
-        assert time.monotonic() - begun_s < 5.0
+        assert time.monotonic() - begun_s < 30.0
         flood.finish()  # messages to a dead actor are lost, and block no sender
         assert held.is_alive()
         directory = Path(os.environ[DIRECTORY_VARIABLE])
-        status = query_status(directory, 5.0)
+        status = query_status(directory, 60.0)
         assert status is not None
         assert [host["state"] for host in status["hosts"]] == ["alive", "alive"]
         opener.open.call_one("held").get(_PATIENCE_S)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
+import os
+import signal
 import threading
 
 import pytest
 
 from monarch_hpc.actor.future import Future
+from monarch_hpc.actor.local_future import returns_future
 from monarch_hpc.transport.engine.engine import Engine
 
-_PATIENCE_S = 20.0
+_PATIENCE_S = 60.0
 
 
 @pytest.fixture
@@ -125,6 +128,23 @@ def test_callbacks_run_once_each_and_one_that_fails_stops_no_other(
     assert engine.wait(lambda: "must not wait for a future" in caplog.text, _PATIENCE_S)
 
 
+@pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_the_engine_goes_on_after_whatever_a_callback_raises(
+    engine: Engine, futures: list[Future[int]], error: type[BaseException]
+) -> None:
+    called = threading.Event()
+
+    def callback(_future: Future[int]) -> None:
+        called.set()
+        raise error
+
+    futures[0].add_done_callback(callback)
+    engine.call_soon(lambda: futures[0].set_result(1))  # on the engine's thread, as no other thread drives
+    assert called.wait(_PATIENCE_S)
+    engine.call_soon(lambda: futures[1].set_result(2))
+    assert asyncio.run(awaited(futures[1])) == 2
+
+
 @pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt])
 def test_the_engine_goes_on_where_even_the_log_fails(
     engine: Engine, futures: list[Future[int]], monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
@@ -158,17 +178,61 @@ def test_a_callback_that_awaits_is_refused(engine: Engine, futures: list[Future[
     assert futures[2].get(_PATIENCE_S) == 1
 
 
-def test_get_in_a_running_loop_says_what_to_write_whether_it_would_block_or_not(futures: list[Future[int]]) -> None:
+def test_get_in_a_running_loop_warns_whether_it_blocks_or_not(engine: Engine, futures: list[Future[int]]) -> None:
     async def main() -> int:
+        engine.call_later(0.01, lambda: futures[0].set_result(1))
         for _ in range(2):
-            with pytest.raises(RuntimeError, match="write 'await future' instead"):
-                futures[0].get(_PATIENCE_S)
-            futures[0].set_result(1)
-        with pytest.raises(RuntimeError, match="write 'await future' instead"):
+            with pytest.warns(RuntimeWarning, match="write 'await future' instead"):
+                assert futures[0].get(_PATIENCE_S) == 1
+        engine.call_later(0.01, lambda: futures[1].set_result(2))
+        with pytest.warns(RuntimeWarning, match="write 'await future' instead"):
             futures[1].result()
         return futures[0].result()
 
     assert asyncio.run(main()) == 1
+
+
+def test_ctrl_c_ends_a_read_that_blocks_a_loop(engine: Engine, futures: list[Future[int]]) -> None:
+    async def main() -> None:
+        engine.call_later(0.01, lambda: os.kill(os.getpid(), signal.SIGINT))
+        with pytest.warns(RuntimeWarning):
+            futures[0].get(_PATIENCE_S)
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(main())
+    assert futures[0].running()
+
+
+def test_a_task_that_was_cancelled_just_before_reads_nothing(futures: list[Future[int]]) -> None:
+    async def main() -> None:
+        task = asyncio.current_task()
+        assert task is not None and task.cancel()
+        with pytest.warns(RuntimeWarning):
+            futures[0].get(_PATIENCE_S)
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(main())
+
+
+def test_a_coroutine_of_a_future_runs_beside_the_loop_that_reads_it() -> None:
+    @returns_future
+    async def slow(value: int, nap_s: float = 0.01) -> int:
+        await asyncio.sleep(nap_s)
+        return value
+
+    async def main() -> list[int]:
+        future, awaited, late = slow(1), slow(2), slow(3, nap_s=_PATIENCE_S)
+        with pytest.warns(RuntimeWarning):
+            values = [future.get(_PATIENCE_S), future.get(_PATIENCE_S)]
+        task = asyncio.ensure_future(awaited.as_asyncio())
+        await asyncio.sleep(0)
+        with pytest.warns(RuntimeWarning), pytest.raises(RuntimeError, match="slow runs on the event loop that get"):
+            awaited.get(_PATIENCE_S)
+        with pytest.warns(RuntimeWarning), pytest.raises(TimeoutError):
+            late.get(0.001)
+        return [*values, await task]
+
+    assert asyncio.run(main()) == [1, 1, 2]
 
 
 def test_coroutines_read_it_in_every_way(engine: Engine, futures: list[Future[int]]) -> None:

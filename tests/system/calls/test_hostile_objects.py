@@ -24,7 +24,7 @@ from monarch_hpc import (
     concurrent_endpoint,
     endpoint,
 )
-from monarch_hpc.actor.cell.invocation import ResponsePort
+from monarch_hpc.actor.cell.response_port import ResponsePort
 from monarch_hpc.actor.ports.port import Port
 from monarch_hpc.config.load import load
 from monarch_hpc.mesh.calls.send import send
@@ -34,7 +34,7 @@ from tests.system.support.controlling import controlled, settle
 
 __all__ = ["collected"]
 
-_PATIENCE_S = 30.0
+_PATIENCE_S = 60.0
 _FRAME_BYTES = HUGE_CHARS // 3
 
 pytestmark = [

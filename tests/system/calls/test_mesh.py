@@ -24,7 +24,7 @@ from monarch_hpc.config.load import load
 from monarch_hpc.testing import wait_until
 from tests.system.support.controlling import controlled, settle
 
-_PATIENCE_S = 20.0
+_PATIENCE_S = 60.0
 
 
 class _Odd(Exception):
@@ -71,7 +71,7 @@ class Probe(Actor):
     @endpoint
     async def nap(self, seconds: float) -> str:
         await asyncio.sleep(seconds)
-        return monarch_hpc.current_actor_name()
+        return monarch_hpc.context().actor_name
 
     @endpoint
     def fail_on(self, rank: int) -> int:
@@ -126,7 +126,7 @@ def hosts() -> Iterator[HostMesh]:
         yield hosts
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def procs(hosts: HostMesh) -> ProcMesh:
     procs = hosts.spawn_procs(per_host={"gpus": 2}, name="shared")
     settle(procs)
@@ -208,7 +208,7 @@ def test_async_endpoints_run_and_know_their_context(probes: ActorMesh[Probe]) ->
 def test_two_actors_of_a_proc_run_concurrently(procs: ProcMesh) -> None:
     one = procs.slice(hosts=0, gpus=0)
     slow, quick = one.spawn("slow", Probe), one.spawn("quick", Probe)
-    waiting = slow.nap.call_one(60.0)
+    waiting = slow.nap.call_one(600.0)
     assert quick.add.call_one(1).get(_PATIENCE_S) == 1
     assert not waiting.done()
 
@@ -217,7 +217,7 @@ def test_a_remote_exception_keeps_its_class_and_brings_traceback_rank_and_host(p
     with pytest.raises(KeyError, match="rank 3") as caught:
         probes.fail_on.call(3).get(_PATIENCE_S)
     (note,) = caught.value.__notes__
-    assert "probe{hosts: 1, gpus: 1} on local1, endpoint fail_on" in note
+    assert "probe{'hosts': 1/2, 'gpus': 1/2} on local1, endpoint fail_on" in note
     assert "Traceback" in note and 'raise KeyError(f"rank {here}")' in note
 
 
@@ -258,7 +258,7 @@ def test_a_stopped_actor_says_so(procs: ProcMesh) -> None:
 
 
 def test_a_timed_out_get_leaves_the_future_usable(probes: ActorMesh[Probe]) -> None:
-    future = probes.slice(hosts=0, gpus=0).nap.call_one(0.3)
+    future = probes.slice(hosts=0, gpus=0).nap.call_one(1.0)
     with pytest.raises(TimeoutError):
         future.get(0.01)
     assert future.get(_PATIENCE_S) == future.get() == "probe"
@@ -267,7 +267,7 @@ def test_a_timed_out_get_leaves_the_future_usable(probes: ActorMesh[Probe]) -> N
 
 def test_futures_are_awaited_in_coroutines(probes: ActorMesh[Probe]) -> None:
     async def main() -> list[int]:
-        with pytest.raises(RuntimeError, match="await future"):
+        with pytest.warns(RuntimeWarning, match="await future"):
             probes.nap.call(0.05).get()
         answers = await asyncio.gather(*(probes.add.call(0) for _ in range(20)))
         with pytest.raises(KeyError):
@@ -305,12 +305,12 @@ def test_a_killed_proc_fails_its_calls_with_the_cause_and_spares_the_others(host
     with hosts.spawn_procs(per_host={"gpus": 1}) as procs:
         mesh = procs.spawn("victim", Probe)
         pids = list(mesh.pid.call().get(_PATIENCE_S).values())
-        waiting = mesh.nap.call(60.0)
+        waiting = mesh.nap.call(600.0)
         os.kill(pids[1], signal.SIGKILL)
         begun_s = time.monotonic()
         with pytest.raises(ActorDied, match=r"signal 9"):
             waiting.get(_PATIENCE_S)
-        assert time.monotonic() - begun_s < 5.0
+        assert time.monotonic() - begun_s < 30.0
         with pytest.raises(ActorDied, match=r"victim\[1\] on local1.* died: .*signal 9"):
             mesh.add.call(1).get(_PATIENCE_S)
         survivor = procs.slice(hosts=0).spawn("survivor", Probe)
@@ -326,9 +326,14 @@ def test_of_a_crash_the_line_that_did_it_is_told(hosts: HostMesh) -> None:
     assert "in crash" in str(caught.value)
 
 
-def test_an_actor_that_exits_ends_its_proc_with_the_code(hosts: HostMesh) -> None:
-    with hosts.slice(hosts=0).spawn_procs() as procs, pytest.raises(ActorDied, match="exit code 7"):
-        procs.spawn("leaver", Probe).leave.call_one(7).get(_PATIENCE_S)
+def test_an_actor_that_exits_dies_alone(hosts: HostMesh, faults: list[MeshFailure]) -> None:
+    with hosts.slice(hosts=0).spawn_procs() as procs:
+        other = procs.spawn("other", Probe)
+        with pytest.raises(ActorDied, match="endpoint leave raised SystemExit: 7"):
+            procs.spawn("leaver", Probe).leave.call_one(7).get(_PATIENCE_S)
+        assert other.pid.call_one().get(_PATIENCE_S) == procs.procs[0].pid
+        (failure,) = wait_until("the failure", lambda: list(faults), accept=bool)
+        assert failure.mesh_name == "leaver"
 
 
 def test_stopped_procs_are_gone_and_say_so(hosts: HostMesh) -> None:
@@ -355,7 +360,7 @@ def test_procs_get_the_environment_and_the_shape_they_were_asked_for(hosts: Host
 
 def test_a_proc_that_cannot_start_is_an_error_with_its_words(hosts: HostMesh) -> None:
     with pytest.raises(SpawnError, match=r"no_such_module_anywhere"):
-        hosts.spawn_procs(preload=["no_such_module_anywhere"])
+        hosts.spawn_procs(preload=["no_such_module_anywhere"]).initialized.get(_PATIENCE_S)
     with pytest.raises(ValueError, match="is 0: give at least 1"):
         hosts.spawn_procs(per_host={"gpus": 0})
     with pytest.raises(ValueError, match="repeat: hosts, hosts"):

@@ -13,10 +13,11 @@ import pytest
 
 import monarch_hpc
 from monarch_hpc import Actor, ActorDied, ActorMesh, CallTimeout, HostMesh, MeshError, ProcMesh, endpoint
-from monarch_hpc.attach.attach import query_calls
+from monarch_hpc.attach.attach import query_rows
 from monarch_hpc.config.program import DIRECTORY_VARIABLE
 from monarch_hpc.telemetry.picture import Row, draw
 from monarch_hpc.testing import wait_until
+from monarch_hpc.wire.tables.calls import CALLS
 from tests.system.calls.test_backpressure import Memory
 from tests.system.support.casting import (
     NUM,
@@ -125,7 +126,7 @@ def test_actors_cast_too_and_keep_their_order(procs: ProcMesh, logs: ActorMesh[L
 def test_failures_come_as_if_sent_directly(logs: ActorMesh[Log]) -> None:
     with pytest.raises(ZeroDivisionError) as one:
         logs.invert.call(3).get(PATIENCE_S)
-    assert "log{hosts: 1, gpus: 1}" in str(one.value.__notes__)
+    assert "log{'hosts': 1/5, 'gpus': 1/2}" in one.value.__notes__[0]
     values = logs.invert.options(on_error="collect").call(3).get(PATIENCE_S)
     assert values.item(hosts=2, gpus=0) == 1.0
     ((point, failure),) = values.failures().items()
@@ -248,9 +249,9 @@ def test_casts_to_a_sleeper_grow_nobody_by_more_than_the_window(hosts: HostMesh,
 
 
 def rows() -> dict[str, Row]:
-    report = query_calls(Path(os.environ[DIRECTORY_VARIABLE]), PATIENCE_S)
+    report = query_rows(Path(os.environ[DIRECTORY_VARIABLE]), CALLS, PATIENCE_S)
     assert report is not None
-    return {row.actor: row for row in draw(report.procs).rows}
+    return {row.actor: row for row in draw(report.rows).rows}
 
 
 def test_who_waits_for_a_call_through_the_tree_is_seen(procs: ProcMesh, logs: ActorMesh[Log]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import operator
 import os
 import signal
@@ -17,7 +16,6 @@ import pytest
 
 import monarch_hpc
 from monarch_hpc import Accumulator, Actor, ActorDied, ActorMesh, CallTimeout, HostMesh, MeshError, ProcMesh, endpoint
-from monarch_hpc.mesh.scripts.spmd import spmd
 from monarch_hpc.testing import wait_until
 from tests.system.support.casting import NUM, NUM_HOSTS, PATIENCE_S, PER_HOST, cast_sender, casting, procs, until_over
 from tests.system.support.controlling import controlled
@@ -167,7 +165,7 @@ def test_actors_reduce_too(procs: ProcMesh, workers: ActorMesh[Worker]) -> None:
 def test_a_rank_that_fails_fails_the_call(workers: ActorMesh[Worker]) -> None:
     with pytest.raises(ZeroDivisionError) as one:
         Accumulator(workers.invert, 0.0, operator.add, merge=operator.add).accumulate(3).get(PATIENCE_S)
-    assert "worker{hosts: 1, gpus: 1}" in str(one.value.__notes__)
+    assert "worker{'hosts': 1/5, 'gpus': 1/2}" in one.value.__notes__[0]
     with pytest.raises(MeshError) as every:
         Accumulator(workers.invert, 0.0, operator.add, merge=operator.add).accumulate("no number").get(PATIENCE_S)
     assert len(every.value.failures) > 1
@@ -246,26 +244,12 @@ def test_ranks_that_failed_are_left_out_and_listed(workers: ActorMesh[Worker], m
     until_over()
 
 
-def test_what_waits_for_all_ranks_says_what_to_write_in_a_coroutine(procs: ProcMesh) -> None:
-    group = spmd(procs)
-
-    async def init() -> None:
-        group.init()
-
-    async def close() -> None:
-        group.close()
-
-    for waits in (init, close):
-        with pytest.raises(RuntimeError, match=rf"await asyncio.to_thread\(group.{waits.__name__}, ...\)"):
-            asyncio.run(waits())
-
-
 @pytest.mark.parametrize(("combine", "error"), [(fail_hostile, "Coded"), (exit_at, "ActorFailed"), (grow, "TypeError")])
 def test_what_combines_may_fail_in_any_way(
     workers: ActorMesh[Worker], combine: Callable[[object, int], object], error: str
 ) -> None:
     total: Accumulator[[], int, object] = Accumulator(workers.rank, 0, combine, merge=lambda some, _more: some)
     raised = total.accumulate().exception(PATIENCE_S)
-    assert type(raised).__name__ == error
+    assert error in [each.__name__ for each in type(raised).__mro__]
     assert list(workers.rank.call().get(PATIENCE_S).values()) == list(range(NUM))
     until_over()

@@ -21,8 +21,9 @@ from monarch_hpc.config.load import load
 from monarch_hpc.core.storage.files import read_json, write_json
 from monarch_hpc.slurm.owner import current_owner
 from monarch_hpc.slurm.registry import AllocationRecord, Registry
+from monarch_hpc.testing import wait_until
 from monarch_hpc.testing.slurmlab.processes import read_command
-from tests.system.support.agent_client import alive, cookie_holders, eventually
+from tests.system.support.agent_client import alive, cookie_holders
 
 SCRIPT = """
 import json, os, signal, sys, time
@@ -70,8 +71,8 @@ def first_line(process: subprocess.Popen[bytes]) -> dict[str, object]:
     return found
 
 
-def gone(said: dict[str, object]) -> bool:
-    directory = Path(str(said["directory"]))
+def gone(report: dict[str, object]) -> bool:
+    directory = Path(str(report["directory"]))
     return not directory.exists() and not cookie_holders(directory)
 
 
@@ -80,9 +81,9 @@ def test_arguments_output_and_exit_code_pass(folder: Path) -> None:
     words = ["--local", "1", "program.py", "-x", "--local", "a b", "--"]
     code, out, err = finish(start(folder, *words, stdin=subprocess.PIPE), b"input")
     assert (code, err) == (3, "INPUT\n")
-    said = json.loads(out)
-    assert said["argv"] == ["-x", "--local", "a b", "--"]
-    assert gone(said)
+    report = json.loads(out)
+    assert report["argv"] == ["-x", "--local", "a b", "--"]
+    assert gone(report)
 
 
 def test_without_an_allocation_it_says_where_it_runs(folder: Path) -> None:
@@ -114,6 +115,19 @@ def test_what_cannot_run_has_a_sentence(folder: Path, words: list[str], code: in
     assert err.startswith("monarch-hpc: error: " + sentence.format(folder=folder)), err
 
 
+def test_a_wrong_configuration_leaves_nothing_of_the_hosts_that_have_begun_to_start(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (place := folder / "tmp").mkdir(0o700)
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setenv("TMPDIR", str(place))
+    monkeypatch.setenv("MONARCH_HPC_PROCS__STOP_S", "soon")
+    code, out, err = finish(start(folder, "--local", "2", "program.py"))
+    assert (code, out) == (65, "")
+    assert err.startswith("monarch-hpc: error: ") and "procs.stop_s" in err and "$MONARCH_HPC_PROCS__STOP_S" in err
+    assert list(place.iterdir()) == []
+
+
 def test_a_signal_reaches_the_program_once_and_the_run_waits_for_it(folder: Path) -> None:
     add(
         folder,
@@ -121,24 +135,24 @@ def test_a_signal_reaches_the_program_once_and_the_run_waits_for_it(folder: Path
         "print('armed', flush=True)\nwhile not got: time.sleep(0.01)\ntime.sleep(0.3); print(got); sys.exit(7)",
     )
     process = start(folder, "--local", "1", "program.py")
-    said = first_line(process)
+    report = first_line(process)
     assert process.stdout is not None and process.stdout.readline() == b"armed\n"
     process.send_signal(signal.SIGTERM)
     code, out, _ = finish(process)
     assert (code, out) == (7, f"[{signal.SIGTERM:d}]\n")
-    assert gone(said)
+    assert gone(report)
 
 
 def test_a_program_that_does_not_end_is_killed_after_the_grace(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MONARCH_HPC_RUN__STOP_GRACE_S", "0.3")
     add(folder, "signal.signal(signal.SIGINT, signal.SIG_IGN); print('armed', flush=True); time.sleep(600)")
     process = start(folder, "--local", "1", "program.py")
-    said = first_line(process)
+    report = first_line(process)
     assert process.stdout is not None and process.stdout.readline() == b"armed\n"
     process.send_signal(signal.SIGINT)
     code, _, _ = finish(process)
     assert code == 137
-    assert gone(said)
+    assert gone(report)
 
 
 def test_ctrl_c_at_a_terminal_reaches_the_program_once(folder: Path) -> None:
@@ -153,44 +167,44 @@ def test_ctrl_c_at_a_terminal_reaches_the_program_once(folder: Path) -> None:
     before = ["-c", take, sys.executable]
     process = start(folder, "--local", "1", "program.py", stdin=theirs, before=before, session=True)
     os.close(theirs)
-    said = first_line(process)
+    report = first_line(process)
     assert process.stdout is not None and process.stdout.readline() == b"armed\n"
     os.write(ours, b"\x03")
     code, out, err = finish(process)
     os.close(ours)
     assert (code, out, err) == (0, "[2]\n", "")
-    assert gone(said)
+    assert gone(report)
 
 
 def test_a_killed_run_takes_everything_along(folder: Path) -> None:
     add(folder, "time.sleep(600)")
     process = start(folder, "--local", "2", "program.py")
-    said = first_line(process)
+    report = first_line(process)
     process.kill()
     finish(process)
-    eventually(lambda: not alive(int(str(said["pid"]))), "the end of the program")
-    eventually(lambda: gone(said), "the end of its embedded allocation")
+    wait_until("the end of the program", lambda: not alive(int(str(report["pid"]))))
+    wait_until("the end of its embedded allocation", lambda: gone(report))
 
 
 def test_lost_agents_end_the_run_with_a_sentence(folder: Path) -> None:
     add(folder, "time.sleep(600)")
     process = start(folder, "--local", "1", "program.py")
-    said = first_line(process)
-    directory = Path(str(said["directory"]))
+    report = first_line(process)
+    directory = Path(str(report["directory"]))
 
     def owners() -> list[object]:
-        status = query_status(directory, 5.0)
+        status = query_status(directory, 60.0)
         assert status is not None
         return [run["pid"] for run in status["runs"]]
 
-    eventually(lambda: process.pid in owners(), "the run at the head")
+    wait_until("the run at the head", lambda: process.pid in owners())
     for pid in cookie_holders(directory):
         if "monarch_hpc.agent" in read_command(pid):
             os.kill(pid, signal.SIGKILL)
     code, _, err = finish(process)
     assert code == 72
     assert "lost its head while the program ran" in err
-    assert gone(said)
+    assert gone(report)
 
 
 def test_no_file_of_the_users_stands_in_for_a_module(folder: Path) -> None:
@@ -216,7 +230,7 @@ def allocation(folder: Path) -> Iterator[Path]:
 
 
 def runs(directory: Path) -> list[object]:
-    status = query_status(directory, 5.0)
+    status = query_status(directory, 60.0)
     assert status is not None
     return [run["title"] for run in status["runs"]]
 
@@ -235,14 +249,14 @@ def test_two_runs_at_once_and_one_is_stopped(folder: Path, allocation: Path) -> 
     one, two = (start(folder, "-a", "dev", "program.py", word) for word in ("one", "two"))
     first, second = first_line(one), first_line(two)
     assert first["run"] != second["run"]
-    eventually(lambda: len(runs(allocation)) == 2, "two runs")
+    wait_until("two runs", lambda: len(runs(allocation)) == 2)
     one.send_signal(signal.SIGTERM)
     code, _, err = finish(one)
     assert (code, err.count("allocation 'dev' is still there: ")) == (143, 1)
     assert [str(title).split()[-1] for title in runs(allocation)] == ["two"]
     two.kill()
     finish(two)
-    eventually(lambda: runs(allocation) == [] and not alive(int(str(second["pid"]))), "the end of the second")
+    wait_until("the end of the second", lambda: runs(allocation) == [] and not alive(int(str(second["pid"]))))
 
 
 def test_versions_that_differ_stop_a_run_before_it_begins(folder: Path, allocation: Path) -> None:

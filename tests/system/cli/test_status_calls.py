@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import pytest
 
 from monarch_hpc import Actor, ActorMesh, Channel, HostMesh, endpoint
 from monarch_hpc.actor.fault import MeshFailure
-from monarch_hpc.attach.attach import query_calls
+from monarch_hpc.attach.attach import query_rows
 from monarch_hpc.config.load import load
 from monarch_hpc.config.program import DIRECTORY_VARIABLE
 from monarch_hpc.telemetry import layout
@@ -27,6 +28,8 @@ from monarch_hpc.telemetry.memory import make_memory
 from monarch_hpc.telemetry.picture import Picture, Row, draw
 from monarch_hpc.telemetry.reading import DecodedRecord, Memory, memory_of, read_events, read_scene
 from monarch_hpc.testing import wait_until
+from monarch_hpc.wire.tables.calls import CALLS
+from tests.child import child
 from tests.system.support.controlling import controlled, settle
 from tests.system.support.programs import Programs, programs
 
@@ -98,10 +101,10 @@ def stage(hosts: HostMesh, faults: list[MeshFailure]) -> Iterator[Stage]:
 
 
 def look() -> Picture:
-    report = query_calls(Path(os.environ[DIRECTORY_VARIABLE]), _ASK_S)
+    report = query_rows(Path(os.environ[DIRECTORY_VARIABLE]), CALLS, _ASK_S)
     assert report is not None
     assert report.missing == []
-    return draw(report.procs)
+    return draw(report.rows)
 
 
 def row(name: str, **wanted: object) -> Row:
@@ -203,7 +206,9 @@ class Sleeper(Actor):
     @endpoint
     def sleep(self): threading.Event().wait()
 
-sleeper = this_host().spawn_procs().spawn("sleeper", Sleeper)
+procs = this_host().spawn_procs()
+sleeper = procs.spawn("sleeper", Sleeper)
+procs.initialized.get()
 call = sleeper.sleep.call_one()
 print("asleep", flush=True)
 if sys.argv[1] == "bound":
@@ -222,9 +227,9 @@ def test_a_program_that_cannot_answer_is_seen_all_the_same(programs: Programs, h
         os.kill(program.pid, signal.SIGSTOP)
 
     def seen() -> dict[str, tuple[str, str]]:
-        report = query_calls(directory, _ASK_S)
+        report = query_rows(directory, CALLS, _ASK_S)
         assert report is not None and report.missing == []
-        return {row.actor: (row.state, row.caller.partition(" on ")[0]) for row in draw(report.procs).rows}
+        return {row.actor: (row.state, row.caller.partition(" on ")[0]) for row in draw(report.rows).rows}
 
     wanted = {"program": (state, ""), "sleeper[0]": ("running", "program")}
     wait_until("both", seen, accept=lambda rows: rows == wanted)
@@ -233,22 +238,44 @@ def test_a_program_that_cannot_answer_is_seen_all_the_same(programs: Programs, h
 
 def test_how_long_endpoints_ran(stage: Stage) -> None:
     command = [sys.executable, "-m", "monarch_hpc.cli", "status", "--endpoints", os.environ[DIRECTORY_VARIABLE]]
-    header, *lines = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
+    header, *lines = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=True
+    ).stdout.splitlines()
     assert header.split()[:4] == ["ENDPOINT", "PROCS", "CALLS", "FAILED"]
     (line,) = [line.split() for line in lines if line.startswith("left.meet ")]
     assert line[3] == "-"  # none failed
     assert len(line) == 4 + 2 * 6  # each duration has its unit
 
 
-def status(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "monarch_hpc.cli", "status", "--calls", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+def test_the_processes_of_a_run(stage: Stage) -> None:
+    os.kill(stage.pids[1], signal.SIGSTOP)
+    directory = os.environ[DIRECTORY_VARIABLE]
+    rows = [
+        line.split()
+        for line in status(directory, "--run", "feedbeef", table="--procs").stdout.splitlines()
+        if not re.search(r"ended", line)
+    ]
+    assert rows[0] == ["RUN", "MESH", "RANK", "HOST", "PID", "STATE", "MEMORY"]
+    found = {row[4]: row for row in rows[1:]}
+    assert 0 < int(found[str(stage.pids[0])][1]) < 1000, "the number within the program"
+    assert found[str(stage.pids[0])][5] == "ready" and found[str(stage.pids[1])][5] == "stopped"
+    assert found[str(os.getpid())][1:3] == ["program", "-"]
+    assert status(directory, "--run", "other", table="--procs").stdout == "no proc and no program is running\n"
+    document = json.loads(status(directory, "--json", table="--procs").stdout)
+    (allocation,) = document["allocations"]
+    assert {row["pid"] for row in allocation["rows"]} >= {*stage.pids, os.getpid()} and allocation["missing"] == []
+
+
+def status(*arguments: str, table: str = "--calls") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "monarch_hpc.cli", "status", table, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     return done
 
 
 def test_a_run_without_calls(hosts: HostMesh) -> None:
-    with hosts.spawn_procs():
+    with hosts.spawn_procs() as procs:
+        assert procs.initialized.get()
         rows = [row for row in look().rows if not row.state.startswith("dead")]
         assert [(row.actor, row.state) for row in rows] == [("program", "idle"), ("", "idle"), ("", "idle")]
 
@@ -278,7 +305,7 @@ def test_a_writer_that_is_killed_leaves_no_wrong_record(pen: str) -> None:
     memory = memory_of(fd)
     command = [sys.executable, "-c", _WRITER, str(fd), pen]
     try:
-        with subprocess.Popen(command, pass_fds=[fd], stdout=subprocess.PIPE) as writer:
+        with child(subprocess.Popen(command, pass_fds=[fd], stdout=subprocess.PIPE)) as writer:
             assert writer.stdout is not None
             assert writer.stdout.readline() == b"writing\n"
             check(

@@ -16,11 +16,12 @@ from monarch_hpc import Actor, ActorDied, AllocationError, HostMesh, ProcMesh, S
 from monarch_hpc.actor.context import Context
 from monarch_hpc.actor.fault import MeshFailure
 from monarch_hpc.config.load import load
+from monarch_hpc.core.errors import BootstrapFailed
 from monarch_hpc.mesh.program.controller import Controller
 from monarch_hpc.testing import wait_until
 from tests.system.support.controlling import controlled, settle
 
-_PATIENCE_S = 30.0
+_PATIENCE_S = 60.0
 
 
 class Guest(Actor):
@@ -77,7 +78,7 @@ def hosts() -> Iterator[HostMesh]:
         yield hosts
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def procs(hosts: HostMesh) -> ProcMesh:
     """Procs shared by all tests; as the first ones they start UCX in this process, which then keeps running."""
     procs = hosts.slice(hosts=slice(0, 2)).spawn_procs()
@@ -140,7 +141,7 @@ def test_only_the_owner_ends_procs_and_hosts(hosts: HostMesh, procs: ProcMesh) -
                 reference.stop()
         assert "came in a message" in guest.try_to_stop.call_one(mine).get(_PATIENCE_S)
         assert "only the program can stop hosts" in guest.try_to_stop.call_one(hosts).get(_PATIENCE_S)
-        for part in (hosts.slice(hosts=0), pickle.loads(pickle.dumps(hosts))):
+        for part in (pickle.loads(pickle.dumps(hosts)), pickle.loads(pickle.dumps(hosts.slice(hosts=0)))):
             with pytest.raises(RuntimeError, match="only the program can shut down hosts"):
                 part.shutdown()
         survivors = mine.flatten("rank")
@@ -206,12 +207,12 @@ def test_a_binding_that_cannot_be_is_refused_before_anything_starts(
 
 def test_a_node_that_a_host_has_not_is_a_spawn_error(hosts: HostMesh) -> None:
     with pytest.raises(SpawnError, match=r"no proc on local0: proc_bind\[0\]\['membind'\] asks for 999; NUMA nodes"):
-        hosts.slice(hosts=0).spawn_procs(proc_bind=[{"membind": "999"}])
+        hosts.slice(hosts=0).spawn_procs(proc_bind=[{"membind": "999"}]).initialized.get(_PATIENCE_S)
 
 
 def test_mpi_needs_slurm(hosts: HostMesh) -> None:
     with pytest.raises(SpawnError, match="no proc on local0: mpi=True needs a Slurm job"):
-        hosts.slice(hosts=0).spawn_procs(mpi=True)
+        hosts.slice(hosts=0).spawn_procs(mpi=True).initialized.get(_PATIENCE_S)
 
 
 def test_a_bootstrap_runs_before_any_actor(hosts: HostMesh) -> None:
@@ -243,10 +244,27 @@ def test_a_failing_bootstrap_is_a_spawn_error_with_host_rank_and_reason(
     with pytest.raises(
         SpawnError, match=r"local3: the bootstrap of choir failed on rank 3: KeyError.*licence"
     ) as caught:
-        two.spawn_procs({"gpus": 2}, fail, "choir")
+        two.spawn_procs({"gpus": 2}, fail, "choir").initialized.get(_PATIENCE_S)
     assert any('raise KeyError("no such licence")' in line for line in caught.value.last_lines)
     with pytest.raises(SpawnError, match="local2: the bootstrap of its mesh failed on rank 1: exit code 7"):
-        two.spawn_procs({"gpus": 2}, bootstrap=leave)
+        two.spawn_procs({"gpus": 2}, bootstrap=leave).initialized.get(_PATIENCE_S)
+    assert faults == []
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_a_bootstrap_that_exits_fails_the_start_and_nothing_else(
+    hosts: HostMesh, faults: list[MeshFailure], later: bool
+) -> None:
+    def leave() -> None:
+        sys.exit("no licence")
+
+    async def leave_later() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(
+        BootstrapFailed, match="it raised KeyboardInterrupt" if later else "it raised SystemExit: no lic"
+    ):
+        hosts.slice(hosts=0).spawn_procs(bootstrap=leave_later if later else leave).initialized.get(_PATIENCE_S)
     assert faults == []
 
 
@@ -267,25 +285,24 @@ def test_procs_run_in_another_interpreter(hosts: HostMesh, tmp_path: Path) -> No
 def test_an_interpreter_that_cannot_serve_says_why(hosts: HostMesh, tmp_path: Path) -> None:
     one = hosts.slice(hosts=0)
     with pytest.raises(SpawnError, match="local0: /no/such/python: No such file"):
-        one.with_python_executable("/no/such/python").spawn_procs()
+        one.with_python_executable("/no/such/python").spawn_procs().initialized.get(_PATIENCE_S)
     bare = tmp_path / "bare"
     bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S -c "import no_such_package_of_ours"\n')
     bare.chmod(0o755)
     with pytest.raises(SpawnError, match="bare ended: exit code 1; it needs monarch-hpc") as caught:
-        one.with_python_executable(str(bare)).spawn_procs()
+        one.with_python_executable(str(bare)).spawn_procs().initialized.get(_PATIENCE_S)
     assert "No module named 'no_such_package_of_ours'" in caught.value.last_lines[-1]
     old = tmp_path / "old"
     code = (
-        "import monarch_hpc.agent.procs.zygote as zygote, sys\n"
+        "import monarch_hpc.agent.procs.zygote as zygote, socket, sys\n"
         "zygote.versions = lambda: ['Python 3.9', 'monarch-hpc 0.0.1']\n"
-        "sys.argv = ['zygote', sys.argv[-1]]\n"
-        "sys.exit(zygote.main())\n"
+        "sys.exit(zygote.serve(socket.socket(fileno=int(sys.argv[-1]))))\n"
     )
     (tmp_path / "old.py").write_text(code)
     old.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{tmp_path}/old.py" "$4"\n')
     old.chmod(0o755)
     with pytest.raises(SpawnError, match=r"old is Python 3\.9 with monarch-hpc 0\.0\.1; the program and its hosts are"):
-        one.with_python_executable(str(old)).spawn_procs()
+        one.with_python_executable(str(old)).spawn_procs().initialized.get(_PATIENCE_S)
 
 
 def test_a_program_knows_its_place_in_slurm(hosts: HostMesh, procs: ProcMesh) -> None:
@@ -321,6 +338,6 @@ def test_contexts_stop_procs_in_coroutines_too(hosts: HostMesh) -> None:
 def test_hosts_of_slurm_are_not_shut_down_by_a_program(
     hosts: HostMesh, procs: ProcMesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Controller.instance().door, "outlived", True)
+    monkeypatch.setattr(Controller.instance().tenancies.all()[0], "outlived", True)
     with pytest.raises(AllocationError, match=r"it outlives this program; .* 'monarch-hpc release'"):
         hosts.shutdown()

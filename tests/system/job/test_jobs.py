@@ -61,8 +61,10 @@ def test_a_process_job_outlives_its_program_until_it_is_killed(programs: Program
     second = programs.run(JOB)
     assert first.splitlines()[-1] == second.splitlines()[-1]
     changed = JOB.replace('"loaders": 2', '"loaders": 3')
-    said = programs.run(changed, code=1)
-    assert "lives and differs: meshes is {'trainers': 1, 'loaders': 2}, wanted is {'trainers': 1, 'loaders': 3}" in said
+    output = programs.run(changed, code=1)
+    assert (
+        "lives and differs: meshes is {'trainers': 1, 'loaders': 2}, wanted is {'trainers': 1, 'loaders': 3}" in output
+    )
     assert len(workers_of(programs)) == 3
     programs.run(HEAD + "job_load().kill()")
     wait_until("no worker", lambda: workers_of(programs), PATIENCE_S, accept=lambda left: not left)
@@ -71,8 +73,8 @@ def test_a_process_job_outlives_its_program_until_it_is_killed(programs: Program
 
 
 def test_a_job_that_is_saved_nowhere_ends_with_its_program(programs: Programs) -> None:
-    said = programs.run(HEAD + 'print(hosts_from_config("grid").sizes)')
-    assert "{'hosts': 2}" in said
+    output = programs.run(HEAD + 'print(hosts_from_config("grid").sizes)')
+    assert "{'hosts': 2}" in output
     assert workers_of(programs) == [] and not (programs.folder / ".monarch").exists()
 
 
@@ -114,12 +116,14 @@ except Exception as error:
 
 
 def test_commands_run_on_hosts_with_their_place_and_give_their_code(programs: Programs) -> None:
-    said = programs.run(LOCAL)
-    assert "to 0 of 2 mint" in said and "to 1 of 2 mint" in said and said.count(str(programs.folder / "work")) == 2
-    assert [line for line in said.splitlines() if line.startswith("code")] == ["code 4", "code 5", "code 137"]
+    output = programs.run(LOCAL)
+    assert (
+        "to 0 of 2 mint" in output and "to 1 of 2 mint" in output and output.count(str(programs.folder / "work")) == 2
+    )
+    assert [line for line in output.splitlines() if line.startswith("code")] == ["code 4", "code 5", "code 137"]
     assert (programs.folder / "out" / "stdout.txt").read_text() == "script ['a b']\n"
     assert (programs.folder / "out" / "stderr.txt").read_text() == "woe\n"
-    assert said.count("refused:") == 2
+    assert output.count("refused:") == 2
     assert programs.procs() == []
 
 
@@ -199,10 +203,10 @@ with socket.create_connection(("127.0.0.1", port), 60) as sock:
 
 
 def test_connections_are_carried_to_a_service_on_a_host(programs: Programs) -> None:
-    said = programs.run(FORWARD)
-    assert "carried True True True" in said and "eight True" in said
-    assert "open b'hello'" in said and "then b''" in said and "nobody listens" in said
-    assert said.count("refused:") == 3 and "no service b''" in said
+    output = programs.run(FORWARD)
+    assert "carried True True True" in output and "eight True" in output
+    assert "open b'hello'" in output and "then b''" in output and "nobody listens" in output
+    assert output.count("refused:") == 3 and "no service b''" in output
 
 
 SHELL = (
@@ -240,7 +244,7 @@ class Terminal:
         )
         os.close(slave)
         os.set_blocking(self.master, False)
-        self.said = ""
+        self.output = ""
 
     def resize(self, lines: int, columns: int) -> None:
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
@@ -253,13 +257,13 @@ class Terminal:
 
         def look() -> str:
             try:
-                self.said += os.read(self.master, 65536).decode(errors="replace")
+                self.output += os.read(self.master, 65536).decode(errors="replace")
             except OSError:
                 pass  # no new output, or the program has ended
-            return self.said
+            return self.output
 
-        wait_until(words, look, PATIENCE_S, accept=lambda said: words in said)
-        self.said = self.said.partition(words)[2]
+        wait_until(words, look, PATIENCE_S, accept=lambda output: words in output)
+        self.output = self.output.partition(words)[2]
 
     def close(self) -> None:
         self.process.kill()
@@ -294,7 +298,43 @@ def test_a_shell_on_a_host_is_used_like_one_here(programs: Programs, ending: str
     assert programs.procs() == []
 
 
+def test_the_end_of_input_hangs_up_on_a_command_that_runs(programs: Programs) -> None:
+    program = programs.start(SHELL, stdin=subprocess.PIPE)
+    assert program.stdin is not None
+    program.stdin.write("sh -c \"echo asl''eep; exec sleep 600\"\n")
+    program.stdin.flush()
+    programs.until(program, "asleep")
+    program.stdin.close()
+    programs.until(program, "code ")
+    assert program.wait(PATIENCE_S) == 0
+
+
 def test_a_shell_needs_one_host(programs: Programs) -> None:
-    said = programs.run(HEAD + 'shell(ProcessJob({"a": 2}).state(cached_path=None).a)', code=1)
-    assert "a shell runs on one host, the mesh has 2" in said
+    output = programs.run(HEAD + 'shell(ProcessJob({"a": 2}).state(cached_path=None).a)', code=1)
+    assert "a shell runs on one host, the mesh has 2" in output
     assert workers_of(programs) == []
+
+
+SERVED = (
+    HEAD
+    + """
+from monarch_hpc.job.spmd import job_load, serve
+if "again" not in sys.argv:
+    job = serve(["torchrun", "--nproc-per-node=2", "train.py", "--lr", "3"], scheduler="local_cwd")
+    job.dump("job.pkl")
+job_load("job.pkl").run_spmd()
+"""
+)
+TRAINING = """
+import os, sys
+with open("rank" + os.environ["RANK"], "a") as file:
+    print(os.environ["WORLD_SIZE"], os.environ["LOCAL_RANK"], *sys.argv, file=file)
+"""
+
+
+def test_a_command_of_torchrun_is_run_again_by_the_next_program(programs: Programs) -> None:
+    (programs.folder / "train.py").write_text(TRAINING)
+    programs.run(SERVED)
+    programs.run(SERVED, "again")
+    for rank in (0, 1):
+        assert (programs.folder / f"rank{rank}").read_text() == f"2 {rank} train.py --lr 3\n" * 2

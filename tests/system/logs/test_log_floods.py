@@ -17,8 +17,8 @@ from monarch_hpc.attach.attach import query_status
 from monarch_hpc.config.load import load
 from monarch_hpc.config.program import read_program
 from monarch_hpc.testing import wait_until
+from tests.system.support.captured_output import PATIENCE_S, capture_output, log_file
 from tests.system.support.controlling import controlled, settle
-from tests.system.support.hearing import PATIENCE_S, hearing, log_file
 
 
 class Speaker(Actor):
@@ -48,6 +48,17 @@ def memory_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
+def size_bytes(path: Path) -> int:
+    """Size of a log file, which is missing for a moment while it is rotated."""
+
+    def look() -> int:
+        with contextlib.suppress(FileNotFoundError):
+            return path.stat().st_size
+        return -1
+
+    return wait_until(path.name, look, PATIENCE_S, accept=lambda size: size >= 0)
+
+
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[HostMesh]:
     config = load().config
@@ -63,7 +74,7 @@ def hosts() -> Iterator[HostMesh]:
 @pytest.mark.parametrize(("line", "gpu"), [("x" * 100, 0), ("", 1)], ids=["lines", "empty lines"])
 def test_a_flood_from_one_rank_disturbs_nobody(hosts: HostMesh, line: str, gpu: int, faults: list[object]) -> None:
     """The flood lasts until its file was rotated twice; meanwhile all else works, and no memory grows."""
-    with hearing() as heard, hosts.spawn_procs(per_host={"gpus": 2}, name="w") as procs:
+    with capture_output() as captured, hosts.spawn_procs(per_host={"gpus": 2}, name="w") as procs:
         settle(procs)
         speakers = procs.spawn("speaker", Speaker)
         speakers.echo.call(0).get(PATIENCE_S)
@@ -85,16 +96,16 @@ def test_a_flood_from_one_rank_disturbs_nobody(hosts: HostMesh, line: str, gpu: 
             return False
 
         wait_until("a flood of three files", flooded, 2 * PATIENCE_S)
-        said = heard.until(f"line {number}")
-        assert [text for text in said if "local1] line " in text] == [
+        lines = captured.until(f"line {number}")
+        assert [text for text in lines if "local1] line " in text] == [
             f"[w r0{3 - gpu} local1] line {at}" for at in range(1, number + 1)
         ]
-        heard.until("lines left out here")
+        captured.until("lines left out here")
         directory = read_program().directory
         assert directory is not None
         status = query_status(directory, PATIENCE_S)
         assert status is not None and [host["state"] for host in status["hosts"]] == ["alive", "alive"]
         grown = {name: memory_bytes(pid) - before[name] for name, pid in pids.items()}
         assert max(grown.values()) < 64 << 20, grown
-        assert sum(entry.stat().st_size for entry in (path, path.with_name(path.name + OLD))) < 40 << 20
+        assert sum(size_bytes(entry) for entry in (path, path.with_name(path.name + OLD))) < 40 << 20
         assert not faults

@@ -24,10 +24,11 @@ from monarch_hpc.config.program import DIRECTORY_VARIABLE
 from monarch_hpc.testing import wait_until
 from tests.system.support.controlling import controlled, settle
 
-_PATIENCE_S = 20.0
-_DEAD_S = 2.0
-_HELD_S = 8.0
-_NUM_ARRAYS = 20  # of half a gigabyte each: ten gigabytes take some seconds,
+_PATIENCE_S = 60.0
+_DEAD_S = 4.0
+_HELD_S = 2 * _DEAD_S
+# Of half a gigabyte each: they take several times `_DEAD_S`,
+_NUM_ARRAYS = int(os.environ.get("ARRAYS", "10"))
 _LONGEST_S = 30.0  # and on a machine that is busy with other things no more than this
 
 
@@ -108,57 +109,57 @@ def stop(pid: int) -> None:
 
 
 def states() -> list[object]:
-    status = query_status(Path(os.environ[DIRECTORY_VARIABLE]), 5.0)
+    status = query_status(Path(os.environ[DIRECTORY_VARIABLE]), 60.0)
     return [host["state"] for host in status["hosts"]] if status else []
 
 
 def test_a_proc_that_holds_the_interpreters_lock_is_not_dead(
     busy: ActorMesh[Busy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = listen(monkeypatch)
+    stderr = listen(monkeypatch)
     future = busy.hold_the_lock.call_one(2 * _DEAD_S)
     future.get(_PATIENCE_S)
     assert busy.double.call_one(np.ones(3)).get(_PATIENCE_S).sum() == 6
     assert states() == ["alive", "alive"]
-    assert said.getvalue() == ""
+    assert stderr.getvalue() == ""
 
 
 def test_a_proc_that_is_stopped_for_a_moment_answers_later(
     busy: ActorMesh[Busy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = listen(monkeypatch)
+    stderr = listen(monkeypatch)
     pid = busy.pid.call_one().get(_PATIENCE_S)
     stop(pid)
     futures = [busy.double.call_one(np.full(4, number)) for number in range(100)]
-    words = "proc 0 on local1 is stopped by a signal (SIGSTOP): let it go on (SIGCONT), or it is killed 2 s after"
-    wait_until("the news", said.getvalue, accept=lambda text: words in text)
+    words = "proc 0 on local1 is stopped by a signal (SIGSTOP): let it go on (SIGCONT), or it is killed 4 s after"
+    wait_until("the news", stderr.getvalue, accept=lambda text: words in text)
     assert not any(future.done() for future in futures)
     os.kill(pid, signal.SIGCONT)
     assert [int(future.get(_PATIENCE_S)[0]) for future in futures] == list(range(0, 200, 2))
-    wait_until("the news", said.getvalue, accept=lambda text: "proc 0 on local1 goes on after" in text)
-    assert said.getvalue().count("\n") == 2
+    wait_until("the news", stderr.getvalue, accept=lambda text: "proc 0 on local1 goes on after" in text)
+    assert stderr.getvalue().count("\n") == 2
 
 
 def test_a_proc_that_stays_stopped_is_dead_and_its_callers_told(
     busy: ActorMesh[Busy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = listen(monkeypatch)
+    stderr = listen(monkeypatch)
     stop(busy.pid.call_one().get(_PATIENCE_S))
-    with pytest.raises(ActorDied, match=r"busy.* died: stopped \(SIGSTOP\) for \d s"):
+    with pytest.raises(ActorDied, match=r"busy.* died: stopped \(SIGSTOP\) for \d+ s"):
         busy.pid.call_one().get(_PATIENCE_S)
-    wait_until("the news", said.getvalue, accept=lambda text: "died: stopped (SIGSTOP) for" in text)
+    wait_until("the news", stderr.getvalue, accept=lambda text: "died: stopped (SIGSTOP) for" in text)
 
 
 @pytest.mark.slow
-def test_a_lock_held_for_eight_seconds_on_both_sides_and_ten_gigabytes_are_no_death(tmp_path: Path) -> None:
-    """Started by `run`, with an owner of the run beside the program. Eight seconds are four times `dead_s`."""
+def test_a_lock_held_for_eight_seconds_on_both_sides_and_five_gigabytes_are_no_death(tmp_path: Path) -> None:
+    """Started by `run`, with an owner of the run beside the program. Eight seconds are twice `dead_s`."""
     program = tmp_path / "toiling.py"
     program.write_text(TOILING)
     values = {"DEAD_S": _DEAD_S, "SUSPECT_S": 0.4, "HEARTBEAT_S": 0.1}
     liveness = {f"MONARCH_HPC_LIVENESS__{name}": str(value) for name, value in values.items()}
     command = [sys.executable, "-m", "monarch_hpc.cli", "run", "--local", "2", str(program)]
     done = subprocess.run(
-        command, env={**os.environ, **liveness}, capture_output=True, text=True, timeout=110, check=False
+        command, env={**os.environ, **liveness}, capture_output=True, text=True, timeout=180, check=False
     )
     print(done.stdout)
     assert (done.returncode, done.stderr) == (0, "")
@@ -166,7 +167,7 @@ def test_a_lock_held_for_eight_seconds_on_both_sides_and_ten_gigabytes_are_no_de
 
 
 def test_a_long_transfer_is_not_a_death(busy: ActorMesh[Busy], monkeypatch: pytest.MonkeyPatch) -> None:
-    said = listen(monkeypatch)
+    stderr = listen(monkeypatch)
     array = np.ones(64 * 2**20 // 8)
     begun_s = time.monotonic()
     num = 0
@@ -177,4 +178,4 @@ def test_a_long_transfer_is_not_a_death(busy: ActorMesh[Busy], monkeypatch: pyte
             num += 1
         assert states() == ["alive", "alive"]
     assert num >= 4
-    assert said.getvalue() == ""
+    assert stderr.getvalue() == ""

@@ -6,14 +6,16 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
 
+from monarch_hpc.core.machine.procfs import each_pid
 from monarch_hpc.testing import wait_until
 from tests.system.hosts.test_workers import start_worker
-from tests.system.support.programs import Programs, programs
+from tests.system.support.paths import paths_below
+from tests.system.support.programs import Programs, programs, shown_environ
 
 __all__ = ["programs"]
 
@@ -60,14 +62,14 @@ def temporary(programs: Programs) -> Path:
 def start(programs: Programs, text: str, *arguments: str) -> tuple[subprocess.Popen[str], str]:
     """Start a program; return it and the allocation that it uses."""
     program = programs.start(HEAD + text + TAIL, *arguments)
-    said = programs.until(program, "up ")
-    return program, said.split()[-1]
+    output = programs.until(program, "up ")
+    return program, output.split()[-1]
 
 
 def left(programs: Programs, temporary: Path, allocations: Sequence[str]) -> list[str]:
     """Files, shared memory and processes of these allocations; workers that were started by hand do not count."""
     memory = [path.name for path in Path("/dev/shm").iterdir() if any(each in path.name for each in allocations)]
-    files = [str(path.relative_to(temporary)) for path in temporary.rglob("*")]
+    files = [str(path.relative_to(temporary)) for path in paths_below(temporary)]
     return sorted([*memory, *files, *(f"process {pid}" for pid in [*programs.procs(), *job_workers(temporary)])])
 
 
@@ -141,11 +143,7 @@ def test_what_even_agents_and_workers_could_not_remove_goes_with_the_next_use(
     _, second = start(programs, "mesh = ProcessJob({'a': 1}).state().a")
     start_worker(programs, "ipc://w0")
     _, third = start(programs, MODES["attached"], "ipc://w0")
-    doomed = everybody(programs)
-    for number in (signal.SIGSTOP, signal.SIGKILL):  # so that no process sees the end of another
-        for pid in doomed:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
+    kill_all_at_once(programs)
     allocations = [first, second, third]
     wait_until("no process", lambda: everybody(programs), accept=lambda pids: not pids)
     there = left(programs, temporary, allocations)
@@ -156,14 +154,22 @@ def test_what_even_agents_and_workers_could_not_remove_goes_with_the_next_use(
     assert left(programs, temporary, allocations) == []
 
 
+def kill_all_at_once(programs: Programs) -> None:
+    """Kill them so that none sees the end of another: a process may be forked while the others are stopped."""
+    stopped: set[int] = set()
+    while new := set(everybody(programs)) - stopped:
+        send(signal.SIGSTOP, new)
+        stopped |= new
+    send(signal.SIGKILL, stopped)
+
+
+def send(number: signal.Signals, pids: Iterable[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
 def everybody(programs: Programs) -> list[int]:
     """Programs, workers, agents, zygotes, procs, and all processes that they started."""
     mark = f"XDG_STATE_HOME={programs.environment['XDG_STATE_HOME']}".encode()
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if mark in path.read_bytes():
-                found.append(int(path.parent.name))
-        except OSError:
-            continue
-    return found
+    return [pid for pid in each_pid() if mark in shown_environ(pid)]

@@ -26,7 +26,7 @@ def demo() -> list[str]:
     installed = ".venv/installed-examples"
     folder = Path(sys.executable).parent
     command = ["make", "--silent", "--dry-run", f"--assume-old={installed}", f"BIN={folder}", "demo"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
     return done.stdout.splitlines()[-1].split()
 
 

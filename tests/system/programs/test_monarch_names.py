@@ -23,6 +23,7 @@ from monarch_hpc.actor import (
     SupervisionError,
     as_endpoint,
     context,
+    current_actor_name,
     current_rank,
     default_bootstrap_cmd,
     endpoint,
@@ -30,6 +31,7 @@ from monarch_hpc.actor import (
     send,
     shutdown_context,
     span,
+    this_proc,
     traced,
 )
 from monarch_hpc.config import Config
@@ -39,7 +41,7 @@ from monarch_hpc.spmd import AddrType, SPMDActor, setup_torch_elastic_env, setup
 from monarch_hpc.testing import wait_until
 from tests.system.support.controlling import controlled, settle
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +104,9 @@ class Worker(Actor):
             "id": str(me.actor_id),
             "proc": me.proc_id,
             "pid": os.getpid(),
-            "same": me.proc.extent == Extent((), ()),
+            "class": me.class_name,
+            "current": current_actor_name(),
+            "same": me.proc.extent == Extent((), ()) and me.proc is this_proc(),
         }
 
     @endpoint
@@ -200,12 +204,18 @@ def test_an_actor_knows_itself(grid: ProcMesh) -> None:
         "rank": {"hosts": 1, "gpus": 1},
         "id": f"{proc}/worker[3]",
         "proc": proc,
+        "class": f"{__name__}.Worker",
+        "current": f"{proc}/worker[3]",
         "same": True,
     }
     program = context().actor_instance
-    assert program.name == "controller" and program.proc.extent == Extent((), ())
+    assert program.name == "client" and program.class_name is None and program.proc.extent == Extent((), ())
+    assert program.creator is None and program.proc_mesh is program.proc
+    assert current_actor_name() == f"{program.proc_id}/client[0]"
     with pytest.raises(RuntimeError, match="this is the program"):
         program.stop()
+    this_proc().seen = True  # type: ignore[attr-defined]  # programs keep what belongs to the process there
+    assert this_proc() is this_proc() is program.proc and this_proc().seen  # type: ignore[attr-defined]
 
 
 def test_an_actor_ends_itself(pair: ProcMesh, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,6 +230,7 @@ def test_an_actor_ends_itself(pair: ProcMesh, monkeypatch: pytest.MonkeyPatch) -
     victim.kill_me.call_one().get()
     wait_until("the failure", lambda: seen, PATIENCE_S)
     assert "victim" in str(seen[0]) and "no more" in str(seen[0])
+    assert f"of class {__name__}.Worker" in seen[0].report()
     with pytest.raises(SupervisionError, match="no more"):
         victim.add.call_one(1).get(PATIENCE_S)
 
@@ -247,8 +258,30 @@ def test_the_environment_of_a_bootstrap_command_is_that_of_the_procs(hosts: Host
     assert found == ["mint", None, "blue"]
     with pytest.raises(ValueError, match="with_python_executable"):
         hosts.spawn_procs(bootstrap_command=BootstrapCommand("/bin/true"))
-    with pytest.raises(TypeError, match="the same for all procs"):
-        hosts.spawn_procs(bootstrap_command=lambda _point: command)  # type: ignore[arg-type]
+
+
+def test_a_bootstrap_command_may_depend_on_the_coordinates_of_a_proc(hosts: HostMesh) -> None:
+    def command(point: Point) -> BootstrapCommand:
+        return default_bootstrap_cmd().with_env({"PLACE": f"{point['hosts']}/{point['gpus']}", "COLOUR": "green"})
+
+    def look() -> None:
+        assert os.environ["PLACE"], "the caller's bootstrap comes after"
+
+    with hosts.spawn_procs({"gpus": 2}, look, bootstrap_command=command, env={"COLOUR": "blue"}) as procs:
+        workers = procs.spawn("worker", Worker)
+        found = list(workers.environment.call("PLACE", "COLOUR").get().values())
+    assert found == [[f"{host}/{gpu}", "blue"] for host in range(len(hosts)) for gpu in range(2)]
+    with pytest.raises(TypeError, match="a function of a proc's coordinates"):
+        hosts.spawn_procs(bootstrap_command=lambda _point: "python")  # type: ignore[arg-type, return-value]
+
+
+def test_a_bootstrap_function_may_wait_for_actors_of_its_proc(hosts: HostMesh) -> None:
+    def call() -> None:
+        worker = monarch_hpc.this_proc().spawn("worker", Worker)
+        os.environ["WAITED"] = str(len(worker.environment.call_one("PATH").get(PATIENCE_S)))
+
+    with hosts.slice(hosts=0).spawn_procs(bootstrap=call) as procs:
+        assert procs.spawn("worker", Worker).environment.call_one("WAITED").get() == ["1"]
 
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_NAME")
@@ -308,8 +341,8 @@ def test_spans_cost_nothing_without_opentelemetry() -> None:
 
 
 def test_extents_and_points_read_as_there() -> None:
-    extent = Extent(["hosts", "gpus"], [2, 3])  # type: ignore[arg-type]  # lists, as there
-    assert (extent.labels, extent.sizes, extent.nelements) == (("hosts", "gpus"), (2, 3), 6)
+    extent = Extent(["hosts", "gpus"], [2, 3])
+    assert (extent.labels, extent.sizes, extent.nelements) == (["hosts", "gpus"], [2, 3], 6)
     assert extent["gpus"] == 3 and list(extent) == extent.keys() == ["hosts", "gpus"]
     point = Point(4, extent)
     assert dict(point) == {"hosts": 1, "gpus": 1} and point.size("gpus") == 3 and hash(extent)

@@ -14,9 +14,9 @@ DATA = Path(__file__).parents[2] / "golden" / "data" / "monarch"
 
 def test_a_moved_program_prints_what_it_printed_there(programs: Programs) -> None:
     text = re.sub(r"\bmonarch\.", "monarch_hpc.", (DATA / "moved.txt").read_text())
-    said = programs.run(text)
+    output = programs.run(text)
     # Lines that procs write to stderr get a prefix with rank and host.
-    own = [line for line in said.splitlines() if not re.match(r"\[(\w+ )?r\d\d ", line)]
+    own = [line for line in output.splitlines() if not re.match(r"\[(\w+ )?r\d\d ", line)]
     assert own == (DATA / "moved.out").read_text().splitlines()
 
 

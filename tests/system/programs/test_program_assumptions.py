@@ -16,12 +16,13 @@ import pytest
 
 import monarch_hpc
 import monarch_hpc.actor
-from monarch_hpc import Actor, ActorDied, ActorMesh, HostMesh, MeshError, MeshFailure, ProcMesh, endpoint
+from monarch_hpc import Actor, ActorDied, ActorMesh, HostMesh, MeshFailure, ProcMesh, endpoint
 from monarch_hpc.config.load import load
+from monarch_hpc.core.errors import MeshDied
 from monarch_hpc.testing import wait_until
 from tests.system.support.controlling import controlled, settle
 
-_PATIENCE_S = 30.0
+_PATIENCE_S = 60.0
 
 
 def note(path: str, text: str) -> None:
@@ -142,7 +143,7 @@ def hosts() -> Iterator[HostMesh]:
         yield hosts
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def procs(hosts: HostMesh) -> ProcMesh:
     procs = hosts.slice(hosts=0).spawn_procs(per_host={"gpus": 4})
     settle(procs)
@@ -230,7 +231,7 @@ def test_a_slice_knows_of_the_failures_of_its_mesh(procs: ProcMesh, faults: list
         assert len(list(view.pid.call().get(_PATIENCE_S).values())) == len(view)
     mesh.fail_on.broadcast(2)
     wait_until("the failures", lambda: [fault.rank for fault in faults], accept=lambda seen: sorted(seen) == [1, 2])
-    with pytest.raises(MeshError) as caught:
+    with pytest.raises(MeshDied) as caught:
         mesh.pid.call().get(_PATIENCE_S)
     assert sorted(caught.value.failures) == [1, 2]
 

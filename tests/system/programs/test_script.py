@@ -113,12 +113,12 @@ print([__name__, __file__, sys.argv[1:], sibling.word, [os.environ[name] for nam
     assert status.sizes == {"hosts": 2, "gpus": 2} and list(status.values()) == [0, 0, 0, 0]
     lines = wait_until("four lines", lambda: out.getvalue().splitlines(), accept=lambda lines: len(lines) == 4)
     for rank, line in enumerate(sorted(lines)):
-        prefix, _, said = line.partition("] ")
+        prefix, _, content = line.partition("] ")
         assert prefix == f"[r{rank:02d} local{rank // 2}"
         # The host's GPUs, in which the local rank is the index of its own GPU. In actors that is 0: "5,4" for rank 1.
         gpus = ("4,5", "6,7")[rank // 2]
         environment = [str(rank), "4", str(rank % 2), "2", "127.0.0.1", "lo", gpus]
-        assert ast.literal_eval(said) == ["__main__", str(script), ["--lr", "a b"], "imported", environment]
+        assert ast.literal_eval(content) == ["__main__", str(script), ["--lr", "a b"], "imported", environment]
 
 
 def test_the_port_is_free_for_rank_0_and_again_at_the_next_run(procs: ProcMesh, script: Path) -> None:

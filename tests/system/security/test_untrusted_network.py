@@ -33,7 +33,7 @@ def run(program: Path, change: str, **environment: str) -> subprocess.CompletedP
         env={**os.environ, "XDG_STATE_HOME": str(program.parent / "state"), **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -12,6 +11,7 @@ from typing import Self, TypeVar
 from monarch_hpc.attach.attach import Attachment, attach
 from monarch_hpc.core.errors import TransportError
 from monarch_hpc.core.ids import Role, mesh_number
+from monarch_hpc.testing import wait_until
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.control.message import Message
@@ -21,7 +21,7 @@ from monarch_hpc.wire.control.runs import OpenRun, RunOpened
 from monarch_hpc.wire.control.table import decode
 from monarch_hpc.wire.frames import Frame
 
-__all__ = ["ENTRY", "Client", "alive", "cookie_holders", "eventually", "standin_path"]
+__all__ = ["ENTRY", "Client", "alive", "cookie_holders", "standin_path"]
 
 ENTRY = "monarch_standin:main"
 
@@ -43,21 +43,13 @@ def main(start):
 '''
 
 _M = TypeVar("_M", bound=Message)
-_WAIT_S = 20.0
+_WAIT_S = 60.0
 
 
 def standin_path(folder: Path) -> str:
     """Write the module that test procs run and return the PYTHONPATH under which agents find it."""
     (folder / "monarch_standin.py").write_text(_STANDIN)
     return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
-
-
-def eventually(look: Callable[[], object], what: str, timeout_s: float = _WAIT_S) -> None:
-    """Wait until *look* returns a true value; fail with its last value."""
-    end_s = time.monotonic() + timeout_s
-    while not (last := look()):
-        assert time.monotonic() < end_s, f"{what}: not within {timeout_s:g} s; last: {last!r}"
-        time.sleep(0.01)
 
 
 def alive(pid: int) -> bool:
@@ -175,8 +167,8 @@ class Client:
             return [message for message in list(self.messages) if isinstance(message, kind) and match(message)]
 
         try:
-            eventually(lambda: len(found()) >= num or self.lost, f"{num} {kind.__name__}")
-        except AssertionError as error:
+            wait_until(f"{num} {kind.__name__}", lambda: len(found()) >= num or self.lost)
+        except TimeoutError as error:
             raise AssertionError(f"{error}; messages: {self.messages}") from error
         assert len(found()) >= num, f"the channel is lost ({self.lost}); messages: {self.messages}"
         return found()

@@ -31,7 +31,7 @@ from tests.guards.tree import ROOT
 
 __all__ = ["Loot", "Told", "attack"]
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 _PTRACE_SEIZE = 0x4206
 _PIDFD_GETFD = 438
 

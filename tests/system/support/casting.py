@@ -21,7 +21,7 @@ from tests.system.support.controlling import settle
 
 __all__ = ["NUM", "NUM_HOSTS", "PATIENCE_S", "PER_HOST", "Log", "cast_sender", "casting", "procs", "until_over"]
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 NUM_HOSTS = 5
 PER_HOST = 2
 NUM = NUM_HOSTS * PER_HOST

@@ -40,4 +40,5 @@ def settle(procs: ProcMesh) -> None:
     wait_until("the choice of fabrics", lambda: all(channel.why for channel in channels))
     casts = Controller.instance().casts
     if len(procs) > casts.max_direct:
-        assert casts.connect()  # stays, too
+        route = casts.route_to(procs.procs[0].allocation)
+        assert route is not None and route.connect()  # stays, too

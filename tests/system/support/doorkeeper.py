@@ -23,6 +23,7 @@ from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.frames import Frame
+from tests.child import child
 from tests.guards.tree import ROOT
 from tests.system.support.parties import ALLOCATION, KEY
 
@@ -81,7 +82,7 @@ def open_doorkeeper(limits: TransportConfig) -> Iterator[Doorkeeper]:
     """Start a doorkeeper, and stop it."""
     told = json.dumps([ALLOCATION, KEY.hex(), vars(limits)])
     argv = [sys.executable, "-m", "tests.system.support.doorkeeper", told]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+    with child(subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)) as process:
         try:
             yield Doorkeeper(process)
             assert process.poll() is None, "the doorkeeper did not survive"

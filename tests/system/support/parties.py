@@ -13,6 +13,7 @@ from monarch_hpc.core.errors import (
     TransportError,
 )
 from monarch_hpc.core.ids import Identity, Role, new_allocation_id, new_incarnation
+from monarch_hpc.testing.conformance import PATIENCE_S
 from monarch_hpc.transport.api import Fabric, FrameChannel
 from monarch_hpc.transport.connect.listen import Forwards
 from monarch_hpc.transport.connect.relay import Relay
@@ -20,7 +21,22 @@ from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.engine.flag import Flag
 from monarch_hpc.transport.node import Node
 from monarch_hpc.transport.ucx.fabric import UcxFabric
+from monarch_hpc.transport.ucx.machine import read_machine
 from monarch_hpc.wire.frames import Frame
+
+__all__ = [
+    "ALLOCATION",
+    "BLOCKED",
+    "KEY",
+    "LIMITS",
+    "PATIENCE_S",
+    "RDMA",
+    "UCX",
+    "Around",
+    "Party",
+    "make_fabric",
+    "parties",
+]
 
 ALLOCATION = new_allocation_id()
 KEY = os.urandom(32)
@@ -32,13 +48,12 @@ LIMITS = TransportConfig(
     mailbox_bytes=2**22,
     cast_direct=16,
     cast_fanout=16,
+    cast_shared_bytes=1 << 20,
     connect_s=5.0,
     around_after_s=0.05,
     relay_s=5.0,
     cut_s=3.0,
 )
-PATIENCE_S = 20.0
-
 
 BLOCKED = "192.0.2.1"
 """An address without a host, reserved for documentation. The relay of these tests maps it to loopback."""
@@ -75,8 +90,11 @@ class Around:
         assert all(over.wait(PATIENCE_S) for over in self._over)
 
 
-UCX = {"ucx-shm": "posix,cma,self", "ucx-tcp": "tcp,self"}
+UCX = {"ucx-shm": "posix,cma,self", "ucx-tcp": "tcp,self", "ucx-rdma": "ib,self"}
 """UCX's transports for each tested fabric."""
+
+RDMA = ["ucx-rdma"] if read_machine().rdma else []
+"""The tested fabric over RDMA, where there is a device for it; `make rdma-lab` emulates one."""
 
 
 def make_fabric(engine: Engine, transports: str) -> UcxFabric:
@@ -91,6 +109,7 @@ def make_fabric(engine: Engine, transports: str) -> UcxFabric:
         login=False,
         interfaces=["lo"],
         max_frame_bytes=LIMITS.max_frame_bytes,
+        segments=os.environ.get("UCX_POSIX_DIR", ""),
     )
 
 
@@ -107,6 +126,7 @@ class Party:
         spin_s: float = 0.0,
         forwarders: Sequence[str] = (),
         forwards: Forwards = lambda _incarnation: None,
+        cma: bool = False,
     ) -> None:
         self.engine = Engine(spin_s)
         self.engine.start()
@@ -123,6 +143,7 @@ class Party:
             forwarders=forwarders,
             forwards=forwards,
         )
+        self.node.own_memory.cross_memory.use(("cma", "tcp") if cma else ("tcp",))
         self.opened: list[FrameChannel] = []
         self.frames: list[Frame] = []
         self.lost: list[TransportError] = []
@@ -160,3 +181,17 @@ def parties() -> Iterator[Callable[..., Party]]:
     yield make
     for party in reversed(made):
         party.close()
+
+
+def join(parties: Callable[..., Party], fabric: str) -> tuple[Party, Party, FrameChannel]:
+    """A party with memory, one without, and the latter's channel over *fabric*, which may be ``cma``."""
+    ucx, cma = UCX.get(fabric, ""), fabric == "cma"
+    owner = parties(ucx=ucx, cma=cma)
+    addresses = owner.node.listen(["127.0.0.1"])
+    if fabric == "relay":
+        asker = parties(role=Role.CONTROLLER, around=owner)
+        return owner, asker, asker.node.connect([address.replace("127.0.0.1", BLOCKED) for address in addresses])
+    asker = parties(role=Role.CONTROLLER, ucx=ucx, cma=cma)
+    channel = asker.node.connect(addresses)
+    asker.until(lambda: not ucx or bool(channel.why))
+    return owner, asker, channel

@@ -11,11 +11,13 @@ from typing import IO
 
 import pytest
 
+from monarch_hpc.core.machine.procfs import each_pid, read_environ
+from monarch_hpc.testing import wait_until
 from monarch_hpc.wire.start import COOKIE
 
-__all__ = ["PATIENCE_S", "Programs", "programs", "read_until"]
+__all__ = ["PATIENCE_S", "Programs", "programs", "read_until", "shown_environ"]
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 
 class Programs:
@@ -57,9 +59,9 @@ class Programs:
     def run(self, text: str, *arguments: str, code: int = 0, env: Mapping[str, str] | None = None) -> str:
         """Run a program to its end, assert that its exit code is *code*, and return its output."""
         process = self.start(text, *arguments, env=env)
-        said = process.communicate(timeout=PATIENCE_S)[0]
-        assert process.returncode == code, said
-        return said
+        output = process.communicate(timeout=PATIENCE_S)[0]
+        assert process.returncode == code, output
+        return output
 
     def until(self, process: subprocess.Popen[str], words: str) -> str:
         """Read and return a program's output up to a line that contains *words*."""
@@ -79,25 +81,22 @@ class Programs:
     def procs(self) -> list[int]:
         """Ids of the processes of allocations with this test's state directory."""
         marks = [f"XDG_STATE_HOME={self.environment['XDG_STATE_HOME']}".encode(), f"{COOKIE}=".encode()]
-        found = []
-        for path in Path("/proc").glob("[0-9]*/environ"):
-            try:
-                environ = path.read_bytes()
-            except OSError:
-                continue
-            if all(mark in environ for mark in marks):
-                found.append(int(path.parent.name))
-        return found
+        return [pid for pid in each_pid() if all(mark in shown_environ(pid) for mark in marks)]
+
+
+def shown_environ(pid: int) -> bytes:
+    """The environment of a process; waits for the end of an exec, within which it shows none."""
+    return wait_until("the end of an exec", lambda: read_environ(pid), accept=lambda it: it is not None) or b""
 
 
 def read_until(stdout: Iterable[str], words: str, stderr: IO[str] | None = None) -> str:
     """Read and return lines up to one that contains *words*; *stderr* is read only for the error if there is none."""
-    said = ""
+    output = ""
     for line in stdout:
-        said += line
+        output += line
         if words in line:
-            return said
-    raise AssertionError(f"the program ended without printing {words!r}: {said}{stderr.read() if stderr else ''}")
+            return output
+    raise AssertionError(f"the program ended without printing {words!r}: {output}{stderr.read() if stderr else ''}")
 
 
 @pytest.fixture

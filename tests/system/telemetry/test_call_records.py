@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from monarch_hpc import Actor, ActorError, ActorMesh, ProcMesh, concurrent_endpoint, endpoint
-from monarch_hpc.actor.cell.invocation import ResponsePort
+from monarch_hpc.actor.cell.response_port import ResponsePort
 from monarch_hpc.actor.runtime.runtime import current_runtime
 from monarch_hpc.config.load import load
 from monarch_hpc.telemetry.layout import FAILED, RecordKind
@@ -19,7 +19,7 @@ from monarch_hpc.telemetry.reading import DecodedRecord, read_events, read_scene
 from monarch_hpc.testing import wait_until
 from tests.system.support.controlling import controlled, settle
 
-_PATIENCE_S = 30.0
+_PATIENCE_S = 60.0
 _gates: dict[str, threading.Event] = {}
 _NUM_VALUES = 100_000
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import os
 import random
@@ -14,24 +15,26 @@ from collections.abc import Callable
 
 import pytest
 
-from monarch_hpc.core.errors import (
-    ChannelClosed,
-    FrameError,
-    PeerLost,
-    TransportError,
-)
+from monarch_hpc.core.errors import ChannelClosed, PeerLost, TransportError
 from monarch_hpc.core.ids import Role
 from monarch_hpc.testing import wait_until
+from monarch_hpc.transport import arrival
+from monarch_hpc.transport import node as node_module
 from monarch_hpc.transport.api import FrameChannel
+from monarch_hpc.transport.arrival import HUGE_BYTES
+from monarch_hpc.transport.credit import cost_of
 from monarch_hpc.transport.engine.flag import Flag
 from monarch_hpc.transport.tcp.channel import CHUNK_BYTES, INLINE_BYTES
-from monarch_hpc.wire.frames import Frame, Kind
-from tests.system.support.parties import BLOCKED, LIMITS, PATIENCE_S, UCX, Party, parties
+from monarch_hpc.wire.frames import Buffer, Frame, Kind, RefusedBuffers
+from tests.system.support import parties as parties_of
+from tests.system.support.parties import BLOCKED, LIMITS, PATIENCE_S, RDMA, UCX, Party, parties
 
 __all__ = ["parties"]
 
+_SMALL_FRAME_BYTES = 1 << 21
 
-@pytest.fixture(params=["tcp", "relay", "ucx-shm", "ucx-tcp"])
+
+@pytest.fixture(params=["tcp", "relay", "ucx-shm", "ucx-tcp", *RDMA])
 def pair(parties: Callable[..., Party], request: pytest.FixtureRequest) -> tuple[Party, Party, FrameChannel]:
     """A listening party, a dialling one, and the dialling one's channel."""
     server = parties(ucx=UCX.get(request.param, ""))
@@ -76,7 +79,8 @@ def test_frames_of_any_shape_arrive_whole(
     pair: tuple[Party, Party, FrameChannel], sizes: list[int], body_bytes: int
 ) -> None:
     server, _, channel = pair
-    sent = Frame(Kind.CALL, 3, 2**64 - 1, os.urandom(body_bytes), [os.urandom(size) for size in sizes])
+    buffers = [memoryview(os.urandom(size)) for size in sizes]
+    sent = Frame(Kind.CALL, 3, 2**64 - 1, os.urandom(body_bytes), buffers)
     channel.send(sent)
     server.until(lambda: len(server.frames) == 1)
     assert _digest(server.frames[0]) == _digest(sent)
@@ -155,13 +159,76 @@ def test_giving_up_on_a_peer_is_its_loss_not_our_close(pair: tuple[Party, Party,
     assert isinstance(channel.error, PeerLost) and "no heartbeat" in str(channel.error)
 
 
-def test_a_frame_over_the_limit_is_refused_and_the_channel_lives_on(pair: tuple[Party, Party, FrameChannel]) -> None:
+def test_large_buffers_arrive_in_the_containers_they_are_sent_in(pair: tuple[Party, Party, FrameChannel]) -> None:
     server, _, channel = pair
-    with pytest.raises(FrameError, match="max_frame_bytes"):
-        channel.send(Frame(Kind.CALL, 1, 0, b"", [memoryview(bytearray(2**20))] * 1025))
-    channel.send(Frame(Kind.CALL, 2))
+    data = os.urandom(HUGE_BYTES + 1)
+    channel.send(Frame(Kind.CALL, 1, 0, b"", [data, bytearray(data), memoryview(data)]))
     server.until(lambda: len(server.frames) == 1)
-    assert server.frames[0].dest == 2
+    one, other, view = server.frames[0].buffers
+    assert (type(one), type(other)) == (bytes, bytearray) and one == other == data
+    assert view == data and isinstance(view, memoryview) and not view.readonly
+    assert hash(one) == hash(data)
+    assert isinstance(other, bytearray)
+    other.clear()  # nothing of the channel holds it
+
+
+@pytest.fixture
+def small_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parties_of, "LIMITS", dataclasses.replace(LIMITS, max_frame_bytes=_SMALL_FRAME_BYTES))
+
+
+def test_a_frame_over_the_limit_arrives_in_parts(small_frames: None, pair: tuple[Party, Party, FrameChannel]) -> None:
+    """Sent by two threads at once, with small frames between the parts, and in the order of each thread."""
+    server, _, channel = pair
+    data: list[Buffer] = [
+        os.urandom(3 * _SMALL_FRAME_BYTES // 2),
+        b"",
+        bytearray(os.urandom(_SMALL_FRAME_BYTES)),
+        b"end",
+    ]
+
+    def pour(first: int) -> None:
+        for number in range(first, first + 6, 2):
+            channel.send(Frame(Kind.RESULT, number, 1, b"body", data))
+            channel.send(Frame(Kind.RESULT, number + 1))
+
+    threads = [threading.Thread(target=pour, args=(first,)) for first in (0, 100)]
+    for thread in threads:
+        thread.start()
+    server.until(lambda: len(server.frames) == 12)
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    for first in (0, 100):
+        assert [frame.dest for frame in server.frames if first <= frame.dest < first + 6] == [*range(first, first + 6)]
+    for frame in server.frames:
+        if frame.buffers:
+            assert (frame.reply, bytes(frame.body)) == (1, b"body")
+            assert list(frame.buffers) == data and type(frame.buffers[0]) is bytes
+
+
+@pytest.fixture(params=["whole", "in parts"])
+def frames_of_any_limit(request: pytest.FixtureRequest) -> None:
+    if request.param == "in parts":
+        request.getfixturevalue("small_frames")
+
+
+def test_a_frame_that_cannot_be_held_is_refused_and_the_channel_lives_on(
+    frames_of_any_limit: None, pair: tuple[Party, Party, FrameChannel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel says that there is no memory left: it is not taken from the machine."""
+    server, _, channel = pair
+    monkeypatch.setattr(arrival, "memory_left", lambda: 100 << 20)
+    data = bytearray(70 << 20)
+    channel.send(Frame(Kind.CALL, 1, 5, b"the call", [data, b"more"]))
+    server.until(lambda: len(server.frames) == 1)
+    frame = server.frames[0]
+    assert isinstance(frame.buffers, RefusedBuffers) and frame.buffers.sizes == (len(data), 4)
+    assert "100 MiB of memory left" in frame.buffers.why
+    assert (frame.dest, frame.reply, bytes(frame.body)) == (1, 5, b"the call")
+    server.opened[0].consumed(1, cost_of(frame))
+    channel.send(Frame(Kind.CALL, 2, 0, b"", [data[: 1 << 20]]))
+    server.until(lambda: len(server.frames) == 2)
+    assert server.frames[1].buffers[0] == bytes(1 << 20)
 
 
 def test_a_sender_waits_while_the_receiver_does_not_read(pair: tuple[Party, Party, FrameChannel]) -> None:
@@ -257,3 +324,29 @@ def test_closing_a_node_ends_what_it_still_dials(parties: Callable[..., Party]) 
     assert begun.wait(PATIENCE_S)
     client.node.close("the test is over")
     assert isinstance(outcome[0], PeerLost)
+
+
+def test_closing_a_node_waits_as_long_as_channels_go_on_ending(
+    parties: Callable[..., Party], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = parties()
+    monkeypatch.setattr(node_module, "LINGER_S", 0.05)
+    ended: list[float] = []
+
+    class Slow:
+        """A channel that ends *after_s* from its close."""
+
+        def __init__(self, after_s: float) -> None:
+            self.after_s = after_s
+
+        def close(self, _reason: str) -> None:
+            client.engine.call_later(self.after_s, self.end)
+
+        def end(self) -> None:
+            client.node._open.discard(self)
+            ended.append(self.after_s)
+            client.engine.wake_waiters()
+
+    client.node._open |= {Slow(0.075 * number) for number in range(1, 5)}  # type: ignore[misc]
+    client.node.close("the test ended")
+    assert len(ended) == 4

@@ -13,15 +13,15 @@ from monarch_hpc.core.errors import ChannelClosed, PeerLost, TransportError
 from monarch_hpc.core.ids import Role
 from monarch_hpc.testing import wait_until
 from monarch_hpc.testing.conformance import ECHO, FabricConformance, Joined, pour, rss_bytes
-from monarch_hpc.transport import channel as channel_module
 from monarch_hpc.transport.api import FrameChannel
+from monarch_hpc.transport.connect import introduction
 from monarch_hpc.wire.frames import Frame, Kind
 from tests.system.support.far import Far, far
-from tests.system.support.parties import BLOCKED, PATIENCE_S, UCX, Party, parties
+from tests.system.support.parties import BLOCKED, PATIENCE_S, RDMA, UCX, Party, parties
 
 __all__ = ["parties"]
 
-FABRICS = ["tcp", "relay", "ucx-shm", "ucx-tcp"]
+FABRICS = ["tcp", "relay", "ucx-shm", "ucx-tcp", *RDMA]
 Parties = Callable[..., Party]
 
 
@@ -92,7 +92,7 @@ def test_a_peer_killed_in_full_flow_keeps_nothing_here(parties: Parties, attempt
 @pytest.mark.slow
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_many_peers(parties: Parties, fabric: str) -> None:
-    count = 1000 if fabric != "relay" else 200
+    count = int(os.environ.get("PEERS") or {"tcp": 1000, "relay": 200, "ucx-shm": 500, "ucx-tcp": 500}[fabric])
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
     try:
@@ -115,9 +115,9 @@ def test_many_peers(parties: Parties, fabric: str) -> None:
 def test_connecting_and_closing_again_and_again_leaves_nothing(
     parties: Parties, fabric: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channel_module, "FIRST_S", 0.0)  # else no channel would live long enough to move to UCX
-    # Ten thousand in all; CYCLES=10000 runs them on each fabric, in two to ten minutes each.
-    cycles = int(os.environ.get("CYCLES") or {"tcp": 5000, "relay": 3000, "ucx-shm": 1500, "ucx-tcp": 500}[fabric])
+    monkeypatch.setattr(introduction, "FIRST_S", 0.0)  # else no channel would live long enough to move to UCX
+    # Five thousand in all; CYCLES=10000 runs them on each fabric, in two to ten minutes each.
+    cycles = int(os.environ.get("CYCLES") or {"tcp": 2500, "relay": 1300, "ucx-shm": 700}.get(fabric, 500))
     with far(fabric) as there:
         client = make_client(parties, fabric)
         grown = []

@@ -11,6 +11,7 @@ import pytest
 
 from monarch_hpc.actor.future import Future
 from monarch_hpc.config.load import load
+from monarch_hpc.core.errors import EngineFailed
 from monarch_hpc.mesh.program.controller import Controller
 from monarch_hpc.testing import wait_until
 from monarch_hpc.transport.engine.engine import Engine
@@ -134,6 +135,89 @@ def test_a_broken_callback_stops_nothing(engine: Engine, caplog: pytest.LogCaptu
     engine.call_soon(signal.set)
     assert signal.wait(_PATIENCE_S)
     assert "a callback of the I/O engine failed" in caplog.text
+
+
+def test_a_callback_may_be_told_of_elsewhere(engine: Engine) -> None:
+    told: list[tuple[str, BaseException]] = []
+    engine.on_fault = lambda what, error: told.append((what, error))
+    engine.call_soon(lambda: [][0])
+    wait_until("the fault", lambda: told)
+    (what, error), *_ = told
+    assert (what, type(error)) == ("a callback of the I/O engine failed", IndexError)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_without_its_descriptor_it_fails_and_all_waits_say_so(waits: bool, caplog: pytest.LogCaptureFixture) -> None:
+    engine = Engine()
+    first: Future[int] = Future(engine)
+    engine.start()
+    with ThreadPoolExecutor(2) as pool:
+        reads = [pool.submit(first.get, _PATIENCE_S)] if waits else []
+        wait_until("the driver", lambda: engine.driver)
+        with open(os.devnull, "rb") as null:  # in its place, or the engine's end would close what gets the number next
+            os.dup2(null.fileno(), engine._epoll.fileno())
+        engine.call_soon(lambda: None)
+        wait_until("the failure", lambda: engine.failure)
+        for read in (*reads, pool.submit(first.get, _PATIENCE_S)):
+            with pytest.raises(EngineFailed, match="Invalid argument") as raised:
+                read.result(_PATIENCE_S)
+            assert isinstance(raised.value.__cause__, OSError)
+    assert engine.closed
+    assert "the I/O engine of this process has failed" in caplog.text
+    engine._background.join()
+    engine._wakeup.close()
+    engine._epoll.close()
+
+
+def test_what_fails_in_passing_is_tried_again() -> None:
+    engine = Engine()
+    signal = Flag(engine)
+    engine.call_later(0.0, signal.set)  # so that the background thread reads the clock
+    real, left = engine.clock, 3
+
+    def clock() -> float:
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            raise MemoryError
+        return real()
+
+    engine.clock = clock
+    engine.start()
+    wait_until("the background thread", signal.is_set)
+    assert engine.failure is None
+    engine.close()
+
+
+def test_a_descriptor_that_other_code_has_closed_can_be_let_go(engine: Engine) -> None:
+    read, write = os.pipe()
+    done = Flag(engine)
+
+    def let_go() -> None:
+        engine.watch(read, lambda _mask: None)
+        os.close(read)
+        engine.unwatch(read)
+        done.set()
+
+    engine.call_soon(let_go)
+    assert done.wait(_PATIENCE_S)
+    os.close(write)
+
+
+def test_a_condition_that_raises_does_so_in_the_thread_that_waits_for_it(engine: Engine) -> None:
+    broken = False
+
+    def ready() -> bool:
+        if broken:
+            raise ValueError("broken")
+        return False
+
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(engine.wait, ready, _PATIENCE_S)
+        wait_until("the waiter", lambda: engine._waiters)
+        broken = True
+        engine.wake_waiters()
+        assert isinstance(waits.exception(_PATIENCE_S), ValueError)
 
 
 def test_an_idle_engine_uses_no_cpu(engine: Engine) -> None:

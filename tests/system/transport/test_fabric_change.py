@@ -14,12 +14,12 @@ from dataclasses import replace
 
 import pytest
 
-from monarch_hpc.transport import channel as channel_module
 from monarch_hpc.transport.api import FrameChannel
+from monarch_hpc.transport.connect import introduction
 from monarch_hpc.transport.credit import cost_of
 from monarch_hpc.wire.frames import Buffer, Frame, Kind
 from tests.system.support import parties as parties_module
-from tests.system.support.parties import LIMITS, PATIENCE_S, UCX, Party, parties
+from tests.system.support.parties import LIMITS, PATIENCE_S, RDMA, UCX, Party, parties
 
 __all__ = ["parties"]
 
@@ -96,13 +96,13 @@ class Side:
 
 
 @pytest.mark.parametrize("round_", range(_ROUNDS))
-@pytest.mark.parametrize("fabric", UCX)
+@pytest.mark.parametrize("fabric", ["ucx-shm", "ucx-tcp", *RDMA])
 @pytest.mark.parametrize("after_s", [0.0, 0.02, 0.04])
 def test_nothing_is_lost_or_overtaken(
     parties: Callable[..., Party], monkeypatch: pytest.MonkeyPatch, fabric: str, after_s: float, round_: int
 ) -> None:
     monkeypatch.setattr(parties_module, "LIMITS", replace(LIMITS, mailbox_bytes=2**18, send_queue_bytes=2**18))
-    monkeypatch.setattr(channel_module, "FIRST_S", after_s)
+    monkeypatch.setattr(introduction, "FIRST_S", after_s)
     sides = [Side(parties(ucx=UCX[fabric]), seed) for seed in (2 * round_, 2 * round_ + 1)]
     near, far = (side.party for side in sides)
     channel = near.node.connect(far.node.listen(["127.0.0.1"]), far.identity.incarnation)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import ClassVar
 
@@ -13,10 +13,11 @@ import pytest
 
 from monarch_hpc.core.errors import ChannelClosed, MemoryAccessError, PeerLost, TransportError
 from monarch_hpc.core.ids import Role
-from monarch_hpc.transport.api import Ask, Fabric, FabricKind, FrameChannel, LaneListener
+from monarch_hpc.transport.api import Capabilities, Fabric, FabricKind, FrameChannel, LaneListener
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.memory.key import Key, host_view
 from monarch_hpc.transport.memory.memory import Memory
+from monarch_hpc.transport.memory.moves import Moves
 from monarch_hpc.transport.memory.operations import Transfer
 from monarch_hpc.wire.frames import Frame, Kind, pack_frame, parse_frame
 from tests.system.support.parties import PATIENCE_S, Party, parties
@@ -49,8 +50,8 @@ class MemoryFabric:
         self.closed = False
 
     @property
-    def ask(self) -> Ask:
-        return Ask(rdma=True)
+    def capabilities(self) -> Capabilities:
+        return Capabilities(rdma=True)
 
     @property
     def address(self) -> bytes:
@@ -80,7 +81,7 @@ class MemoryLane:
     def __init__(self, fabric: MemoryFabric, listener: LaneListener, peer: str, send_queue_bytes: int) -> None:
         self.token = os.urandom(16)
         self.transports = ("queue",)
-        self.heard_s = 0.0
+        self.received_s = 0.0
         self.kind: FabricKind | None = None
         self.num_frames = 0
         self.answers: list[int] = []
@@ -114,17 +115,19 @@ class MemoryLane:
         if not self._fabric.engine.driving and self.pending_bytes > self._send_queue_bytes:
             self._fabric.engine.wait(lambda: self.ended is not None or not self.pending_bytes, PATIENCE_S)
 
-    def move(self, key: bytes, offset: int, buffer: object, *, write: bool) -> Transfer | None:
-        parts = Key.parse(key)
-        if not parts.rkey:
+    def move_all(self, _moves: Moves, _keys: Sequence[Key]) -> Transfer | None:
+        return None
+
+    def move(self, key: Key, offset: int, buffer: object, *, write: bool) -> Transfer | None:
+        if not key.rkey:
             return None
         view = host_view(buffer, writable=not write)
         transfer = Transfer(self._fabric.engine, "a copy")
-        memory = self._fabric.memories.get(parts.rkey)
+        memory = self._fabric.memories.get(key.rkey)
         try:
             if memory is None or memory.view is None:
                 raise MemoryAccessError(self._peer, "closed")
-            parts.check(self._peer, offset, view.nbytes, write=write)
+            key.check(self._peer, offset, view.nbytes, write=write)
         except MemoryAccessError as error:
             transfer.finish(error)
             return transfer
@@ -146,7 +149,7 @@ class MemoryLane:
             data = self._inbox.popleft()
             parsed = parse_frame(data, 0)
             assert parsed is not None and parsed[1] == len(data)
-            self.heard_s = self._fabric.engine.clock()
+            self.received_s = self._fabric.engine.clock()
             self.num_frames += 1
             self.listener.on_lane_frame(parsed[0])
         if self._other is not None:
@@ -213,7 +216,7 @@ def test_a_fabric_that_both_have_is_chosen_and_carries_the_frames(joined: Joined
     check_frames(joined)
     assert all(lane.kind is FabricKind.UCX_RDMA and lane.num_frames >= 6 for lane in joined.lanes)
     joined.client.until(lambda: not joined.channel.queued_bytes)
-    assert joined.channel.heard_s == max(joined.lanes[1].heard_s, joined.channel.heard_s) > 0
+    assert joined.channel.received_s == max(joined.lanes[1].received_s, joined.channel.received_s) > 0
 
 
 def test_frames_of_the_socket_come_before_those_of_the_fabric(parties: Parties) -> None:

@@ -16,7 +16,7 @@ from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.memory.memory import Memory
 from monarch_hpc.transport.memory.operations import PIECE_BYTES, WINDOW_BYTES, Transfer
 from monarch_hpc.wire.frames import Frame, Kind
-from tests.system.support.parties import BLOCKED, LIMITS, PATIENCE_S, UCX, Party, parties
+from tests.system.support.parties import BLOCKED, LIMITS, PATIENCE_S, RDMA, UCX, Party, parties
 
 __all__ = ["parties"]
 
@@ -25,10 +25,10 @@ Link = FrameChannel | LoopbackLink
 
 
 def loopback(party: Party) -> LoopbackLink:
-    return LoopbackLink(party.engine, lambda _link, _frame: None, LIMITS.mailbox_bytes, party.node.memories)
+    return LoopbackLink(party.engine, lambda _link, _frame: None, LIMITS.mailbox_bytes, party.node.own_memory)
 
 
-@pytest.fixture(params=["loopback", "tcp", "relay", "ucx-shm", "ucx-tcp"])
+@pytest.fixture(params=["loopback", "tcp", "relay", "ucx-shm", "ucx-tcp", *RDMA])
 def pair(parties: Callable[..., Party], request: pytest.FixtureRequest) -> tuple[Party, Party, Link]:
     """A party with memory, a party without, and the latter's channel; or one party, and its link to itself."""
     ucx = UCX.get(request.param, "")
@@ -185,11 +185,23 @@ def test_a_closed_memory_is_out_of_reach_and_untouched(framed: tuple[Party, Part
 
 def test_a_lost_peer_ends_all_transfers(framed: tuple[Party, Party, FrameChannel]) -> None:
     owner, asker, channel = framed
-    memory = owner.node.register(bytearray(4 * WINDOW_BYTES))
-    key = memory.key
-    transfers = [channel.get(key, 0, bytearray(memory.nbytes)) for _ in range(3)]
-    owner.until(lambda: len(owner.opened) == 1)
-    owner.opened[0].give_up("the test wants it so")
+    memory = owner.node.register(bytearray(b"x" * 4 * WINDOW_BYTES))
+    key, into = memory.key, bytearray(memory.nbytes)
+    given_up = threading.Event()
+
+    def give_up() -> None:
+        owner.opened[0].give_up("the test wants it so")
+        given_up.set()
+
+    def lose_it_amid_the_first() -> None:
+        if not into[0]:
+            asker.engine.call_later(0.001, lose_it_amid_the_first)
+            return
+        owner.engine.call_soon(give_up)
+        given_up.wait(PATIENCE_S)  # the asker's engine fetches nothing meanwhile, so that none of them can end before
+
+    transfers = [channel.get(key, 0, into) for _ in range(3)]
+    asker.engine.call_soon(lose_it_amid_the_first)
     for transfer in transfers:
         with pytest.raises(PeerLost):
             transfer.wait(PATIENCE_S)

@@ -29,17 +29,17 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 def watched(engine: Engine, sock: socket.socket) -> list[str]:
     """Watch a socket; return the list of reports about it."""
-    said: list[str] = []
+    errors: list[str] = []
     wires = CutDetector(engine, _CUT_S)
     begun = Flag(engine)
 
     def begin() -> None:
-        wires.watch("it", sock, said.append)
+        wires.watch("it", sock, errors.append)
         begun.set()
 
     engine.call_soon(begin)
     assert begun.wait(_PATIENCE_S)
-    return said
+    return errors
 
 
 @pytest.mark.slow
@@ -47,25 +47,25 @@ def test_whoever_does_not_read_for_long_is_not_cut_off(
     engine: Engine, pair: tuple[socket.socket, socket.socket]
 ) -> None:
     near, far = pair
-    said = watched(engine, near)
+    errors = watched(engine, near)
     sent = 0
     with contextlib.suppress(BlockingIOError):
         while True:
             sent += near.send(bytes(2**16))
-    assert not engine.wait(lambda: bool(said), 2.5 * _CUT_S), said
+    assert not engine.wait(lambda: bool(errors), 2.5 * _CUT_S), errors
     received = 0
     while received < sent:
         received += len(far.recv(2**20))
     assert near.send(b"x") == 1
-    assert not said
+    assert not errors
 
 
 @pytest.mark.slow
 def test_an_idle_connection_stays(engine: Engine, pair: tuple[socket.socket, socket.socket]) -> None:
     near, far = pair
-    said = watched(engine, near)
+    errors = watched(engine, near)
     assert near.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
-    assert not engine.wait(lambda: bool(said), 2 * _CUT_S), said
+    assert not engine.wait(lambda: bool(errors), 2 * _CUT_S), errors
     near.send(b"x")
     assert far.recv(1) == b"x"
 

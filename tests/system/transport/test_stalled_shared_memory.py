@@ -77,7 +77,7 @@ def test_late_answers_and_those_of_lanes_that_ended_tell_nothing(
     judged: list[None],
 ) -> None:
     class Lane:
-        heard_s = 0.0
+        received_s = 0.0
 
         def __init__(self) -> None:
             self.words: list[int] = []
@@ -90,7 +90,7 @@ def test_late_answers_and_those_of_lanes_that_ended_tell_nothing(
     asked = hole_probe.Probe(engine, lambda: [lane], lambda: stuck.append(None))
     engine.call_soon(asked.suspect)
     assert engine.wait(lambda: len(lane.words) == 1, PATIENCE_S)
-    lane.heard_s = engine.clock()  # then the peer is stopped before it answers on its socket
+    lane.received_s = engine.clock()  # then the peer is stopped before it answers on its socket
     engine.call_soon(asked.suspect)
     assert engine.wait(lambda: len(lane.words) == 2, PATIENCE_S)
     asked.answered(lane.words[0], lane)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from monarch_hpc.actor.casts.route import CastRoute
 from monarch_hpc.actor.casts.sender import CastSender
 from monarch_hpc.actor.messages.causes import OnCause
 from monarch_hpc.actor.messages.connections import Connections
@@ -17,7 +20,7 @@ from monarch_hpc.core.errors import TransportError
 from monarch_hpc.telemetry.recorder import Recorder
 from monarch_hpc.transport.credit import PIECE_BYTES, Credit, take_credit
 from monarch_hpc.transport.engine.engine import Engine
-from monarch_hpc.transport.memory.registry import Memories
+from monarch_hpc.transport.memory.own import OwnMemories
 from monarch_hpc.wire.frames import Frame, Kind
 
 _DEST = 7
@@ -34,7 +37,7 @@ class InterruptedEngine(Engine):
     def driving(self) -> bool:
         return False
 
-    def wait(self, ready: Callable[[], bool], timeout_s: float | None) -> bool:
+    def wait(self, ready: Callable[[], bool], timeout_s: float | None, *, lends: bool = False) -> bool:
         assert not ready()
         self.num_waits += 1
         raise KeyboardInterrupt
@@ -81,7 +84,7 @@ def test_a_call_whose_credit_came_just_before(engine: InterruptedEngine, monkeyp
 
 def test_a_call_in_this_process(engine: InterruptedEngine) -> None:
     delivered: list[Frame] = []
-    link = LoopbackLink(engine, lambda _link, frame: delivered.append(frame), PIECE_BYTES, Memories(engine))
+    link = LoopbackLink(engine, lambda _link, frame: delivered.append(frame), PIECE_BYTES, OwnMemories(engine))
     check(engine, lambda: link.send(Frame(Kind.CALL, _DEST)), lambda: link.consumed(_DEST, PIECE_BYTES))
     assert len(delivered) == 2
 
@@ -99,20 +102,13 @@ class NoCauses:
         raise NotImplementedError
 
 
-def test_a_cast(engine: InterruptedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cast(engine: InterruptedEngine) -> None:
     connections = Connections(engine, lambda _link, _frame: None)
-    sender = CastSender(connections, Recorder(), "run", NoCauses(), lambda: None)
+    sender = CastSender(connections, Recorder(), NoCauses(), lambda: None)
     credit = Credit(1, engine.wake_waiters)
-    monkeypatch.setattr(sender, "_credit", credit)
-    monkeypatch.setattr(sender, "_channel", OpenChannel())
-    check(engine, lambda: sender._take_credit(_DEST, 1, None), lambda: credit.give(_DEST, 1))
+    route = cast(CastRoute, SimpleNamespace(credit=credit, broken=False))
+    check(engine, lambda: sender._take_credit(route, _DEST, 1, None), lambda: credit.give(_DEST, 1))
     assert not sender.num_waiting
-
-
-class OpenChannel:
-    """A channel that is open."""
-
-    error = None
 
 
 class BoundedRuntime:

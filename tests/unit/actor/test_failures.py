@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from monarch_hpc.actor.cell.replies import Replier
@@ -9,6 +11,7 @@ from monarch_hpc.actor.fault import MeshFailure
 from monarch_hpc.actor.messages.causes import OnCause
 from monarch_hpc.actor.messages.connections import Connections
 from monarch_hpc.actor.messages.payload import pack_fault
+from monarch_hpc.actor.messages.pending import Answer
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.failures import FailureRouter
 from monarch_hpc.actor.runtime.ownership import Ownership
@@ -51,6 +54,7 @@ class Process:
         self.ownership = Ownership(Recorder())
         self.causes = StoppedProcs()
         self.stopped: list[tuple[int, int]] = []
+        self.answers: list[Answer] = []
         self.unhandled: list[MeshFailure] = []
         engine = NoEngine()
         self.failures = FailureRouter(
@@ -64,10 +68,11 @@ class Process:
         )
         self.ownership.add(_ACTOR, owner, "worker", _PROCS)
 
-    def _stop(self, proc: ProcRef, actor: int) -> None:
+    def _stop(self, proc: ProcRef, actor: int, answer: Answer) -> None:
         self.stopped.append((proc.rank, actor))
         if not proc.rank:
             raise PeerLost(proc.host, "it is gone")
+        self.answers.append(answer)
 
     def lose(self, rank: int, *, reported: bool) -> None:
         incarnation = _PROCS[rank].incarnation
@@ -104,8 +109,30 @@ def test_an_owner_that_has_ended_is_not_replaced_by_the_program() -> None:
 
 def test_nothing_outlives_its_owner() -> None:
     process = Process(_OWNER)
-    ended: list[str] = []
-    process.failures.adopt(_OWNER, "procs", 1, _PROCS, lambda: ended.append("procs"))  # the owner is gone already
-    assert ended == ["procs"]
+    ended: list[Callable[[], None]] = []
+    process.failures.adopt(_OWNER, "procs", 1, _PROCS, ended.append)  # the owner is gone already
+    assert len(ended) == 1
     assert process.stopped == [(0, _ACTOR), (1, _ACTOR)]  # the first is lost, which spares no other
     assert [owned.actor for owned in process.ownership.of(_OWNER)] == [_ACTOR]
+
+
+def test_an_end_is_complete_when_the_last_of_what_was_owned_is_gone() -> None:
+    process = Process(_OWNER)
+    process.ownership.add(7, _OWNER, "other", _PROCS)
+    ended: list[Callable[[], None]] = []
+    process.ownership.add(1, _OWNER, "procs", _PROCS, ended.append)
+    gone: list[bool] = []
+    process.failures.stop_owned(_OWNER, lambda: gone.append(True))
+    assert len(process.answers) == 2 and len(ended) == 1
+    answer = Frame(Kind.RESULT)
+    process.answers[0](answer)
+    ended[0]()
+    assert not gone
+    process.answers[1](answer)
+    assert gone == [True]
+
+
+def test_the_end_of_what_owned_nothing_is_complete_at_once() -> None:
+    gone: list[bool] = []
+    Process().failures.stop_owned(_OWNER, lambda: gone.append(True))
+    assert gone == [True]

@@ -30,12 +30,13 @@ def test_slurms_own_letters_are_slurms_own_flags(capsys: pytest.CaptureFixture[s
         capsys, "dev", "-N", "4", "-t", "1:30:30", "-p", "p", "-q", "q", "-A", "a", "-C", "c", "-w", "n1", "-x", "n2",
         "--reservation", "r", "--gpus-per-node", "2", "--slurm", "--mem=0", "--slurm", "--exclusive=user",
     )  # fmt: skip
-    directory = found[9].removeprefix("--output=").removesuffix("/slurm.out")
+    directory = found[11].removeprefix("--output=").removesuffix("/slurm.out")
     assert Path(directory).parent == home / ".local/share/monarch-hpc"
     assert found == [
         f"--job-name=mh-{Path(directory).name}", "--nodes=4", "--time=91", "--partition=p", "--account=a", "--qos=q",
-        "--constraint=c", "--reservation=r", "--gpus-per-node=2", f"--output={directory}/slurm.out", "--no-kill",
-        "--no-requeue", "--ntasks-per-node=1", "--nodelist=n1", "--exclude=n2", "--mem=0", "--exclusive=user",
+        "--constraint=c", "--reservation=r", "--gpus-per-node=2", "--ntasks-per-node=1", "--signal=B:USR2@360",
+        f"--output={directory}/slurm.out", "--no-kill", "--no-requeue", "--nodelist=n1",
+        "--exclude=n2", "--mem=0", "--exclusive=user",
     ]  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_hpc.cli.findings import Finding, MachineFacts, Severity, examine
+from monarch_hpc.cli.checks.findings import Finding, MachineFacts, Severity, examine
 from monarch_hpc.config import Config
 from monarch_hpc.config.load import load_config
 from monarch_hpc.transport.ucx.library import Library
@@ -45,6 +45,7 @@ SEEN = MachineFacts(
     slurm="slurm 22.05.8",
     slurm_problem="",
     num_cpus=(4, 64),
+    ptrace_scope=0,
 )
 
 
@@ -62,8 +63,12 @@ def test_a_machine_with_nothing_in_the_way() -> None:
         ("interfaces", "eth0 10.1.0.7, hsn0 10.3.0.7 (all that route)"),
         (
             "libucp",
-            "1.18.1, /apps/ucx/lib/libucp.so.0 (the system's or a module's); has cma, ib, posix, self, sysv, tcp",
+            (
+                "1.18.1, /apps/ucx/lib/libucp.so.0 (the system's or a module's); has cma, ib, posix, self, sysv, tcp; "
+                "without cuda, gdr, rocm"
+            ),
         ),
+        ("cma", "used for buffers between the processes of a host, unless a container forbids it"),
         ("transports", "self,posix,cma"),
         ("ucx/shm", "used between the processes of a host"),
         ("ucx/rdma", "not used: this machine has no InfiniBand and no RoCE device"),
@@ -129,6 +134,10 @@ def test_libucp(changes: dict[str, object], state: Severity, found: str, advice:
             {"library": None, "config": configured({"fabric.order": ["tcp"]})},
             {"ucx/shm": "not used: fabric.order leaves ucx out", "relay": "not used: fabric.order leaves it out"},
         ),
+        (
+            {"config": configured({"fabric.order": ["tcp", "cma"]})},
+            {"cma": "not used: fabric.order leaves it out, or has tcp before it"},
+        ),
         ({"slurm": "", "slurm_problem": "no answer"}, {"relay": "not used: there is no Slurm"}),
         (
             {"config": configured({"fabric.trusted": True})},
@@ -181,6 +190,17 @@ def test_fabrics_say_whether_they_are_used_and_why(changes: dict[str, object], e
             "leave it out",
             "add ib to UCX_TLS",
         ),
+        (
+            "ucx/rdma",
+            {
+                "on_host": True,
+                "machine": RDMA,
+                "rdma_fault": "SIGABRT ended it (a; b); UCX_IB_GID_INDEX may name another",
+            },
+            WARN,
+            r"mlx5_0:1: not used: SIGABRT ended it \(a; b\)$",
+            "^UCX_IB_GID_INDEX may name another",
+        ),
         ("ucx/cuda", {"machine": Machine(nvidia=True)}, WARN, "without CUDA", "a UCX that was built with CUDA"),
         (
             "ucx/cuda",
@@ -225,7 +245,17 @@ def test_fabrics_say_whether_they_are_used_and_why(changes: dict[str, object], e
             {"locked_bytes": 8 << 20, "machine": RDMA, "on_host": True},
             WARN,
             "8 MiB per process",
-            "ulimit -l unlimited.*MEMLOCK",
+            "ulimit -l unlimited.*MEMLOCK.*a window of 16 MiB",
+        ),
+        (
+            "gpu allocator",
+            {
+                "machine": Machine(nvidia=True),
+                "environ": {"PYTORCH_CUDA_ALLOC_CONF": "garbage_collection_threshold:0.8,expandable_segments:True"},
+            },
+            WARN,
+            "PYTORCH_CUDA_ALLOC_CONF=.*expandable_segments:True",
+            "UCX 1.18.1 does not reach expandable segments in GPUs directly, 1.22 does",
         ),
     ],
 )
@@ -242,6 +272,7 @@ def test_what_is_in_the_way(what: str, changes: dict[str, object], state: Severi
             "hsn0 10.3.0.7 (chosen by fabric.interfaces.compute)",
         ),
         ("locked memory", {"locked_bytes": 8 << 20}, "8 MiB per process"),
+        ("gpu allocator", {"machine": Machine(nvidia=True)}, "torch's own choice"),
         ("open files", {"num_files": (4096, 4096)}, "4096 per process"),
         (
             "cores",
@@ -262,6 +293,11 @@ def test_what_is_in_the_way(what: str, changes: dict[str, object], state: Severi
 )
 def test_what_is_as_it_should_be(what: str, changes: dict[str, object], found: str) -> None:
     assert find(replace(SEEN, **changes), what) == Finding(what, found)  # type: ignore[arg-type]
+
+
+def test_a_kernel_that_forbids_copies_between_processes() -> None:
+    finding = find(replace(SEEN, ptrace_scope=1), "cma")
+    assert_finding(finding, OK, "^forbidden: kernel.yama.ptrace_scope is 1$", "an administrator sets it to 0")
 
 
 def assert_finding(finding: Finding, state: Severity, found: str, advice: str) -> None:

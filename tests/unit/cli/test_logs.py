@@ -67,7 +67,7 @@ def test_a_log_cannot_command_the_terminal(directory: Path, capsys: pytest.Captu
         (["--agents"], 72, "nothing was written to "),
         (["--run", "cccc"], 72, "no logs of run cccc (there are: aaaa, bbbb)"),
         (["--rank", "7"], 72, "no proc of rank 7 of run bbbb wrote anything"),
-        (["--agents", "--rank", "0"], 64, "--agents excludes --run and --rank"),
+        (["--agents", "--rank", "0"], 64, "--agents excludes --run, --rank, --node, --since"),
     ],
 )
 def test_what_is_not_there_is_named(

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from monarch_hpc.cli.output import Console, Table, plain
+from monarch_hpc.cli.output import Console, TextTable, plain
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_line_breaks_may_be_kept() -> None:
     assert plain("a\nb\r", lines=True) == "a\nb\\r"
 
 
-TABLE = Table(["NAME", "HOSTS"], [["demo", "4"], ["a\x1b[31m", "n[1-2]"]])
+TABLE = TextTable(["NAME", "HOSTS"], [["demo", "4"], ["a\x1b[31m", "n[1-2]"]])
 
 
 def test_a_table_without_a_terminal_is_aligned_plain_text() -> None:
@@ -37,7 +37,7 @@ def test_a_table_without_a_terminal_is_aligned_plain_text() -> None:
 
 def test_a_table_on_a_terminal_shows_the_same_words_and_reads_no_markup() -> None:
     stdout = io.StringIO()
-    Console(stdout, io.StringIO(), colour=True).show({}, Table(["NAME"], [["[bold]x[/bold]"], ["a\x1b[31m"]]))
+    Console(stdout, io.StringIO(), colour=True).show({}, TextTable(["NAME"], [["[bold]x[/bold]"], ["a\x1b[31m"]]))
     shown = stdout.getvalue()
     assert "[bold]x[/bold]" in shown
     assert "a\\x1b[31m" in shown
@@ -45,5 +45,5 @@ def test_a_table_on_a_terminal_shows_the_same_words_and_reads_no_markup() -> Non
 
 def test_a_table_without_rows_still_has_its_heading() -> None:
     stdout = io.StringIO()
-    Console(stdout, io.StringIO(), colour=False).show({}, Table(["NAME", "STATE"], []))
+    Console(stdout, io.StringIO(), colour=False).show({}, TextTable(["NAME", "STATE"], []))
     assert stdout.getvalue() == "NAME  STATE\n"

@@ -29,7 +29,8 @@ def test_what_is_ours_and_what_is_the_programs(
     words: list[str], plain: bool, program: tuple[str, ...], name: str | None, num_local: int | None
 ) -> None:
     params = command.make_context("run", list(words)).params
-    assert params == {"plain": plain, "program": program, "name": name, "num_local": num_local}
+    ours = {"needs": None, "place": None, "detach": False, "on_interrupt": None}
+    assert params == {"plain": plain, "program": program, "name": name, "num_local": num_local, **ours}
 
 
 def test_how_a_program_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

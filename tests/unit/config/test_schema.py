@@ -26,9 +26,11 @@ def test_a_document_is_plain_json_of_the_same_shape(config: Config) -> None:
     assert document["paths"] == {
         "shared": "/home/alice/.local/share/monarch-hpc",
         "state": "/home/alice/.local/state/monarch-hpc",
+        "home_on_compute": "rw",
+        "node_tmp": None,
     }
     assert document["fabric"] == {
-        "order": ["ucx", "tcp", "relay"],
+        "order": ["cma", "ucx", "tcp", "relay"],
         "trusted": True,
         "interfaces": {"login": [], "compute": ["hsn0"]},
         "spin_us": 50,

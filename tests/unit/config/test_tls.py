@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from monarch_hpc.config.tls import keep_private, opens
+from monarch_hpc.config.tls import keep_private, leave_out_rdma, only_rdma, opens
 
 
 @pytest.mark.parametrize(
@@ -85,3 +85,20 @@ def test_aliases(tls: str, transport: str, expected: bool) -> None:
 def test_memory_is_not_shared_with_others_whatever_is_asked_for(tls: str, private: str) -> None:
     assert keep_private(tls) == private
     assert not opens(private, "sysv") and not opens(private, "knem")
+
+
+@pytest.mark.parametrize(
+    ("tls", "rest", "rdma"),
+    [
+        ("self,posix,cma,ib", "self,posix,cma", "ib"),
+        ("self,rc,tcp", "self,tcp", "rc"),
+        ("rc_verbs, ud_verbs:aux", "self", "rc_verbs,ud_verbs:aux"),
+        ("s*,posix", "self,posix", "s*"),
+        ("all", "^rc_verbs,rc_mlx5,ud_verbs,ud_mlx5,dc_mlx5,srd", "ib"),
+        ("^sysv,ud", "^sysv,ud,rc_verbs,rc_mlx5,dc_mlx5,srd", "rc_verbs,rc_mlx5,dc_mlx5,srd"),
+        ("self,posix", "self,posix", ""),
+    ],
+)
+def test_what_is_of_rdma_and_what_is_not(tls: str, rest: str, rdma: str) -> None:
+    assert (leave_out_rdma(tls), only_rdma(tls)) == (rest, rdma)
+    assert not opens(rest, "rc_verbs") and not opens(rdma, "tcp")

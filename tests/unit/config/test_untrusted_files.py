@@ -41,8 +41,10 @@ def test_a_project_is_not_looked_for_from_a_folder_upwards_that_others_may_write
     path.parent.chmod(mode)
     for _ in range(2):
         assert load(home, cwd=deep).config.slurm.qos is None
-    said = f"{path} is not read, because {path.parent} may be written by other users; copy the settings that you want"
-    assert [record.getMessage().startswith(said) for record in caplog.records] == [True]
+    warning = (
+        f"{path} is not read, because {path.parent} may be written by other users; copy the settings that you want"
+    )
+    assert [record.getMessage().startswith(warning) for record in caplog.records] == [True]
     path.unlink()
     (home / "monarch-hpc.yaml").write_text("slurm: {qos: above}\n")
     assert load(home, cwd=deep).config.slurm.qos is None and len(caplog.records) == 2

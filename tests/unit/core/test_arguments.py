@@ -13,6 +13,7 @@ from monarch_hpc.core.arguments import (
     check_seconds,
     check_text,
     check_texts,
+    check_time_limit,
     check_variables,
     shown,
 )
@@ -40,6 +41,7 @@ def test_what_is_good_comes_back_plain() -> None:
     assert check_number("n", np.int64(3)) == 3 and type(check_number("n", np.int64(3))) is int
     assert type(check_text("t", _Text("a"))) is str
     assert check_texts("t", (each for each in ("a", "b")), "") == ("a", "b")
+    assert (check_time_limit("s", None), check_time_limit("s", 0)) == (None, 0)
     assert (check_seconds("s", 2), check_seconds("s", 0, zero=True), check_seconds("s", np.float32(0.5))) == (2, 0, 0.5)
     assert check_path("p", Path("/a/b")) == "/a/b"
     assert check_flag("f", False) is False

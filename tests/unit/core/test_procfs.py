@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
+from pathlib import Path
 
 import pytest
 
-from monarch_hpc.core.machine.procfs import parse_stat, read_boot_id, read_environ, read_stat
+from monarch_hpc.core.machine.procfs import each_pid, parse_stat, read_boot_id, read_environ, read_stat
+from monarch_hpc.testing import wait_until
+from tests.child import child
 
 NUMBERS = " ".join(str(number) for number in range(4, 53))
 NO_PROCESS = 1 << 23
@@ -37,7 +41,8 @@ def test_this_process_is_seen() -> None:
     assert found is not None
     assert (found.state, found.parent) == ("R", os.getppid())
     begin, end = found.environ_range
-    assert len(read_environ(os.getpid())) == end - begin
+    assert len(read_environ(os.getpid()) or b"") == end - begin
+    assert found.memory_bytes > 1 << 20
 
 
 def test_a_process_that_is_gone_shows_nothing() -> None:
@@ -47,3 +52,40 @@ def test_a_process_that_is_gone_shows_nothing() -> None:
 def test_a_boot_has_a_uuid() -> None:
     assert read_boot_id() == read_boot_id()
     assert len(read_boot_id().replace("-", "")) == 32
+
+
+def test_processes_that_begin_during_a_look_are_seen(tmp_path: Path) -> None:
+    (tmp_path / "1").mkdir()
+    (tmp_path / "self").mkdir()
+    seen = []
+    for pid in each_pid(tmp_path):
+        seen.append(pid)
+        if pid < 4:
+            (tmp_path / str(pid)).rmdir()
+            (tmp_path / str(pid + 1)).mkdir()
+    assert seen == [1, 2, 3, 4]
+
+
+def test_a_look_ends_however_fast_processes_begin(tmp_path: Path) -> None:
+    (tmp_path / "1").mkdir()
+    seen = []
+    for pid in each_pid(tmp_path):
+        seen.append(pid)
+        (tmp_path / str(pid + 1)).mkdir()
+    assert len(seen) < 100
+
+
+@pytest.mark.slow  # starts a process that never ceases to exec
+def test_a_process_within_an_exec_is_not_one_without_an_environment(tmp_path: Path) -> None:
+    script = tmp_path / "again"
+    script.write_text('exec /bin/sh "$0"\n')
+    with child(subprocess.Popen(["/bin/sh", script], env={"MARK": "x" * 20_000})) as process:
+        wait_until("its environment", lambda: read_environ(process.pid))
+        found = [read_environ(process.pid) for _ in range(3000)]
+    assert {None if environ is None else b"MARK=" + b"x" * 20_000 in environ for environ in found} == {None, True}
+
+
+@pytest.mark.slow  # starts a process
+def test_an_environment_may_be_empty() -> None:
+    with child(subprocess.Popen(["/bin/sleep", "600"], env={})) as process:
+        assert wait_until("its environment", lambda: read_environ(process.pid), accept=lambda it: it is not None) == b""

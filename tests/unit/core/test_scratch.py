@@ -6,9 +6,20 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
-from monarch_hpc.core.storage.scratch import PREFIX, hold_scratch, make_scratch, remove_unheld, sweep_scratch
+import pytest
+
+from monarch_hpc.core.storage.scratch import (
+    PREFIX,
+    hold_scratch,
+    make_scratch,
+    remove_unheld,
+    sweep_scratch,
+    temporary_folder,
+)
+from tests.child import child
 
 HOLDER = """
 import sys, time
@@ -37,7 +48,8 @@ def test_a_folder_is_ours_alone_and_stays_while_it_is_held(tmp_path: Path) -> No
 
 
 def test_what_a_killed_process_left_goes_with_the_next_folder(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True) as holder:
+    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
+    with child(subprocess.Popen(command, stdout=subprocess.PIPE, text=True)) as holder:
         assert holder.stdout is not None
         folder = Path(holder.stdout.readline().strip())
         sweep_scratch(tmp_path)
@@ -68,3 +80,28 @@ def test_what_is_not_known_to_be_left_is_not_touched(tmp_path: Path) -> None:
     assert unlocked.exists() and elsewhere.exists() and target.exists() and other.exists()
     remove_unheld(target)
     assert not target.exists()
+
+
+@pytest.mark.parametrize("variable", ["TMPDIR", "TEMP", "TMP", ""])
+@pytest.mark.parametrize("named", ["usable", "missing", "a-file", "."])
+@pytest.mark.parametrize("loaded", [True, False])
+def test_the_temporary_folder_is_that_of_tempfile(
+    variable: str, named: str, loaded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "usable").mkdir()
+    (tmp_path / "a-file").touch()
+    for name in ("TMPDIR", "TEMP", "TMP"):
+        monkeypatch.delenv(name, raising=False)
+    if variable:
+        monkeypatch.setenv(variable, named if named == "." else str(tmp_path / named))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    expected = Path(tempfile.gettempdir())
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    if not loaded:
+        monkeypatch.delitem(sys.modules, "tempfile")
+    assert temporary_folder(os.environ) == expected
+
+
+def test_a_program_that_has_told_tempfile_a_folder_is_obeyed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert temporary_folder(os.environ) == tmp_path

@@ -40,9 +40,12 @@ def test_equal_failures_are_counted_and_the_first_shows_its_traceback_once() -> 
 
 def test_different_failures_are_named_and_many_are_counted() -> None:
     failures: dict[int, BaseException] = {3: failed(), 1: failed(KeyError, "x"), 7: failed()}
-    assert summarize(failures) == "first rank 1: KeyError: 'x'; rank 3: ValueError: no data (also on rank 7)"
+    assert summarize(failures) == "rank 3: ValueError: no data (also on rank 7); rank 1: KeyError: 'x'"
+    assert str(MeshError("a.step", failures)).endswith(
+        "first rank 1: KeyError: 'x'; rank 3: ValueError: no data (also on rank 7)"
+    )
     many = summarize({rank: failed(text=f"rank {rank}\nand more") for rank in range(1000)})
-    assert many.startswith("first rank 0: ValueError: rank 0; rank 1: ValueError: rank 1; ")
+    assert many.startswith("rank 0: ValueError: rank 0; rank 1: ValueError: rank 1; ")
     assert many.endswith("; and 995 more ranks with 995 other exceptions") and len(many) < 500
     assert summarize(dict.fromkeys(range(100), failed())).endswith(
         "(also on ranks 1, 2, 3, 4, 5, 6, 7, 8, ... 99 in all)"

@@ -19,6 +19,7 @@ from monarch_hpc.job import (
     JobState,
     JobTrait,
     LocalJob,
+    MeshAdminConfig,
     ProcessJob,
     SlurmJob,
     TelemetryConfig,
@@ -34,6 +35,7 @@ from monarch_hpc.job import (
     set_current_job,
 )
 from monarch_hpc.job.seal import seal
+from monarch_hpc.job.spmd import SPMDJob, serve
 
 
 class PaperJob(JobTrait):
@@ -54,7 +56,7 @@ class PaperJob(JobTrait):
     def alive(self) -> bool:
         return self.file.exists()
 
-    def _create(self) -> None:
+    def _create(self, client_script: str | None) -> None:
         self.file.write_text(str(self.size))
 
     def _state(self) -> JobState:
@@ -64,7 +66,65 @@ class PaperJob(JobTrait):
         self.file.unlink()
 
 
+class CloudJob(JobTrait):
+    """A job as programs written for Monarch define their own: with `can_run`, and neither `spec` nor `alive`."""
+
+    def __init__(self, cluster: str) -> None:
+        super().__init__()
+        self.cluster = cluster
+        self.launched = False
+
+    def _create(self, client_script: str | None) -> None:
+        self.launched = True
+
+    def _state(self) -> JobState:
+        return JobState({})
+
+    def can_run(self, spec: JobTrait) -> bool:
+        return self.launched and isinstance(spec, CloudJob) and spec.cluster == self.cluster
+
+    def _kill(self) -> None:
+        self.launched = False
+
+
 job = LocalJob()
+
+
+def test_a_job_of_monarchs_kind_is_found_by_the_next_program(tmp_path: Path) -> None:
+    saved = str(tmp_path / "job.pkl")
+    first = CloudJob("a")
+    first.state(saved)
+    second = CloudJob("a")
+    second.state(saved)
+    assert second.apply_id == first.apply_id and second.launched
+    with pytest.raises(AllocationError, match="cannot run this one"):
+        CloudJob("b").state(saved)
+    second.kill()
+    second.dump(saved)
+    third = CloudJob("b")
+    third.state(saved)  # the saved job has ended
+    assert third.apply_id not in (None, first.apply_id)
+
+
+def test_an_admin_server_is_not_started_and_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    job = LocalJob()
+    assert job.enable_admin(MeshAdminConfig("[::]:1729")) is job and job.enable_admin(admin_addr="[::]:1729") is job
+    assert "monarch-hpc status" in caplog.text
+    with pytest.raises(TypeError, match="port"):
+        job.enable_admin(port=1)
+
+
+def test_a_job_of_torchrun_is_saved_with_its_command(tmp_path: Path) -> None:
+    job = serve(["torchrun", "--nproc-per-node=2", "train.py"], "local_cwd")
+    job.dump(str(tmp_path / "job.pkl"))
+    loaded = job_load(str(tmp_path / "job.pkl"))
+    assert isinstance(loaded, SPMDJob) and loaded.active and loaded.spec() == job.spec()
+    with pytest.raises(ValueError, match="no scheduler 'mast_conda' here"):
+        serve(["torchrun", "train.py"], "mast_conda")
+    with pytest.raises(ValueError, match="2 hosts are wanted"):
+        serve(["torchrun", "--nnodes=2", "train.py"], "local_cwd")
+    with pytest.raises(TypeError, match="appdef"):
+        serve("torchrun train.py")
 
 
 def test_a_job_is_applied_once_and_found_by_the_next_program(tmp_path: Path) -> None:

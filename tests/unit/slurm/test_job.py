@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 
 from monarch_hpc.allocation.files import Granted
+from monarch_hpc.slurm.commands.jobs import QueueRow
+from monarch_hpc.slurm.commands.states import SlurmState
 from monarch_hpc.slurm.directory import Seen
 from monarch_hpc.slurm.job import (
     AskSlurm,
@@ -19,9 +21,7 @@ from monarch_hpc.slurm.job import (
     decide,
     decide_gone,
 )
-from monarch_hpc.slurm.parse import QueueRow
 from monarch_hpc.slurm.registry import AllocationRecord, Ended
-from monarch_hpc.slurm.states import SlurmState
 from tests.unit.slurm.makers import detail, ready, record, row
 
 GONE = "the command that requested it is gone"
@@ -224,3 +224,30 @@ def test_missing_agents_are_not_ready() -> None:
     life = Lifecycle(30.0).see_files(Seen(GRANTED, frozenset({0}), HALF), 1010.0)
     assert life.stage is Stage.REPORTING
     assert replace(life, ready=READY).see_files(Seen(GRANTED), 1011.0).stage is Stage.READY
+
+
+@pytest.mark.parametrize(("min_hosts", "stage"), [(None, Stage.REPORTING), (3, Stage.REPORTING), (2, Stage.READY)])
+def test_fewer_hosts_suffice_if_so_many_were_asked_for(min_hosts: int | None, stage: Stage) -> None:
+    seen = Seen(granted=GRANTED, reported=frozenset({0, 1}), ready=ready(["n1", "n2"], ["n3", "n4"]))
+    ready_hosts = seen.ready
+    assert ready_hosts is not None
+    for host in ready_hosts.hosts:
+        host.addresses.append("tcp://10.1.0.1:7")
+    life = Lifecycle(60.0, min_hosts=min_hosts).see_files(seen, 5.0)
+    assert life.stage is stage
+    assert life.overdue(6.0) is (stage is not Stage.READY)
+
+
+def test_without_its_first_host_no_number_suffices() -> None:
+    seen = Seen(granted=GRANTED, reported=frozenset({1}), ready=ready([], ["n1", "n2"]))
+    assert Lifecycle(60.0, min_hosts=1).see_files(seen, 5.0).stage is not Stage.READY
+
+
+def test_the_head_is_given_time_to_count_the_hosts() -> None:
+    life = Lifecycle(60.0, min_hosts=1).see_files(Seen(granted=GRANTED), 5.0)
+    assert [life.overdue(at_s) for at_s in (66.0, 94.0, 96.0)] == [False, False, True]
+
+
+def test_a_release_by_the_head_is_told_as_such() -> None:
+    decision = decide_gone(SUBMITTED, detail(SlurmState.COMPLETED), 0, 2000.0, "no run for 15 min")
+    assert decision == CloseRecord(Ended("RELEASED", "no run for 15 min", "released.json", 2000.0))

@@ -162,3 +162,19 @@ def test_this_process_lives_and_others_do_not() -> None:
     assert owner_lives(type(me)(me.host, "another boot", me.pid, me.start_ticks)) is False
     assert owner_lives(type(me)("elsewhere", me.boot_id, me.pid, me.start_ticks)) is None
     assert owner_lives(ALICE) is not True
+
+
+def test_the_current_allocation_is_used_and_never_silently_another(registry: Registry) -> None:
+    make(registry, 1)
+    data = make(registry, 2, "data")
+    make(registry, 3, "default")
+    registry.set_current("data")
+    assert (registry.current(), registry.find(None)) == ("data", data)
+    registry.close(data, ENDED)
+    with pytest.raises(AllocationError, match=r"the current allocation has ended \(live: dev, default\)"):
+        registry.find(None)
+    again = make(registry, 4, "data")
+    assert registry.find(None) == again  # it is chosen by its name
+    registry.set_current(None)
+    assert registry.current() is None
+    assert registry.find(None).name == "default"

@@ -15,7 +15,7 @@ import pytest
 from monarch_hpc.config import Config
 from monarch_hpc.config.load import load_config
 from monarch_hpc.core.errors import ConfigError
-from monarch_hpc.slurm.argv import flag_words
+from monarch_hpc.slurm.commands.argv import flag_words
 from monarch_hpc.slurm.script import Request, plan_job_flags, quoted, render_script
 
 ID = "0123456789abcdef0123456789abcdef"
@@ -41,11 +41,12 @@ def test_the_flags_of_a_plain_request(tmp_path: Path) -> None:
         "--job-name=mh-01234567",
         "--nodes=1",
         "--time=60",
+        "--ntasks-per-node=1",
+        "--signal=B:USR2@360",
         "--output=/shared/01234567/slurm.out",
         "--no-kill",
         "--no-requeue",
         "--exclusive",
-        "--ntasks-per-node=1",
     ]
 
 
@@ -71,10 +72,51 @@ def test_a_profile_drops_and_changes_any_flag(tmp_path: Path) -> None:
         "exclusive": "user",
         "ntasks-per-node": None,
         "time": None,
+        "signal": None,
         "nodes": 3,
     }
     found = words(config(tmp_path, {"slurm.job_flags": flags}), request())
-    assert found == ["--job-name=mh-01234567", "--nodes=3", "--output=/shared/01234567/slurm.out", "--exclusive=user"]
+    assert found == [
+        "--job-name=mh-01234567",
+        "--nodes=3",
+        "--output=/shared/01234567/slurm.out",
+        "--exclusive=user",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ntasks", "num_hosts", "expected"),
+    [
+        ("per-node", "4", ["--ntasks-per-node=1"]),
+        ("both", "4", ["--ntasks-per-node=1", "--ntasks=4"]),
+        ("both", "2-4", ["--ntasks-per-node=1"]),
+        ("none", "4", []),
+    ],
+)
+def test_tasks_are_asked_for_as_the_site_wants(
+    tmp_path: Path, ntasks: str, num_hosts: str, expected: list[str]
+) -> None:
+    found = words(config(tmp_path, {"slurm.ntasks": ntasks}), request(num_hosts=num_hosts))
+    assert [word for word in found if "ntasks" in word] == expected
+
+
+@pytest.mark.parametrize(
+    ("account", "gpus", "expected"), [("m1", "4", "m1_g"), ("m1_g", "4", "m1_g"), ("m1", None, "m1"), (None, "4", None)]
+)
+def test_gpu_hours_are_charged_to_the_account_for_them(
+    tmp_path: Path, account: str | None, gpus: str | None, expected: str | None
+) -> None:
+    keys = {"slurm.account": account, "slurm.account_suffix": "_g"}
+    assert plan_job_flags(config(tmp_path, keys), request(gpus_per_node=gpus))["account"] == expected
+
+
+def test_a_reservation_brings_its_qos_unless_one_is_named(tmp_path: Path) -> None:
+    keys = {"slurm.reservation_qos": "reservation", "slurm.network": "job_vni"}
+    assert "--qos=reservation" not in words(config(tmp_path, keys), request())
+    found = words(config(tmp_path, {**keys, "slurm.reservation": "r"}), request())
+    assert {"--qos=reservation", "--network=job_vni"} <= set(found)
+    found = words(config(tmp_path, {**keys, "slurm.reservation": "r", "slurm.qos": "own"}), request())
+    assert [word for word in found if "qos" in word] == ["--qos=own"]
 
 
 def test_what_the_user_says_comes_last(tmp_path: Path) -> None:
@@ -127,6 +169,27 @@ def test_no_placeholder_is_left_and_a_value_is_never_taken_for_one(tmp_path: Pat
 def test_the_prologue_stands_before_the_step(tmp_path: Path) -> None:
     script = render_script(config(tmp_path, {"agent.prologue": ["module load cuda", "ulimit -c 0"]}), request())
     assert "\nmodule load cuda\nulimit -c 0\n" in script[: script.index("srun --job-name=agents")]
+
+
+def test_the_sites_variables_do_not_replace_the_users(tmp_path: Path) -> None:
+    text = 'a "b" $(touch x) `y` \\'
+    script = render_script(config(tmp_path, {"agent.env": {"NCCL_NET": text, "FI_X": "1", "KEPT": "site"}}), request())
+    lines = script[script.index("# Variables from") : script.index("# Commands from")]
+    shown = subprocess.run(
+        ["bash", "-c", lines + "printenv NCCL_NET FI_X; echo ${KEPT-unset}."],
+        env={"PATH": os.environ["PATH"], "KEPT": ""},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert shown == f"{text}\n1\n.\n"
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_prefix_stands_before_the_agent(tmp_path: Path) -> None:
+    script = render_script(config(tmp_path, {"agent.prefix": ["apptainer", "exec", "a b.sif"]}), request())
+    assert '\n    apptainer exec "a b.sif" bash "$directory/agent.sh" /py ' in script
 
 
 def test_without_step_flags_the_step_is_still_one_command(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ import pytest
 from monarch_hpc.allocation.ready import write_ready
 from monarch_hpc.config.load import load
 from monarch_hpc.core.storage.files import write_json
-from monarch_hpc.slurm.client import SlurmClient
+from monarch_hpc.slurm.commands.client import SlurmClient
 from monarch_hpc.slurm.job import Lifecycle, Stage
 from monarch_hpc.slurm.registry import AllocationRecord, Registry, Snapshot
-from monarch_hpc.slurm.startup import Startup
+from monarch_hpc.slurm.startup import PollInterval, Startup
 from tests.unit.slurm.makers import ready, record
 
 
@@ -42,6 +42,31 @@ def test_a_clock_that_is_set_while_agents_start_costs_nobody_a_job(
             write_ready(folder, ready(["n1"]))
 
     slurm = SlurmClient({"PATH": str(tmp_path)}, 1.0)
-    startup = Startup(load().config.slurm, Registry(tmp_path / "state"), slurm, snapshot, made)
+    startup = Startup(load().config.slurm, Registry(tmp_path / "state"), slurm, snapshot, made, None)
     assert startup.follow(tell, lambda: len(stages) > 2).stage is Stage.READY
     assert stages == [Stage.GRANTED, Stage.GRANTED, Stage.READY]
+
+
+def test_ten_minutes_in_the_queue_take_few_requests() -> None:
+    interval, waited_s, num_requests = PollInterval(5.0, 60.0, lambda: 0.5), 0.0, 0
+    while waited_s < 600.0:
+        waited_s += interval.take(granted=False)
+        num_requests += 1
+    assert num_requests <= 13  # besides sbatch, and the squeue before it
+
+
+def test_requests_are_never_more_frequent_than_a_site_allows() -> None:
+    for chance in (0.0, 0.999):
+        interval = PollInterval(60.0, 180.0, lambda chance=chance: chance)  # type: ignore[misc]
+        taken = [interval.take(granted=False) for _ in range(4)]
+        assert all(at_least <= one <= at_least * 1.2 for at_least, one in zip((60, 120, 180, 180), taken, strict=True))
+    assert PollInterval(5.0, 60.0, lambda: 0.0).take(granted=True) == 5.0
+
+
+def test_an_overloaded_slurmctld_is_asked_half_as_often_each_time() -> None:
+    interval = PollInterval(60.0, 60.0, lambda: 0.0)
+    seen = [interval.take(granted=False)]
+    for _ in range(5):
+        interval.slow_down()
+        seen.append(interval.take(granted=True))
+    assert seen == [60.0, 120.0, 240.0, 480.0, 480.0, 480.0]

@@ -12,9 +12,14 @@ import pytest
 
 from monarch_hpc.core.machine.place import read_place
 from monarch_hpc.telemetry.memory import make_memory
-from monarch_hpc.telemetry.observer import open_witness
+from monarch_hpc.telemetry.observer import Witness, open_witness
 from monarch_hpc.telemetry.recorder import Recorder
-from monarch_hpc.wire.control.calls import PROGRAM_MESH, Recording
+from monarch_hpc.wire.control.questions import Ask
+from monarch_hpc.wire.control.runs import Recording
+from monarch_hpc.wire.tables.answer import answer
+from monarch_hpc.wire.tables.calls import CALLS, PROGRAM_MESH
+from monarch_hpc.wire.tables.procs import PROCS
+from tests.child import child
 
 HERE = 0xFEED
 
@@ -29,24 +34,30 @@ def recording() -> Iterator[Recording]:
     os.close(fd)
 
 
+def calls_of(witness: Witness) -> str:
+    return answer(Ask(1, "calls", {}, 1.0), "a program", witness.sources).rows
+
+
 def test_a_program_of_this_machine_is_read_until_it_ends(recording: Recording) -> None:
     witness = open_witness(recording)
     assert witness is not None
-    (told,) = witness.report()
+    (told,) = CALLS.read(calls_of(witness))
     assert (told.run, told.mesh, told.host, told.pid) == ("run", PROGRAM_MESH, "n0", os.getpid())
     assert (told.scene.incarnation, told.state) == ("feed", "ready")
     assert [actor.name for actor in told.scene.actors] == ["trainer"]
+    (row,) = PROCS.read(answer(Ask(1, "procs", {}, 1.0), "a program", witness.sources).rows)
+    assert (row.mesh, row.pid, row.state) == (PROGRAM_MESH, os.getpid(), "ready") and row.rss_bytes > 1 << 20
     witness.close()
-    assert witness.report() == []
+    assert CALLS.read(calls_of(witness)) == []
 
 
 def test_who_has_ended_tells_nothing_any_more(recording: Recording) -> None:
     command = [sys.executable, "-c", "input()"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[recording.fd]) as program:
+    with child(subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[recording.fd])) as program:
         witness = open_witness(replace(recording, pid=program.pid))
-        assert witness is not None and len(witness.report()) == 1
+        assert witness is not None and len(CALLS.read(calls_of(witness))) == 1
         program.kill()
-    assert witness.report() == []
+    assert CALLS.read(calls_of(witness)) == []
     witness.close()
     assert open_witness(replace(recording, pid=program.pid)) is None
 

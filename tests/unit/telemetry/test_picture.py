@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from monarch_hpc.telemetry.layout import CAST
 from monarch_hpc.telemetry.picture import draw
-from monarch_hpc.wire.control.calls import PROGRAM_MESH, ActorSeen, ProcCalls, RunningCall, Scene, SentCall, Wait
+from monarch_hpc.wire.tables.calls import PROGRAM_MESH, ActorSeen, ProcCalls, RunningCall, Scene, SentCall, Wait
 
 
 class Tale:

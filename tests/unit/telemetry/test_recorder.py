@@ -14,7 +14,7 @@ from monarch_hpc.telemetry import layout
 from monarch_hpc.telemetry.histogram import bucket_of
 from monarch_hpc.telemetry.layout import FAILED, HEADER, OPEN, RECORD, RecordKind
 from monarch_hpc.telemetry.memory import make_memory
-from monarch_hpc.telemetry.reading import MAX_SENT, Memory, memory_of, read_events, read_scene
+from monarch_hpc.telemetry.reading import MAX_SENT, Memory, memory_of, read_events, read_memory_use, read_scene
 from monarch_hpc.telemetry.recorder import Recorder
 
 pytestmark = pytest.mark.pen
@@ -299,12 +299,37 @@ def test_threads_lose_nothing(make: Make) -> None:
     assert {event.msg for event in read_events(memory)} == set(range(1, num_threads * num_calls + 1))
 
 
+def test_memory_that_is_lent_and_moved(make: Make) -> None:
+    recorder, memory = make()
+    actor = recorder.actor(7, "lender", 3)
+    recorder.lent(actor.mark, 2, 300)
+    recorder.lent(actor.mark, -1, -100)
+    recorder.lent(0, 1, 8)
+    peer = recorder.names.proc(0xAB, "n1")
+    for num_bytes in (10, 20):
+        recorder.moved("cma", peer, num_bytes, 5_000, write=False)
+    recorder.moved("cma", peer, 30, -5, write=True)
+    use = read_memory_use(memory, _LATER)
+    assert [(one.name, one.rank, one.num, one.num_bytes) for one in use.lent] == [("", 0, 1, 8), ("lender", 3, 1, 200)]
+    assert sorted(
+        (one.write, one.num, one.num_bytes, one.took_s, one.peer, one.host, one.path) for one in use.moved
+    ) == [
+        (False, 2, 20, 5e-6, "ab", "n1", "cma"),
+        (True, 1, 30, 0.0, "ab", "n1", "cma"),
+    ]
+    for number in range(2 * layout.NUM_MOVED):
+        recorder.moved("tcp", recorder.names.proc(number, "n2"), 1, 1, write=False)
+    assert len(read_memory_use(memory).moved) == layout.NUM_MOVED
+    recorder.lent(0, -1, -8)
+    assert len(read_memory_use(memory).lent) == 1
+
+
 def test_what_cannot_be_read_says_why(make: Make) -> None:
     fd = make_memory("test")
     try:
         assert read_scene(memory_of(fd)).problem == "it has not recorded anything yet"
         os.pwrite(fd, HEADER.pack(layout.MAGIC, 9, layout.TOTAL_BYTES + 64, 1, 2, 3, 4), 0)
-        assert read_scene(memory_of(fd)).problem == "its records have version 9, expected 3"
+        assert read_scene(memory_of(fd)).problem == "its records have version 9, expected 4"
         os.pwrite(fd, b"x" * 64, 0)
         assert read_scene(memory_of(fd)).problem == "something has overwritten its records"
         assert read_events(memory_of(fd)) == []

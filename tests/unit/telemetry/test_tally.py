@@ -9,7 +9,7 @@ import pytest
 from monarch_hpc.telemetry.histogram import added, bucket_of, quantile
 from monarch_hpc.telemetry.layout import BUCKET_BITS, NUM_BUCKETS
 from monarch_hpc.telemetry.tally import tally
-from monarch_hpc.wire.control.calls import EndpointCount, ProcCalls, Scene
+from monarch_hpc.wire.tables.calls import EndpointCount, ProcCalls, Scene
 
 
 def counted(times_ns: list[int]) -> list[int]:

@@ -6,11 +6,27 @@ from dataclasses import replace
 
 import pytest
 
-from tests.history.checker import Began, Closed, Ended, Event, Finished, Gone, Sent, check, decode, encode
+from tests.history.checker import (
+    Began,
+    Closed,
+    Ended,
+    Event,
+    Finished,
+    Gone,
+    Judged,
+    Overlap,
+    Sent,
+    Stopping,
+    Told,
+    Untold,
+    check,
+    decode,
+    encode,
+)
 
 
 def good() -> list[Event]:
-    """Everything that may happen: *a* lives, *b* is killed, and so is the sender *t*."""
+    """Everything that may happen: *a* lives, *b* is killed, *c* is stopped by *s*, and the sender *t* is killed."""
     return [
         Sent("s", 1, ["a"]),
         Sent("s", 2, ["a", "b"], replies=False),
@@ -45,6 +61,26 @@ def good() -> list[Event]:
         Ended("s", 6, cancelled=True),
         Ended("s", 7, {"*": "=s#7"}),
         Ended("s", 8, {"a": "ValueError"}),
+        Sent("s", 9, ["c"]),
+        Sent("s", 10, ["c"], beside=True),
+        Sent("s", 11, ["c"], after=True),
+        Stopping("s", 12, ["c"], "enough"),
+        Sent("s", 13, ["c"]),
+        Began("c", "s", 9),
+        Told("c", "s", 9),
+        Finished("c", "s", 9),
+        Began("c", "s", 10),
+        Judged("c", "s", 9),
+        Told("c", "s", 10),
+        Untold("c", "s", 11),
+        Finished("c", "s", 10),
+        Began("c", "s", 11),
+        Finished("c", "s", 11),
+        Judged("c", "s", 10),
+        Ended("s", 9, {"c": "=s#9"}),
+        Ended("s", 10, {"c": "ActorDied: it was stopped: enough"}),
+        Ended("s", 11, {"c": "PortClosed"}),
+        Ended("s", 13, {"c": "ActorDied: it was stopped: enough"}),
         Closed("s"),
     ]
 
@@ -118,6 +154,26 @@ def test_a_good_history_is_good() -> None:
         ("turns", swapped(good(), Finished("a", "s", 1), Began("a", "s", 2)), "s#2 was begun by a while s#1 ran"),
         ("phantom", changed(good(), Began("b", "s", 2), Began("b", "s", 1)), "s#1 was never sent to b, which began it"),
         ("phantom", changed(good(), Sent("t", 1, ["a"])), "t#1 was never sent to a, which began it"),
+        (
+            "order",
+            changed(
+                changed(good(), Began("a", "s", 4)), Finished("a", "s", 8), Finished("a", "s", 8), Began("a", "s", 4)
+            ),
+            "s#4 was begun by a after s#8",
+        ),
+        ("turns", [*good(), Overlap("a")], "two threads ran code of a at once"),
+        ("stops", changed(good(), Began("c", "s", 11), Began("c", "s", 13)), "s#13 was begun by c, which its sender"),
+        ("lost message", changed(good(), Began("c", "s", 11)), "s#11 was not begun by c, which lives"),
+        (
+            "lost reply",
+            outcome(9, c="ActorDied: it was stopped: enough"),
+            "s#9 to c, which lives, ended as ActorDied: it was stopped: enough",
+        ),
+        ("failure", outcome(13, c="ActorDied: it was stopped"), "s#13 to c, which lives, ended as ActorDied"),
+        ("lost reply", outcome(9, c="PortClosed"), "s#9 to c, which lives, ended as PortClosed"),
+        ("hooks", changed(good(), Judged("c", "s", 9)), "s#10 reached the hook of c while s#9 was handled"),
+        ("hooks", changed(good(), Told("c", "s", 10), Told("c", "s", 9)), "s#9 reached the hook of c twice"),
+        ("hooks", [*good(), Untold("a", "s", 1)], "s#1 made a child fail, and a is not told"),
     ],
 )
 def test_what_is_wrong_is_found(law: str, events: list[Event], words: str) -> None:

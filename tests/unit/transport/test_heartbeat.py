@@ -30,7 +30,7 @@ class Wire:
     """A channel that counts the frames sent."""
 
     def __init__(self, engine: Clockwork) -> None:
-        self.heard_s = engine.clock.now_s
+        self.received_s = engine.clock.now_s
         self.sent = 0
         self.given_up = ""
 
@@ -77,7 +77,7 @@ def test_a_sign_of_life_restores_trust(engine: Clockwork, pulse: Heartbeat, chan
     pulse.watch(cast(FrameChannel, wire))
     for _ in range(4):
         engine.beat()
-    wire.heard_s = engine.clock.now_s
+    wire.received_s = engine.clock.now_s
     engine.beat()
     assert changes == [Liveness.SUSPECT, Liveness.ALIVE]
 

@@ -52,6 +52,7 @@ def closed_over() -> object:
         (Model(parts={"a": Stubborn()}), "x.parts['a'], a Stubborn, cannot be sent: ValueError: not me"),
         (Loop(), "x.lock, a lock"),
         (KeyError(1, threading.Lock()), "what x is made of, a lock"),
+        ((word for word in "ab"), "'generator' object; send a list of its items, or each through a port"),
     ],
 )
 def test_the_path_leads_to_the_obstacle(value: object, words: str) -> None:

@@ -71,7 +71,7 @@ def bench() -> Bench:
 
 def test_what_waits_is_taken_out_and_refused_once(bench: Bench) -> None:
     one, other = Wire(), Wire()
-    bench.mailbox.append((0, None, Frame(Kind.STOP), -1, 0))
+    bench.mailbox.append((0, one, Frame(Kind.STOP), 0, 0))
     for line in (one, other):
         for slot in (0, 1, 2):
             bench.put(line, slot, cost=10 * slot)
@@ -79,7 +79,7 @@ def test_what_waits_is_taken_out_and_refused_once(bench: Bench) -> None:
     bench.cancellations.cancel(one, 2)
     assert bench.refused == [(other, 1, 10, 0.0), (one, 2, 20, 0.0)]
     left = [(line, slot) for slot, line, *_ in bench.mailbox]
-    assert left == [(None, 0), (one, 0), (one, 1), (other, 0), (other, 2)]
+    assert left == [(one, 0), (one, 0), (one, 1), (other, 0), (other, 2)]
     assert not bench.cancellations.keys
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.ownership import Ownership
 from monarch_hpc.telemetry.recorder import Recorder
@@ -16,7 +18,7 @@ def ownership(*actor_owners: int) -> Ownership:
     """Procs of OWNER, and an actor in each of them for each of *actor_owners*."""
     made = Ownership(Recorder())
     procs = {rank: ref(rank) for rank in range(2)}
-    made.add(PROCS, OWNER, "staff", procs, lambda: None)
+    made.add(PROCS, OWNER, "staff", procs, lambda gone: gone())
     for number, owner in enumerate(actor_owners):
         made.add(ACTORS + number, owner, f"worker{number}", procs)
     return made
@@ -52,13 +54,14 @@ def test_an_actor_that_failed_or_was_stopped_does_not_hide_it_either() -> None:
 
 
 def test_a_mesh_of_procs_knows_its_end() -> None:
-    ended: list[str] = []
+    ended: list[Callable[[], None]] = []
     made = Ownership(Recorder())
-    made.add(PROCS, OWNER, "staff", {0: ref(0)}, lambda: ended.append("staff"))
+    made.add(PROCS, OWNER, "staff", {0: ref(0)}, ended.append)
     made.add(ACTORS, OTHER, "worker", {0: ref(0)})
     (mesh,) = made.of(OWNER)
     assert mesh.where(0) == "proc 0 of staff on n0"
     assert mesh.end is not None
-    mesh.end()
+    gone = list[int]().clear
+    mesh.end(gone)
     made.remove(PROCS)
-    assert (ended, made.of(OWNER), [other.actor for other in made.of(OTHER)]) == (["staff"], [], [ACTORS])
+    assert (ended, made.of(OWNER), [other.actor for other in made.of(OTHER)]) == ([gone], [], [ACTORS])

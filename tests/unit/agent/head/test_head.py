@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from monarch_hpc.agent.head.events import Event
@@ -8,8 +10,8 @@ from monarch_hpc.agent.head.runs import OpenWitness
 from monarch_hpc.supervision import Liveness
 from monarch_hpc.testing import ManualClock
 from monarch_hpc.wire.control.allocation import (
+    HostEnded,
     HostEntry,
-    HostLost,
     Join,
     Roster,
     ShutDown,
@@ -31,6 +33,8 @@ from monarch_hpc.wire.control.procs import (
 from monarch_hpc.wire.control.refusal import Refused
 from monarch_hpc.wire.control.runs import CloseRun, OpenRun, RunClosed, RunLinks, RunOpened
 from monarch_hpc.wire.proc_key import ProcKey
+
+MAX_ANSWER_BYTES = 10_000
 
 
 class Party:
@@ -71,6 +75,8 @@ class World:
             self._changed,
             self._ended,
             lambda told: self.witness(told),
+            MAX_ANSWER_BYTES,
+            360.0,
             self.events.append,
         )
         self.agents = [Party() for _ in range(num_hosts)]
@@ -135,6 +141,11 @@ def test_the_deadline_names_who_is_missing_and_late_ones_are_welcome() -> None:
         ([0], {1: "cannot write", 2: "its agent did not report"}),
         ([0, 2], {1: "cannot write"}),
     ]
+
+
+def test_a_deadline_that_changes_nothing_is_not_announced(world: World) -> None:
+    world.head.on_bootstrap_deadline()
+    assert (len(world.written), world.take_all()) == (1, [[], []])
 
 
 def test_a_host_has_one_agent(world: World) -> None:
@@ -213,13 +224,27 @@ def test_orders_that_cannot_be_carried_out_fail_rank_by_rank(world: World) -> No
     assert client.take() == [ProcsStopped("1", 1, 1)]
 
 
+def test_procs_that_replace_others_belong_to_the_same_mesh(world: World) -> None:
+    client = world.open("1")
+    world.head.on_client(client, spawn("1", 1, [0]))
+    world.take_all()
+    client.take()
+    again = replace(spawn("1", 1, [1]), restarts=1)
+    world.head.on_client(client, again)
+    assert world.take_all() == [[], [again]] and client.take() == []
+    world.head.on_client(client, replace(again, mesh=2))
+    assert [m.cause for m in client.take() if isinstance(m, SpawnFailed)] == ["mesh 2 does not exist in this run"]
+    world.head.on_client(client, StopProcs("1", 1, [0, 1], 1.0))
+    assert world.take_all() == [[StopProcs("1", 1, [0, 1], 1.0)]] * 2
+
+
 def test_a_lost_host_is_told_to_every_run(world: World) -> None:
     one, two = world.open("1"), world.open("2")
     one.take()
     two.take()
     world.head.on_agent_lost(world.agents[1], "the connection ended")
-    assert one.take() == [HostLost("1", 1, "the connection ended")]
-    assert two.take() == [HostLost("2", 1, "the connection ended")]
+    assert one.take() == [HostEnded("1", 1, "the connection ended")]
+    assert two.take() == [HostEnded("2", 1, "the connection ended")]
     assert world.open("3").take() == [RunOpened("3", 3, 3, [entry(0)])]
 
 

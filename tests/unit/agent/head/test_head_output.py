@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monarch_hpc.wire.control.output import LogsSet, Output, SetLogs
+from monarch_hpc.wire.control.output import FlushLogs, LogsSet, Output, SetLogs
 from monarch_hpc.wire.control.procs import ProcEnded
 from monarch_hpc.wire.proc_key import ProcKey
 from tests.unit.agent.head.test_head import World, spawn, world
@@ -28,6 +28,19 @@ def test_a_choice_about_output_goes_to_the_hosts_of_the_mesh_and_its_answers_bac
     world.head.on_client(client, SetLogs("1", 9, [0], [], False, 7))
     assert other.take() == [LogsSet("1", 1, 0, 6)] and client.take() == [LogsSet("1", 9, 0, 7)]
     assert world.take_all() == [[], []]
+
+
+def test_a_request_to_flush_goes_the_same_way(world: World) -> None:
+    client, other = world.open("1"), world.open("1", owner=False)
+    world.head.on_client(client, spawn("1", 1, [0, 1]))
+    world.take_all()
+    client.take()
+    flush = FlushLogs("1", 1, [0, 1, 7], 5)
+    world.head.on_client(client, flush)
+    assert client.take() == [LogsSet("1", 1, 7, 5)] and world.take_all() == [[flush]] * 2
+    other.take()
+    world.head.on_client(other, FlushLogs("1", 1, [0], 6))
+    assert other.take() == [LogsSet("1", 1, 0, 6)] and world.take_all() == [[], []]
 
 
 def test_much_output_is_left_out_and_little_passes(world: World) -> None:

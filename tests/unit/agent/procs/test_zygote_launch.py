@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import select
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,7 +12,17 @@ import pytest
 
 from monarch_hpc.agent.procs.zygote_launch import ZygoteSettings, launch_zygote
 
-_PATIENCE_S = 30.0
+_PATIENCE_S = 60.0
+
+
+def _status(pid: int) -> int:
+    """Wait for a child, and return its exit status."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        assert select.select([pidfd], [], [], _PATIENCE_S)[0], f"process {pid} did not end in {_PATIENCE_S:.0f} s"
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    finally:
+        os.close(pidfd)
 
 
 @pytest.mark.parametrize("entry", ["monarch_hpc.mesh.process:main", "no.such.module:main"])
@@ -18,7 +30,7 @@ def test_one_that_nobody_speaks_to_ends_with_its_socket(entry: str) -> None:
     starting = launch_zygote(ZygoteSettings("0" * 32, 0, entry, dict(os.environ)))
     assert starting.stderr_fd == -1
     starting.sock.close()
-    assert starting.process.wait(_PATIENCE_S) == 0
+    assert _status(starting.pid) == 0
 
 
 def test_an_interpreter_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -32,6 +44,78 @@ def test_an_interpreter_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_what_another_interpreter_says_is_kept() -> None:
     starting = launch_zygote(ZygoteSettings("0" * 32, 0, "", dict(os.environ)), sys.executable)
     starting.sock.close()
-    assert starting.process.wait(_PATIENCE_S) == 0
+    assert _status(starting.pid) == 0
     assert os.pread(starting.stderr_fd, 1, 0) == b""
     os.close(starting.stderr_fd)
+
+
+_FORK = """
+import os, sys
+from monarch_hpc.agent.children.sweep import cookies, find
+from monarch_hpc.agent.procs.zygote_launch import ZygoteSettings, fork_zygote
+from monarch_hpc.core.machine.procfs import read_environ
+from monarch_hpc.testing import wait_until
+
+zygote = fork_zygote(ZygoteSettings("0" * 32, 3, "monarch_hpc.core.clock:Deadline", dict(os.environ)))
+if zygote is None:
+    sys.exit(7)
+wait_until("its marks are there", lambda: find(cookies("0" * 32, 3)) == [zygote.pid])
+assert b"SOME_VARIABLE=x" in read_environ(zygote.pid).split(b"\\0")
+zygote.sock.close()
+print(os.waitstatus_to_exitcode(os.waitpid(zygote.pid, 0)[1]))
+"""
+
+
+def _run_fork(environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", _FORK], env=environment, capture_output=True, text=True, timeout=_PATIENCE_S, check=False
+    )
+
+
+@pytest.mark.slow  # starts an interpreter
+def test_a_forked_one_is_found_by_its_marks() -> None:
+    done = _run_fork({**os.environ, "SOME_VARIABLE": "x", "LONG_VARIABLE": "x" * 300})
+    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
+
+
+@pytest.mark.slow  # starts an interpreter
+def test_an_environment_without_room_for_the_marks_forks_none() -> None:
+    assert _run_fork({}).returncode == 7
+
+
+_HOLD = """
+import contextlib, os, sys
+from monarch_hpc.agent.procs.zygote_launch import ZygoteSettings, fork_zygote
+from monarch_hpc.testing import wait_until
+
+key, pipe = os.pipe()
+zygote = fork_zygote(ZygoteSettings("0" * 32, 0, "", dict(os.environ)))
+os.close(pipe)
+assert os.read(key, 1) == b""  # the zygote holds no other end
+folder = f"/proc/{zygote.pid}/fd"
+
+def held():
+    found = []
+    for fd in os.listdir(folder):
+        with contextlib.suppress(FileNotFoundError):  # it is being closed
+            found.append(os.readlink(f"{folder}/{fd}").partition(":")[0])
+    return sorted(found)
+
+# The pipe's may be the first that it closes.
+print(wait_until("its own", held, accept=lambda found: found == ["/dev/null", "/dev/null", "pipe", "socket"]))
+zygote.sock.close()
+os.waitpid(zygote.pid, 0)
+"""
+
+
+@pytest.mark.slow  # starts an interpreter
+def test_a_forked_one_keeps_no_descriptor_of_its_agent() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _HOLD],
+        env={**os.environ, "SOME_VARIABLE": "x" * 300},
+        capture_output=True,
+        text=True,
+        timeout=_PATIENCE_S,
+        check=False,
+    )
+    assert done.stdout == "['/dev/null', '/dev/null', 'pipe', 'socket']\n", done.stderr

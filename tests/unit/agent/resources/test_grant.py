@@ -1,13 +1,22 @@
 from __future__ import annotations
 
-from pathlib import PurePosixPath
+import os
+from pathlib import Path, PurePosixPath
 
 import pytest
 
 from monarch_hpc.agent.resources import cgroup
-from monarch_hpc.agent.resources.grant import granted_memory
+from monarch_hpc.agent.resources.grant import granted_memory, read_grant
+from monarch_hpc.config.load import load_config
 from monarch_hpc.core.errors import ConfigError
-from monarch_hpc.core.machine.gpus import own_block, parse_device_gpus, parse_gpus, usable_gpus, visible_gpus
+from monarch_hpc.core.machine.gpus import (
+    ordered_gpus,
+    own_block,
+    parse_device_gpus,
+    parse_gpus,
+    usable_gpus,
+    visible_gpus,
+)
 from monarch_hpc.core.machine.interfaces import choose_interfaces, host_name
 
 FOUND = {"lo": "127.0.0.1", "eth0": "10.1.0.7", "docker0": "172.17.0.1", "ib0": "10.2.0.7", "hsn0": "10.3.0.7"}
@@ -153,3 +162,39 @@ def test_a_program_may_use_what_it_was_told_or_what_is_there(
     environment: dict[str, str], in_job: bool, usable: list[str]
 ) -> None:
     assert usable_gpus(environment, ["nvidia0", "nvidia1", "null"], in_job=in_job) == usable
+
+
+def test_the_sites_order_of_gpus_holds_only_where_all_of_them_are_granted() -> None:
+    assert ordered_gpus(["0", "1", "2", "3"], ["3", "2", "1", "0"]) == ["3", "2", "1", "0"]
+    assert ordered_gpus(["0", "1"], ["3", "2", "1", "0"]) == ["0", "1"]
+    assert ordered_gpus(["GPU-a"], ["0"]) == ["GPU-a"]
+    assert ordered_gpus(["1", "0"], []) == ["1", "0"]
+
+
+@pytest.mark.parametrize(
+    ("environment", "keys", "gpus", "variable"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "0,1"}, {"procs.gpu_order": ["1", "0"]}, ["1", "0"], "CUDA_VISIBLE_DEVICES"),
+        (
+            {"SLURM_STEP_GPUS": "0"},
+            {"procs.gpu_variable": "ROCR_VISIBLE_DEVICES"},
+            ["0"],
+            "ROCR_VISIBLE_DEVICES",
+        ),
+        ({}, {}, [], "CUDA_VISIBLE_DEVICES"),
+        ({}, {"slurm.gpus_form": "none"}, ["0", "1"], "CUDA_VISIBLE_DEVICES"),
+        ({"SLURM_JOB_GPUS": "1"}, {"slurm.gpus_form": "none"}, ["1"], "CUDA_VISIBLE_DEVICES"),
+    ],
+)
+def test_the_profile_names_order_and_variable_of_gpus_and_where_slurm_does_not_know_them(
+    environment: dict[str, str],
+    keys: dict[str, object],
+    gpus: list[str],
+    variable: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    listed = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: ["nvidia1", "nvidia0"] if path == "/dev" else listed(path))
+    config = load_config({"HOME": "/home/alice"}, Path("/"), "h", None, keys).config
+    grant = read_grant(environment, config, None)
+    assert (grant.gpus, grant.gpu_variable) == (gpus, variable)

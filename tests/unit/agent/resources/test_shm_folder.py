@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from monarch_hpc.agent.resources.shm_folder import find_segments, make_segments, remove_segments
+from monarch_hpc.agent.resources.shm_folder import (
+    find_segments,
+    make_own_segments,
+    make_segments,
+    remove_own_segments,
+    remove_segments,
+)
 
 
 def test_what_is_left_in_the_folder_goes_with_it(tmp_path: Path) -> None:
@@ -21,6 +27,22 @@ def test_what_is_left_in_the_folder_goes_with_it(tmp_path: Path) -> None:
     remove_segments("a1", 3, tmp_path)
     assert not list(tmp_path.iterdir())
     os.close(held)
+
+
+def test_a_program_has_a_folder_of_its_own_until_it_ends_or_is_killed(tmp_path: Path) -> None:
+    folder, held = make_own_segments(tmp_path)
+    _, other = make_segments("a1", 0, tmp_path)
+    remove_segments("a1", 0, tmp_path)
+    assert Path(folder).stat().st_mode & 0o777 == 0o700
+    remove_own_segments(folder, held)
+    killed, held = make_own_segments(tmp_path)
+    os.close(held)  # as the kernel does at the process's end
+    _, last = make_segments("a2", 0, tmp_path)
+    assert not Path(folder).exists() and not Path(killed).exists()
+    assert make_own_segments(tmp_path / "missing") == ("", -1)
+    remove_own_segments("", -1)
+    os.close(other)
+    os.close(last)
 
 
 def test_what_a_killed_agent_left_goes_when_the_next_one_starts(tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ from monarch_hpc.core.errors import ConfigError
         ("tcp://n1:4444@tcp://0.0.0.0:5", "", WorkerEndpoint("n1", 4444), WorkerEndpoint("0.0.0.0", 5)),
         ("service<8>@tcp://n1:4444", "service<8>", WorkerEndpoint("n1", 4444), WorkerEndpoint("n1", 4444)),
         ("service@tcp://n1:1@tcp://*:1", "service", WorkerEndpoint("n1", 1), WorkerEndpoint("*", 1)),
+        ("tcp://n1:fd7", "", WorkerEndpoint("n1", descriptor=7), WorkerEndpoint("n1", descriptor=7)),
+        ("tcp://n1:4@tcp://*:fd7", "", WorkerEndpoint("n1", 4), WorkerEndpoint("*", descriptor=7)),
         ("ipc:///tmp/w0", "", WorkerEndpoint(path="/tmp/w0"), WorkerEndpoint(path="/tmp/w0")),
         ("service<8>@ipc://name", "service<8>", WorkerEndpoint(path="name"), WorkerEndpoint(path="name")),
         ("ipc://@abstract", "", WorkerEndpoint(path="@abstract"), WorkerEndpoint(path="@abstract")),

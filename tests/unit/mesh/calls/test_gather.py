@@ -11,7 +11,7 @@ from monarch_hpc.actor.messages.payload import pack_failure
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.deadlines import Deadlines
 from monarch_hpc.actor.runtime.runtime import HELD, Runtime
-from monarch_hpc.core.errors import ActorDied, CallTimeout, MeshDied, MeshError, MonarchError
+from monarch_hpc.core.errors import ActorDied, ActorError, CallTimeout, MeshDied, MeshError, MonarchError
 from monarch_hpc.mesh.calls.answer import CallOptions
 from monarch_hpc.mesh.calls.callee import Answers, Callee
 from monarch_hpc.mesh.calls.gather import Gather
@@ -132,11 +132,33 @@ def test_failures_that_follow_the_first_closely_are_reported_with_it(asked: Aske
     asked.clock.advance(0.2)
     call.fail(0)
     asked.clock.advance(0.1)
-    with pytest.raises(MeshError) as caught:
+    with pytest.raises(ValueError, match="on 2 ranks; first rank 0: ValueError: bad 0; rank 3: ") as caught:
         call.gather.collect()
-    assert not isinstance(caught.value, MeshDied)
+    assert isinstance(caught.value, MeshError)
     assert sorted(caught.value.failures) == [0, 3]
     assert call.num_ended == 1
+
+
+@pytest.mark.parametrize("apart_s", [0.0, 0.2, 0.3])
+def test_the_class_of_the_error_does_not_depend_on_time(asked: Asked, apart_s: float) -> None:
+    call = Call(asked)
+    call.fail(0)
+    asked.clock.advance(apart_s)
+    call.fail(1)
+    asked.clock.advance(1.0)
+    with pytest.raises(ValueError, match="bad 0") as caught:
+        call.gather.collect()
+    assert isinstance(caught.value, MeshError) and isinstance(caught.value, ActorError)
+
+
+def test_a_callee_that_notices_the_time_limit_first_is_late_like_the_others(asked: Asked) -> None:
+    call = Call(asked, timeout_s=5.0)
+    call.answer(0, 1)
+    call.take(2, CallTimeout("actor staff[2] on n2, endpoint work", (), 5.0))
+    asked.clock.advance(6.0)
+    with pytest.raises(CallTimeout) as caught:
+        call.gather.collect()
+    assert (caught.value.where, caught.value.others) == ("actor staff[2] on n2, endpoint work", (3,))
 
 
 def test_the_last_answer_ends_a_failing_call_at_once(asked: Asked) -> None:
@@ -154,6 +176,7 @@ def test_a_call_whose_failures_are_all_deaths_says_so(asked: Asked) -> None:
         call.die(place)
     with pytest.raises(MeshDied) as caught:
         call.gather.collect()
+    assert isinstance(caught.value, ActorDied) and not isinstance(caught.value, ActorError)
     assert sorted(caught.value.failures) == [0, 1, 2, 3]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import dataclasses
 import io
 import logging
@@ -153,3 +154,34 @@ def test_a_terminal_that_knows_only_ascii_shows_what_it_can(config: LogsConfig) 
     with printing(dataclasses.replace(config, fold_s=600.0), out) as printer:
         printer.show(lines("é", "é"), "", "n2")
     assert raw.getvalue().decode().splitlines() == ["[r03 n2] \\xe9", "[r03 n2] \\xe9 (\\xd71 more)"]
+
+
+def test_a_flush_prints_what_is_held_back(config: LogsConfig, out: Terminal) -> None:
+    with printing(dataclasses.replace(config, fold_s=600.0), out) as printer:
+        printer.show(lines("same", "same", "same"), "", "n2")
+        assert printer.flush(60.0)
+        assert out.getvalue().splitlines() == ["[r03 n2] same", "[r03 n2] same (×2 more)"]
+        out.moving.clear()
+        printer.show(lines("late"), "", "n2")
+        assert not printer.flush(0.01)
+        out.moving.set()
+
+
+def test_it_prints_in_the_context_of_a_cell(config: LogsConfig) -> None:
+    cell = contextvars.ContextVar("cell", default="none")
+    printed: list[str] = []
+
+    class Kernel(io.StringIO):
+        def write(self, text: str) -> int:
+            if text.strip():
+                printed.append(f"{cell.get()}: {text.strip()}")
+            return len(text)
+
+    with printing(config, Kernel()) as printer:
+        for name in ("first", "second"):
+            token = cell.set(name)
+            printer.context = contextvars.copy_context()
+            cell.reset(token)
+            printer.show(lines(f"of the {name}"), "", "n2")
+            assert printer.flush(60.0)
+    assert printed == ["first: [r03 n2] of the first", "second: [r03 n2] of the second"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from monarch_hpc.core.errors import ActorError
+from monarch_hpc.core.errors import HostLost, ProcDied, SupervisionError
 from monarch_hpc.mesh.program.deaths import Deaths
 from monarch_hpc.testing import ManualClock
 
@@ -16,11 +16,13 @@ class Callers:
         self.clock = ManualClock()
         self.deaths = Deaths(self.clock.call_later)
         self.told: list[str] = []
+        self.kinds: list[type[SupervisionError]] = []
         self.given_up: list[str] = []
 
     def ask(self, incarnation: int, where: str) -> None:
-        def tell(error: ActorError) -> None:
+        def tell(error: SupervisionError) -> None:
             self.told.append(str(error))
+            self.kinds.append(type(error))
 
         self.deaths.explain(incarnation, where, tell, lambda where, _tell: self.given_up.append(where))
 
@@ -55,6 +57,14 @@ def test_who_waits_too_long_is_given_up_and_a_later_report_is_for_later_callers(
     assert callers.told == []
     callers.ask(7, "b[0]")
     assert callers.told == ["b[0] died: signal 9"]
+
+
+def test_the_loss_of_a_host_has_a_class(callers: Callers) -> None:
+    callers.deaths.record(7, "signal 9")
+    callers.deaths.record(8, "host n1 is lost", host_lost=True)
+    callers.ask(7, "a[0]")
+    callers.ask(8, "b[0]")
+    assert callers.kinds == [ProcDied, HostLost]
 
 
 def test_the_first_cause_counts(callers: Callers) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,6 +10,7 @@ from typing import cast
 
 import pytest
 
+from monarch_hpc.actor.messages.incarnations import Incarnations
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.config.schema import ProcsConfig
 from monarch_hpc.core.errors import PeerLost, SpawnError
@@ -21,7 +23,17 @@ from monarch_hpc.wire.control.allocation import HostEntry
 from monarch_hpc.wire.control.message import Message, encode
 from monarch_hpc.wire.control.procs import SpawnProcs, StopProcs
 
-CONFIG = ProcsConfig(start_s=60.0, gpu_visible="own", bind="auto", mpi="pmix", preload=("torch",), stop_s=5.0)
+CONFIG = ProcsConfig(
+    start_s=60.0,
+    gpu_visible="own",
+    gpu_order=(),
+    gpu_variable="auto",
+    bind="auto",
+    mpi="pmix",
+    preload=("torch",),
+    stop_s=5.0,
+    actor_threads=32,
+)
 PLAN = ProcPlan(hosts=(0, 2), per_host=2, name="staff", environment={"A": "1"}, preload=("numpy", "torch"), mpi=True)
 OWNER = MeshOwner(proc=77, actor=5)
 
@@ -37,7 +49,7 @@ class World:
         self.error: PeerLost | None = None
         self.num_started = 0
         engine = SimpleNamespace(call_soon=lambda callback: callback(), call_later=self.clock.call_later)
-        self.fleet = Fleet(cast(Engine, engine), "run", CONFIG, self.tell)
+        self.fleet = Fleet(cast(Engine, engine), "run", CONFIG, Incarnations(), self.tell, itertools.count(1))
         self.fleet.member = 3
         self.fleet.hosts = {
             rank: HostEntry(rank, f"n{rank}", [], 1, "3.11", "0.1", [0], [], 1, {}) for rank in range(3)

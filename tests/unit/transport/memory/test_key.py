@@ -18,6 +18,7 @@ ID = bytes(range(ID_BYTES))
     [
         Key(ID, 0, writable=False),
         Key(ID, 2**40, writable=True),
+        Key(ID, 5, writable=True, refused=True),
         Key(ID, 5, writable=True, on_device=True, address=2**64 - 1, rkey=b"packed"),
     ],
 )

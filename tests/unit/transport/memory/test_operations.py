@@ -14,7 +14,7 @@ from monarch_hpc.transport.memory.operations import PIECE_BYTES, WINDOW_BYTES, O
 from monarch_hpc.wire.frames import Frame, Kind
 
 ID = bytes(range(ID_BYTES))
-KEY = Key(ID, 8 * WINDOW_BYTES, writable=True).pack()
+KEY = Key(ID, 8 * WINDOW_BYTES, writable=True)
 
 
 class Driver:
@@ -118,10 +118,9 @@ def test_an_empty_transfer_asks_the_owner_too() -> None:
 
 def test_what_the_key_forbids_is_not_sent() -> None:
     bench = Bench()
-    readable = Key(ID, 10, writable=False).pack()
+    readable = Key(ID, 10, writable=False)
     ended(bench.operations.put(readable, 0, b"x"), "read only")
     ended(bench.operations.get(readable, 5, bytearray(6)), "bytes 5 to 11 of a memory of 10 bytes")
-    ended(bench.operations.get(b"some text", 0, bytearray(6)), "9 bytes are not a memory key")
     assert bench.spans() == []
 
 

@@ -44,13 +44,13 @@ class Connection:
         self.report(0, 0, 0, 0)
         self.closed = False
 
-    def report(self, num_probes: int, num_unacknowledged: int, sent_s: float, heard_s: float) -> None:
+    def report(self, num_probes: int, num_unacknowledged: int, sent_s: float, received_s: float) -> None:
         """Set what the kernel reports, with ages in seconds."""
         info = bytearray(232)
         info[3] = num_probes
         struct.pack_into("@I", info, 24, num_unacknowledged)
         struct.pack_into("@I", info, 44, int(sent_s * 1000))
-        struct.pack_into("@I", info, 56, int(heard_s * 1000))
+        struct.pack_into("@I", info, 56, int(received_s * 1000))
         self.info = bytes(info)
 
     def setsockopt(self, level: int, option: int, value: int) -> None:
@@ -85,7 +85,7 @@ def test_the_kernel_probes_an_idle_connection_five_times_until_it_is_cut() -> No
 
 def test_data_that_nobody_acknowledges_cuts_at_the_second_check() -> None:
     bench = Bench()
-    bench.connection.report(0, 3, sent_s=0.1, heard_s=12.5)
+    bench.connection.report(0, 3, sent_s=0.1, received_s=12.5)
     bench.clock.tick()
     assert bench.reasons == [], "an answer may be in flight"
     bench.clock.tick()
@@ -111,7 +111,7 @@ def test_what_owes_no_answer_is_not_cut(report: tuple[int, int, float, float]) -
 
 def test_probes_without_an_answer_cut() -> None:
     bench = Bench()
-    bench.connection.report(2, 0, sent_s=0.1, heard_s=13.0)
+    bench.connection.report(2, 0, sent_s=0.1, received_s=13.0)
     bench.clock.tick()
     bench.clock.tick()
     assert len(bench.reasons) == 1
@@ -119,8 +119,8 @@ def test_probes_without_an_answer_cut() -> None:
 
 def test_an_answer_between_two_checks_acquits() -> None:
     bench = Bench()
-    for heard_s in (13.0, 0.0, 13.0):
-        bench.connection.report(0, 3 if heard_s else 0, sent_s=0.1, heard_s=heard_s)
+    for received_s in (13.0, 0.0, 13.0):
+        bench.connection.report(0, 3 if received_s else 0, sent_s=0.1, received_s=received_s)
         bench.clock.tick()
     assert bench.reasons == []
 

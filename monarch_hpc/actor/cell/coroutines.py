@@ -1,0 +1,85 @@
+"""The coroutines of one actor: its event loop, from the first one on, and which of them run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING
+
+from monarch_hpc.actor.cell.invocation import Invocation
+from monarch_hpc.actor.fault import print_error
+from monarch_hpc.core.text.description import trace_of
+from monarch_hpc.transport.engine.engine import Engine
+
+if TYPE_CHECKING:
+    from monarch_hpc.actor.execution.event_loop import ActorLoop, Running, Wait
+
+__all__ = ["Coroutines"]
+
+
+class Coroutines:
+    """Starts, cancels and counts the coroutines of one actor; used on the actor's thread.
+
+    Args:
+        wait: how that thread waits in the middle of its work.
+        wake: makes that thread run the loop; called from any thread.
+
+    Attributes:
+        loop: the loop; None before it is needed.
+        running: the coroutines that run, each with its call if it serves one.
+    """
+
+    __slots__ = ("_engine", "_wait", "_wake", "loop", "running")
+
+    def __init__(self, engine: Engine, wait: Wait, wake: Callable[[], None]) -> None:
+        self.loop: ActorLoop | None = None
+        self.running: dict[Running, Invocation | None] = {}
+        self._engine = engine
+        self._wait = wait
+        self._wake = wake
+
+    def begin(
+        self,
+        coroutine: Coroutine[object, object, None],
+        done: Callable[[Running], None],
+        invocation: Invocation | None = None,
+    ) -> Running:
+        """Start *coroutine*, which must not raise, in a copy of the current context variables.
+
+        Args:
+            done: called on the loop when it has ended.
+            invocation: the call that it serves.
+        """
+
+        def over(running: Running) -> None:
+            self.running.pop(running, None)
+            done(running)
+
+        running = self._open().begin(coroutine, over)
+        self.running[running] = invocation
+        return running
+
+    def call(self, function: Callable[[], object]) -> object:
+        """Call *function* on the loop; return its result, awaited if it is awaitable. Raises what it raises."""
+        return self._open().complete(function, self._wait)
+
+    def cancel_all(self, timeout_s: float) -> None:
+        """Cancel everything that runs, and wait for its end, *timeout_s* seconds at most."""
+        if self.loop is not None and self.running:
+            for running in list(self.running):
+                running.cancel()
+            self.loop.run_until(lambda: not self.running, self._wait, timeout_s)
+
+    def close(self, where: str) -> None:
+        """End the loop, of the actor *where*."""
+        if self.loop is not None and not self.loop.is_closed():
+            try:
+                self.loop.end(self._wait)
+            except BaseException as error:  # noqa: BLE001 user code; the actor ends all the same
+                print_error(f"{where}: a task could not be ended:\n{trace_of(error)}")
+
+    def _open(self) -> ActorLoop:
+        if self.loop is None:
+            from monarch_hpc.actor.execution.event_loop import ActorLoop  # with asyncio, which others never need
+
+            self.loop = ActorLoop(self._engine, self._wake)
+        return self.loop

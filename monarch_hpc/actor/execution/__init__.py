@@ -1,0 +1,1 @@
+"""Threads and event loops on which actors run."""

@@ -1,0 +1,61 @@
+"""The current proc of each rank of each mesh that this process knows, so that a proc can be replaced under a mesh.
+
+A mesh and all views of it hold the same table: a call finds its proc by rank, at the cost of a look-up in a dict. It is
+sent to the incarnation that it found, or fails if that one is dead: a channel never leads to another.
+"""
+
+from __future__ import annotations
+
+import weakref
+from _thread import allocate_lock
+from collections.abc import Callable, Mapping
+
+from monarch_hpc.actor.messages.proc_ref import ProcRef
+
+__all__ = ["CurrentProcs", "Incarnations"]
+
+
+class CurrentProcs(dict[int, ProcRef]):
+    """The current proc of each rank of a mesh; travels as a plain dict.
+
+    Attributes:
+        replaced: whether one of them has replaced another. Casts name ranks, so that a message meant for an earlier
+            incarnation could reach it: such a mesh is sent direct messages only.
+    """
+
+    def __init__(self, procs: Mapping[int, ProcRef]) -> None:
+        super().__init__(procs)
+        self.replaced = any(proc.restarts for proc in procs.values())
+
+    def put(self, rank: int, proc: ProcRef) -> None:
+        """Make *proc* the current one of *rank*, unless one that has replaced it is known already."""
+        known = self.get(rank)
+        if known is None or proc.restarts >= known.restarts:
+            self.replaced = self.replaced or proc.restarts > 0
+            self[rank] = proc
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        return dict, (dict(self),)
+
+
+class Incarnations:
+    """The tables of current procs by number of their mesh, of procs or actors; each lives as long as its meshes.
+
+    An actor mesh has a table of its own: its actors live in the procs that they were spawned in, and are not in a proc
+    that replaces one of these until they have been spawned there too.
+    """
+
+    def __init__(self) -> None:
+        self._meshes: weakref.WeakValueDictionary[int, CurrentProcs] = weakref.WeakValueDictionary()
+        self._lock = allocate_lock()  # meshes arrive on any thread
+
+    def of(self, number: int, procs: Mapping[int, ProcRef]) -> CurrentProcs:
+        """Return the table of mesh *number*, with *procs* where no later incarnation is known."""
+        with self._lock:
+            known = self._meshes.get(number)
+            if known is None:
+                known = self._meshes[number] = CurrentProcs(procs)
+            elif known is not procs:
+                for rank, proc in procs.items():
+                    known.put(rank, proc)
+            return known

@@ -1,0 +1,1 @@
+"""Programs that the head's agent runs for clients, which they outlive."""

@@ -1,0 +1,32 @@
+"""The head's report to the login side that it no longer waits for agents."""
+
+from __future__ import annotations
+
+import os
+
+from monarch_hpc.agent.agent_args import AgentArgs
+from monarch_hpc.allocation.ready import make_ready, write_ready
+from monarch_hpc.core.logger import Logger
+from monarch_hpc.wire.control.allocation import HostEntry
+
+__all__ = ["report_ready"]
+
+_log = Logger(__name__)
+
+
+def report_ready(args: AgentArgs, hosts: list[HostEntry], missing: dict[int, str]) -> None:
+    """Write ``ready.json``; *missing* has the reason for each rank whose agent has not joined."""
+    names = [_name(args, rank) for rank in missing]
+    for rank, why in missing.items():
+        _log.warning("%s is missing: %s", _name(args, rank), why)
+    ready = make_ready(args.allocation, args.job_id, hosts, names)
+    try:
+        write_ready(args.folder, ready)
+        if args.ready_fd >= 0:
+            os.write(args.ready_fd, b"\n")
+    except OSError as error:
+        _log.error("cannot report in %s that the hosts are ready: %s", args.folder, error)
+
+
+def _name(args: AgentArgs, rank: int) -> str:
+    return args.host_names[rank] if rank < len(args.host_names) else f"host {rank}"

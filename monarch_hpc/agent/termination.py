@@ -1,0 +1,70 @@
+"""The end of an agent by Slurm: it learns when that comes, and what SIGTERM means when it does."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+from monarch_hpc.agent.agent_args import AgentArgs
+from monarch_hpc.agent.head.deadline import HeadDeadline
+from monarch_hpc.agent.head.link import ChannelLink, Link
+from monarch_hpc.agent.resources.job_end import KILL_WAIT_S, JobEndSource
+from monarch_hpc.config import Config
+from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.wire.control.deadline import Terminated
+from monarch_hpc.wire.start import TERMINATED
+
+__all__ = ["Termination"]
+
+
+class Termination:
+    """Handles SIGTERM: on the first host the head decides when all agents end, see `agent.head.deadline`.
+
+    Args:
+        segments: the host's folder for shared memory; empty if there is none.
+        head_link: returns the link to the head.
+        end: ends this agent.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        args: AgentArgs,
+        config: Config,
+        segments: str,
+        head_link: Callable[[], Link],
+        end: Callable[[], None],
+    ) -> None:
+        self._engine = engine
+        self._args = args
+        self._config = config
+        self._segments = segments
+        self._head_link = head_link
+        self._end = end
+        self._head: HeadDeadline | None = None
+        self._source: JobEndSource | None = None
+
+    def start_head(self, head: HeadDeadline) -> None:
+        """Ask Slurm on behalf of the head, which is on this host."""
+        self._head = head
+        self._source = JobEndSource(self._engine, self._args, self._config, head.on_job_end, head.on_warning)
+
+    def mark(self) -> None:
+        """Let the procs of this host know that SIGTERM came to their agent, too. Callable from any thread."""
+        if self._segments:
+            with contextlib.suppress(OSError):
+                Path(self._segments, TERMINATED).touch(0o600)
+
+    def on_sigterm(self) -> None:
+        """End, as Slurm demands of all processes of a job some time before it kills them."""
+        if self._head is not None and self._source is not None:
+            self._head.on_sigterm(self._source.grace_s, self._config.procs.stop_s)
+            return
+        link = self._head_link()
+        if isinstance(link, ChannelLink):
+            link.send(Terminated())
+            grace_s = self._config.limits.preempt_grace_s
+            self._engine.call_later(KILL_WAIT_S if grace_s is None else grace_s, self._end)  # the head ends it earlier
+        else:
+            self._end()

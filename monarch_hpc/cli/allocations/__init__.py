@@ -1,0 +1,1 @@
+"""Verbs about allocations that were taken: their choice, their queue, their time and size."""

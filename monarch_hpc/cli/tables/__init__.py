@@ -1,0 +1,1 @@
+"""The tables of `monarch-hpc status` whose rows all processes of an allocation report."""

@@ -1,0 +1,127 @@
+"""Nested containers and the values in them, by keys such as ``layers.0.weight``. Pure."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+__all__ = ["Placeholder", "join_trees", "named_leaves", "replace_leaves", "set_values"]
+
+_Path = tuple[str, ...]
+
+
+class Placeholder:
+    """Stands for an array in the structure of a tree."""
+
+    __slots__ = ("key",)
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Placeholder, (self.key,)
+
+
+def replace_leaves(tree: object, replace: Callable[[str, Any], Any]) -> Any:
+    """Return *tree* with each value that is no container replaced by what *replace* returns for it.
+
+    Containers are dicts, lists, tuples and dataclasses, and what is derived from them; those in which something changes
+    are copied. *replace* is called with the value's key: the keys, positions and names of fields that lead to it,
+    joined by dots.
+
+    Raises:
+        ValueError: two values have the same key, or a container contains itself.
+    """
+    keys = set[str]()
+
+    def replace_once(key: str, value: Any) -> Any:
+        if key in keys:
+            raise ValueError(
+                f"two values of the tree have the key {key!r}: rename one of the entries that lead to them"
+            )
+        keys.add(key)
+        return replace(key, value)
+
+    return _replace(tree, (), replace_once, [])
+
+
+def _replace(value: Any, path: _Path, replace: Callable[[str, Any], Any], around: list[int]) -> Any:
+    parts = _parts(value)
+    if parts is None:
+        return replace(".".join(path), value)
+    if id(value) in around:
+        raise ValueError(f"the tree contains itself at {'.'.join(path)!r}")
+    around.append(id(value))
+    changed = [(name, _replace(part, (*path, str(name)), replace, around)) for name, part in parts]
+    around.pop()
+    if all(part is before for (_name, part), (_same, before) in zip(changed, parts, strict=True)):
+        return value
+    if isinstance(value, tuple):
+        parts_alone = [part for _name, part in changed]
+        return value._make(parts_alone) if hasattr(value, "_make") else type(value)(parts_alone)
+    made = copy.copy(value)
+    for name, part in changed:
+        _set(made, name, part)
+    return made
+
+
+def _parts(value: Any) -> list[tuple[Any, Any]] | None:
+    """The contents of a container with what leads to each; None for other values."""
+    if isinstance(value, dict):
+        return list(value.items())
+    if isinstance(value, list | tuple):
+        return list(zip(getattr(value, "_fields", itertools.count()), value, strict=False))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [(one.name, getattr(value, one.name)) for one in dataclasses.fields(value) if hasattr(value, one.name)]
+    return None
+
+
+def _set(container: Any, name: Any, part: Any) -> None:
+    if isinstance(container, dict | list):
+        container[name] = part
+    else:
+        object.__setattr__(container, name, part)  # its class may be frozen
+
+
+def named_leaves(tree: object) -> dict[str, Any]:
+    """The values in *tree* that are no containers, by their keys.
+
+    Raises:
+        ValueError: see `replace_leaves`.
+    """
+    found: dict[str, Any] = {}
+
+    def note(key: str, value: Any) -> Any:
+        found[key] = value
+        return value
+
+    replace_leaves(tree, note)
+    return found
+
+
+def set_values(tree: object, values: dict[str, Any]) -> None:
+    """Set *values* by their keys in the containers of *tree*; those in tuples and frozen dataclasses stay."""
+    for key, container, name in _places(tree, ()):
+        params = getattr(type(container), "__dataclass_params__", None)
+        if key in values and not isinstance(container, tuple) and not (params is not None and params.frozen):
+            _set(container, name, values[key])
+
+
+def _places(value: Any, path: _Path) -> Iterator[tuple[str, Any, Any]]:
+    for name, part in _parts(value) or ():
+        inner = (*path, str(name))
+        if _parts(part) is None:
+            yield ".".join(inner), value, name
+        else:
+            yield from _places(part, inner)
+
+
+def join_trees(first: Any, second: Any) -> Any:
+    """Add to the dicts in *first* what only those in *second* have; return *first*."""
+    if isinstance(first, dict) and isinstance(second, dict):
+        for name, part in second.items():
+            first[name] = join_trees(first[name], part) if name in first else part
+    return first

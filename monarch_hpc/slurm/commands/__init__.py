@@ -1,0 +1,1 @@
+"""Slurm's commands: their arguments, output and error messages."""

@@ -1,0 +1,1 @@
+"""The nodes of the cluster, as far as a user remembers something about them."""

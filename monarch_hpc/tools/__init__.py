@@ -1,0 +1,1 @@
+"""Addresses of hosts. As `monarch.tools`."""

@@ -1,0 +1,60 @@
+"""Answers to questions: the rows of one process, and the combination of several processes' rows. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import field
+
+from monarch_hpc.core.dataclass import dataclass
+from monarch_hpc.wire.control.questions import Ask, Portion, Rows
+from monarch_hpc.wire.tables.catalog import TABLES
+
+__all__ = ["Answer", "Sources", "answer"]
+
+Sources = Mapping[str, Callable[[], Iterable[object]]]
+"""The tables that a process answers questions about: for each that it has rows of, a function that reads them."""
+
+
+def answer(question: Ask, source: str, sources: Sources) -> Portion:
+    """Return the rows of one process; none of a table that it has no rows of.
+
+    Args:
+        source: describes this process.
+    """
+    read = sources.get(question.table)
+    return Portion(source, "[]" if read is None else TABLES[question.table].render(read(), question.where))
+
+
+@dataclass(slots=True)
+class Answer:
+    """An answer as it is put together.
+
+    Args:
+        max_bytes: limit on the size of its rows, see `telemetry.max_answer_bytes`.
+    """
+
+    max_bytes: int
+    portions: list[Portion] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    _num_bytes: int = 0
+
+    def add(self, portions: Iterable[Portion]) -> None:
+        """Add rows; those of processes for which there is no room are left out, and the processes named."""
+        for portion in portions:
+            num_bytes = self._num_bytes + len(portion.rows)
+            if num_bytes > self.max_bytes:
+                self.left_out.append(portion.source)
+                continue
+            self._num_bytes = num_bytes
+            self.portions.append(portion)
+
+    def combine(self, part: Rows) -> None:
+        """Add another answer, of other processes."""
+        self.add(part.portions)
+        self.missing += part.missing
+        self.left_out += part.left_out
+
+    def rows(self, ticket: int) -> Rows:
+        """Return the answer as a message."""
+        return Rows(ticket, self.portions, self.missing, self.left_out)

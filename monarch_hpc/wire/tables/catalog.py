@@ -1,0 +1,17 @@
+"""All tables, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from monarch_hpc.wire.tables.calls import CALLS
+from monarch_hpc.wire.tables.memory import MEMORY
+from monarch_hpc.wire.tables.procs import PROCS
+from monarch_hpc.wire.tables.schema import Table
+
+__all__ = ["TABLES"]
+
+TABLES: Mapping[str, Table[Any]] = {
+    table.name: table for table in (CALLS, MEMORY, PROCS)
+}  # each has rows of its own type

@@ -1,0 +1,101 @@
+"""The schema of a table: a dataclass whose fields are the columns, each annotated with its type and its meaning.
+
+Rows travel as text, which only the asking process reads: agents that combine answers neither parse nor check them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Generic, TypeVar
+
+from monarch_hpc.core.dataclass import dataclass
+from monarch_hpc.core.errors import FrameError
+from monarch_hpc.wire.document import build
+
+__all__ = ["Column", "Table"]
+
+R = TypeVar("R")
+
+_SCALARS = (bool, int, float, str)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column.
+
+    Attributes:
+        kind: the type of its values: a plain one, or a dataclass.
+        meaning: what its values say, with their unit.
+    """
+
+    name: str
+    kind: type
+    meaning: str
+
+
+class Table(Generic[R]):
+    """A table.
+
+    Args:
+        row: a dataclass, each of whose fields is ``Annotated[TYPE, MEANING]``.
+
+    Attributes:
+        about: what its rows are.
+    """
+
+    def __init__(self, name: str, row: type[R], about: str) -> None:
+        self.name = name
+        self.about = about
+        self._row = row
+        hints = typing.get_type_hints(row, include_extras=True)
+        self.columns = tuple(Column(name, *typing.get_args(hint)) for name, hint in hints.items())
+
+    def problem_of(self, where: Mapping[str, object]) -> str:
+        """Return why rows cannot be chosen by *where*, see `render`; empty if they can."""
+        kinds = {one.name: one.kind for one in self.columns if one.kind in _SCALARS}
+        for name, value in where.items():
+            if type(value) is not kinds.get(name):
+                known = ", ".join(f"{name} ({kind.__name__})" for name, kind in kinds.items())
+                return f"rows of {self.name} cannot be chosen by {name:.80} = {value!r:.80}; they can by: {known}"
+        return ""
+
+    def render(self, rows: Iterable[R], where: Mapping[str, object]) -> str:
+        """Return *rows* as text.
+
+        Args:
+            where: values by column; other rows are left out.
+        """
+        names = [one.name for one in self.columns]
+        chosen = (row for row in rows if all(getattr(row, name) == value for name, value in where.items()))
+        return json.dumps([[_plain(getattr(row, name)) for name in names] for row in chosen], separators=(",", ":"))
+
+    def read(self, text: str) -> list[R]:
+        """Return the rows that `render` made *text* of.
+
+        Raises:
+            FrameError: it is not that of a table with these columns.
+        """
+        try:
+            rows = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise FrameError(f"rows of {self.name} are not JSON: {error}") from error
+        if not isinstance(rows, list):
+            raise FrameError(f"rows of {self.name} are not a list")
+        return [self._read_row(row) for row in rows]
+
+    def _read_row(self, values: object) -> R:
+        if not isinstance(values, list) or len(values) != len(self.columns):
+            raise FrameError(f"a row of {self.name} does not have {len(self.columns)} columns: {values!r:.200}")
+        document = {one.name: value for one, value in zip(self.columns, values, strict=True)}
+        row = build(self._row, document, self.name)
+        assert isinstance(row, self._row)
+        return row
+
+
+def _plain(value: object) -> object:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    return value

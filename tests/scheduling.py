@@ -1,0 +1,55 @@
+"""Division of the test files among the processes of pytest-xdist: files that wait run beside files that compute."""
+
+from __future__ import annotations
+
+from xdist.scheduler import LoadFileScheduling
+from xdist.workermanage import WorkerController
+
+__all__ = ["WaitingBesideBusy"]
+
+# What decides how long these take are intervals and deadlines, of Slurm or of agents, more than processors.
+WAITING = ("tests/slurm/", "tests/system/agent/", "tests/system/hosts/", "tests/system/job/")
+# One for each core of the smallest machine in use.
+NUM_BUSY = 2
+
+
+class WaitingBesideBusy(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
+    """The tests of a file stay together; `NUM_BUSY` processes begin with files that compute, the others only wait.
+
+    With one queue for all, at one time more processes compute than there are cores, and tests with a time limit fail;
+    at another all wait.
+    """
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        busy = self._is_busy(node)
+        first = next((file for file in self.workqueue if file.startswith(WAITING) is not busy), None)
+        if first is not None:
+            self.workqueue.move_to_end(first, last=False)
+        super()._assign_work_unit(node)
+
+    def _reschedule(self, node: WorkerController) -> None:
+        # After a crash, what is left of its file comes back when the others may have been told that nothing follows.
+        alone = not any(self._is_busy(other) and not other.shutting_down for other in self.nodes)
+        if self._is_busy(node) or alone or any(file.startswith(WAITING) for file in self.workqueue):
+            super()._reschedule(node)
+        else:
+            node.shutdown()
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """Take the work of a process back; of one that crashed without the test that ended it, which is returned."""
+        work = self.assigned_work.pop(node)
+        left = [(tests, test) for tests in work.values() for test, done in tests.items() if not done]
+        if not left:
+            return None
+        tests, crashed = left[0]
+        tests[crashed] = True  # or it would end the next process, too
+        self.workqueue.update({file: tests for file, tests in work.items() if not all(tests.values())})
+        for other in self.assigned_work:
+            self._reschedule(other)
+        found: str = crashed
+        return found
+
+    def _is_busy(self, node: WorkerController) -> bool:
+        # By position, not by name: another process takes the place of one that has crashed.
+        position: int = self.nodes.index(node)
+        return position < NUM_BUSY

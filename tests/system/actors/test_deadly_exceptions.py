@@ -1,0 +1,86 @@
+"""Ends of actors by what they raise that is not an Exception: it ends the actor, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from monarch_hpc import Actor, ActorDied, ActorMesh, MeshFailure, ProcMesh, endpoint
+from monarch_hpc.config.load import load
+from monarch_hpc.testing import wait_until
+from tests.hostile import DEADLY, make_error
+from tests.system.support.controlling import controlled, settle
+
+_PATIENCE_S = 60.0
+
+
+class Victim(Actor):
+    """Raises on request."""
+
+    @endpoint
+    def alive(self) -> bool:
+        return True
+
+    @endpoint
+    def interrupt(self, name: str) -> None:
+        raise make_error(name)
+
+    @endpoint
+    async def interrupt_waiting(self, name: str) -> None:
+        raise make_error(name)
+
+    @endpoint(timeout=60.0)
+    def interrupt_with_a_limit(self, name: str) -> None:
+        raise make_error(name)
+
+    @endpoint
+    async def leave_a_task(self, error: str) -> None:
+        async def fail() -> None:
+            raise make_error(error)
+
+        self.task = asyncio.create_task(fail())
+        await asyncio.sleep(0)
+
+
+@pytest.fixture(scope="module")
+def procs() -> Iterator[ProcMesh]:
+    with controlled(load().config, num_hosts=1) as hosts, hosts.slice(hosts=0).spawn_procs() as procs:
+        settle(procs)
+        yield procs
+
+
+@pytest.fixture
+def victim(procs: ProcMesh) -> Iterator[ActorMesh[Victim]]:
+    victim = procs.spawn("victim", Victim)
+    yield victim
+    victim.stop().get(_PATIENCE_S)
+
+
+@pytest.mark.parametrize("way", ["interrupt", "interrupt_waiting", "interrupt_with_a_limit"])
+@pytest.mark.parametrize("name", DEADLY)
+def test_what_is_no_exception_ends_the_actor_and_caller_and_owner_are_told_once(
+    procs: ProcMesh, victim: ActorMesh[Victim], faults: list[MeshFailure], way: str, name: str
+) -> None:
+    doomed = procs.spawn("doomed", Victim)
+    error = getattr(doomed, way).call_one(name).exception(_PATIENCE_S)
+    assert isinstance(error, ActorDied)
+    assert f"endpoint {way} raised {name}" in error.cause and "Traceback" in error.cause
+    with pytest.raises(ActorDied, match=f"endpoint {way} raised {name}"):
+        doomed.alive.call_one().get(_PATIENCE_S)
+    assert victim.alive.call_one().get(_PATIENCE_S)  # in the same proc
+    doomed.stop().get(_PATIENCE_S)
+    wait_until("the report to the owner", lambda: faults, _PATIENCE_S)
+    assert [failure.mesh_name for failure in faults] == ["doomed"]
+
+
+@pytest.mark.parametrize("name", ["SystemExit", "KeyboardInterrupt"])
+def test_a_task_that_leaves_the_process_ends_its_actor(
+    procs: ProcMesh, victim: ActorMesh[Victim], faults: list[MeshFailure], name: str
+) -> None:
+    doomed = procs.spawn("doomed", Victim)
+    doomed.leave_a_task.call_one(name).exception(_PATIENCE_S)
+    (failure,) = wait_until("the failure", lambda: list(faults), accept=bool)
+    assert f"a task raised {name}" in failure.cause
+    assert victim.alive.call_one().get(_PATIENCE_S)

@@ -1,0 +1,82 @@
+"""A program that lost contact with its allocation was given up there: every later use says so, and nothing hangs."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+import monarch_hpc
+from monarch_hpc import Actor, ActorDied, AllocationError, ProcDied, endpoint
+from monarch_hpc.actor import shutdown_context
+from monarch_hpc.actor.fault import MeshFailure
+from monarch_hpc.attach.attach import Attachment, join
+from monarch_hpc.attach.embedded import open_local
+from monarch_hpc.config.load import load
+from monarch_hpc.config.program import DIRECTORY_VARIABLE
+from monarch_hpc.mesh.program.controller import Controller
+from monarch_hpc.testing import wait_until
+from monarch_hpc.transport.node import Node
+
+_PATIENCE_S = 60.0
+_PROMPT_S = 40.0
+"""More than any of the errors takes on a busy machine, and less than a wait that runs into a deadline."""
+
+
+class Echo(Actor):
+    @endpoint
+    def echo(self, value: int) -> int:
+        return value
+
+
+def _join_and_be_dismissed(node: Node, directory: Path) -> Attachment:
+    """As `join`, and the head says that it knows this process as lost before the program has asked for anything."""
+    attachment = join(node, directory)
+    wait_until("the goodbye", lambda: attachment.channel.error is not None)
+    return attachment
+
+
+def test_each_use_of_an_allocation_that_gave_the_program_up_says_so_until_it_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faults: list[MeshFailure]
+) -> None:
+    config = load({"procs.stop_s": 1.0, "agent.grace_s": 1.0}).config
+    with open_local(2, config, tmp_path / "demo") as directory, contextlib.ExitStack() as after:
+        after.callback(Controller.close_any)
+        monkeypatch.setenv(DIRECTORY_VARIABLE, str(directory))
+        hosts = monarch_hpc.hosts()
+        procs = hosts.spawn_procs(name="mesh")
+        echo = procs.spawn("echo", Echo)
+        assert list(echo.echo.call(1).get(_PATIENCE_S).values()) == [1, 1]
+        controller = Controller.instance()
+        (tenancy,) = controller.tenancies.all()
+        head = tenancy.head
+        assert head is not None
+        controller.engine.call_soon(lambda: head.give_up("the wire was cut"))
+        wait_until("the loss", lambda: controller.tenancies.get(tenancy.allocation) is None)
+        wait_until("the report of both deaths", lambda: len(faults) == 2)
+        begun_s = time.monotonic()
+        cause = r"the allocation demo is gone or out of reach: .*the wire was cut"
+        again = re.escape("start the program again, or call shutdown_context() and begin anew")
+        for told_while_asking in (False, True):
+            if told_while_asking:
+                monkeypatch.setattr("monarch_hpc.mesh.program.tenancy.join", _join_and_be_dismissed)
+            with pytest.raises(ActorDied, match=cause):
+                echo.slice(hosts=0).echo.call_one(2).get(_PATIENCE_S)
+            with pytest.raises(ProcDied, match=cause):
+                procs.spawn("other", Echo)
+            with pytest.raises(RuntimeError, match=f"{cause}.*; {again}"):
+                hosts.spawn_procs()
+            with pytest.raises(
+                AllocationError, match=f"demo.*contact with it was lost, .*: {again}; 'monarch-hpc status'"
+            ):
+                monarch_hpc.hosts()
+            hosts.stop().get(_PATIENCE_S)
+            procs.stop().get(_PATIENCE_S)
+        assert time.monotonic() - begun_s < _PROMPT_S
+        monkeypatch.setattr("monarch_hpc.mesh.program.tenancy.join", join)
+        shutdown_context().get(_PATIENCE_S)
+        with monarch_hpc.hosts().spawn_procs() as fresh:
+            assert list(fresh.spawn("echo", Echo).echo.call(3).get(_PATIENCE_S).values()) == [3, 3]

@@ -1,0 +1,63 @@
+"""Tables: what a process renders is read elsewhere as the same rows; anything else is an error, never a wrong row."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from monarch_hpc.core.errors import FrameError
+from monarch_hpc.wire.control.questions import Ask
+from monarch_hpc.wire.tables.answer import answer
+from monarch_hpc.wire.tables.calls import CALLS, ActorSeen, ProcCalls, Scene
+from monarch_hpc.wire.tables.catalog import TABLES
+from monarch_hpc.wire.tables.procs import PROCS, ProcRow
+
+ROWS = [ProcRow("a", 1, rank, "n\u00e4", 100 + rank, "ready", "", 1 << 40) for rank in range(3)]
+SCENE = Scene("", "feed", [ActorSeen("1", "trainer", 0, "ready", "", 1.5)], [], [], [], 0, [])
+
+
+def test_rows_are_read_as_they_were() -> None:
+    assert PROCS.read(PROCS.render(ROWS, {})) == ROWS
+    calls = [ProcCalls("a", 1, 0, "n1", 7, "ready", "", SCENE)]
+    assert CALLS.read(CALLS.render(calls, {})) == calls
+    assert PROCS.read(PROCS.render([], {})) == []
+
+
+def test_rows_are_chosen_by_the_values_of_columns() -> None:
+    assert PROCS.read(PROCS.render(ROWS, {"rank": 1, "run": "a"})) == [ROWS[1]]
+    assert PROCS.read(PROCS.render(ROWS, {"rank": 1, "run": "b"})) == []
+    assert PROCS.problem_of({"rank": 1, "run": "a"}) == ""
+
+
+@pytest.mark.parametrize("where", [{"rank": True}, {"rank": 1.0}, {"rank": None}, {"no": 1}, {"rank": [1]}])
+def test_what_rows_cannot_be_chosen_by_is_told(where: dict[str, object]) -> None:
+    assert "cannot be chosen by" in PROCS.problem_of(where) and "rank (int)" in PROCS.problem_of(where)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("{}", "not a list"),
+        ("[1]", "does not have 8 columns"),
+        ("[[1, 2]]", "does not have 8 columns"),
+        (json.dumps([["a", 1, 0, "n1", "7", "ready", "", 0]]), "procs.pid"),
+        (json.dumps([["a", 1, 0, "n1", 1 << 70, "ready", "", 0]]), "procs.pid"),
+    ],
+)
+def test_what_are_no_rows_is_an_error(text: str, words: str) -> None:
+    with pytest.raises(FrameError, match=words):
+        PROCS.read(text)
+
+
+def test_a_process_answers_for_the_tables_that_it_has() -> None:
+    sources = {"procs": lambda: ROWS}
+    assert PROCS.read(answer(Ask(1, "procs", {"rank": 2}, 1.0), "host n1", sources).rows) == [ROWS[2]]
+    assert answer(Ask(1, "calls", {}, 1.0), "host n1", sources).rows == "[]"
+
+
+def test_the_two_tables_have_the_identity_of_a_process_in_common() -> None:
+    assert [one.name for one in CALLS.columns][:7] == [one.name for one in PROCS.columns][:7]
+    assert all(one.meaning for table in TABLES.values() for one in table.columns)
