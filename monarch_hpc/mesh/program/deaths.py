@@ -69,11 +69,13 @@ class ProgramCauses:
 
     Args:
         ending: whether the program is ending, and its procs with it.
+        asked: whether a proc was asked to end, which may take it longer than calls wait for the report of its end.
     """
 
-    def __init__(self, deaths: Deaths, ending: Callable[[], bool]) -> None:
+    def __init__(self, deaths: Deaths, ending: Callable[[], bool], asked: Callable[[int], bool]) -> None:
         self._deaths = deaths
         self._ending = ending
+        self._asked = asked
 
     def explain(self, incarnation: int, where: str, error: TransportError, on_cause: OnCause) -> None:
         """See `Causes.explain`; waits a moment for the agent's report on how the proc ended."""
@@ -87,4 +89,4 @@ class ProgramCauses:
 
     def was_stopped(self, incarnation: int, cause: str) -> bool:
         """Whether a proc ended because it was asked to, or with the program."""
-        return self._ending() or self._deaths.was_expected(incarnation)
+        return self._ending() or self._deaths.was_expected(incarnation) or self._asked(incarnation)
