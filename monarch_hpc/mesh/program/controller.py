@@ -120,7 +120,7 @@ class Controller(Runtime):
         self._resources.callback(os.close, self._record_fd)
         self._closed = False
         self._printer = Printer(config.logs)
-        self.deaths = Deaths(engine.call_later)
+        self.deaths = Deaths(engine.call_later, config.procs.cause_s)
         info = own_info()
         super().__init__(
             engine,

@@ -14,7 +14,7 @@ class Callers:
 
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.deaths = Deaths(self.clock.call_later)
+        self.deaths = Deaths(self.clock.call_later, 10.0)
         self.told: list[str] = []
         self.kinds: list[type[SupervisionError]] = []
         self.given_up: list[str] = []

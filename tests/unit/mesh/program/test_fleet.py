@@ -32,6 +32,7 @@ CONFIG = ProcsConfig(
     mpi="pmix",
     preload=("torch",),
     stop_s=5.0,
+    cause_s=10.0,
     actor_threads=32,
 )
 PLAN = ProcPlan(hosts=(0, 2), per_host=2, name="staff", environment={"A": "1"}, preload=("numpy", "torch"), mpi=True)
