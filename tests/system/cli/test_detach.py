@@ -78,11 +78,11 @@ def test_a_client_that_detaches_lets_the_next_one_go_on_where_it_left_off(home: 
     assert client.stdout is not None
     pipe = client.stdout.fileno()
     full = fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ)
-    wait_until("a full pipe", lambda: readable_bytes(pipe) == full)
+    wait_until("much in the pipe", lambda: readable_bytes(pipe) > full // 2)  # not all: pages may be filled in part
     client.send_signal(number)
     _, shown, _ = finish(client)
     (home / "go").touch()
-    assert len(shown) >= full
+    assert len(shown) > full // 2
     assert call(home, "attach", run)[:2] == (0, whole[len(shown) :] + "end\n")
 
 
