@@ -78,11 +78,11 @@ def test_a_client_that_detaches_lets_the_next_one_go_on_where_it_left_off(home: 
     assert client.stdout is not None
     pipe = client.stdout.fileno()
     full = fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ)
-    wait_until("a full pipe", lambda: readable_bytes(pipe) == full)
+    wait_until("much in the pipe", lambda: readable_bytes(pipe) > full // 2)  # not all: pages may be filled in part
     client.send_signal(number)
     _, shown, _ = finish(client)
     (home / "go").touch()
-    assert len(shown) >= full
+    assert len(shown) > full // 2
     assert call(home, "attach", run)[:2] == (0, whole[len(shown) :] + "end\n")
 
 
@@ -101,10 +101,12 @@ def test_ctrl_c_ends_a_foreground_run_and_detaches_an_attached_one(home: Path) -
     assert code == 0
     assert f"run {run} goes on: 'monarch-hpc attach {run}' shows it again, 'monarch-hpc cancel {run}' ends it" in err
     assert run in runs(home)
-    attached = start(home, "attach", "--all", run)
+    # However long this test takes to read, and to send the second signal.
+    attached = start(home, "attach", "--all", run, MONARCH_HPC_RUN__CANCEL_S="60")
     assert line(attached) == "armed\n"
     attached.send_signal(signal.SIGINT)
-    assert attached.stderr is not None and b"goes on" in attached.stderr.readline()
+    assert attached.stderr is not None and b"goes on" in (said := attached.stderr.readline())
+    assert b"; Ctrl-C within 60 s ends it" in said
     attached.send_signal(signal.SIGINT)
     assert finish(attached)[:2] == (0, "caught\n")
     assert run not in runs(home)
@@ -117,7 +119,8 @@ def test_ctrl_c_ends_a_foreground_run_and_detaches_an_attached_one(home: Path) -
 
 
 def test_a_closed_pipe_detaches(home: Path) -> None:
-    client = start(home, "run", "-a", "dev", "--on", "host0", script(home, NUMBERS), "3000")
+    # More than the pipe holds: it is still writing when the pipe is closed, however late that is.
+    client = start(home, "run", "-a", "dev", "--on", "host0", script(home, NUMBERS), "1000000")
     assert line(client) == "0\n"
     assert client.stdout is not None
     client.stdout.close()
@@ -135,17 +138,22 @@ def test_a_client_that_does_not_read_costs_the_agent_no_memory_and_the_program_n
     with allocation(tmp_path) as directory:
         agents = {pid for pid in cookie_holders(directory) if "monarch_hpc.agent" in read_command(pid)}
         before = sum(map(read_resident_bytes, agents))
-        text = "import sys\nfor number in range(1 << 20):\n    print(f'{number:31}')\nprint('last')\n"
+        text = (
+            "import os, time\nprint(f'{0:31}', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.01)\n"
+            "for number in range(1, 1 << 20):\n    print(f'{number:31}')\nprint('last')\n"
+        )
         client = start(tmp_path, "run", "-a", "dev", "--on", "host0", script(tmp_path, text))
-        assert client.stdout is not None
-        (folder,) = wait_until("its folder", lambda: list(directory.glob("runs/*")), PATIENCE_S, accept=bool)
+        # It is connected, and does not read from here on.
+        assert line(client).strip() == "0"
+        (tmp_path / "go").touch()
+        (folder,) = directory.glob("runs/*")
         wait_until("its end", (folder / "exit.json").exists, PATIENCE_S)
         assert sum(path.stat().st_size for path in folder.iterdir()) < 3 << 20
         assert sum(map(read_resident_bytes, agents)) - before < 16 << 20
         code, out, err = finish(client)
         assert code == 0
         lines = out.splitlines()
-        assert lines[0].strip() == "0" and lines[-1] == "last"
+        assert lines[0].strip() == "1" and lines[-1] == "last"
         assert "bytes of output were discarded (config key 'logs.max_file_bytes')" in err
         lost = sum(int(word) for word in re.findall(r"\[monarch-hpc: (\d+) bytes of output were discarded", err))
-        assert len(out) + lost == (32 << 20) + 5
+        assert 32 + len(out) + lost == (32 << 20) + 5

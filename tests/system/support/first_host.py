@@ -16,9 +16,11 @@ from monarch_hpc.config.load import load
 from monarch_hpc.slurm.owner import current_owner
 from monarch_hpc.slurm.registry import AllocationRecord, Registry
 
-__all__ = ["PATIENCE_S", "allocation", "call", "detach", "finish", "line", "runs", "script", "start"]
+__all__ = ["ENDING", "PATIENCE_S", "allocation", "call", "detach", "finish", "line", "runs", "script", "start"]
 
 PATIENCE_S = 60.0
+ENDING = "waiting for the run's procs to end\n"
+"""Shown when that takes more than a second, as it may on a busy machine."""
 
 
 @contextlib.contextmanager
@@ -44,7 +46,7 @@ def start(home: Path, *words: str, stdin: int = subprocess.DEVNULL, **env: str) 
 
 def finish(process: subprocess.Popen[bytes], feed: bytes | None = None) -> tuple[int, str, str]:
     out, err = process.communicate(feed, timeout=PATIENCE_S)
-    return process.returncode, out.decode(), err.decode()
+    return process.returncode, out.decode(), err.decode().replace(ENDING, "")
 
 
 def call(home: Path, *words: str) -> tuple[int, str, str]:
