@@ -19,20 +19,20 @@ class CurrentProcs(dict[int, ProcRef]):
     """The current proc of each rank of a mesh; travels as a plain dict.
 
     Attributes:
-        replaced: whether one of them has replaced another. Casts name ranks, so that a message meant for an earlier
-            incarnation could reach it: such a mesh is sent direct messages only.
+        lives: the number of earlier procs of each rank whose proc has replaced another.
     """
 
     def __init__(self, procs: Mapping[int, ProcRef]) -> None:
         super().__init__(procs)
-        self.replaced = any(proc.restarts for proc in procs.values())
+        self.lives = {rank: proc.restarts for rank, proc in procs.items() if proc.restarts}
 
     def put(self, rank: int, proc: ProcRef) -> None:
         """Make *proc* the current one of *rank*, unless one that has replaced it is known already."""
         known = self.get(rank)
         if known is None or proc.restarts >= known.restarts:
-            self.replaced = self.replaced or proc.restarts > 0
             self[rank] = proc
+            if proc.restarts:
+                self.lives = {**self.lives, rank: proc.restarts}  # another one: senders may be reading it
 
     def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
         return dict, (dict(self),)
