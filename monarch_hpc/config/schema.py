@@ -110,6 +110,8 @@ class ProcsConfig:
     preload: tuple[str, ...]
     stop_s: float
     actor_threads: int
+    heal_s: float
+    kept_bytes: int
 
 
 @dataclass(frozen=True)

@@ -117,8 +117,10 @@ class Lives:
         num = len(self.begun_s)
         if num >= policy.max_restarts:
             times = "once" if num == 1 else f"{num} times"
-            again = f"it was started again {times} within {policy.window_s:g} s" if num else "it may not be started again"
-            return Failed(f"{again}, as its restart policy allows", tuple(self.lines))
+            reason = f"it was started again {times} within {policy.window_s:g} s, as its restart policy allows"
+            if not num:
+                reason = "its restart policy allows no restart"
+            return Failed(reason, tuple(self.lines))
         first_s, limit_s = policy.backoff_s
         delay_s = min(first_s * 2.0 ** min(num, 64), limit_s)
         self.begun_s.append(now_s + delay_s)

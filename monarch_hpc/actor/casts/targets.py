@@ -174,7 +174,7 @@ class CastTargets:
         if region.picks is not None:
             return None
         some = procs[region.base_rank(0)]
-        # The lives too: a cast is for the procs that the sender knows, and must reach none that has replaced one of them.
+        # The lives too: a cast is for the procs that its sender knows, and reaches none that has replaced one of them.
         known = procs.lives if isinstance(procs, CurrentProcs) else {}
         key = some.incarnation, region.offset, region.extent.shape, region.strides, tuple(known.items())
         target = self._targets.pop(key, None)

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import weakref
 from _thread import allocate_lock
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from monarch_hpc.actor.messages.proc_ref import ProcRef
+from monarch_hpc.core.recent import Recent
 
 __all__ = ["CurrentProcs", "Incarnations"]
+
+_KEEP = 65536
+"""Meshes whose replaced procs are remembered, for references from before that arrive late."""
 
 
 class CurrentProcs(dict[int, ProcRef]):
@@ -47,6 +51,7 @@ class Incarnations:
 
     def __init__(self) -> None:
         self._meshes: weakref.WeakValueDictionary[int, CurrentProcs] = weakref.WeakValueDictionary()
+        self._replaced: Recent[int, dict[int, ProcRef]] = Recent(_KEEP)  # by number of the mesh, and rank
         self._lock = allocate_lock()  # meshes arrive on any thread
 
     def of(self, number: int, procs: Mapping[int, ProcRef]) -> CurrentProcs:
@@ -58,4 +63,28 @@ class Incarnations:
             elif known is not procs:
                 for rank, proc in procs.items():
                     known.put(rank, proc)
+            for rank, proc in (self._replaced.get(number) or {}).items():
+                if rank in known:
+                    known.put(rank, proc)
             return known
+
+    def replace(self, proc: ProcRef, numbers: Iterable[int]) -> None:
+        """Make *proc* the current one of its rank in the meshes with these *numbers*, also if they arrive later."""
+        with self._lock:
+            for number in numbers:
+                replaced = self._replaced.setdefault(number, {})
+                known = replaced.get(proc.rank)
+                if known is None or proc.restarts >= known.restarts:
+                    replaced[proc.rank] = proc
+                table = self._meshes.get(number)
+                if table is not None and proc.rank in table:
+                    table.put(proc.rank, proc)
+
+    def replacements(self) -> list[tuple[ProcRef, list[int]]]:
+        """The procs that have replaced others, each with the numbers of the meshes in which it has."""
+        with self._lock:
+            found: dict[ProcRef, list[int]] = {}
+            for number in self._replaced:
+                for proc in (self._replaced.get(number) or {}).values():
+                    found.setdefault(proc, []).append(number)
+            return list(found.items())

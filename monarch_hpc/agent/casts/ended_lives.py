@@ -9,8 +9,8 @@ from monarch_hpc.wire.casts import Target
 __all__ = ["EndedLives"]
 
 _KEEP = 4
-"""Lives of a rank whose causes of death are remembered. Casts for earlier ones come from senders that have missed as many
-replacements, and are answered without a cause."""
+"""Lives of a rank whose causes of death are remembered. Casts for earlier ones come from senders that have missed as
+many replacements, and are answered without a cause."""
 
 _EARLIER = "it died, and was replaced"
 

@@ -28,6 +28,7 @@ class Deaths:
         self._causes: Recent[int, tuple[str, type[ProcDied]]] = Recent(_KEEP)
         self._unexplained: dict[int, list[tuple[str, OnCause]]] = {}
         self._stopped: Recent[int, bool] = Recent(_KEEP)
+        self._returning: Recent[int, bool] = Recent(_KEEP)
 
     def explain(self, incarnation: int, where: str, on_cause: OnCause, give_up: Callable[[str, OnCause], None]) -> None:
         """Report why the callee at *where* died, at once or when that is known; call *give_up* if it stays unknown."""
@@ -44,7 +45,15 @@ class Deaths:
 
         self._later(CAUSE_WAIT_S, too_late)
 
-    def record(self, incarnation: int, cause: str, *, expected: bool = False, host_lost: bool = False) -> None:
+    def record(
+        self,
+        incarnation: int,
+        cause: str,
+        *,
+        expected: bool = False,
+        host_lost: bool = False,
+        returns: bool = False,
+    ) -> None:
         """Record a death; the first cause recorded for a proc counts.
 
         Args:
@@ -52,12 +61,24 @@ class Deaths:
             cause: the cause, in words.
             expected: whether the proc was asked to end.
             host_lost: whether its host is gone.
+            returns: whether a restart policy has it started again, with its actors: then their end is nobody's concern.
         """
         if expected:
             self._stopped[incarnation] = True
+        if returns:
+            self._returning[incarnation] = True
         cause, kind = self._causes.setdefault(incarnation, (cause, HostLost if host_lost else ProcDied))
         for where, on_cause in self._unexplained.pop(incarnation, ()):
             on_cause(kind(where, cause))
+
+    def revise(self, incarnation: int, cause: str) -> None:
+        """Let later calls fail with another cause: the attempts to start the proc again have failed."""
+        known = self._causes.get(incarnation)
+        self._causes[incarnation] = cause, ProcDied if known is None else known[1]
+
+    def returns(self, incarnation: int) -> bool:
+        """Whether a dead proc is started again, with its actors."""
+        return incarnation in self._returning
 
     def was_expected(self, incarnation: int) -> bool:
         """Whether a proc ended because it was asked to."""
@@ -86,5 +107,5 @@ class ProgramCauses:
         self._deaths.explain(incarnation, where, on_cause, lambda where, on_cause: on_cause(ProcDied(where, cause)))
 
     def was_stopped(self, incarnation: int, cause: str) -> bool:
-        """Whether a proc ended because it was asked to, or with the program."""
-        return self._ending() or self._deaths.was_expected(incarnation)
+        """Whether a proc ended because it was asked to, or with the program; or is started again."""
+        return self._ending() or self._deaths.was_expected(incarnation) or self._deaths.returns(incarnation)

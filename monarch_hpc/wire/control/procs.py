@@ -14,6 +14,7 @@ __all__ = [
     "ProcHello",
     "ProcLife",
     "ProcReady",
+    "ProcReplaced",
     "ProcReport",
     "ProcsStopped",
     "SpawnFailed",
@@ -149,6 +150,28 @@ class ProcLife(ProcReport):
     life: str
     stopped_s: float
     dead_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ProcReplaced(Message):
+    """Program to proc: a proc has replaced another one; calls to its rank go to it from here on.
+
+    The other fields are those of `actor.messages.proc_ref.ProcRef`.
+
+    Args:
+        actors: numbers of the actors that have been made again in it.
+    """
+
+    mesh: int
+    rank: int
+    host: str
+    host_rank: int
+    pid: int
+    incarnation: int
+    addresses: list[str]
+    restarts: int
+    allocation: str
+    actors: list[int]
 
 
 @dataclass(frozen=True, slots=True)

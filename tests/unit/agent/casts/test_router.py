@@ -1,4 +1,4 @@
-"""A cast reaches the lives that it names: for one that has ended the answer is its cause, whoever has its rank by then."""
+"""A cast reaches the lives that it names: for one that has ended, its cause is the answer, whoever has its rank now."""
 
 from __future__ import annotations
 
