@@ -275,8 +275,9 @@ class ProcMesh(MeshView):
         """
         from monarch_hpc.mesh.healing.checkpoint import take_checkpoint  # it imports modules that import this one
 
+        procs = self._procs if self._launch is None else self._launch.settle()  # actors may wait to be spawned
         ranks = list(self._region.base_ranks())
-        return take_checkpoint(self._runtime, self._shown, self._number, ranks, self._procs, folder)
+        return take_checkpoint(self._runtime, self._shown, self._number, ranks, procs, folder)
 
     def stop(self, reason: str = "") -> Future[None]:
         """End all procs of the mesh, also while they start.

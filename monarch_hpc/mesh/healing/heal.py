@@ -11,6 +11,7 @@ from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import MeshDied, ProcDied
 from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.mesh.door import block, current_door
+from monarch_hpc.mesh.launch import Launch
 from monarch_hpc.mesh.proc import ProcMesh
 from monarch_hpc.supervision.shrink import places_left
 
@@ -77,7 +78,9 @@ def heal_mesh(mesh: M, policy: str | Sequence[str] = ("respawn", "shrink"), time
     door = current_door()
     region = mesh._region
     procs = mesh._callee.procs if isinstance(mesh, ActorMesh) else mesh._procs
-    refs = {rank: procs[rank] for rank in region.base_ranks()}  # waits for their start
+    if isinstance(procs, Launch):
+        procs = procs.settle()
+    refs = {rank: procs[rank] for rank in region.base_ranks()}
     numbers = {proc.mesh for proc in refs.values()}
     if numbers == {0}:
         raise RuntimeError("this is the program's own process, and cannot be healed")

@@ -28,7 +28,7 @@ class Deaths:
         self._causes: Recent[int, tuple[str, type[ProcDied]]] = Recent(_KEEP)
         self._unexplained: dict[int, list[tuple[str, OnCause]]] = {}
         self._stopped: Recent[int, bool] = Recent(_KEEP)
-        self._returning: Recent[int, bool] = Recent(_KEEP)
+        self._handled: Recent[int, bool] = Recent(_KEEP)
 
     def explain(self, incarnation: int, where: str, on_cause: OnCause, give_up: Callable[[str, OnCause], None]) -> None:
         """Report why the callee at *where* died, at once or when that is known; call *give_up* if it stays unknown."""
@@ -52,7 +52,7 @@ class Deaths:
         *,
         expected: bool = False,
         host_lost: bool = False,
-        returns: bool = False,
+        handled: bool = False,
     ) -> None:
         """Record a death; the first cause recorded for a proc counts.
 
@@ -61,12 +61,12 @@ class Deaths:
             cause: the cause, in words.
             expected: whether the proc was asked to end.
             host_lost: whether its host is gone.
-            returns: whether a restart policy has it started again, with its actors: then their end is nobody's concern.
+            handled: whether a restart policy takes care of it, and of its actors: then nobody else has to.
         """
         if expected:
             self._stopped[incarnation] = True
-        if returns:
-            self._returning[incarnation] = True
+        if handled:
+            self._handled[incarnation] = True
         cause, kind = self._causes.setdefault(incarnation, (cause, HostLost if host_lost else ProcDied))
         for where, on_cause in self._unexplained.pop(incarnation, ()):
             on_cause(kind(where, cause))
@@ -76,9 +76,9 @@ class Deaths:
         known = self._causes.get(incarnation)
         self._causes[incarnation] = cause, ProcDied if known is None else known[1]
 
-    def returns(self, incarnation: int) -> bool:
-        """Whether a dead proc is started again, with its actors."""
-        return incarnation in self._returning
+    def was_handled(self, incarnation: int) -> bool:
+        """Whether a restart policy takes care of a dead proc and its actors."""
+        return incarnation in self._handled
 
     def was_expected(self, incarnation: int) -> bool:
         """Whether a proc ended because it was asked to."""
@@ -107,5 +107,5 @@ class ProgramCauses:
         self._deaths.explain(incarnation, where, on_cause, lambda where, on_cause: on_cause(ProcDied(where, cause)))
 
     def was_stopped(self, incarnation: int, cause: str) -> bool:
-        """Whether a proc ended because it was asked to, or with the program; or is started again."""
-        return self._ending() or self._deaths.was_expected(incarnation) or self._deaths.returns(incarnation)
+        """Whether a proc ended because it was asked to, or with the program; or a restart policy mends it."""
+        return self._ending() or self._deaths.was_expected(incarnation) or self._deaths.was_handled(incarnation)

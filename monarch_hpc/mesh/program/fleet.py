@@ -365,6 +365,11 @@ class Fleet:
         mesh = self._meshes.get(number)
         return mesh.plan.hosts if mesh is not None else ()
 
+    def ends_with_policy(self, number: int) -> bool:
+        """Whether a mesh with a restart policy is being stopped: a death there is nobody's concern."""
+        mesh = self._meshes.get(number)
+        return mesh is not None and mesh.stopping is not None and mesh.plan.restart is not None
+
     def reason(self, number: int) -> str:
         """The reason given for stopping a mesh; may be empty."""
         mesh = self._meshes.get(number)

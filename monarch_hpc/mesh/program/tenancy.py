@@ -284,24 +284,25 @@ class Tenancy:
             cause, again = self.revivals.on_death(proc, cause, succeeded=ended.succeeded, last_lines=ended.last_lines)
             self._printer.put(f"{words}; it is started again\n" if again else f"{words}\n")
             self.fleet.on_failed(ended.mesh, SpawnError(proc.host, cause))
-        self._record_death(proc, cause, expected=ended.expected, returns=again)
+        handled = again or self.fleet.ends_with_policy(proc.mesh)
+        self._record_death(proc, cause, expected=ended.expected, handled=handled)
 
     def _place(self, host: str) -> str:
         """A host in words; with the allocation if the program has several."""
         return f"{host} of {self.name}" if self._links.needed else host
 
     def _record_death(
-        self, proc: ProcRef, cause: str, *, expected: bool = False, host_lost: bool = False, returns: bool = False
+        self, proc: ProcRef, cause: str, *, expected: bool = False, host_lost: bool = False, handled: bool = False
     ) -> None:
         node = self._runtime.node
-        self._deaths.record(proc.incarnation, cause, expected=expected, host_lost=host_lost, returns=returns)
+        self._deaths.record(proc.incarnation, cause, expected=expected, host_lost=host_lost, handled=handled)
         node.bar(proc.incarnation, cause)
         self._links.forget(proc.incarnation)
         self._report.changed()
         channel = node.channels.get(proc.incarnation)
         if channel is not None:
             channel.give_up(cause)
-        owner = None if expected or returns else self.fleet.owner_of(proc.mesh)
+        owner = None if expected or handled else self.fleet.owner_of(proc.mesh)
         self._died(proc.incarnation)
         if owner is not None:
             self._report_to_owner(owner, proc, cause)

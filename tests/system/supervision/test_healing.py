@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,49 @@ def test_a_restart_policy_brings_procs_back_until_they_loop(
         assert last.pid.call_one().get(_PATIENCE_S) not in (pid, again)
     assert sorted(ran.read_text())[:1] == ["0"] and set(ran.read_text()[2:]) == {"1"}
     del faults[:]
+
+
+def test_a_mesh_with_a_policy_is_stopped_while_it_restarts(hosts: HostMesh, faults: list[MeshFailure]) -> None:
+    procs = hosts.spawn_procs(name="mesh", restart=Restart("always", max_restarts=100, backoff_s=(0, 0)))
+    for pid in pids(procs.spawn("worker", Worker, [])):
+        os.kill(pid, signal.SIGKILL)
+    procs.stop().get(_PATIENCE_S)
+    assert faults == []
+
+
+def test_several_die_at_once_and_several_threads_heal(hosts: HostMesh, faults: list[MeshFailure]) -> None:
+    with hosts.spawn_procs({"gpus": 2}) as procs:
+        workers = procs.spawn("worker", Worker, [3])
+        before = pids(workers)
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+        died = workers.where.options(on_error="collect").call().get(_PATIENCE_S)
+        assert len(died.failures()) == 4
+        with ThreadPoolExecutor(3) as threads:
+            healed = list(threads.map(lambda _: procs.heal("respawn"), range(3)))
+        assert {one.respawned for one in healed} == {(0, 1, 2, 3)}
+        assert not set(before) & set(pids(workers)) and procs.heals == 4
+    assert faults == []
+
+
+def test_arguments_that_are_not_kept_are_named(hosts: HostMesh, faults: list[MeshFailure]) -> None:
+    ownership = current_runtime().ownership
+    left, ownership._left_bytes = ownership._left_bytes, 10_000
+    try:
+        with hosts.spawn_procs(name="mesh") as procs:
+            small, large = (procs.spawn(name, Worker, [1] * num) for name, num in (("small", 10), ("large", 50_000)))
+            small.where.call().get(_PATIENCE_S)
+            with pytest.raises(ActorDied):
+                large.slice(hosts=1).die.call_one().get(_PATIENCE_S)
+            with pytest.raises(
+                MeshDied, match=r"arguments of large, .*, were not kept: raise config key 'procs.kept_by"
+            ):
+                procs.heal("respawn")
+            large.stop().get(_PATIENCE_S)
+            assert procs.heal("respawn").respawned == (1,)
+    finally:
+        ownership._left_bytes = left
+    assert faults == []
 
 
 def test_what_cannot_be_healed_is_refused_in_words(hosts: HostMesh) -> None:
