@@ -88,7 +88,7 @@ def heal_mesh(mesh: M, policy: str | Sequence[str] = ("respawn", "shrink"), time
     causes: dict[int, str] = {}
     respawned: tuple[int, ...] = ()
     removed: tuple[int, ...] = ()
-    dead: dict[int, tuple[str, str]] = {}
+    dead: dict[int, tuple[str, str, str]] = {}
     left = mesh
     for step in steps if steps[0] == "respawn" else ("look", *steps):
         if step != "shrink":
@@ -97,7 +97,7 @@ def heal_mesh(mesh: M, policy: str | Sequence[str] = ("respawn", "shrink"), time
             found = {region.rank_of(rank): cause for rank, cause in healing.revived.items()}
             dead = {region.rank_of(rank): where for rank, where in healing.dead.items()}
             respawned = tuple(sorted({*respawned, *found}))
-            causes.update({**found, **{rank: cause for rank, (_, cause) in dead.items()}})
+            causes.update({**found, **{rank: died for rank, (_, died, _) in dead.items()}})
         elif dead and (kept := places_left(region.extent, dead)) is not None:
             smaller = region.pick(*kept)
             left = cast(M, mesh._viewing(smaller))  # of the same class
@@ -108,7 +108,13 @@ def heal_mesh(mesh: M, policy: str | Sequence[str] = ("respawn", "shrink"), time
             break
     if dead:
         name = mesh.name if isinstance(mesh, ActorMesh) else mesh._shown
-        failures = {rank: ProcDied(f"proc {rank} of {name} on {host}", cause) for rank, (host, cause) in dead.items()}
+        failures = {
+            rank: ProcDied(
+                f"proc {rank} of {name} on {host}",
+                f"{died}; it could not be started again: {problem}" if problem else died,
+            )
+            for rank, (host, died, problem) in dead.items()
+        }
         raise MeshDied(f"healing {name}", failures)
     return Healed(left, respawned, removed, causes, monotonic() - begun_s)
 

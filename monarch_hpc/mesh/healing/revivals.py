@@ -13,6 +13,9 @@ from monarch_hpc.supervision.policy import Again, Failed, Lives, Restart
 __all__ = ["Healing", "Revivals", "Work"]
 
 
+_UNREPORTED = "the connection to it is lost, and nobody reports its death"
+
+
 class RevivalStage(enum.Enum):
     """How far a dead proc has come on its way back."""
 
@@ -28,11 +31,11 @@ class Healing:
 
     Attributes:
         revived: the dead procs that are alive again, as they were before: rank -> why it had died.
-        dead: those that are not: rank -> host and cause.
+        dead: those that are not: rank -> host, why it had died, and why it is not back; empty if it was not tried.
     """
 
     revived: dict[int, str]
-    dead: dict[int, tuple[str, str]]
+    dead: dict[int, tuple[str, str, str]]
 
 
 @dataclass(slots=True, eq=False)
@@ -286,7 +289,8 @@ class Revivals:
             if proc is None:
                 return
             if cause:
-                outcome.dead[rank] = proc.host, cause
+                began = cause.startswith(died)
+                outcome.dead[rank] = proc.host, cause if began else died, "" if began else cause
             elif died:
                 outcome.revived[rank] = died
             if not left:
@@ -295,7 +299,7 @@ class Revivals:
         def begin(proc: ProcRef) -> None:
             dead = known.dead.get(proc.rank)
             if dead is None or mesh not in self._meshes:
-                end(proc.rank, "the connection to it is lost, and nobody reports its death", "")
+                end(proc.rank, _UNREPORTED, "")
                 return
             if dead.stage is RevivalStage.DOWN and not respawn:
                 end(proc.rank, dead.cause, dead.died)
@@ -308,8 +312,10 @@ class Revivals:
         def give_up() -> None:
             for rank in list(left):
                 dead = known.dead.get(rank)
-                what = "nobody reports its death" if dead is None else f"{dead.stage.value}; {dead.cause}"
-                end(rank, f"it was not back within {timeout_s:g} s: {what}", "")
+                if dead is None:
+                    end(rank, _UNREPORTED, "")
+                else:
+                    end(rank, f"it was not back within {timeout_s:g} s: {dead.stage.value}", dead.died)
 
         for proc in list(left.values()):
             if proc.rank not in known.dead and self._work.reachable(proc):

@@ -258,6 +258,26 @@ def test_arguments_that_are_not_kept_are_named(hosts: HostMesh, faults: list[Mes
     assert faults == []
 
 
+def test_a_mesh_goes_on_without_a_lost_host(faults: list[MeshFailure]) -> None:
+    with (
+        controlled(load({"procs.stop_s": 1.0}).config) as hosts,
+        hosts.spawn_procs({"gpus": 2}, name="mesh", restart=Restart("always", backoff_s=(0, 0))) as procs,
+    ):
+        workers = procs.spawn("worker", Worker, [])
+        before = pids(workers)
+        os.kill(hosts.entries[1].pid, signal.SIGKILL)
+        with pytest.raises(MeshDied, match="host local1 is lost"):
+            workers.slice(hosts=1).where.call().get(_PATIENCE_S)
+        with pytest.raises(MeshDied, match="local1") as caught:
+            procs.heal("respawn")
+        assert sorted(caught.value.failures) == [2, 3]
+        healed = heal_mesh(workers)
+        assert (healed.mesh.sizes, healed.removed) == ({"hosts": 1, "gpus": 2}, (2, 3))
+        assert pids(healed.mesh) == before[:2]
+        assert all("host local1 is lost" in cause for cause in healed.causes.values())
+    del faults[:]
+
+
 def test_what_cannot_be_healed_is_refused_in_words(hosts: HostMesh) -> None:
     with pytest.raises(RuntimeError, match="the program's own process"):
         heal_mesh(monarch_hpc.this_proc())

@@ -92,7 +92,7 @@ def test_a_dead_proc_is_healed_on_request_only() -> None:
 def test_without_respawn_the_dead_are_named() -> None:
     world = World()
     world.revivals.on_death(PROCS[1], "signal 9")
-    assert world.heal([0, 1], respawn=False) == [Healing({}, {1: ("n1", "signal 9")})]
+    assert world.heal([0, 1], respawn=False) == [Healing({}, {1: ("n1", "signal 9", "")})]
     assert world.did_now() == []
 
 
@@ -149,7 +149,7 @@ def test_who_waits_is_told_of_a_failure_and_nobody_else() -> None:
     world.revivals.on_death(PROCS[1], "signal 9")
     healed = world.heal([1])
     world.revivals.on_failed(7, 1, "no memory")
-    assert healed == [Healing({}, {1: ("n1", "no memory")})]
+    assert healed == [Healing({}, {1: ("n1", "signal 9", "no memory")})]
     assert world.did_now() == [("start", 1, 1), ("failed", 1, "no memory", True)]
     again = world.heal([1])
     assert world.did_now() == [("start", 1, 2)]
@@ -192,7 +192,7 @@ def test_late_reports_of_earlier_attempts_change_nothing() -> None:
     healed = world.heal([1])
     late = replace(PROCS[1], incarnation=2222, restarts=1)
     world.wait(65.0)
-    assert healed == [Healing({}, {1: ("n1", "its agent did not report within 65 s")})]
+    assert healed == [Healing({}, {1: ("n1", "signal 9", "its agent did not report within 65 s")})]
     assert not world.revivals.expects(late)
     again = world.heal([1])
     assert not world.revivals.expects(late)
@@ -210,7 +210,7 @@ def test_a_proc_that_dies_while_it_is_prepared_is_not_published() -> None:
     world.revivals.on_reached(second)
     done = world.prepared.pop(1)
     world.revivals.on_death(second, "signal 11")
-    assert healed == [Healing({}, {1: ("n1", "signal 11")})]
+    assert healed == [Healing({}, {1: ("n1", "signal 9", "signal 11")})]
     done("")
     assert world.did_now() == [("start", 1, 1), ("failed", 1, "signal 11", True)]
 
@@ -225,7 +225,7 @@ def test_a_death_that_is_not_reported_yet_is_waited_for() -> None:
     assert not healed
     world.wait(5.0)
     assert healed == [
-        Healing({1: "signal 9"}, {2: ("n2", "the connection to it is lost, and nobody reports its death")})
+        Healing({1: "signal 9"}, {2: ("n2", "the connection to it is lost, and nobody reports its death", "")})
     ]
 
 
@@ -237,7 +237,7 @@ def test_a_request_ends_in_time_and_the_proc_may_come_later() -> None:
     world.revivals.on_reached(second)
     world.wait(100.0)
     (outcome,) = healed
-    assert outcome.dead[1][1] == "it was not back within 100 s: its actors are made again; signal 9"
+    assert outcome.dead == {1: ("n1", "signal 9", "it was not back within 100 s: its actors are made again")}
     world.prepared.pop(1)("")
     assert ("publish", 1, 1) in world.did_now() and len(healed) == 1
 
@@ -250,7 +250,7 @@ def test_a_stopped_mesh_is_forgotten() -> None:
     world.revivals.forget(7, "it was stopped")
     world.wait(1000.0)
     (outcome,) = healed
-    assert outcome.dead[1] == ("n1", "it was stopped") and 2 in outcome.dead
+    assert outcome.dead[1] == ("n1", "signal 9", "it was stopped") and 2 in outcome.dead
     assert world.did_now() == []
     assert world.revivals.on_death(PROCS[0], "signal 9") == ("signal 9", False)
     assert world.heal([0]) == [Healing({}, {})]
@@ -260,4 +260,4 @@ def test_an_order_that_cannot_be_sent_is_a_failed_attempt() -> None:
     world = World()
     world.refused = "the head is gone"
     world.revivals.on_death(PROCS[1], "signal 9")
-    assert world.heal([1]) == [Healing({}, {1: ("n1", "the request could not be sent: the head is gone")})]
+    assert world.heal([1]) == [Healing({}, {1: ("n1", "signal 9", "the request could not be sent: the head is gone")})]

@@ -283,7 +283,7 @@ def test_tasks_of_a_step_are_not_ordered_again(world: World) -> None:
     world.revivals.on_death(world.ref(mesh, 3), "signal 9")
     world.revivals.heal(mesh, [world.ref(mesh, 3)], healed.append, 60.0, respawn=True)
     assert world.orders() == []
-    assert "the tasks of one step" in healed[0].dead[3][1]
+    assert "the tasks of one step" in healed[0].dead[3][2]
 
 
 def test_a_mesh_that_stops_heals_no_more(world: World) -> None:
