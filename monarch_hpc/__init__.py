@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         CallTimeout,
         DeliveryUnknown,
         HostLost,
+        MeshDied,
         MeshError,
         MonarchError,
         PortClosed,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from monarch_hpc.mesh.actors import ActorMesh
     from monarch_hpc.mesh.calls.accumulator import Accumulator
     from monarch_hpc.mesh.current import attach, hosts, this_host, this_proc
+    from monarch_hpc.mesh.healing.heal import Healed, heal_mesh
     from monarch_hpc.mesh.host import HostMesh
     from monarch_hpc.mesh.proc import ProcMesh
     from monarch_hpc.mesh.program.notice import on_deadline, seconds_left
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
     from monarch_hpc.mesh.value import ValueMesh
     from monarch_hpc.mesh.workers import attach_to_workers, run_worker_loop_forever
     from monarch_hpc.slurm.requeue import requeue
+    from monarch_hpc.supervision.policy import Restart
 
 _HOMES = {
     "Accumulator": "mesh.calls.accumulator",
@@ -67,8 +70,10 @@ _HOMES = {
     "DeliveryUnknown": "core.errors",
     "Extent": "core.shape",
     "Future": "actor.future",
+    "Healed": "mesh.healing.heal",
     "HostLost": "core.errors",
     "HostMesh": "mesh.host",
+    "MeshDied": "core.errors",
     "MeshError": "core.errors",
     "MeshFailure": "actor.fault",
     "MonarchError": "core.errors",
@@ -81,6 +86,7 @@ _HOMES = {
     "ProcMesh": "mesh.proc",
     "RecordHandler": "actor.runtime.log_records",
     "ResponsePort": "actor.cell.response_port",
+    "Restart": "supervision.policy",
     "ScriptFailed": "core.errors",
     "Shape": "core.ndslice",
     "SpawnError": "core.errors",
@@ -100,6 +106,7 @@ _HOMES = {
     "endpoint": "actor.endpoint",
     "get_or_spawn_controller": "mesh.program.registry",
     "get_runtime_config": "config.runtime_layer",
+    "heal_mesh": "mesh.healing.heal",
     "hosts": "mesh.current",
     "on_deadline": "mesh.program.notice",
     "requeue": "slurm.requeue",
@@ -125,8 +132,10 @@ __all__ = [
     "DeliveryUnknown",
     "Extent",
     "Future",
+    "Healed",
     "HostLost",
     "HostMesh",
+    "MeshDied",
     "MeshError",
     "MeshFailure",
     "MonarchError",
@@ -139,6 +148,7 @@ __all__ = [
     "ProcMesh",
     "RecordHandler",
     "ResponsePort",
+    "Restart",
     "ScriptFailed",
     "Shape",
     "SpawnError",
@@ -158,6 +168,7 @@ __all__ = [
     "endpoint",
     "get_or_spawn_controller",
     "get_runtime_config",
+    "heal_mesh",
     "hosts",
     "on_deadline",
     "requeue",

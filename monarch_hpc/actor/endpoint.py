@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from monarch_hpc.core.arguments import check_flag, check_seconds
@@ -30,13 +30,17 @@ class Actor:
     `__init__` runs in the proc before the first message; the messages of one actor are handled one
     at a time, in the order in which each sender sent them.
 
-    Two more methods are called where a class has them, `def` or `async def`:
+    Four more methods are called where a class has them, `def` or `async def`:
 
     - ``__supervise__(self, failure: MeshFailure) -> bool`` when something that this actor spawned has
       failed; returning True marks the failure as handled. Otherwise this actor fails too, and the failure
       goes to its owner. In a class of coroutines it runs while endpoints wait, in others between messages.
     - ``__cleanup__(self, error: BaseException | None)`` when the actor ends; *error* is the cause, or None.
       Running coroutines have been cancelled before; everything that the actor spawned is stopped after.
+    - ``__checkpoint__(self) -> object`` between two messages, for `ProcMesh.checkpoint`: returns all that the actor
+      needs to go on, which can be pickled.
+    - ``__restore__(self, state)`` in an actor that was made again, after the constructor and before any message: gets
+      what ``__checkpoint__`` had returned at the last checkpoint; it is not called if there was none.
     """
 
     @property
@@ -47,6 +51,18 @@ class Actor:
     def _monarch_initialized(self) -> bool:
         """Answer once the constructor has run; see `ActorMesh.initialized`."""
         return True
+
+    def _monarch_checkpoint(self, path: str) -> bytes | Awaitable[bytes]:
+        """See `actor.states.take`."""
+        from monarch_hpc.actor.states import take  # with the serializer, which a program loads later
+
+        return take(self, path)
+
+    def _monarch_restore(self, state: bytes | str) -> Awaitable[None] | None:
+        """See `actor.states.restore`."""
+        from monarch_hpc.actor.states import restore
+
+        return restore(self, state)
 
 
 class EndpointMethod(Generic[P, R]):

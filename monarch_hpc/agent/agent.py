@@ -85,9 +85,10 @@ class Agent:
     def _fail(self, message: Message, problem: str) -> None:
         match message:
             case SpawnProcs():
-                first = message.first_rank[message.hosts.index(self._settings.rank)]
-                left = set(range(first, first + message.per_host))
+                left = set(message.ranks_on(self._settings.rank))
                 for proc in self._procs.of_mesh(message.run, message.mesh):
+                    if proc.start.rank not in left:
+                        continue
                     left.discard(proc.start.rank)
                     proc.cause = problem
                     self._procs.end(proc, problem)  # if already forked, `on_forked` kills it
@@ -161,7 +162,7 @@ class Agent:
 
     def _spawn(self, order: SpawnProcs) -> None:
         first = order.first_rank[order.hosts.index(self._settings.rank)]
-        ranks = [(first + local_rank, local_rank) for local_rank in range(order.per_host)]
+        ranks = [(rank, rank - first) for rank in order.ranks_on(self._settings.rank)]
         problem = self._refusal(order)
         while ranks and not problem:
             most = len(ranks) if order.mpi else MAX_PROCS_PER_ORDER
@@ -185,8 +186,7 @@ class Agent:
         running = [proc.start.rank for proc in self._procs.of_mesh(order.run, order.mesh)]
         if running and not order.restarts:
             return f"mesh {order.mesh} exists already in this run"
-        first = order.first_rank[order.hosts.index(self._settings.rank)]
-        taken = sorted(rank for rank in running if first <= rank < first + order.per_host)
+        taken = sorted(set(running).intersection(order.ranks_on(self._settings.rank)))
         return f"rank {taken[0]} of mesh {order.mesh} runs here, and is not to be replaced yet" if taken else ""
 
     # ---- ending ----

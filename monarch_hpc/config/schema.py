@@ -111,6 +111,8 @@ class ProcsConfig:
     stop_s: float
     cause_s: float
     actor_threads: int
+    heal_s: float
+    kept_bytes: int
 
 
 @dataclass(frozen=True)

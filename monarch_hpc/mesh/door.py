@@ -7,13 +7,14 @@ chosen once, when the process's runtime is set up.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.runtime import Runtime, current_runtime
+from monarch_hpc.mesh.healing.revivals import Healing
 from monarch_hpc.mesh.output.choice import LogChoice
 from monarch_hpc.mesh.plan import HostChoice, MeshOwner, ProcPlan, Started
 from monarch_hpc.wire.control.allocation import HostEntry
@@ -90,6 +91,17 @@ class ProgramDoor(ABC):
     @abstractmethod
     def end_procs(self, mesh: int, gone: Callable[[], None]) -> None:
         """End the procs of an owner that has ended; *gone* is called when they are gone, or late."""
+
+    @abstractmethod
+    def heal_procs(self, mesh: int, ranks: Sequence[int], timeout_s: float | None, *, respawn: bool) -> Future[Healing]:
+        """Bring dead procs of a mesh back, with their actors; or, without *respawn*, only name them.
+
+        The future is done when each of them is alive again, or cannot be, or *timeout_s* seconds have passed; None for
+        config key `procs.heal_s`. It fails with `RuntimeError` if the mesh was stopped.
+
+        Raises:
+            RuntimeError: this process is not the program.
+        """
 
     @abstractmethod
     def procs(self, mesh: int) -> tuple[str, dict[int, ProcRef]]:

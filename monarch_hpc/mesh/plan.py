@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import SpawnError
+from monarch_hpc.supervision.policy import Restart
 
 __all__ = ["HostChoice", "MeshOwner", "Outcome", "ProcPlan", "Started"]
 
@@ -25,6 +26,8 @@ class ProcPlan:
         allocation: the allocation of the hosts.
         group: see `HostChoice`.
         bind, bindings, python, mpi: see `wire.messages.SpawnProcs`.
+        restart: when procs that have ended are started again; None for never.
+        bootstrap: called in each proc before any actor; only for the program's own requests.
     """
 
     hosts: tuple[int, ...]
@@ -39,6 +42,8 @@ class ProcPlan:
     mpi: bool = False
     allocation: str = ""
     group: int = 0
+    restart: Restart | None = None
+    bootstrap: object = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,9 @@ from monarch_hpc.mesh.view import MeshView
 from monarch_hpc.wire.frames import Buffer
 
 if TYPE_CHECKING:
+    import os
+
+    from monarch_hpc.mesh.healing.heal import Healed
     from monarch_hpc.mesh.host import HostMesh
 
 __all__ = ["ProcMesh", "check_actor", "mesh_around", "proc_of"]
@@ -122,27 +125,30 @@ class ProcMesh(MeshView):
         here = context()
         creator = pack_creator(here, self._runtime.own)
         body, buffers = pack_spawn(name, self._region, creator, cls, args, kwargs)
-        actor, owner, class_name = new_incarnation(), here.actor, qualified_name(cls)
+        actor, owner = new_incarnation(), here.actor
         if self._launch is not None:
             self._launch.check()
 
             def later(failure: SpawnError | None, copies: Sequence[Buffer]) -> None:
                 if failure is None:
                     with contextlib.suppress(ProcDied):  # calls to the actor say so, too
-                        self._spawn(name, actor, owner, class_name, body, copies)
+                        self._spawn(name, actor, owner, cls, body, copies)
 
             if self._launch.defer(later, body, buffers):
                 return ActorMesh(name, actor, cls, self._region, self._procs)
-        self._spawn(name, actor, owner, class_name, body, buffers)
+        self._spawn(name, actor, owner, cls, body, buffers)
         kept = {rank: self._procs[rank] for rank in self._region.base_ranks()}
         return ActorMesh(name, actor, cls, self._region, self._runtime.incarnations.of(actor, kept))
 
     def _spawn(
-        self, name: str, actor: int, owner: int, class_name: str, body: bytes, buffers: Sequence[Buffer]
+        self, name: str, actor: int, owner: int, cls: type[Actor], body: bytes, buffers: Sequence[Buffer]
     ) -> None:
         procs = dict(enumerate(self.procs))
+        runtime = self._runtime
         try:
-            self._runtime.spawn(name, actor, owner, procs, body, buffers, self._region, class_name)
+            runtime.spawn(name, actor, owner, procs, body, buffers, self._region, qualified_name(cls))
+            if self._number and door_of(runtime).is_program:
+                runtime.ownership.keep(actor, self._number, self._region, cls, body, buffers)
         except EngineFailed:
             raise
         except TransportError as error:
@@ -232,6 +238,46 @@ class ProcMesh(MeshView):
         # Not before: procs on a busy host may take longer for it than actors have that are told to stop.
         levels.add_done_callback(lambda _levels: setters.stop())
         return both(chosen, levels)
+
+    @property
+    def heals(self) -> int:
+        """How many times procs of this view were started again, as far as this process knows; waits for their start."""
+        return sum(proc.restarts for proc in self.procs)
+
+    def heal(self, policy: str | Sequence[str] = ("respawn", "shrink"), timeout: float | None = None) -> Healed[Self]:
+        """Bring dead procs of this view back, with their actors; see `heal_mesh`."""
+        from monarch_hpc.mesh.healing.heal import heal_mesh  # it imports this module
+
+        return heal_mesh(self, policy, timeout)
+
+    def checkpoint(self, folder: str | os.PathLike[str] | None = None) -> int:
+        """Keep the states of the actors on these procs: what their ``__checkpoint__`` returns; blocks until all have.
+
+        It asks the actors that the program has spawned here and whose class has that method, each once it has handled
+        the messages that came before; so a checkpoint is consistent if nothing else calls them meanwhile. An actor that
+        is made again gets its state of the last checkpoint in ``__restore__``. A checkpoint that fails on one rank
+        leaves the last one in force.
+
+        Args:
+            folder: a private folder that the program and all hosts share. Each proc writes its own files there, whole
+                or not at all; the last two checkpoints are kept. One program at a time. None keeps the states in the
+                program's memory.
+
+        Returns:
+            The number of actors.
+
+        Raises:
+            TypeError: *folder* is not a path, or a class has no ``__restore__``.
+            RuntimeError: this is not the program, or the mesh was stopped.
+            MeshDied: actors are gone.
+            ConfigError: others can read or change the folder.
+            Exception: ``__checkpoint__`` raised it, or pickling, or the file system.
+        """
+        from monarch_hpc.mesh.healing.checkpoint import take_checkpoint  # it imports modules that import this one
+
+        procs = self._procs if self._launch is None else self._launch.settle()  # actors may wait to be spawned
+        ranks = list(self._region.base_ranks())
+        return take_checkpoint(self._runtime, self._shown, self._number, ranks, procs, folder)
 
     def stop(self, reason: str = "") -> Future[None]:
         """End all procs of the mesh, also while they start.

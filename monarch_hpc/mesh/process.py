@@ -18,6 +18,7 @@ __all__ = ["LATER", "main"]
 
 LATER = (
     "monarch_hpc.mesh.current",
+    "monarch_hpc.mesh.healing.heal",
     "monarch_hpc.actor.execution.event_loop",
     "monarch_hpc.actor.ports.port",
     "monarch_hpc.mesh.calls.accumulator",

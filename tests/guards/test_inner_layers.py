@@ -14,13 +14,13 @@ INNER = {
         {"process", "workers"},
         {"current", "shutdown"},
         {"program"},
-        {"host", "instance", "scripts"},
+        {"healing", "host", "instance", "scripts"},
         {"proc"},
         {"bootstrap"},
         {"actors"},
         {"calls"},
         {"door", "launch", "value"},
-        {"bootstrap_command", "output", "plan", "view"},
+        {"bootstrap_command", "healing.revivals", "output", "plan", "view"},
     ),
     "attach": (
         {"job_end"},
@@ -35,7 +35,7 @@ INNER = {
         {"execution", "local_future", "messages", "spans"},
         {"endpoint_wrappers"},
         {"config", "context", "endpoint", "fault", "future"},
-        {"instance", "running_loop"},
+        {"instance", "running_loop", "states"},
     ),
     "agent": (
         {"__main__"},
@@ -67,6 +67,9 @@ INNER = {
 UPWARD = {
     # Meshes of hosts start meshes of procs, and a mesh of procs knows its hosts: one notion in two modules.
     ("mesh.proc", "mesh.host"): {When.LAZY, When.TYPING},
+    # What healing does with a mesh of procs is offered by the mesh.
+    ("mesh.proc", "mesh.healing.heal"): {When.LAZY, When.TYPING},
+    ("mesh.proc", "mesh.healing.checkpoint"): {When.LAZY},
     # A response port that is sent in a message becomes a port.
     ("actor.cell.response_port", "actor.ports.sent_response"): {When.LAZY},
 }

@@ -41,8 +41,8 @@ __all__ = [
     "view_of",
 ]
 
-View = tuple[tuple[str, ...], tuple[int, ...], int, tuple[int, ...]]
-"""A `Region` as plain values: labels, sizes, offset, strides."""
+View = tuple[Any, ...]
+"""A `Region` as plain values: labels, sizes, offset, strides; and its picks, if it has some."""
 
 _CALL = struct.Struct("<BI")  # whether there are keyword arguments; length of the head
 _WITH_NAMES = b"\x01"
@@ -55,13 +55,14 @@ _UNSENDABLE = dumps((False, _NO_WORDS, b"", ()))
 
 def view_of(region: Region) -> View:
     """Return *region* as plain values."""
-    return region.extent.names, region.extent.shape, region.offset, region.strides
+    view = region.extent.names, region.extent.shape, region.offset, region.strides
+    return view if region.picks is None else (*view, region.picks)
 
 
 def region_of(view: View) -> Region:
     """Return the region that `view_of` flattened."""
-    labels, sizes, offset, strides = view
-    return Region(Extent(labels, sizes), offset, strides)
+    labels, sizes, offset, strides, *picks = view
+    return Region(Extent(labels, sizes), offset, strides, *picks)
 
 
 def call_head(method: str, region: Region) -> bytes:

@@ -24,7 +24,7 @@ from monarch_hpc.actor.messages.connections import Connections
 from monarch_hpc.actor.messages.incarnations import Incarnations
 from monarch_hpc.actor.messages.line import MessageLink
 from monarch_hpc.actor.messages.pending import Answer, Pending, Slot
-from monarch_hpc.actor.messages.proc_ref import ProcRef
+from monarch_hpc.actor.messages.proc_ref import ProcRef, proc_of
 from monarch_hpc.actor.runtime.deadlines import Deadlines
 from monarch_hpc.actor.runtime.death_causes import CauseLookup
 from monarch_hpc.actor.runtime.failures import FailureRouter
@@ -42,6 +42,7 @@ from monarch_hpc.transport.node import Node
 from monarch_hpc.transport.secure.link import LinkKey
 from monarch_hpc.wire.control.links import LinkGiven, LinkOver, LinkTaken
 from monarch_hpc.wire.control.message import encode
+from monarch_hpc.wire.control.procs import ProcReplaced
 from monarch_hpc.wire.control.table import decode
 from monarch_hpc.wire.frames import Buffer, Frame, Kind
 
@@ -107,7 +108,7 @@ class Runtime:
         self.replier = Replier(engine, info.host)
         self.actors = Actors(engine, self.replier, self._start_actor, self.connections.lines)
         self.incarnations = Incarnations()
-        self.ownership = Ownership(self.recorder)
+        self.ownership = Ownership(self.recorder, procs.kept_bytes)
         self.deadlines = Deadlines(engine.clock, engine.call_later)
         self.causes = causes or CauseLookup(self.connections, self.call, procs.cause_s)
         self.failures = FailureRouter(
@@ -339,6 +340,8 @@ class Runtime:
                 channel.send(Frame(Kind.CONTROL, body=encode(LinkTaken(message.link))))
             case LinkOver() if ours:
                 self.node.leave(message.allocation, message.cause)
+            case ProcReplaced() if ours:
+                self.incarnations.replace(proc_of(message), [message.mesh, *message.actors])
             case _:
                 _log.warning("unexpected control message from %s: %s", channel.peer, type(message).__name__)
 

@@ -103,7 +103,7 @@ class CastChannels:
                 proc, incarnation = message.proc, int(message.incarnation)
                 self._procs[proc] = incarnation
                 self._to_procs[incarnation] = _Outgoing(message.addresses)
-                self._router.on_proc(proc.run, proc.mesh, proc.rank, incarnation, replaces=message.restarts > 0)
+                self._router.on_proc(proc.run, proc.mesh, proc.rank, incarnation, message.restarts)
             case ProcEnded():
                 proc = message.proc
                 self._to_procs.pop(self._procs.pop(proc, 0), None)

@@ -293,10 +293,10 @@ class Head:
             known = "exists already" if message.mesh in run.meshes else "does not exist"
             problem = f"mesh {message.mesh} {known} in this run"
         present = {rank for rank in message.hosts if not problem and roster.usable(rank)}
-        for rank, first in zip(message.hosts, message.first_rank, strict=True):
+        for rank in message.hosts:
             if rank not in present:
                 cause = problem or roster.absence(rank)
-                for mesh_rank in range(first, first + message.per_host):
+                for mesh_rank in message.ranks_on(rank):
                     link.send(SpawnFailed(ProcKey(message.run, message.mesh, mesh_rank, rank), cause, []))
         if not problem:
             self._apply(events.MeshRequested(message.run, message.mesh, self._peers.add(link), tuple(sorted(present))))

@@ -67,6 +67,10 @@ def _problem_of_ranks(order: SpawnProcs) -> str:
     overlap = any(second - first < order.per_host for first, second in itertools.pairwise(firsts))
     if overlap or firsts[0] < 0 or firsts[-1] + order.per_host > order.num_ranks:
         return f"first ranks {order.first_rank!s:.80} do not fit {order.per_host} procs each, of {order.num_ranks}"
+    if order.ranks and not all(order.ranks_on(host) for host in order.hosts):
+        return f"a host has none of the ranks {order.ranks!s:.80} to start"
+    if order.ranks and order.mpi:
+        return "procs for MPI start together, as the tasks of one step"
     return ""
 
 

@@ -189,11 +189,12 @@ class ProcTable:
                 with contextlib.suppress(ProcessLookupError):
                     send(proc.pid, signal.SIGKILL)
 
-    def end(self, proc: Proc, cause: str, last_lines: list[str] | None = None) -> None:
+    def end(self, proc: Proc, cause: str, last_lines: list[str] | None = None, *, succeeded: bool = False) -> None:
         """Remove and report a proc that has ended, or that failed to start; nothing if it has left already.
 
         Args:
             last_lines: the last lines that it wrote; None for those that the agent has read.
+            succeeded: whether it has ended by itself, with exit code 0.
         """
         if proc not in self._procs:
             return
@@ -210,13 +211,13 @@ class ProcTable:
         if proc.state is ProcState.STARTING:
             self._send(SpawnFailed(proc.start.proc, cause, lines))
         else:
-            self._send(ProcEnded(proc.start.proc, proc.stop_requested, cause, lines))
+            self._send(ProcEnded(proc.start.proc, proc.stop_requested, cause, lines, succeeded))
         self._on_ended()
 
     def _on_exit(self, proc: Proc, how: Exit) -> None:
         if proc.hello_fd >= 0:
             self._read_hello(proc)
-        self.end(proc, proc.cause or str(how))
+        self.end(proc, proc.cause or str(how), succeeded=how.code == 0 and not proc.cause)
 
     def _on_liveness(self, proc: Proc, life: Liveness, stopped_s: float) -> None:
         if life is Liveness.DEAD:

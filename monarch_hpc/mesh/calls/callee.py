@@ -8,6 +8,7 @@ from functools import cached_property
 
 from monarch_hpc.actor.casts.targets import CastMessage, CastRecord, Delivery, OpenCast, Reduce
 from monarch_hpc.actor.context import context
+from monarch_hpc.actor.messages.incarnations import CurrentProcs
 from monarch_hpc.actor.messages.payload import pack_call
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.runtime import HELD, Runtime, current_runtime
@@ -87,7 +88,9 @@ class Callee:
 
     def choose(self) -> int:
         """The place of the actor with the fewest calls of this process in flight."""
-        return 0 if self.load is None else self.load.choose(self.region)
+        if self.load is None:
+            return 0
+        return self.load.choose(self.region, self.procs.lives if type(self.procs) is CurrentProcs else None)
 
     def send(
         self,

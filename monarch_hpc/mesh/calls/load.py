@@ -21,6 +21,7 @@ class Load:
         self._lock = allocate_lock()
         self._nums: dict[int, int] = {}
         self._dead: set[int] = set()
+        self._lives: object = None
         self._last: Recent[Region, int] = Recent(_KEEP_VIEWS)  # the place chosen last, by view
 
     def begin(self, rank: int) -> None:
@@ -59,12 +60,18 @@ class Load:
                     self._nums[rank] = left
             self._dead.difference_update(ranks)
 
-    def choose(self, region: Region) -> int:
+    def choose(self, region: Region, lives: object = None) -> int:
         """The place in *region* of the least busy rank, round-robin among equally busy ones.
 
         A dead rank is chosen only if no other is left.
+
+        Args:
+            lives: another object whenever a proc has replaced another one: dead ranks may be alive again.
         """
         with self._lock:
+            if lives is not self._lives:
+                self._lives = lives
+                self._dead.clear()
             # Continue after the rank chosen last. If the position just advanced by one, the rank behind busy ones would
             # be chosen for each of them too.
             chosen = self._last[region] = self._find(region, self._last.get(region) or 0)

@@ -29,6 +29,7 @@ class Deaths:
         self._causes: Recent[int, tuple[str, type[ProcDied]]] = Recent(_KEEP)
         self._unexplained: dict[int, list[tuple[str, OnCause]]] = {}
         self._stopped: Recent[int, bool] = Recent(_KEEP)
+        self._handled: Recent[int, bool] = Recent(_KEEP)
 
     def explain(self, incarnation: int, where: str, on_cause: OnCause, give_up: Callable[[str, OnCause], None]) -> None:
         """Report why the callee at *where* died, at once or when that is known; call *give_up* if it stays unknown."""
@@ -45,7 +46,15 @@ class Deaths:
 
         self._later(self._wait_s, too_late)
 
-    def record(self, incarnation: int, cause: str, *, expected: bool = False, host_lost: bool = False) -> None:
+    def record(
+        self,
+        incarnation: int,
+        cause: str,
+        *,
+        expected: bool = False,
+        host_lost: bool = False,
+        handled: bool = False,
+    ) -> None:
         """Record a death; the first cause recorded for a proc counts.
 
         Args:
@@ -53,12 +62,24 @@ class Deaths:
             cause: the cause, in words.
             expected: whether the proc was asked to end.
             host_lost: whether its host is gone.
+            handled: whether a restart policy takes care of it, and of its actors: then nobody else has to.
         """
         if expected:
             self._stopped[incarnation] = True
+        if handled:
+            self._handled[incarnation] = True
         cause, kind = self._causes.setdefault(incarnation, (cause, HostLost if host_lost else ProcDied))
         for where, on_cause in self._unexplained.pop(incarnation, ()):
             on_cause(kind(where, cause))
+
+    def revise(self, incarnation: int, cause: str) -> None:
+        """Let later calls fail with another cause: the attempts to start the proc again have failed."""
+        known = self._causes.get(incarnation)
+        self._causes[incarnation] = cause, ProcDied if known is None else known[1]
+
+    def was_handled(self, incarnation: int) -> bool:
+        """Whether a restart policy takes care of a dead proc and its actors."""
+        return incarnation in self._handled
 
     def was_expected(self, incarnation: int) -> bool:
         """Whether a proc ended because it was asked to."""
@@ -89,5 +110,7 @@ class ProgramCauses:
         self._deaths.explain(incarnation, where, on_cause, lambda where, on_cause: on_cause(ProcDied(where, cause)))
 
     def was_stopped(self, incarnation: int, cause: str) -> bool:
-        """Whether a proc ended because it was asked to, or with the program."""
-        return self._ending() or self._deaths.was_expected(incarnation) or self._asked(incarnation)
+        """Whether a proc ended because it was asked to, or with the program; or a restart policy mends it."""
+        deaths = self._deaths
+        expected = deaths.was_expected(incarnation) or deaths.was_handled(incarnation)
+        return self._ending() or expected or self._asked(incarnation)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import field
+from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from monarch_hpc.core.errors import SpawnError, TransportError
 from monarch_hpc.core.ids import mesh_number
 from monarch_hpc.core.recent import Recent
 from monarch_hpc.core.text.description import summary_of
+from monarch_hpc.mesh.healing.revivals import Revivals
 from monarch_hpc.mesh.plan import MeshOwner, Outcome, ProcPlan, Started
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.control.allocation import HostEntry
@@ -66,6 +67,7 @@ class Fleet:
         incarnations: the tables of current procs, which the fleet writes as procs start.
         send: sends a message to the head.
         numbers: numbers the meshes; shared by all fleets of a program, whose meshes have different numbers therefore.
+        revivals: bring dead procs back.
     """
 
     def __init__(
@@ -76,7 +78,9 @@ class Fleet:
         incarnations: Incarnations,
         send: Callable[[Message], None],
         numbers: Iterator[int],
+        revivals: Revivals,
     ) -> None:
+        self._revivals = revivals
         self._incarnations = incarnations
         self._engine = engine
         self._run = run
@@ -195,6 +199,23 @@ class Fleet:
             mpi=config.mpi if plan.mpi else "",
         )
 
+    def order_again(self, proc: ProcRef, restarts: int) -> None:
+        """Order a proc in place of a dead one, on its host.
+
+        Args:
+            restarts: the number of earlier procs of its rank.
+
+        Raises:
+            SpawnError: it is one of several tasks of an MPI step.
+            TransportError: the request could not be sent.
+        """
+        mesh = self._meshes[proc.mesh]
+        if mesh.plan.mpi:
+            raise SpawnError(proc.host, "procs for MPI start together, as the tasks of one step")
+        first = proc.rank // mesh.plan.per_host * mesh.plan.per_host
+        order, host, rank = self._spawn_message(mesh), proc.host_rank, proc.rank
+        self._send(replace(order, hosts=[host], first_rank=[first], ranks=[rank], restarts=restarts))
+
     def _give_up(self, mesh: _MeshState) -> None:
         if mesh.done is not None:
             missing = next((rank for rank in range(mesh.num_ranks) if rank not in mesh.procs), 0)
@@ -220,6 +241,7 @@ class Fleet:
             mesh.stopped.append(lambda _late: done(failure))
         if mesh.stopping is not None:
             return
+        self._revivals.forget(number, f"it was stopped{reason and f': {reason}'}")
         mesh.reason = reason
         mesh.stopping = set(mesh.plan.hosts)
         grace_s = self._config.stop_s
@@ -233,6 +255,7 @@ class Fleet:
     def _forget(self, mesh: _MeshState) -> None:
         if self._meshes.pop(mesh.number, None) is None:
             return
+        self._revivals.forget(mesh.number, self._over or "it was stopped")
         late = [self.hosts[host].name for host in sorted(mesh.stopping or ())]
         for stopped in [*mesh.stopped, *(stopped for _, stopped in mesh.parting)]:
             stopped(late)
@@ -240,10 +263,10 @@ class Fleet:
     # ---- events ----
 
     def on_ready(self, proc: ProcRef) -> bool:
-        """Handle the report that a proc runs; return whether its mesh is starting, so that it must be dialled."""
+        """Handle the report that a proc runs; return whether it must be dialled: it starts, or replaces one."""
         mesh = self._meshes.get(proc.mesh)
         if mesh is None or mesh.done is None:
-            return False
+            return mesh is not None and self._revivals.expects(proc)
         mesh.procs.put(proc.rank, proc)
         return True
 
@@ -251,17 +274,21 @@ class Fleet:
         """Handle an open channel to a proc."""
         mesh = self._meshes.get(proc.mesh)
         if mesh is None or mesh.done is None:
+            self._revivals.on_reached(proc)
             return
         mesh.num_reached += 1
         if mesh.num_reached == mesh.num_ranks:
             done, mesh.done = mesh.done, None
+            self._revivals.watch(mesh.number, mesh.plan.restart)
             done(Started(mesh.number, mesh.procs))
 
-    def on_failed(self, number: int, failure: SpawnError) -> None:
-        """Handle the failure of a proc to start, or to be reached."""
+    def on_failed(self, number: int, failure: SpawnError, rank: int | None = None) -> None:
+        """Handle the failure of a proc to start, or to be reached; None for all of a mesh."""
         mesh = self._meshes.get(number)
         if mesh is not None:
             self._fail(mesh, failure)
+        if rank is not None:
+            self._revivals.on_failed(number, rank, failure.cause, failure.last_lines)
 
     def on_stopped(self, number: int, host: int) -> None:
         """Handle the report that a host has no proc of the mesh left."""
@@ -284,6 +311,7 @@ class Fleet:
 
     def on_host_lost(self, host: int, cause: str) -> None:
         """Handle the loss of a host, and with it of all its procs."""
+        self._revivals.on_host_lost(host, f"host {self.hosts[host].name} is lost: {cause}")
         for mesh in list(self._meshes.values()):
             if host in mesh.plan.hosts:
                 self._fail(mesh, SpawnError(self.hosts[host].name, f"the host is lost: {cause}"))
@@ -328,6 +356,10 @@ class Fleet:
         mesh = self._meshes.get(number)
         return {} if mesh is None else dict(mesh.procs)
 
+    def plan_of(self, number: int) -> ProcPlan:
+        """The plan of a mesh that has procs."""
+        return self._meshes[number].plan
+
     def has(self, number: int) -> bool:
         """Whether a mesh may still have procs."""
         return number in self._meshes
@@ -340,6 +372,11 @@ class Fleet:
         """Ranks of the hosts that may have procs of a mesh."""
         mesh = self._meshes.get(number)
         return mesh.plan.hosts if mesh is not None else ()
+
+    def ends_with_policy(self, number: int) -> bool:
+        """Whether a mesh with a restart policy is being stopped: a death there is nobody's concern."""
+        mesh = self._meshes.get(number)
+        return mesh is not None and mesh.stopping is not None and mesh.plan.restart is not None
 
     def reason(self, number: int) -> str:
         """The reason given for stopping a mesh; may be empty."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.runtime import Runtime
 from monarch_hpc.core.errors import AllocationError, HostLost, SpawnError
 from monarch_hpc.mesh.door import ProgramDoor, block
+from monarch_hpc.mesh.healing.revivals import Healing
 from monarch_hpc.mesh.output.choice import LogChoice
 from monarch_hpc.mesh.plan import HostChoice, MeshOwner, Outcome, ProcPlan, Started
 from monarch_hpc.mesh.program.deaths import Deaths
@@ -72,6 +73,23 @@ class LocalDoor(ProgramDoor):
                 future.set_result([])
             else:
                 tenancy.fleet.stop(mesh, reason, future.set_result)
+
+        self.runtime.engine.call_soon(perform)
+        return future
+
+    def heal_procs(self, mesh: int, ranks: Sequence[int], timeout_s: float | None, *, respawn: bool) -> Future[Healing]:
+        """Bring dead procs of a mesh back, or only name them. The future ends on the driver."""
+        future: Future[Healing] = Future(self.runtime.engine, lambda: "procs that come back")
+
+        def perform() -> None:
+            tenancy = self.tenancies.with_mesh(mesh)
+            procs = {} if tenancy is None else tenancy.fleet.procs_of(mesh)
+            if tenancy is None or not procs:
+                future.set_exception(RuntimeError("these procs were stopped, and cannot be healed: spawn others"))
+                return
+            limit_s = tenancy.heal_s if timeout_s is None else timeout_s
+            asked = [procs[rank] for rank in ranks]
+            tenancy.revivals.heal(mesh, asked, future.set_result, limit_s, respawn=respawn)
 
         self.runtime.engine.call_soon(perform)
         return future

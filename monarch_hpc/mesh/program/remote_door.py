@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from monarch_hpc.actor.future import Future
@@ -10,6 +10,7 @@ from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.death_causes import program_of
 from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.mesh.door import ProgramDoor, block
+from monarch_hpc.mesh.healing.revivals import Healing
 from monarch_hpc.mesh.output.choice import LogChoice
 from monarch_hpc.mesh.plan import HostChoice, MeshOwner, ProcPlan, Started
 from monarch_hpc.mesh.program.requests import ProgramRequests, requests_of
@@ -37,6 +38,13 @@ class RemoteDoor(ProgramDoor):
             gone()
             return
         self._requests().stop_procs.call_one(mesh, "its owner ended").add_done_callback(lambda _done: gone())
+
+    def heal_procs(self, mesh: int, ranks: Sequence[int], timeout_s: float | None, *, respawn: bool) -> Future[Healing]:
+        """Raise `RuntimeError`: only the program knows what its actors were made of."""
+        raise RuntimeError(
+            "only the program can heal procs, and this is one of its procs: an actor that starts procs learns of their "
+            "deaths in __supervise__, and can spawn others"
+        )
 
     def procs(self, mesh: int) -> tuple[str, dict[int, ProcRef]]:
         """The name of a mesh of procs, and its procs by rank."""

@@ -24,6 +24,7 @@ from monarch_hpc.mesh.program.link_report import LinkReport, summarize
 from monarch_hpc.mesh.program.links import Links
 from monarch_hpc.mesh.program.opening import Opened, find_own_rank
 from monarch_hpc.mesh.program.own_tables import own_tables
+from monarch_hpc.mesh.program.replacing import make_revivals, tell_replacements
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.flag import Flag
 from monarch_hpc.wire.control.allocation import HostEnded, HostEntry
@@ -98,7 +99,9 @@ class Tenancy:
         self.given_up: set[int] = set()
         self.dismiss: Callable[[Collection[int]], None] = lambda _ranks: None
         self.procs: dict[ProcKey, ProcRef] = {}
-        self.fleet = Fleet(engine, self.run, config.procs, runtime.incarnations, self.send, numbers)
+        self.revivals = make_revivals(runtime, deaths, config.procs.start_s, lambda: self.fleet, self.report_failure)
+        self.fleet = Fleet(engine, self.run, config.procs, runtime.incarnations, self.send, numbers, self.revivals)
+        self.heal_s = config.procs.heal_s
         self.logs = LogRequests(self.run, config.logs, engine, printer, self.send)
         self.head: FrameChannel | None = None
         self._runtime = runtime
@@ -187,7 +190,8 @@ class Tenancy:
                 self._on_ready(message)
             case SpawnFailed():
                 host = self.hosts[message.proc.host].name
-                self.fleet.on_failed(message.mesh, SpawnError(host, message.cause, message.last_lines))
+                failure = SpawnError(host, message.cause, message.last_lines)
+                self.fleet.on_failed(message.mesh, failure, message.proc.rank)
             case ProcEnded():
                 self._on_ended(message)
             case ProcLife():
@@ -257,9 +261,11 @@ class Tenancy:
 
         def connected(result: FrameChannel | TransportError) -> None:
             if isinstance(result, TransportError):
-                self.fleet.on_failed(proc.mesh, SpawnError(proc.host, f"it runs, but cannot be reached: {result}"))
+                failure = SpawnError(proc.host, f"it runs, but cannot be reached: {result}")
+                self.fleet.on_failed(proc.mesh, failure, proc.rank)
                 return
             self._report.changed()
+            tell_replacements(self._runtime, result)
             self._links.introduce(result, lambda: self.fleet.on_reached(proc))
 
         self._runtime.node.dial(proc.addresses, proc.incarnation, connected, self.allocation)
@@ -269,40 +275,55 @@ class Tenancy:
         if proc is None:
             return
         self._printer.flush_soon()
-        reason = self.fleet.reason(ended.mesh)
+        reason, again = self.fleet.reason(ended.mesh), False
         cause = (f"it was stopped: {reason}" if reason else "it was stopped") if ended.expected else ended.cause
-        if not ended.expected:
-            lines = "".join(f"\n    {line}" for line in ended.last_lines)
-            self._printer.put(f"monarch-hpc: proc {proc.rank} on {self._place(proc.host)} died: {cause}\n")
-            cause += f"; it wrote last:{lines}" if lines else ""
+        if ended.expected:
+            self.revivals.on_death(proc, cause, final=True)
+        else:
+            words = f"monarch-hpc: proc {proc.rank} on {self._place(proc.host)} died: {cause}"
+            cause, again = self.revivals.on_death(proc, cause, succeeded=ended.succeeded, last_lines=ended.last_lines)
+            self._printer.put(f"{words}; it is started again\n" if again else f"{words}\n")
             self.fleet.on_failed(ended.mesh, SpawnError(proc.host, cause))
-        self._record_death(proc, cause, expected=ended.expected)
+        handled = again or self.fleet.ends_with_policy(proc.mesh)
+        self._record_death(proc, cause, expected=ended.expected, handled=handled)
 
     def _place(self, host: str) -> str:
         """A host in words; with the allocation if the program has several."""
         return f"{host} of {self.name}" if self._links.needed else host
 
-    def _record_death(self, proc: ProcRef, cause: str, *, expected: bool = False, host_lost: bool = False) -> None:
+    def _record_death(
+        self, proc: ProcRef, cause: str, *, expected: bool = False, host_lost: bool = False, handled: bool = False
+    ) -> None:
         node = self._runtime.node
-        self._deaths.record(proc.incarnation, cause, expected=expected, host_lost=host_lost)
+        self._deaths.record(proc.incarnation, cause, expected=expected, host_lost=host_lost, handled=handled)
         node.bar(proc.incarnation, cause)
         self._links.forget(proc.incarnation)
         self._report.changed()
         channel = node.channels.get(proc.incarnation)
         if channel is not None:
             channel.give_up(cause)
-        owner = None if expected else self.fleet.owner_of(proc.mesh)
+        owner = None if expected or handled else self.fleet.owner_of(proc.mesh)
         self._died(proc.incarnation)
         if owner is not None:
             self._report_to_owner(owner, proc, cause)
 
+    def report_failure(self, proc: ProcRef, cause: str) -> None:
+        """Report that a dead proc, whose death a restart was to mend, stays dead."""
+        owner = self.fleet.owner_of(proc.mesh)
+        if owner is not None:
+            self._report_to_owner(owner, proc, cause)
+        else:
+            self._runtime.failures.unhandled(self._failure_of(proc, cause))
+
+    def _failure_of(self, proc: ProcRef, cause: str) -> MeshFailure:
+        name = self.fleet.name_of(proc.mesh) or "procs"
+        return MeshFailure(name, proc.rank, f"proc {proc.rank} of {name} on {self._place(proc.host)}", cause)
+
     def _report_to_owner(self, owner: MeshOwner, proc: ProcRef, cause: str) -> None:
         """Report the death of a proc to the actor that started it."""
-        name = self.fleet.name_of(proc.mesh) or "procs"
-        failure = MeshFailure(name, proc.rank, f"proc {proc.rank} of {name} on {self._place(proc.host)}", cause)
         line = self._runtime.connections.open_line(owner.proc)
         if line is not None:
-            self._runtime.replier.report(line, owner.actor, proc.mesh, failure)
+            self._runtime.replier.report(line, owner.actor, proc.mesh, self._failure_of(proc, cause))
 
     def _on_host_lost(self, host: int, cause: str) -> None:
         name = self._place(self.hosts[host].name)
@@ -311,6 +332,8 @@ class Tenancy:
         for key, proc in list(self.procs.items()):
             if proc.host_rank == host:
                 del self.procs[key]
-                self._record_death(proc, f"host {name} is lost: {cause}", host_lost=True)
+                lost = f"host {name} is lost: {cause}"
+                self.revivals.on_death(proc, lost, final=True)
+                self._record_death(proc, lost, host_lost=True)
         self.fleet.on_host_lost(host, cause)
         self.logs.forget(host)

@@ -14,6 +14,7 @@ __all__ = [
     "ProcHello",
     "ProcLife",
     "ProcReady",
+    "ProcReplaced",
     "ProcReport",
     "ProcsStopped",
     "SpawnFailed",
@@ -48,6 +49,7 @@ class SpawnProcs(Message):
         python: interpreter of the procs; empty for the agent's own.
         mpi: plugin of the step whose tasks the procs are; empty if they are not tasks of a step.
         restarts: number of earlier procs of these ranks, the last of which these replace, on any host.
+        ranks: ranks in the mesh to start, of those that the other fields give; empty for all of them.
     """
 
     run: str
@@ -69,6 +71,12 @@ class SpawnProcs(Message):
     python: str = ""
     mpi: str = ""
     restarts: int = 0
+    ranks: list[int] = field(default_factory=list)
+
+    def ranks_on(self, host: int) -> list[int]:
+        """The ranks in the mesh of the procs that *host* starts."""
+        first = self.first_rank[self.hosts.index(host)]
+        return [rank for rank in range(first, first + self.per_host) if not self.ranks or rank in self.ranks]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +126,16 @@ class SpawnFailed(ProcReport):
 
 @dataclass(frozen=True, slots=True)
 class ProcEnded(ProcReport):
-    """Agent to controller: a proc has ended. *expected* after `StopProcs`; *cause* describes why."""
+    """Agent to controller: a proc has ended. *expected* after `StopProcs`; *cause* describes why.
+
+    Args:
+        succeeded: whether it has ended by itself, with exit code 0.
+    """
 
     expected: bool
     cause: str
     last_lines: list[str]
+    succeeded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +150,28 @@ class ProcLife(ProcReport):
     life: str
     stopped_s: float
     dead_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ProcReplaced(Message):
+    """Program to proc: a proc has replaced another one; calls to its rank go to it from here on.
+
+    The other fields are those of `actor.messages.proc_ref.ProcRef`.
+
+    Args:
+        actors: numbers of the actors that have been made again in it.
+    """
+
+    mesh: int
+    rank: int
+    host: str
+    host_rank: int
+    pid: int
+    incarnation: int
+    addresses: list[str]
+    restarts: int
+    allocation: str
+    actors: list[int]
 
 
 @dataclass(frozen=True, slots=True)

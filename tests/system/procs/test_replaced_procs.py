@@ -105,7 +105,7 @@ def test_a_proc_that_replaces_one_of_another_host_gets_no_casts_meant_for_that(
 
         # What a restart will send; the program's own table is as it was.
         order = tenancy.fleet._spawn_message(tenancy.fleet._meshes[old.mesh])
-        elsewhere = replace(order, hosts=[0], first_rank=[3], per_host=1, restarts=1)
+        elsewhere = replace(order, hosts=[0], first_rank=[2], ranks=[3], restarts=1)
         controller.engine.call_soon(lambda: tenancy.send(elsewhere))
         key = ProcKey(tenancy.run, old.mesh, 3, 0)
         wait_until("the new proc", lambda: key in tenancy.procs)
