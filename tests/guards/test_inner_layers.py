@@ -24,7 +24,8 @@ INNER = {
     ),
     "attach": (
         {"job_end"},
-        {"attach", "embedded", "workers"},
+        {"sql"},
+        {"attach", "embedded", "sql_engine", "workers"},
         {"local_agents", "slurm_relay"},
     ),
     "actor": (
