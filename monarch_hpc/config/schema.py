@@ -207,6 +207,14 @@ class LoginConfig:
 
 
 @dataclass(frozen=True)
+class SubmititConfig:
+    """Jobs of submitit on an allocation."""
+
+    idle_s: float
+    notice_s: float
+
+
+@dataclass(frozen=True)
 class Config:
     """The whole configuration."""
 
@@ -224,6 +232,7 @@ class Config:
     telemetry: RecordingConfig
     run: RunConfig
     login: LoginConfig
+    submitit: SubmititConfig
 
 
 @functools.cache

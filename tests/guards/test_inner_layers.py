@@ -23,9 +23,9 @@ INNER = {
         {"bootstrap_command", "output", "plan", "view"},
     ),
     "attach": (
-        {"job_end"},
+        {"job_end", "program_client"},
         {"attach", "embedded", "workers"},
-        {"local_agents", "slurm_relay"},
+        {"local_agents", "program_order", "slurm_relay"},
     ),
     "actor": (
         {"ports", "transports"},

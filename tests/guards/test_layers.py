@@ -15,7 +15,7 @@ from tests.guards.tree import ROOT, Module, When, imports, modules
 LAYERS = (
     {"testing"},
     {"cli"},
-    {"job"},
+    {"job", "submitit"},
     {"spmd", "rdma"},
     {"mesh"},
     {"attach"},
@@ -37,6 +37,7 @@ DOORS = {
     "pyarrow": {"wire.arrow"},
     "pytest": {"testing.fixtures"},
     "rich": {"cli.output"},
+    "submitit": {"submitit"},
     "torch": {"mesh.scripts.spmd", "rdma.tensors", "rdma.trees.tensors", "wire.tensors"},
     "yaml": {"config"},
 }
@@ -85,6 +86,11 @@ ENVIRON_DOORS = {
     "slurm.requeue",
     # The variables that torchrun would set.
     "spmd",
+    # Those of a task say which one it is.
+    "submitit.environment",
+    "submitit.fork_server",
+    # What fork servers inherit are the marks of its proc.
+    "submitit.runner",
     "testing",
     # UCX can only be configured by variables.
     "transport.ucx.fabric",

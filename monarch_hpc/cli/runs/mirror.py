@@ -9,7 +9,7 @@ import queue
 import threading
 from collections.abc import Callable
 
-from monarch_hpc.cli.runs.client import ProgramClient
+from monarch_hpc.attach.program_client import ProgramClient
 from monarch_hpc.wire.control.programs import MAX_INPUT_BYTES, ProgramOutput
 
 __all__ = ["InputThread", "Mirror"]
