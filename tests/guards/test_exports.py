@@ -72,7 +72,7 @@ def test_the_package_alone_brings_nothing_but_its_lazy_face() -> None:
 def test_procs_load_nothing_of_us_with_their_users_modules() -> None:
     """The zygote has loaded all modules that actors import from us, so that no proc spends time on that."""
     entry = f"import {DEFAULT_ENTRY.partition(':')[0]}, {', '.join(LATER)}"
-    of_programs = {"attach_to_workers", "on_deadline", "requeue", "run_worker_loop_forever", "seconds_left"}
+    of_programs = {"attach_to_workers", "batch", "on_deadline", "requeue", "run_worker_loop_forever", "seconds_left"}
     names = ", ".join(sorted(set(monarch_hpc.__all__) - of_programs))
     assert loaded_by(f"{entry}\nfrom monarch_hpc import {names}") == loaded_by(entry)
 

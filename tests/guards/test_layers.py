@@ -86,6 +86,8 @@ ENVIRON_DOORS = {
     "slurm.requeue",
     # The variables that torchrun would set.
     "spmd",
+    # The batch job of a function gets the environment of the program that submits it.
+    "submitit.batch",
     # Those of a task say which one it is.
     "submitit.environment",
     "submitit.fork_server",
