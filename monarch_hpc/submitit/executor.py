@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -9,15 +10,19 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from submitit.core import core, utils
 
 from monarch_hpc.core.arguments import check_number
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import AllocationError
 from monarch_hpc.submitit.environment import CLUSTER
 from monarch_hpc.submitit.job import MonarchHpcJob
 from monarch_hpc.submitit.submission import Submission, write_submission
+
+if TYPE_CHECKING:
+    from monarch_hpc.config.schema import Config
 
 __all__ = ["MonarchHpcExecutor"]
 
@@ -39,6 +44,15 @@ _DEFAULTS: Mapping[str, object] = {
     "signal_delay_s": None,
 }
 """The parameters with submitit's defaults; None for the one of the configuration."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """An allocation and its configuration."""
+
+    name: str
+    directory: Path
+    config: Config
 
 
 class MonarchHpcExecutor(core.Executor):
@@ -64,6 +78,7 @@ class MonarchHpcExecutor(core.Executor):
         self.max_num_timeout = max_num_timeout
         self.max_pickle_size_gb = max_pickle_size_gb
         self._allocation = allocation
+        self._found: _Found | None = None
 
     @classmethod
     def name(cls) -> str:
@@ -108,8 +123,8 @@ class MonarchHpcExecutor(core.Executor):
     def _internal_process_submissions(
         self, delayed_submissions: Sequence[utils.DelayedSubmission]
     ) -> list[core.Job[Any]]:
-        name, directory = _find_allocation(self._allocation)
-        submission = self._plan(name, directory, len(delayed_submissions))
+        found = self._found = _find_allocation(self._allocation, self._found)
+        submission = self._plan(found, len(delayed_submissions))
         tasks = range(submission.num_hosts * submission.tasks_per_host)
         submission.place.mkdir(parents=True, exist_ok=True)
         jobs = [MonarchHpcJob[Any](self.folder, submission.job_id(index), tasks) for index in submission.indices]
@@ -133,10 +148,8 @@ class MonarchHpcExecutor(core.Executor):
                 "and arguments as pickles; if that is meant, set executor.max_pickle_size_gb"
             )
 
-    def _plan(self, name: str, directory: Path, num_jobs: int) -> Submission:
-        from monarch_hpc.allocation.settings import read_config
-
-        config = read_config(directory)
+    def _plan(self, found: _Found, num_jobs: int) -> Submission:
+        config, directory = found.config, found.directory
         chosen: dict[str, Any] = {**_DEFAULTS, **self.parameters}
         timeout_s = 60.0 * chosen["timeout_min"]
         notice_s = config.submitit.notice_s if chosen["signal_delay_s"] is None else float(chosen["signal_delay_s"])
@@ -156,28 +169,31 @@ class MonarchHpcExecutor(core.Executor):
             argv=(config.agent.python or sys.executable,),
             cwd=os.getcwd(),
             environment=str(_write_environment(directory)),
-            allocation=name,
+            allocation=found.name,
             directory=str(directory),
             run="",
         )
 
 
-def _find_allocation(name: str | None) -> tuple[str, Path]:
-    """The name and the directory of an allocation.
+def _find_allocation(name: str | None, last: _Found | None) -> _Found:
+    """Return the allocation called *name*; the *last* one found while it lasts.
 
     Raises:
         AllocationError: there is none, there are several, or it has ended.
     """
+    from monarch_hpc.allocation.ready import check_allocation
+    from monarch_hpc.allocation.settings import read_config
     from monarch_hpc.config.program import read_program
     from monarch_hpc.mesh.program.opening import find_only, open_named
 
-    if name is None:
-        own = read_program().directory
-        if own is not None:
-            return own.name, own
-        name = find_only()
-    directory, name = open_named(name)
-    return name, directory
+    if last is not None:
+        with contextlib.suppress(AllocationError):
+            check_allocation(last.directory)
+            return last
+    directory = read_program().directory
+    if name is not None or directory is None:
+        directory, name = open_named(name or find_only())
+    return _Found(name or directory.name, directory, read_config(directory))
 
 
 def _write_environment(directory: Path) -> Path:

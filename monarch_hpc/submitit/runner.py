@@ -31,6 +31,11 @@ __all__ = ["Report", "Runner"]
 _KEEP = 4
 """Fork servers without a task that are kept for the next one: each has some 40 MB, and starts in half a second."""
 
+_TRIES = 3
+
+_LAST_BYTES = 1000
+"""Longest quotation of what a fork server that has ended wrote to its error stream."""
+
 _log = Logger(__name__)
 
 Report = tuple[JobKey, TaskEnd]
@@ -71,11 +76,13 @@ class _ForkServer:
         found = read_json(Path(variables))
         environment = {str(name): str(value) for name, value in found.items()} if isinstance(found, dict) else {}
         # The folder is the jobs' own, and `python -m` looks for modules there first, as it does in submitit's jobs.
+        self._words = os.memfd_create("submitit-words")
         self._process = launch(
             ["/bin/sh", "-c", 'cd "$0" && exec "$@"', cwd, *argv, "-u", "-m", "monarch_hpc.submitit.fork_server"],
             {**environment, **marks},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=self._words,
             new_session=True,
         )
         self._ended = ended
@@ -141,13 +148,17 @@ class _ForkServer:
                 self._send(task, signal.SIGKILL, group=True)  # the processes that it has left behind
             self._ended(task, answer.get("problem") or _words(answer["code"]))
         code = self._process.wait()
+        size = os.fstat(self._words).st_size
+        last = os.pread(self._words, _LAST_BYTES, max(0, size - _LAST_BYTES)).decode(errors="replace").strip()
+        os.close(self._words)
         self.close()
         self._process.stdout.close()
         self._over()
         with self._lock:
             left, self.tasks = list(self.tasks.values()), {}
         for task in left:
-            self._ended(task, f"the process that starts the tasks has ended: {_words(code) or 'exit code 0'}")
+            problem = f"the process that starts the tasks has ended: {_words(code) or 'exit code 0'}"
+            self._ended(task, f"{problem}; it wrote last:\n{last}" if last else problem)
 
 
 class Runner(Actor):
@@ -194,9 +205,11 @@ class Runner(Actor):
             return TaskOrder(key, submission.folder, variables, out, out if submission.merged else str(paths.stderr))
 
         place = (submission.argv, submission.cwd, submission.environment)
-        while not self._server(place).start(task, line):
-            with self._lock:
-                self._servers.pop(place, None)
+        for _ in range(_TRIES):
+            if self._server(place).start(task, line):
+                return
+            self._forget(place)
+        raise OSError("the process that starts the tasks ends at once; 'monarch-hpc logs' has its words")
 
     def _server(self, place: Place) -> _ForkServer:
         with self._lock:
