@@ -49,7 +49,7 @@ class ServiceAnswer:
         return json.dumps(dataclasses.asdict(self))
 
 
-def decode_request(line: str) -> ServiceRequest | None:
+def decode_request(line: str | bytes) -> ServiceRequest | None:
     """Read a line of a client; None if it is not a request."""
     fields = _fields(line)
     texts = [fields.get(name, "") for name in ("ticket", "verb", "submission", "path")]

@@ -7,6 +7,7 @@ them, and ends when it has had no job for a while. Users see the states of jobs 
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import signal
 import sys
@@ -44,6 +45,7 @@ __all__ = ["main"]
 _MARKS = (COOKIE, HOST_COOKIE, RUN_COOKIE)
 _GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
 _NAME = "submitit-"
+_CHUNK = 1 << 16
 
 
 class _Lost:
@@ -121,14 +123,18 @@ class JobService:
     # ---- events ----
 
     def _read(self) -> None:
-        for line in sys.stdin:
-            request = decode_request(line)
-            if request is not None:
+        # Not from sys.stdin: the interpreter would wait at its end for the lock that this thread holds.
+        rest = b""
+        while data := os.read(0, _CHUNK):
+            *lines, rest = (rest + data).split(b"\n")
+            for request in filter(None, map(decode_request, lines)):
                 self._events.put(request)
 
     def _listen(self, receiver: PortReceiver[Report]) -> None:
-        for report in receiver:
-            self._events.put(report)
+        with contextlib.suppress(MonarchError, RuntimeError):  # the end of this program
+            for report in receiver:
+                self._events.put(report)
+        self._events.put(_Stop())
 
     def _on_fault(self, failure: MeshFailure) -> None:
         print(f"a host is lost to submitit's jobs: {failure}", file=sys.stderr, flush=True)
