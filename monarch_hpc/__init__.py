@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from monarch_hpc.mesh.workers import attach_to_workers, run_worker_loop_forever
     from monarch_hpc.slurm.requeue import requeue
     from monarch_hpc.supervision.policy import Restart
+    from monarch_hpc.submitit.batch import batch
 
 _HOMES = {
     "Accumulator": "mesh.calls.accumulator",
@@ -97,6 +98,7 @@ _HOMES = {
     "__version__": "core.version",
     "attach": "mesh.current",
     "attach_to_workers": "mesh.workers",
+    "batch": "submitit.batch",
     "clear_runtime_config": "config.runtime_layer",
     "concurrent_endpoint": "actor.endpoint",
     "configure": "config.runtime_layer",
@@ -163,6 +165,7 @@ __all__ = [
     "__version__",
     "attach",
     "attach_to_workers",
+    "batch",
     "clear_runtime_config",
     "concurrent_endpoint",
     "configure",

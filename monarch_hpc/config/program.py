@@ -16,6 +16,7 @@ __all__ = [
     "RUN_VARIABLE",
     "ProgramSettings",
     "find_parents_allocation",
+    "own_environment",
     "own_import_path",
     "own_slurm_ids",
     "own_variables",
@@ -86,6 +87,11 @@ def own_slurm_ids() -> SlurmIds:
 def own_variables(names: Iterable[str]) -> dict[str, str]:
     """The variables among *names* that are set in this process."""
     return {name: os.environ[name] for name in names if name in os.environ}
+
+
+def own_environment() -> dict[str, str]:
+    """All variables of this process but those that name its allocation, for programs on other ones."""
+    return without_program(os.environ)
 
 
 def own_import_path() -> dict[str, str]:

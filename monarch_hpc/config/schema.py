@@ -213,6 +213,14 @@ class LoginConfig:
 
 
 @dataclass(frozen=True)
+class SubmititConfig:
+    """Jobs of submitit on an allocation."""
+
+    idle_s: float
+    notice_s: float
+
+
+@dataclass(frozen=True)
 class Config:
     """The whole configuration."""
 
@@ -230,6 +238,7 @@ class Config:
     telemetry: RecordingConfig
     run: RunConfig
     login: LoginConfig
+    submitit: SubmititConfig
 
 
 @functools.cache

@@ -23,10 +23,10 @@ INNER = {
         {"bootstrap_command", "healing.revivals", "output", "plan", "view"},
     ),
     "attach": (
-        {"job_end"},
+        {"job_end", "program_client"},
         {"sql"},
         {"attach", "embedded", "sql_engine", "workers"},
-        {"local_agents", "slurm_relay"},
+        {"local_agents", "program_order", "slurm_relay"},
     ),
     "actor": (
         {"ports", "spans", "transports"},

@@ -15,7 +15,7 @@ from tests.guards.tree import ROOT, Module, When, imports, modules
 LAYERS = (
     {"testing"},
     {"cli"},
-    {"job"},
+    {"job", "submitit"},
     {"spmd", "rdma"},
     {"mesh"},
     {"attach"},
@@ -38,6 +38,7 @@ DOORS = {
     "pyarrow": {"attach.sql", "attach.sql_engine", "wire.arrow"},
     "pytest": {"testing.fixtures"},
     "rich": {"cli.output"},
+    "submitit": {"submitit"},
     "torch": {"mesh.scripts.spmd", "rdma.tensors", "rdma.trees.tensors", "wire.tensors"},
     "yaml": {"config"},
 }
@@ -86,6 +87,13 @@ ENVIRON_DOORS = {
     "slurm.requeue",
     # The variables that torchrun would set.
     "spmd",
+    # The batch job of a function gets the environment of the program that submits it.
+    "submitit.batch",
+    # Those of a task say which one it is.
+    "submitit.environment",
+    "submitit.fork_server",
+    # What fork servers inherit are the marks of its proc.
+    "submitit.runner",
     "testing",
     # UCX can only be configured by variables.
     "transport.ucx.fabric",

@@ -15,6 +15,7 @@ EXEMPT = {
     "job.execute": "the user's command, which finds the files beside it, or those of its folder with -m",
     "mesh.bootstrap_command": "compared with the value that a Monarch program passes, never started",
     "agent.procs.mpi_step": "an argument of task.sh, and shown to the user",
+    "submitit.executor": "the user's jobs, which find the modules of their working folder, as submitit's do",
     "testing.slurmlab.lab": "as users would start it, on a test machine",
     "testing.slurmlab.openings": "only its path is used, it is not started",
 }

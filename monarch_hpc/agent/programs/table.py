@@ -22,6 +22,7 @@ from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.control.programs import (
     AT_END,
     MAX_INPUT_BYTES,
+    RUN_EXISTS,
     InputTaken,
     ProgramEnded,
     ProgramStarted,
@@ -146,7 +147,7 @@ class Programs:
         if self._leaving:
             problem = "the allocation is being released"
         elif order.run in self._entries:
-            problem = f"run {order.run} exists already"
+            problem = RUN_EXISTS.format(run=order.run)
         if problem:
             send(refuse(order, problem))
             return

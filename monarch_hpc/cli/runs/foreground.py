@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from monarch_hpc.allocation.ready import check_allocation
+from monarch_hpc.attach.program_order import plan_order
 from monarch_hpc.cli.output import Console
-from monarch_hpc.cli.runs.order import plan_order
 from monarch_hpc.cli.runs.place import OnInterrupt
 from monarch_hpc.cli.runs.session import Outcome, Session, tell_detached
 from monarch_hpc.cli.runs.terminal import Terminal, has_terminal, input_waits

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from monarch_hpc.allocation.programs import read_exit
 from monarch_hpc.allocation.ready import check_allocation
+from monarch_hpc.attach.program_client import ProgramClient
 from monarch_hpc.cli.output import Console
-from monarch_hpc.cli.runs.client import ProgramClient
 from monarch_hpc.cli.runs.files import show_files
 from monarch_hpc.cli.runs.mirror import InputThread, Mirror
 from monarch_hpc.cli.runs.place import OnInterrupt

@@ -29,6 +29,7 @@ __all__ = [
     "scrubbed",
     "show_job_argv",
     "show_nodes_argv",
+    "signal_batch_argv",
     "submit_argv",
     "submit_next_argv",
     "test_only_argv",
@@ -132,6 +133,11 @@ def submit_next_argv(script: Path, job_id: str) -> tuple[str, ...]:
 def requeue_argv(job_id: str) -> tuple[str, ...]:
     """End a running batch job, and put it back into the queue."""
     return ("scontrol", "requeue", str(job_id))
+
+
+def signal_batch_argv(job_id: int, signal: int) -> tuple[str, ...]:
+    """Send the batch script of a job a signal, and no step of it."""
+    return ("scancel", "--batch", f"--signal={signal}", str(job_id))
 
 
 def write_script_argv(job_id: str, path: Path) -> tuple[str, ...]:

@@ -33,6 +33,7 @@ from monarch_hpc.slurm.commands.argv import (
     scrubbed,
     show_job_argv,
     show_nodes_argv,
+    signal_batch_argv,
     submit_argv,
     submit_next_argv,
     test_only_argv,
@@ -243,6 +244,14 @@ class SlurmClient:
             SlurmCommandError: Slurm refused, as it does for jobs with ``--no-requeue``.
         """
         self._run(requeue_argv(job_id))
+
+    def signal_batch(self, job_id: int, signal: int) -> None:
+        """Send the batch script of a running job a signal.
+
+        Raises:
+            SlurmCommandError: Slurm refused, as the job does not run.
+        """
+        self._run(signal_batch_argv(job_id, signal))
 
     def write_script(self, job_id: str, path: Path) -> None:
         """Write the batch script of a job to *path*."""

@@ -9,6 +9,7 @@ __all__ = [
     "AT_END",
     "MAX_INPUT_BYTES",
     "MAX_READ_BYTES",
+    "RUN_EXISTS",
     "InputTaken",
     "OutputPart",
     "ProgramEnded",
@@ -30,6 +31,9 @@ MAX_READ_BYTES = 256 << 10
 
 MAX_INPUT_BYTES = 64 << 10
 """Most input in one message, and so in the agent's memory for each client: as much as a pipe holds."""
+
+RUN_EXISTS = "run {run} exists already"
+"""Why a second program of a run is refused: by this, a client knows that another one was first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A command's connection to the head's agent about one program."""
+"""A client's connection to the head's agent about one program."""
 
 from __future__ import annotations
 
