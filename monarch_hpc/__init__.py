@@ -56,8 +56,8 @@ if TYPE_CHECKING:
     from monarch_hpc.mesh.value import ValueMesh
     from monarch_hpc.mesh.workers import attach_to_workers, run_worker_loop_forever
     from monarch_hpc.slurm.requeue import requeue
-    from monarch_hpc.supervision.policy import Restart
     from monarch_hpc.submitit.batch import batch
+    from monarch_hpc.supervision.policy import Restart
 
 _HOMES = {
     "Accumulator": "mesh.calls.accumulator",

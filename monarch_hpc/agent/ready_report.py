@@ -14,12 +14,12 @@ __all__ = ["report_ready"]
 _log = Logger(__name__)
 
 
-def report_ready(args: AgentArgs, hosts: list[HostEntry], missing: dict[int, str]) -> None:
-    """Write ``ready.json``; *missing* has the reason for each rank whose agent has not joined."""
+def report_ready(args: AgentArgs, term: int, hosts: list[HostEntry], missing: dict[int, str]) -> None:
+    """Write ``ready.json`` as the head of *term*; *missing* has the reason for each rank whose agent has not joined."""
     names = [_name(args, rank) for rank in missing]
     for rank, why in missing.items():
         _log.warning("%s is missing: %s", _name(args, rank), why)
-    ready = make_ready(args.allocation, args.job_id, hosts, names)
+    ready = make_ready(args.allocation, args.job_id, hosts, names, args.rank, term)
     try:
         write_ready(args.folder, ready)
         if args.ready_fd >= 0:

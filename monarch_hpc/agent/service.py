@@ -1,4 +1,4 @@
-"""The agent's process: receives channels, and routes messages to the agent and, on the first host, to the head."""
+"""The agent's process: receives channels, and routes messages to the agent and, on one host, to the head."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ from monarch_hpc.agent.resources import cgroup
 from monarch_hpc.agent.resources.grant import Grant
 from monarch_hpc.agent.resources.shm_folder import make_segments
 from monarch_hpc.agent.termination import Termination
-from monarch_hpc.allocation import files as allocation_files
+from monarch_hpc.allocation.files import report_host
+from monarch_hpc.allocation.heads import HeadPlace, claim, read_head, write_head
 from monarch_hpc.config import Config
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.errors import FrameError, TransportError
@@ -61,7 +62,7 @@ _log = Logger(__name__)
 
 
 class Service:
-    """One agent, including the head on the first host; calls *finished* with an exit code when it ends.
+    """One agent, including the head on one of the hosts; calls *finished* with an exit code when it ends.
 
     Args:
         first_zygote: started before this module was loaded.
@@ -161,31 +162,33 @@ class Service:
         """Report to the head, or become the head.
 
         Raises:
-            AllocationError: the allocation already has a head.
+            AllocationError: another agent of the first host has claimed to be the head, and is not there yet.
         """
         self._zygotes.warm(self._first_zygote, self._config.procs.preload)
         if self._args.owns_job and (num_left := kill_leftovers(find_leftovers())):
             _log.warning("ended %d processes that an earlier allocation of yours had left here", num_left)
-        problem = allocation_files.report_host(self._args.folder, self._host_entry)
-        if self._args.rank == 0:
-            self._start_head(problem)
+        problem = report_host(self._args.folder, self._host_entry)
+        if self._args.rank == 0 and read_head(self._args.folder) is None:
+            claim(self._args.folder, f"process {os.getpid()} on {self._args.name}")
+            self._start_head(problem, term=1)
         else:
             self._find_head(problem)
 
-    def _start_head(self, problem: str) -> None:
+    def _start_head(self, problem: str, term: int) -> None:
         self._retention = Retention(self._args.directory, self._config.logs.keep_runs)
-        allocation_files.claim(self._args.folder, f"process {os.getpid()} on {self._args.name}")
         self._agent.join()
         head = self._head = Head(
             self._args.num_hosts,
             self._engine.clock,
             self._engine.call_later,
             self._config.agent.grace_s,
-            partial(report_ready, self._args),
+            partial(report_ready, self._args, term),
             self._on_all_left,
             open_witness,
             self._config.telemetry.max_answer_bytes,
             self._config.slurm.notice_s,
+            rank=self._args.rank,
+            term=term,
         )
         agent_link = LocalLink(lambda message: self._engine.call_soon(partial(self._on_order, message)), self._refused)
         self._head_link = LocalLink(
@@ -193,7 +196,7 @@ class Service:
         )
         self._engine.call_later(self._deadline.left_s(), head.on_bootstrap_deadline)
         self._forwarders[:] = self._host_entry.addresses
-        allocation_files.write_head(self._args.folder, self._host_entry.addresses)
+        write_head(self._args.folder, HeadPlace(term, self._args.rank, self._host_entry.addresses))
         head.on_join(agent_link, Join(self._host_entry, problem))
         self._idle = watch_idle(head, self._config, self._args, self._engine.call_later, self._engine.clock)
         self.termination.start_head(head.deadline)
@@ -210,12 +213,12 @@ class Service:
     def _find_head(self, problem: str) -> None:
         if self._leaving:
             return
-        addresses = allocation_files.read_head(self._args.folder)
-        if addresses is not None:
-            self._forwarders[:] = addresses
-            self._node.dial(addresses, 0, partial(self._dialled, problem))
+        head = read_head(self._args.folder)
+        if head is not None:
+            self._forwarders[:] = head.addresses
+            self._node.dial(head.addresses, 0, partial(self._dialled, problem))
         elif self._deadline.passed():
-            self._fail(f"no head after {self._deadline.timeout_s:.0f} s: {self._args.folder}/head.json is missing")
+            self._fail(f"no head after {self._deadline.timeout_s:.0f} s: {self._args.folder} has no head.<term>.json")
         else:
             self._engine.call_later(_POLL_S, partial(self._find_head, problem))
 

@@ -8,14 +8,13 @@
     runs/         output of procs
 
     attempts/<n>/ one for each start of the batch script; a requeued job has several:
-        granted.json  the job has begun       head.claim      one agent has become the head
-        head.json     the head's addresses    hosts/<n>.json  agent n has reported
+        granted.json  the job has begun       hosts/<n>.json  agent n has reported
         ready.json    the agents are ready    released.json   the head ends the allocation, and why
         ended.json    the batch script has ended
         warned.json   the batch script has got Slurm's signal that the job ends soon
 
 Each of these files is written whole. An allocation that is not a Slurm job has the files of an attempt in the directory
-itself. `ready` has `ready.json`, and `settings` has `config.json`.
+itself. `heads` has the files of the head, `ready` has `ready.json`, and `settings` has `config.json`.
 """
 
 from __future__ import annotations
@@ -43,17 +42,14 @@ __all__ = [
     "RELEASED",
     "WARNED",
     "Granted",
-    "claim",
     "ended_path",
     "read_exit_status",
     "read_granted",
-    "read_head",
     "read_key",
     "read_released",
     "read_reported",
     "remove_key",
     "report_host",
-    "write_head",
     "write_host",
     "write_key",
     "write_released",
@@ -68,8 +64,6 @@ HOSTS = "hosts"
 WARNED = "warned.json"
 
 _KEY = "key"
-_CLAIM = "head.claim"
-_HEAD = "head.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,22 +114,6 @@ def remove_key(directory: Path) -> None:
     (directory / _KEY).unlink(missing_ok=True)
 
 
-def claim(folder: Path, text: str) -> None:
-    """Become the head of an attempt, of which there is only one.
-
-    Raises:
-        AllocationError: it already has a head.
-    """
-    path = folder / _CLAIM
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except FileExistsError as error:
-        holder = path.read_text(errors="replace").strip()
-        raise AllocationError(folder.name, f"has a head already: {holder}; this second agent ends") from error
-    with open(descriptor, "w") as file:
-        file.write(text)
-
-
 def write_host(folder: Path, entry: HostEntry, nonce: str) -> None:
     """Check that this host can write the shared directory, by reading back what it wrote.
 
@@ -171,22 +149,6 @@ def report_host(folder: Path, entry: HostEntry) -> str:
     except (OSError, ConfigError) as error:
         return f"cannot use the shared directory {folder} (config key 'paths.shared'): {error}"
     return ""
-
-
-def write_head(folder: Path, addresses: list[str]) -> None:
-    """Publish the head's addresses for the other agents."""
-    write_document(folder / _HEAD, {"addresses": addresses})
-
-
-def read_head(folder: Path) -> list[str] | None:
-    """Return the head's addresses; None while it has not written them."""
-    try:
-        # Listing the directory makes NFS revalidate it; otherwise a missing file may stay cached for a minute.
-        if _HEAD not in os.listdir(folder):
-            return None
-        return read_document(folder / _HEAD).texts("addresses")
-    except FileNotFoundError:
-        return None
 
 
 def read_granted(folder: Path) -> Granted:

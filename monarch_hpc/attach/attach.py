@@ -120,7 +120,7 @@ def join(node: Node, directory: Path, timeout_s: float | None = None) -> Attachm
     if ready.job_id is not None and "relay" in config.fabric.order:
         from monarch_hpc.attach.slurm_relay import SlurmRelay  # late: it imports the Slurm modules
 
-        relay = SlurmRelay(engine, ready.job_id, ready.names[0], config.agent.python, ended_path(directory))
+        relay = SlurmRelay(engine, ready.job_id, ready.head_name, config.agent.python, ended_path(directory))
     if role is Role.CONTROLLER:
         raise_file_limit()
         node.own_memory.cross_memory.use(config.fabric.order)
@@ -245,7 +245,7 @@ def free_hosts(directory: Path, ranks: Sequence[int], timeout_s: float) -> dict[
     """End all procs and the agents on some hosts of an allocation, which goes on without them.
 
     Args:
-        ranks: the hosts; not the first one.
+        ranks: the hosts; not the head's.
         timeout_s: time between SIGTERM and SIGKILL of procs.
 
     Returns:

@@ -67,7 +67,7 @@ def test_a_requeued_allocation_is_used_again(requeued: Alice) -> None:
     assert {path.name for path in second.iterdir()} == {
         "granted.json",
         "head.claim",
-        "head.json",
+        "head.1.json",
         "hosts",
         "ready.json",
     }

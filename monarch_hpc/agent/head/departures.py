@@ -90,8 +90,10 @@ class Departures:
         problem = ""
         if self._state.shutting_down is not None:
             problem = "the allocation is being released"
-        elif 0 in order.hosts:
-            problem = "the first host cannot leave: the head and the batch script are there"
+        elif self._state.rank in order.hosts:
+            problem = f"host {self._state.rank} cannot leave: the head is there"
+        elif 0 in order.hosts and 0 in roster.linked():
+            problem = "host 0 cannot leave: the batch script is there"
         elif strange := sorted(set(order.hosts) - known):
             problem = f"host {strange[0]} is not in the allocation"
         if problem:

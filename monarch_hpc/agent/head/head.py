@@ -19,6 +19,7 @@ from monarch_hpc.agent.head.request_checks import problem_of, problem_of_links, 
 from monarch_hpc.agent.head.roster import HostRoster, HostSlot
 from monarch_hpc.agent.head.runs import OpenWitness, RunPeers, report
 from monarch_hpc.agent.head.state import HeadState, RunState, apply
+from monarch_hpc.core.ids import first_member
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.supervision.lease import Liveness
 from monarch_hpc.telemetry.clock import realtime_ns
@@ -76,6 +77,8 @@ class Head:
         max_answer_bytes: config key `telemetry.max_answer_bytes`.
         notice_s: config key `slurm.notice_s`.
         journal: called with each event after it has changed `state`.
+        rank: rank of the head's host.
+        term: number of the head's term.
     """
 
     def __init__(
@@ -90,6 +93,9 @@ class Head:
         max_answer_bytes: int,
         notice_s: float,
         journal: Callable[[events.Event], None] = lambda _event: None,
+        *,
+        rank: int = 0,
+        term: int = 1,
     ) -> None:
         self._clock = clock
         self._later = later
@@ -97,7 +103,7 @@ class Head:
         self._changed = changed
         self._open_witness = open_witness
         self._journal = journal
-        self.state = HeadState(HostRoster(num_hosts))
+        self.state = HeadState(HostRoster(num_hosts), rank=rank, term=term, num_attached=first_member(term))
         self._run_peers: dict[str, RunPeers] = {}
         self._peers = HeadPeers()
         self._questions = HeadQuestions(self.state, self._peers, self._run_peers, later, max_answer_bytes)

@@ -134,6 +134,7 @@ def report(
         {
             "rank": slot.entry.rank,
             "name": slot.entry.name,
+            "head": slot.entry.rank == state.rank,
             "state": "lost" if slot.peer is None else slot.life.value,
             "problem": slot.problem or slot.cause,
             "drained": slot.drained,

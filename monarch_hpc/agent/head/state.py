@@ -79,7 +79,9 @@ class HeadState:
     """The state of a head.
 
     Attributes:
-        num_attached: number of requests to open or attach to a run.
+        rank: rank of the head's host.
+        term: number of the head's term.
+        num_attached: number of the last member, see `core.ids.first_member`: requests to open or attach to a run.
         past_deadline: whether the head has stopped waiting for agents.
         shutting_down: hosts that have not reported how many processes are left; None before the end.
         left: number of processes left by host, see `HostEmptied`.
@@ -89,6 +91,8 @@ class HeadState:
     runs: dict[str, RunState] = field(default_factory=dict)
     num_attached: int = 0
     past_deadline: bool = False
+    rank: int = 0
+    term: int = 1
     shutting_down: set[int] | None = None
     left: dict[str, int] = field(default_factory=dict)
 

@@ -35,8 +35,8 @@ class _Plan:
 def command(name: str | None, num_hosts: int, force: bool) -> int:
     """Give some hosts of an allocation back to Slurm.
 
-    Lost hosts go first, then those without procs, the last ones first; the first host stays. Their agents end before
-    Slurm gets them.
+    Lost hosts go first, then those without procs, the last ones first; the first host and the head's
+    stay. Their agents end before Slurm gets them.
     """
     config = load_for_command({}).config
     allocations = Allocations.open(config)
@@ -96,8 +96,9 @@ def plan_shrink(name: str, hosts: Sequence[Mapping[str, object]], num_hosts: int
         raise AllocationError(name, f"has {len(named)} hosts, fewer than {num_hosts}; an allocation cannot grow")
     procs = {int(str(host["rank"])): int(str(host["procs"])) for host in hosts}
     usable = {int(str(host["rank"])): host["state"] != "lost" and not host["problem"] for host in hosts}
-    # The head and the batch script are on the first host.
-    worth = sorted(named, key=lambda rank: (rank == 0, usable[rank], procs[rank] > 0, -rank))
+    head = {int(str(host["rank"])) for host in hosts if host["head"]}
+    # The batch script is on the first host.
+    worth = sorted(named, key=lambda rank: (rank in head, usable[rank], rank == 0, procs[rank] > 0, -rank))
     freed = sorted(worth[: len(named) - num_hosts])
     busy = [rank for rank in freed if procs[rank] and usable[rank]]
     if busy and not force:

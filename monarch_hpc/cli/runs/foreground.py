@@ -29,7 +29,7 @@ def run_on_host(
     *,
     detach: bool,
 ) -> Outcome:
-    """Start *argv* on the first host of allocation *name* in *directory*, and follow it unless *detach*.
+    """Start *argv* on the head's host of allocation *name* in *directory*, and follow it unless *detach*.
 
     Args:
         why: why it runs there, to be shown.
@@ -37,7 +37,7 @@ def run_on_host(
     Raises:
         AllocationError, VersionMismatch, TransportError: it cannot be started, or contact with it was lost for good.
     """
-    host = check_allocation(directory).names[0]
+    host = check_allocation(directory).head_name
     run = new_run_id()
     terminal = not detach and has_terminal()
     reads = not detach and (terminal or input_waits())

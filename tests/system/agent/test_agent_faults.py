@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_hpc.allocation.files import read_head
+from monarch_hpc.allocation.heads import read_head
 from monarch_hpc.allocation.ready import read_ready
 from monarch_hpc.allocation.settings import write_config
 from monarch_hpc.attach.attach import attach, query_status
@@ -259,13 +259,13 @@ def test_an_agent_that_cannot_begin_says_why(where: Path, key: bytes, rank: int,
     assert err.startswith(b"agent local%d: " % rank)
 
 
-def test_a_second_head_is_refused(where: Path) -> None:
+def test_a_second_agent_of_the_heads_host_is_refused(where: Path) -> None:
     with agent(where, 0, 1, b"k" * 32) as head:
         wait_until("ready.json", lambda: read_ready(where))
         with agent(where, 0, 1, b"k" * 32) as second:
             _, err = second.communicate(timeout=60)
-        assert second.returncode == 72
-        assert b"has a head already: process %d on local0" % head.pid in err
+        assert second.returncode == 1
+        assert b"host 0 has an agent already: process %d on local0" % head.pid in err
         assert query_status(where, 60.0) is not None
 
 

@@ -24,7 +24,7 @@ def test_what_is_no_time(text: str) -> None:
 
 
 def host(rank: int, procs: int = 0, state: str = "alive", problem: str = "") -> dict[str, object]:
-    return {"rank": rank, "name": f"n{rank}", "procs": procs, "state": state, "problem": problem}
+    return {"rank": rank, "name": f"n{rank}", "head": rank == 0, "procs": procs, "state": state, "problem": problem}
 
 
 def freed(hosts: list[dict[str, object]], num_hosts: int, *, force: bool = False) -> list[str]:
