@@ -19,10 +19,10 @@ from monarch_hpc.rdma.local import Local, allocation_of, check_types, look_at
 from monarch_hpc.rdma.remote_use import AskUse, MoveUse, after
 from monarch_hpc.rdma.shared import lay_over, map_memory
 from monarch_hpc.transport.memory.moves import Move
-from monarch_hpc.transport.memory.operations import Transfer
 from monarch_hpc.transport.memory.peer import Answered, MemoryPeer
 from monarch_hpc.transport.memory.places import Scattered
 from monarch_hpc.transport.memory.requests import WORD_BYTES, Change
+from monarch_hpc.transport.memory.transfer import Transfer
 
 __all__ = ["DEFAULT_TIMEOUT_S", "RDMABuffer", "lend_scattered", "rebuild"]
 

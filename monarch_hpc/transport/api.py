@@ -16,8 +16,8 @@ from monarch_hpc.transport.address import FORWARD_PREFIX, RELAY_PREFIX
 from monarch_hpc.transport.memory.key import Key
 from monarch_hpc.transport.memory.memory import Memory
 from monarch_hpc.transport.memory.moves import Moves
-from monarch_hpc.transport.memory.operations import Transfer
 from monarch_hpc.transport.memory.peer import MemoryPeer
+from monarch_hpc.transport.memory.transfer import Transfer
 from monarch_hpc.transport.sharing import SharedFrames
 from monarch_hpc.wire.frames import Frame
 

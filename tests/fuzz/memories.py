@@ -5,10 +5,13 @@ from __future__ import annotations
 import struct
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import cast
 
+from monarch_hpc.config.load import load
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.transport.memory.framed.lists import ListedPiece, pack_list
 from monarch_hpc.transport.memory.key import ID_BYTES, pack_span
 from monarch_hpc.transport.memory.own import OwnMemories
 from monarch_hpc.transport.memory.remote import RemoteMemories
@@ -18,10 +21,12 @@ from monarch_hpc.wire.frames import Frame, Kind
 __all__ = ["memory_inputs", "run_memory"]
 
 _HEAD = struct.Struct("<BBBBH")  # kind, dest, reply, number of buffers, bytes of the body, which also fill each buffer
-_KINDS = (Kind.MEMORY, Kind.GET, Kind.PUT, Kind.DATA)
+_KINDS = (Kind.MEMORY, Kind.GET, Kind.PUT, Kind.DATA, Kind.GET_LIST, Kind.PUT_LIST)
+_MOVES = frozenset((Kind.GET, Kind.PUT, Kind.GET_LIST, Kind.PUT_LIST))
 _NAME = b"m" * ID_BYTES
 _ANSWERED = frozenset((MemoryStep.OPEN, MemoryStep.DROP, MemoryStep.CHANGE))
 _PATIENCE_S = 10.0
+_LIMITS = replace(load().config.transport, max_frame_bytes=2**20)
 
 
 class _Answers:
@@ -54,11 +59,14 @@ def _render(frame: Frame) -> bytes:
 def memory_inputs() -> list[bytes]:
     """Requests about the memory, and answers to those that `run_memory` has sent."""
     span = pack_span(_NAME, 8, ID_BYTES + 16)
+    pieces = pack_list([ListedPiece(_NAME, 0, 40), ListedPiece(_NAME, 36, 24)])
     requests = [
         make_request(MemoryStep.OPEN, 1, _NAME),
         make_request(MemoryStep.CHANGE, 2, _NAME, Change(8, bytes(8)).pack()),
         Frame(Kind.GET, 0, 3, span),
         Frame(Kind.PUT, 0, 4, span, [span]),
+        Frame(Kind.GET_LIST, 0, 6, pieces),
+        Frame(Kind.PUT_LIST, 0, 7, pieces, [pieces]),
         make_request(MemoryStep.DROP, 5, _NAME, b"me"),
         make_request(MemoryStep.RELEASED, 0, _NAME),
     ]
@@ -81,7 +89,7 @@ def run_memory(data: bytes) -> str:
         own.memories._memories[_NAME] = own.memories._memories.pop(memory.parts.id)
         asked: list[Frame] = []
         remote = RemoteMemories(
-            engine, asked.append, lambda: None, "another process", 2**20, own.cross_memory, lambda: None
+            engine, asked.append, lambda: None, "another process", _LIMITS, own.cross_memory, lambda: None
         )
         outcomes: list[object] = []
         remote.open(_NAME, outcomes.append)
@@ -118,7 +126,7 @@ def _handle(frames: list[Frame], own: OwnMemories, remote: RemoteMemories, answe
 
 def _check(frames: list[Frame], sent: list[Frame]) -> None:
     data = Counter(frame.dest for frame in sent if frame.kind is Kind.DATA)
-    assert data == Counter(frame.reply for frame in frames if frame.kind in (Kind.GET, Kind.PUT))
+    assert data == Counter(frame.reply for frame in frames if frame.kind in _MOVES)
     asked = Counter(frame.reply for frame in frames if frame.kind is Kind.MEMORY and frame.dest in _ANSWERED)
     told = Counter(frame.reply for frame in sent if frame.kind is Kind.MEMORY and frame.dest != MemoryStep.REVOKE)
     dropped = {frame.reply for frame in frames if frame.kind is Kind.MEMORY and frame.dest == MemoryStep.DROP}

@@ -13,12 +13,12 @@ from monarch_hpc.core.errors import FrameError, TransportError
 from monarch_hpc.core.recent import Recent
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
-from monarch_hpc.transport.memory.cross_memory import CrossMemory
+from monarch_hpc.transport.memory.cma.cross_memory import CrossMemory
+from monarch_hpc.transport.memory.cma.stamps import Stamps
 from monarch_hpc.transport.memory.key import ID_BYTES
 from monarch_hpc.transport.memory.memory import Memory
 from monarch_hpc.transport.memory.registry import Memories
 from monarch_hpc.transport.memory.requests import Change, MemoryStep, OpenedMemory, make_request, parse_request
-from monarch_hpc.transport.memory.stamps import Stamps
 from monarch_hpc.wire.frames import Frame
 
 __all__ = ["Grants", "Holder"]

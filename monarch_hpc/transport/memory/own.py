@@ -5,13 +5,13 @@ from __future__ import annotations
 from monarch_hpc.core.errors import MemoryAccessError, TransportError
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
-from monarch_hpc.transport.memory.cross_memory import CrossMemory
+from monarch_hpc.transport.memory.cma.cross_memory import CrossMemory
 from monarch_hpc.transport.memory.grants import Grants
 from monarch_hpc.transport.memory.moves import Moves, join_transfers
-from monarch_hpc.transport.memory.operations import Transfer
 from monarch_hpc.transport.memory.peer import Answered
 from monarch_hpc.transport.memory.registry import Memories
 from monarch_hpc.transport.memory.requests import Change
+from monarch_hpc.transport.memory.transfer import Transfer
 from monarch_hpc.transport.pulls.pulls import Pulls
 from monarch_hpc.wire.frames import Frame, Kind
 

@@ -9,8 +9,8 @@ from monarch_hpc.core.errors import TransportError
 from monarch_hpc.transport.memory.key import Key
 from monarch_hpc.transport.memory.mapping import Mapping
 from monarch_hpc.transport.memory.moves import Moves
-from monarch_hpc.transport.memory.operations import Transfer
 from monarch_hpc.transport.memory.requests import Change
+from monarch_hpc.transport.memory.transfer import Transfer
 
 __all__ = ["Answered", "MemoryPeer", "RemoteMemory", "Start"]
 

@@ -13,8 +13,8 @@ from typing import TypeVar
 
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import FrameError
+from monarch_hpc.transport.memory.cma.stamps import STAMP_BYTES, Stamp
 from monarch_hpc.transport.memory.key import ID_BYTES
-from monarch_hpc.transport.memory.stamps import STAMP_BYTES, Stamp
 from monarch_hpc.wire.frames import Frame, Kind
 
 __all__ = ["WORD_BYTES", "Change", "MemoryStep", "OpenedMemory", "make_request", "of_owner", "parse_request"]

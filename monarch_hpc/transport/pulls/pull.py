@@ -13,8 +13,8 @@ from typing import Any, Protocol
 from monarch_hpc.core.errors import MemoryAccessError, TransportError
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.memory.memory import Memory
-from monarch_hpc.transport.memory.operations import Transfer
 from monarch_hpc.transport.memory.peer import MemoryPeer
+from monarch_hpc.transport.memory.transfer import Transfer
 from monarch_hpc.transport.pulls.requests import (
     Beginning,
     PullStep,
