@@ -107,7 +107,7 @@ def measure_ours(owner: ActorMesh[Owner], num_bytes: int, num_rounds: int) -> tu
         "put": best_of(num_rounds, lambda: buffer.write_from(here).get(_PATIENCE_S)),
     }
     assert (here == 7).all()
-    path = buffer.path
+    path = buffer.path().get(_PATIENCE_S)
     buffer.drop().get(_PATIENCE_S)
     return found, path
 

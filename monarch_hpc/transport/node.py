@@ -106,6 +106,7 @@ class Node:
         self._open: set[PeerChannel] = set()  # every open channel, including those that a later one replaced
         self.own_memory = OwnMemories(engine)
         self.own_memory.pulls.reach_by(identity.incarnation, self.dial)
+        self.own_memory.find_paths(identity.incarnation, self._channels)
         self._closed = False
 
     @property

@@ -15,7 +15,7 @@ from monarch_hpc.transport.memory.framed.lists import ListedPiece, pack_list
 from monarch_hpc.transport.memory.key import ID_BYTES, pack_span
 from monarch_hpc.transport.memory.own import OwnMemories
 from monarch_hpc.transport.memory.remote import RemoteMemories
-from monarch_hpc.transport.memory.requests import Change, MemoryStep, OpenedMemory, make_request, of_owner
+from monarch_hpc.transport.memory.requests import Change, MemoryStep, OpenedMemory, make_request, of_owner, pack_owner
 from monarch_hpc.wire.frames import Frame, Kind
 
 __all__ = ["memory_inputs", "run_memory"]
@@ -24,7 +24,7 @@ _HEAD = struct.Struct("<BBBBH")  # kind, dest, reply, number of buffers, bytes o
 _KINDS = (Kind.MEMORY, Kind.GET, Kind.PUT, Kind.DATA, Kind.GET_LIST, Kind.PUT_LIST)
 _MOVES = frozenset((Kind.GET, Kind.PUT, Kind.GET_LIST, Kind.PUT_LIST))
 _NAME = b"m" * ID_BYTES
-_ANSWERED = frozenset((MemoryStep.OPEN, MemoryStep.DROP, MemoryStep.CHANGE))
+_ANSWERED = frozenset((MemoryStep.OPEN, MemoryStep.DROP, MemoryStep.CHANGE, MemoryStep.ASK_PATH))
 _PATIENCE_S = 10.0
 _LIMITS = replace(load().config.transport, max_frame_bytes=2**20)
 
@@ -68,6 +68,7 @@ def memory_inputs() -> list[bytes]:
         Frame(Kind.GET_LIST, 0, 6, pieces),
         Frame(Kind.PUT_LIST, 0, 7, pieces, [pieces]),
         make_request(MemoryStep.DROP, 5, _NAME, b"me"),
+        make_request(MemoryStep.ASK_PATH, 8, _NAME, pack_owner(7)),
         make_request(MemoryStep.RELEASED, 0, _NAME),
     ]
     answers = [
@@ -75,6 +76,7 @@ def memory_inputs() -> list[bytes]:
         make_request(MemoryStep.REFUSED, 2, _NAME, b"no"),
         make_request(MemoryStep.REVOKE, 0, _NAME, b"over"),
         make_request(MemoryStep.CHANGED, 2, _NAME, bytes(8)),
+        make_request(MemoryStep.PATH, 2, _NAME, b"tcp"),
         Frame(Kind.DATA, 1, 0, b"", [b""]),
     ]
     return [*map(_render, requests), *map(_render, answers), b"".join(map(_render, requests + answers))]

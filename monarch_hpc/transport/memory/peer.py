@@ -80,6 +80,15 @@ class MemoryPeer(Protocol):
         """What carries transfers with the memory other than the channel's fabric; empty if that does."""
         ...
 
+    def ask_path(self, identifier: bytes, owner: int, answered: Answered) -> None:
+        """Ask the process what carries transfers of a memory between it and the memory's owner.
+
+        Args:
+            owner: the owner's incarnation.
+            answered: gets UTF-8 text, empty if the process has not used the memory.
+        """
+        ...
+
     def move_all(self, moves: Moves) -> Transfer:
         """Begin all *moves*; the transfer ends when all have, with the first error."""
         ...

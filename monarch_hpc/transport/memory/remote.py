@@ -18,7 +18,14 @@ from monarch_hpc.transport.memory.key import ID_BYTES, Key, num_bytes_of
 from monarch_hpc.transport.memory.mapping import map_memory
 from monarch_hpc.transport.memory.moves import Mover, Moves
 from monarch_hpc.transport.memory.peer import Answered, RemoteMemory, Start
-from monarch_hpc.transport.memory.requests import Change, MemoryStep, OpenedMemory, make_request, parse_request
+from monarch_hpc.transport.memory.requests import (
+    Change,
+    MemoryStep,
+    OpenedMemory,
+    make_request,
+    pack_owner,
+    parse_request,
+)
 from monarch_hpc.transport.memory.transfer import Transfer
 from monarch_hpc.wire.frames import Frame, FrameHead
 
@@ -243,6 +250,10 @@ class RemoteMemories:
     def change(self, identifier: bytes, change: Change, answered: Answered) -> None:
         """See `transport.memory.peer.MemoryPeer.change`."""
         self._request(MemoryStep.CHANGE, identifier, change.pack(), answered)
+
+    def ask_path(self, identifier: bytes, owner: int, answered: Answered) -> None:
+        """See `transport.memory.peer.MemoryPeer.ask_path`."""
+        self._request(MemoryStep.ASK_PATH, identifier, pack_owner(owner), answered)
 
     def _request(self, step: MemoryStep, identifier: bytes, rest: bytes, answered: Answered) -> None:
         number = next(self._numbers)
