@@ -40,7 +40,7 @@ from monarch_hpc.transport.api import FrameChannel, Peer
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.node import Node
 from monarch_hpc.transport.secure.link import LinkKey
-from monarch_hpc.wire.control.links import LinkGiven, LinkOver, LinkTaken
+from monarch_hpc.wire.control.links import LinkGiven, LinkOver, LinkRoute, LinkTaken
 from monarch_hpc.wire.control.message import encode
 from monarch_hpc.wire.control.table import decode
 from monarch_hpc.wire.frames import Buffer, Frame, Kind
@@ -337,7 +337,10 @@ class Runtime:
             case LinkGiven() if ours:
                 self.node.link(LinkKey(message.allocation, message.link, bytes.fromhex(message.key)))
                 channel.send(Frame(Kind.CONTROL, body=encode(LinkTaken(message.link))))
+            case LinkRoute() if ours:
+                self.casts.route_through(message.addresses, message.allocation, message.run)
             case LinkOver() if ours:
+                self.casts.route_directly(message.allocation)
                 self.node.leave(message.allocation, message.cause)
             case _:
                 _log.warning("unexpected control message from %s: %s", channel.peer, type(message).__name__)
