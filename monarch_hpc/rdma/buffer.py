@@ -334,11 +334,11 @@ class Changing:
         return use
 
 
-def lend_scattered(memory: Scattered) -> RDMABuffer:
-    """A buffer, for reading, of memory that lies apart."""
+def lend_scattered(memory: Scattered, *, writable: bool) -> RDMABuffer:
+    """A buffer of memory that lies apart; for reading, or for both if *writable*."""
     num_bytes = memory.places.num_bytes
     buffer: RDMABuffer = object.__new__(RDMABuffer)
-    buffer._lend(Local(memory, num_bytes, (num_bytes,), "uint8", "cpu", False, ""), None, writable=False)
+    buffer._lend(Local(memory, num_bytes, (num_bytes,), "uint8", "cpu", writable, ""), None, writable=writable)
     return buffer
 
 
