@@ -44,6 +44,7 @@ from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.heartbeat import Heartbeat
 from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.control.allocation import HostEntry, Join, Roster, ShutDown, ShutDownDone
+from monarch_hpc.wire.control.links import LinkGiven, LinkOver
 from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.control.questions import AskHosts
 from monarch_hpc.wire.control.refusal import Refused, refuse
@@ -268,7 +269,7 @@ class Service:
 
     def on_channel(self, channel: FrameChannel) -> None:
         """Accept a channel: anyone's on the head; elsewhere only those of agents and procs, which carry casts."""
-        if self._head is None:
+        if self._head is None or channel.peer.link:  # a proc of another allocation may cast, and nothing else
             if not self._casts.on_channel(channel):
                 channel.close("this agent is not the head")
             return
@@ -307,6 +308,8 @@ class Service:
             self._on_order(message)
         elif channel.peer.role is not Role.AGENT and isinstance(message, Request):
             self._programs.handle(message, link.send)
+        elif channel.peer.role is Role.CONTROLLER and isinstance(message, LinkGiven | LinkOver):
+            self._casts.on_link(message, link.send)
         elif channel.peer.role is not Role.AGENT:
             head.on_client(link, message)
             if head.owns(link) and not channel.peer.address.startswith("tcp://127."):

@@ -131,6 +131,7 @@ class TransportConfig:
     handshake_s: float
     max_half_open: int
     max_frame_bytes: int
+    list_pieces: int
     send_queue_bytes: int
     mailbox_bytes: int
     cast_direct: int

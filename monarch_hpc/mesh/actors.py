@@ -20,7 +20,7 @@ from monarch_hpc.mesh.calls.endpoint import Endpoint
 from monarch_hpc.mesh.calls.load import Load
 from monarch_hpc.mesh.view import MeshView
 
-__all__ = ["ActorMesh", "check_names"]
+__all__ = ["ActorMesh", "check_names", "procs_of"]
 
 A = TypeVar("A", bound=Actor)
 
@@ -133,6 +133,17 @@ class ActorMesh(MeshView, Generic[A]):
             except TransportError:
                 ended(rank)  # the proc is gone, and its actor with it
         return future
+
+
+def procs_of(mesh: ActorMesh[Any]) -> list[ProcRef]:
+    """The procs of the actors of *mesh*, row by row; waits for them if they start.
+
+    Raises:
+        SpawnError: they did not start.
+    """
+    callee = mesh._callee
+    procs = callee.procs if callee.launch is None else callee.launch.settle()
+    return [procs[rank] for rank in mesh._region.base_ranks()]
 
 
 def _receive(name: str, actor: int, cls: type[A], region: Region, procs: Mapping[int, ProcRef]) -> ActorMesh[A]:

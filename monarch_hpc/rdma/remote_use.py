@@ -12,8 +12,8 @@ from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.runtime import Runtime, current_runtime
 from monarch_hpc.core.clock import monotonic_ns
 from monarch_hpc.core.errors import ChannelClosed, MemoryAccessError, PeerLost, TransportError
-from monarch_hpc.transport.memory.operations import Transfer
 from monarch_hpc.transport.memory.peer import Answered, MemoryPeer
+from monarch_hpc.transport.memory.transfer import Transfer
 
 __all__ = ["AskUse", "MoveUse", "RemoteUse", "after", "record_waits"]
 

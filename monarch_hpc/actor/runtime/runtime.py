@@ -40,7 +40,7 @@ from monarch_hpc.transport.api import FrameChannel, Peer
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.node import Node
 from monarch_hpc.transport.secure.link import LinkKey
-from monarch_hpc.wire.control.links import LinkGiven, LinkOver, LinkTaken
+from monarch_hpc.wire.control.links import LinkGiven, LinkOver, LinkRoute, LinkTaken
 from monarch_hpc.wire.control.message import encode
 from monarch_hpc.wire.control.procs import ProcReplaced
 from monarch_hpc.wire.control.table import decode
@@ -339,7 +339,10 @@ class Runtime:
             case LinkGiven() if ours:
                 self.node.link(LinkKey(message.allocation, message.link, bytes.fromhex(message.key)))
                 channel.send(Frame(Kind.CONTROL, body=encode(LinkTaken(message.link))))
+            case LinkRoute() if ours:
+                self.casts.route_through(message.addresses, message.allocation, message.run)
             case LinkOver() if ours:
+                self.casts.route_directly(message.allocation)
                 self.node.leave(message.allocation, message.cause)
             case ProcReplaced() if ours:
                 self.incarnations.replace(proc_of(message), [message.mesh, *message.actors])

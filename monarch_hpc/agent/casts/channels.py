@@ -22,8 +22,10 @@ from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.heartbeat import Heartbeat
 from monarch_hpc.transport.node import Node
-from monarch_hpc.wire.casts import parse_cast
+from monarch_hpc.transport.secure.link import LinkKey
+from monarch_hpc.wire.casts import parse_cast, parse_target
 from monarch_hpc.wire.control.allocation import HostEntry
+from monarch_hpc.wire.control.links import LinkGiven, LinkOver, LinkTaken
 from monarch_hpc.wire.control.message import Message, encode
 from monarch_hpc.wire.control.procs import ProcEnded, ProcReady
 from monarch_hpc.wire.control.questions import Ask, AskHosts, Portion, Rows
@@ -81,6 +83,7 @@ class CastChannels:
         self._note_handlers: dict[FrameChannel, Callable[[Frame], None]] = {}  # of channels that were dialled
         self._upstreams: set[FrameChannel] = set()
         self._agents: set[FrameChannel] = set()  # that other agents have dialled
+        self._guests: dict[str, str] = {}  # the runs that procs of other allocations cast to, by name of their link
         usable = self._addresses.__contains__
         self._router: Router[FrameChannel] = Router(
             rank, num_hosts, limits.cast_fanout, usable, self, limits.max_frame_bytes
@@ -111,6 +114,8 @@ class CastChannels:
                 self._router.on_proc_ended(proc.run, proc.mesh, proc.rank, cause)
             case RunClosed():
                 self._router.on_run_closed(message.run)
+                for link in [link for link, run in self._guests.items() if run == message.run]:
+                    self._forget_link(link, "the run is over")
 
     # ---- channels ----
 
@@ -120,6 +125,21 @@ class CastChannels:
             self._heartbeat.watch(channel)
             self._agents.add(channel)
         return channel.peer.role in (Role.AGENT, Role.PROC)
+
+    def on_link(self, message: LinkGiven | LinkOver, reply: Callable[[Message], None]) -> None:
+        """Take casts that procs of another allocation send to a run of this one, or no longer; for its program."""
+        if isinstance(message, LinkGiven):
+            self._guests[message.link] = message.run
+            self._node.links[message.link] = LinkKey(message.allocation, message.link, bytes.fromhex(message.key))
+            reply(LinkTaken(message.link))
+        else:
+            self._forget_link(message.link, message.cause)
+
+    def _forget_link(self, link: str, cause: str) -> None:
+        self._guests.pop(link, None)
+        self._node.links.pop(link, None)
+        for channel in [one for one in self._upstreams if one.peer.link == link]:
+            channel.close(cause)
 
     def on_frame(self, channel: FrameChannel, frame: Frame) -> bool:
         """Handle a frame that belongs to a cast, or to a question on the tree; return whether it does."""
@@ -141,8 +161,13 @@ class CastChannels:
     def _on_cast(self, channel: FrameChannel, frame: Frame) -> None:
         # Agents vouch for the sender of a cast that they forward; at the first agent, the sender is the channel's peer.
         enters = channel.peer.role is not Role.AGENT
-        if enters and parse_cast(frame).origin != channel.peer.incarnation:
-            raise FrameError("a cast with another process's origin")
+        if enters:
+            cast = parse_cast(frame)
+            if cast.origin != channel.peer.incarnation:
+                raise FrameError("a cast with another process's origin")
+            link = channel.peer.link
+            if link and parse_target(cast.target).run != self._guests.get(link):
+                raise FrameError("a cast to a run that its sender has no link to")
         for buffer in frame.buffers if not isinstance(frame.buffers, RefusedBuffers) else ():
             fix(memoryview(buffer))  # procs map it, where it arrived in shared memory
         self._upstreams.add(channel)

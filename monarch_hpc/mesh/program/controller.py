@@ -35,7 +35,7 @@ from monarch_hpc.mesh.output.cells import NotebookCells
 from monarch_hpc.mesh.output.printer import Printer
 from monarch_hpc.mesh.program.deadline import ProgramDeadline
 from monarch_hpc.mesh.program.deaths import Deaths, ProgramCauses
-from monarch_hpc.mesh.program.links import Links
+from monarch_hpc.mesh.program.links import CastEntry, Links
 from monarch_hpc.mesh.program.local_door import LocalDoor
 from monarch_hpc.mesh.program.opening import Opened
 from monarch_hpc.mesh.program.registry import open_registry
@@ -189,6 +189,8 @@ class Controller(Runtime):
         watch(tenancy.head)
         self.deadline.on_open(tenancy)
         self.casts.route_through(tenancy.ready.addresses, tenancy.allocation, tenancy.run, watch)
+        entry = CastEntry(tenancy.run, tenancy.ready.addresses, tenancy.send)
+        self.engine.call_soon(lambda: self._links.on_entry(tenancy.allocation, entry))
         if not self.info.allocation:
             self._place(tenancy.allocation, tenancy.run, tenancy.rank)
 
@@ -283,6 +285,8 @@ class Controller(Runtime):
         tenancy = self.tenancies.get(peer.allocation)
         if isinstance(message, LinkTaken) and peer.role is Role.PROC:
             self._links.on_taken(peer.incarnation, message.link)
+        elif isinstance(message, LinkTaken):
+            self._links.on_entry_open(peer.allocation, message.link)
         elif tenancy is not None and peer.role is Role.AGENT:
             tenancy.on_control(message)
         else:

@@ -110,11 +110,11 @@ class Lent(Scattered):
                 _lent[seen.signature] = known
         return known
 
-    def register(self) -> tuple[RDMABuffer, ...]:
-        """Let others read it."""
-        lent = [lend_scattered(self)] if self.places else []
+    def register(self, *, writable: bool) -> tuple[RDMABuffer, ...]:
+        """Let others read it, and write it if *writable*."""
+        lent = [lend_scattered(self, writable=writable)] if self.places else []
         others = [
-            RDMABuffer(bytes_of_leaves(one.leaves, one.first, one.num_bytes), writable=False) for one in self.others
+            RDMABuffer(bytes_of_leaves(one.leaves, one.first, one.num_bytes), writable=writable) for one in self.others
         ]
         return (*lent, *others)
 

@@ -29,7 +29,7 @@ from monarch_hpc.wire.control.deadline import (
     SetJobEnd,
     Terminated,
 )
-from monarch_hpc.wire.control.links import LinkGiven, LinkOver, LinkTaken
+from monarch_hpc.wire.control.links import LinkGiven, LinkOver, LinkRoute, LinkTaken
 from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.control.output import FlushLogs, LogsSet, Output, SetLogs
 from monarch_hpc.wire.control.procs import (
@@ -101,6 +101,7 @@ MESSAGES: dict[str, type[Message]] = {
         ClockTold,
         LinkGiven,
         LinkTaken,
+        LinkRoute,
         LinkOver,
         SetJobEnd,
         JobEnd,

@@ -18,12 +18,12 @@ from monarch_hpc.core.machine.buffer_address import address_of
 from monarch_hpc.core.machine.place import read_place
 from monarch_hpc.transport.engine.copiers import Copiers
 from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.transport.memory.cma.stamps import STAMP_BYTES, Stamp
+from monarch_hpc.transport.memory.cma.steps import CopyStep, plan_steps
 from monarch_hpc.transport.memory.key import Key
 from monarch_hpc.transport.memory.moves import Moves
-from monarch_hpc.transport.memory.operations import Transfer
 from monarch_hpc.transport.memory.requests import OpenedMemory
-from monarch_hpc.transport.memory.stamps import STAMP_BYTES, Stamp
-from monarch_hpc.transport.memory.steps import CopyStep, plan_steps
+from monarch_hpc.transport.memory.transfer import Transfer
 
 __all__ = ["AttachedMemory", "CrossMemory"]
 
@@ -206,11 +206,11 @@ def _plan(moves: Moves, places: Sequence[tuple[Key, int]]) -> list[tuple[CopySte
     """The copies that make up *moves*, each with whether it writes; or why they are refused."""
     keys = dict(zip(moves.identifiers, places, strict=True))
     spans: dict[bool, list[tuple[int, int, int]]] = {False: [], True: []}
-    for identifier, offset, view, write in moves.moves:
+    for place, (identifier, offset, view, write) in enumerate(moves.moves):
         key, address = keys[identifier]
         problem = key.problem(offset, view.nbytes, write=write)
         if problem:
-            return problem
+            return moves.name(place, problem)
         spans[write].append((address_of(view), key.locate(offset, address), view.nbytes))
     return [(step, write) for write, some in spans.items() for step in plan_steps(some)]
 
