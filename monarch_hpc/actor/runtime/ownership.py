@@ -160,8 +160,11 @@ class Ownership:
         if mesh is None:
             return None
         rank = mesh.ranks.pop(incarnation, None)
-        if mesh.recipe is not None and rank is not None:
-            mesh.recipe.stopped.add(mesh.recipe.region.base_rank(rank))
+        if mesh.recipe is not None:
+            if rank is None:  # its proc is dead, and it must not come back with it
+                rank = next((rank for rank, proc in mesh.procs.items() if proc.incarnation == incarnation), None)
+            if rank is not None:
+                mesh.recipe.stopped.add(mesh.recipe.region.base_rank(rank))
         if mesh.ranks:
             return None
         self.remove(actor)
