@@ -109,6 +109,7 @@ class ProcsConfig:
     mpi: str
     preload: tuple[str, ...]
     stop_s: float
+    cause_s: float
     actor_threads: int
     heal_s: float
     kept_bytes: int
@@ -199,6 +200,7 @@ class RunConfig:
     """The end of a run."""
 
     stop_grace_s: float
+    cancel_s: float
 
 
 @dataclass(frozen=True)

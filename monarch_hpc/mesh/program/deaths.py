@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from monarch_hpc.actor.messages.causes import OnCause, report_unknown
-from monarch_hpc.actor.runtime.death_causes import CAUSE_WAIT_S
 from monarch_hpc.core.errors import HostLost, ProcDied, TransportError
 from monarch_hpc.core.recent import Recent
 
@@ -21,10 +20,12 @@ class Deaths:
 
     Args:
         later: schedules a callback after a number of seconds.
+        wait_s: config key `procs.cause_s`.
     """
 
-    def __init__(self, later: Callable[[float, Callable[[], None]], object]) -> None:
+    def __init__(self, later: Callable[[float, Callable[[], None]], object], wait_s: float) -> None:
         self._later = later
+        self._wait_s = wait_s
         self._causes: Recent[int, tuple[str, type[ProcDied]]] = Recent(_KEEP)
         self._unexplained: dict[int, list[tuple[str, OnCause]]] = {}
         self._stopped: Recent[int, bool] = Recent(_KEEP)
@@ -43,7 +44,7 @@ class Deaths:
             for waiting in self._unexplained.pop(incarnation, ()):
                 give_up(*waiting)
 
-        self._later(CAUSE_WAIT_S, too_late)
+        self._later(self._wait_s, too_late)
 
     def record(
         self,
@@ -90,11 +91,13 @@ class ProgramCauses:
 
     Args:
         ending: whether the program is ending, and its procs with it.
+        asked: whether a proc was asked to end, which may take it longer than calls wait for the report of its end.
     """
 
-    def __init__(self, deaths: Deaths, ending: Callable[[], bool]) -> None:
+    def __init__(self, deaths: Deaths, ending: Callable[[], bool], asked: Callable[[int], bool]) -> None:
         self._deaths = deaths
         self._ending = ending
+        self._asked = asked
 
     def explain(self, incarnation: int, where: str, error: TransportError, on_cause: OnCause) -> None:
         """See `Causes.explain`; waits a moment for the agent's report on how the proc ended."""
@@ -108,4 +111,6 @@ class ProgramCauses:
 
     def was_stopped(self, incarnation: int, cause: str) -> bool:
         """Whether a proc ended because it was asked to, or with the program; or a restart policy mends it."""
-        return self._ending() or self._deaths.was_expected(incarnation) or self._deaths.was_handled(incarnation)
+        deaths = self._deaths
+        expected = self._ending() or deaths.was_expected(incarnation) or self._asked(incarnation)
+        return expected or deaths.was_handled(incarnation)

@@ -120,7 +120,7 @@ def test_a_stranger_is_refused_and_disturbs_nobody(programs: Programs, tmp_path:
         stranger.sendall(b'{"kind": "engage"}' * 100)
         with contextlib.suppress(ConnectionResetError):
             assert stranger.recv(1) == b""
-    assert programs.procs() == []
+    programs.until_left()
     assert "{'hosts': 1}" in programs.run(with_key, "plain", address, str(key))
 
 
@@ -146,7 +146,8 @@ def test_a_worker_that_is_told_to_end_takes_its_work_with_it(programs: Programs)
     programs.until(program, "sleeping")
     worker.terminate()
     assert worker.wait(PATIENCE_S) == 128 + signal.SIGTERM
-    assert programs.procs() == [] and not file.exists()
+    programs.until_left()
+    assert not file.exists()
     assert program.wait(PATIENCE_S) == 1
 
 
