@@ -135,6 +135,30 @@ def test_a_mesh_goes_on_without_what_cannot_come_back(hosts: HostMesh, faults: l
     del faults[:]
 
 
+def test_files_of_states_stay_while_an_actor_may_need_them(
+    hosts: HostMesh, faults: list[MeshFailure], tmp_path: Path
+) -> None:
+    with hosts.spawn_procs(name="mesh") as procs, hosts.slice(hosts=0).spawn_procs(name="other") as others:
+        workers = procs.spawn("worker", Worker, [])
+        workers.add.call(5).get(_PATIENCE_S)
+        assert procs.checkpoint(tmp_path / "states") == 2
+        others.spawn("worker", Worker, []).add.call_one(1).get(_PATIENCE_S)
+        for _ in range(4):
+            workers.slice(hosts=0).add.call_one(1).get(_PATIENCE_S)
+            assert procs.slice(hosts=0).checkpoint(tmp_path / "states") == 1
+            assert others.checkpoint(tmp_path / "states") == 1
+        folders = sorted(path.name for path in (tmp_path / "states").iterdir())
+        assert folders == ["checkpoint-1", "checkpoint-8", "checkpoint-9", "checkpoint.json"]
+        died = workers.add.options(on_error="collect").call(0)
+        for proc in procs.procs:
+            os.kill(proc.pid, signal.SIGKILL)
+        died.exception(_PATIENCE_S)
+        wait_until("their deaths", lambda: procs.heal("respawn").respawned or procs.heals == 2)
+        wait_until("their return", lambda: procs.heal("respawn").respawned == () and procs.heals == 2)
+        assert workers.add.call(0).get(_PATIENCE_S).values() == [9, 5]
+    del faults[:]
+
+
 def test_actors_get_the_state_of_the_last_checkpoint(
     hosts: HostMesh, faults: list[MeshFailure], tmp_path: Path
 ) -> None:
