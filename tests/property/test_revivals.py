@@ -1,4 +1,4 @@
-"""Dead procs on their way back, whatever happens: one attempt at a time, each life once, and every request ends once."""
+"""Dead procs on their way back, whatever happens: one attempt at a time, each life once; every request ends once."""
 
 from __future__ import annotations
 
