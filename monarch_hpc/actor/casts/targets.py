@@ -178,7 +178,7 @@ class CastTargets:
             return None
         some = procs[region.base_rank(0)]
         # The lives too: a cast is for the procs that its sender knows, and reaches none that has replaced one of them.
-        known = procs.lives if isinstance(procs, CurrentProcs) else {}
+        known = procs.lives if isinstance(procs, CurrentProcs) else CurrentProcs(procs).lives
         key = some.incarnation, region.offset, region.extent.shape, region.strides, tuple(known.items())
         target = self._targets.pop(key, None)
         if target is not None:

@@ -133,6 +133,11 @@ class Ownership:
         found = [(owned, owned.recipe) for owned in list(self._meshes.values())]
         return [(owned, recipe) for owned, recipe in found if recipe is not None and recipe.mesh == mesh]
 
+    def state_files(self) -> set[str]:
+        """The files with the states of the last checkpoints."""
+        recipes = [owned.recipe for owned in list(self._meshes.values()) if owned.recipe is not None]
+        return {state for recipe in recipes for state in recipe.states.values() if isinstance(state, str)}
+
     def revive(self, number: int, rank: int, proc: ProcRef) -> bool:
         """Note that the actor at *rank* of a mesh lives again, in *proc*; of a mesh of procs, that this is its proc.
 
@@ -160,8 +165,11 @@ class Ownership:
         if mesh is None:
             return None
         rank = mesh.ranks.pop(incarnation, None)
-        if mesh.recipe is not None and rank is not None:
-            mesh.recipe.stopped.add(mesh.recipe.region.base_rank(rank))
+        if mesh.recipe is not None:
+            if rank is None:  # its proc is dead, and it must not come back with it
+                rank = next((rank for rank, proc in mesh.procs.items() if proc.incarnation == incarnation), None)
+            if rank is not None:
+                mesh.recipe.stopped.add(mesh.recipe.region.base_rank(rank))
         if mesh.ranks:
             return None
         self.remove(actor)

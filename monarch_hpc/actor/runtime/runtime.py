@@ -42,7 +42,7 @@ from monarch_hpc.transport.node import Node
 from monarch_hpc.transport.secure.link import LinkKey
 from monarch_hpc.wire.control.links import LinkGiven, LinkOver, LinkRoute, LinkTaken
 from monarch_hpc.wire.control.message import encode
-from monarch_hpc.wire.control.procs import ProcReplaced
+from monarch_hpc.wire.control.procs import ProcReplaced, ReplacementTaken
 from monarch_hpc.wire.control.table import decode
 from monarch_hpc.wire.frames import Buffer, Frame, Kind, size_of
 
@@ -346,6 +346,8 @@ class Runtime:
                 self.node.leave(message.allocation, message.cause)
             case ProcReplaced() if ours:
                 self.incarnations.replace(proc_of(message), [message.mesh, *message.actors])
+                taken = ReplacementTaken(message.mesh, message.rank, message.restarts)
+                channel.send(Frame(Kind.CONTROL, body=encode(taken)))
             case _:
                 _log.warning("unexpected control message from %s: %s", channel.peer, type(message).__name__)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +75,11 @@ def take_checkpoint(
     if failures:
         raise join_failures(f"{name}.__checkpoint__", failures)
     if where is not None:
-        _finish(where, number, {owned.name: here for owned, _, here in asked})
+        write_json(where / _LAST, {"checkpoint": number, "actors": {owned.name: here for owned, _, here in asked}})
     for index, (_, recipe, here) in enumerate(asked):
         recipe.states = {**recipe.states, **{rank: states[index, rank] for rank in here}}
+    if where is not None:
+        _remove_unused(where, number, runtime.ownership.state_files())
     return len(states)
 
 
@@ -95,10 +97,13 @@ def _begin(folder: Path) -> tuple[int, Path]:
     return number + 1, private_dir(folder / f"{_PREFIX}{number + 1}")
 
 
-def _finish(folder: Path, number: int, actors: dict[str, list[int]]) -> None:
-    """Make a checkpoint that is written the last one; remove all but it and its predecessor."""
-    write_json(folder / _LAST, {"checkpoint": number, "actors": actors})
+def _remove_unused(folder: Path, number: int, used: Collection[str]) -> None:
+    """Remove the checkpoints before *number* and its predecessor, but those with files that are *used*.
+
+    A smaller mesh, or another one, may have taken the last ones.
+    """
+    kept = {Path(path).parent for path in used}
     for entry in folder.iterdir():
         digits = entry.name.removeprefix(_PREFIX)
-        if entry.name != digits and digits.isdecimal() and int(digits) not in (number - 1, number):
+        if entry.name != digits and digits.isdecimal() and int(digits) < number - 1 and entry not in kept:
             shutil.rmtree(entry, ignore_errors=True)

@@ -83,7 +83,7 @@ class Work:
         later: calls back after a number of seconds.
         start: orders a new proc for a dead one, with a number of earlier lives; raises what sending raises.
         prepare: makes the actors again in a new proc; calls back with why that failed, or with an empty text.
-        publish: makes a prepared proc the current one of its rank.
+        publish: makes a prepared proc the current one of its rank; calls back when all processes know it.
         end: ends a proc that could not be prepared.
         failed: called with a dead proc and the cause, if an attempt to bring it back was the last one; and whether
             somebody waits for it, and has been told.
@@ -94,7 +94,7 @@ class Work:
     later: Callable[[float, Callable[[], None]], object]
     start: Callable[[ProcRef, int], None]
     prepare: Callable[[ProcRef, Callable[[str], None]], None]
-    publish: Callable[[ProcRef], None]
+    publish: Callable[[ProcRef, Callable[[], None]], None]
     end: Callable[[ProcRef], None]
     failed: Callable[[ProcRef, str, bool], None]
     reachable: Callable[[ProcRef], bool]
@@ -260,7 +260,9 @@ class Revivals:
             self._work.end(proc)  # its death follows
             return
         del self._meshes[proc.mesh].dead[proc.rank]
-        self._work.publish(proc)
+        self._work.publish(proc, lambda: self._on_published(dead))
+
+    def _on_published(self, dead: _Dead) -> None:
         self._tell(dead, "")
 
     # ---- requests ----

@@ -33,6 +33,7 @@ from monarch_hpc.mesh.instance import Instance
 from monarch_hpc.mesh.launch import end_launches
 from monarch_hpc.mesh.output.cells import NotebookCells
 from monarch_hpc.mesh.output.printer import Printer
+from monarch_hpc.mesh.program.announcements import Announcements
 from monarch_hpc.mesh.program.deadline import ProgramDeadline
 from monarch_hpc.mesh.program.deaths import Deaths, ProgramCauses
 from monarch_hpc.mesh.program.links import CastEntry, Links
@@ -52,6 +53,7 @@ from monarch_hpc.transport.engine.flag import Flag
 from monarch_hpc.transport.heartbeat import Heartbeat
 from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.control.links import LinkTaken
+from monarch_hpc.wire.control.procs import ReplacementTaken
 from monarch_hpc.wire.control.table import decode
 from monarch_hpc.wire.frames import Frame
 
@@ -135,6 +137,7 @@ class Controller(Runtime):
         )
         self._config = config
         self._links = Links(lambda: self.node, engine.call_later)
+        self._announcements = Announcements(self)
         self._numbers = itertools.count(1)
         self.tenancies = Tenancies(self._make_tenancy, self._on_tenancy, self._on_tenancy_open, self._on_tenancy_over)
         self.deadline = ProgramDeadline(engine, self.tenancies.all)
@@ -164,6 +167,7 @@ class Controller(Runtime):
             self._printer,
             self.deaths,
             self._links,
+            self._announcements,
             self._numbers,
             self._record_fd,
             self._adapt_spin,
@@ -287,6 +291,8 @@ class Controller(Runtime):
             self._links.on_taken(peer.incarnation, message.link)
         elif isinstance(message, LinkTaken):
             self._links.on_entry_open(peer.allocation, message.link)
+        elif isinstance(message, ReplacementTaken) and peer.role is Role.PROC:
+            self._announcements.on_taken(peer.incarnation, message)
         elif tenancy is not None and peer.role is Role.AGENT:
             tenancy.on_control(message)
         else:

@@ -112,5 +112,5 @@ class ProgramCauses:
     def was_stopped(self, incarnation: int, cause: str) -> bool:
         """Whether a proc ended because it was asked to, or with the program; or a restart policy mends it."""
         deaths = self._deaths
-        expected = deaths.was_expected(incarnation) or deaths.was_handled(incarnation)
-        return self._ending() or expected or self._asked(incarnation)
+        expected = self._ending() or deaths.was_expected(incarnation) or self._asked(incarnation)
+        return expected or deaths.was_handled(incarnation)

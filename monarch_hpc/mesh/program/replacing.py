@@ -1,24 +1,21 @@
-"""Replaces dead procs: orders new ones, makes their actors again, and tells all other procs."""
+"""Replaces dead procs: orders new ones, makes their actors again, and announces them."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
 
-from monarch_hpc.actor.messages.proc_ref import ProcRef, replaced
+from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.runtime import Runtime
 from monarch_hpc.core.errors import TransportError
-from monarch_hpc.core.ids import Role
 from monarch_hpc.core.process.thread import Thread
 from monarch_hpc.mesh.healing.revivals import Revivals, Work
 from monarch_hpc.mesh.healing.revive import end_proc, made_again, prepare
+from monarch_hpc.mesh.program.announcements import Announcements
 from monarch_hpc.mesh.program.deaths import Deaths
 from monarch_hpc.mesh.program.fleet import Fleet
-from monarch_hpc.transport.api import FrameChannel
-from monarch_hpc.wire.control.message import encode
-from monarch_hpc.wire.frames import Frame, Kind
 
-__all__ = ["make_revivals", "tell_replacements"]
+__all__ = ["make_revivals"]
 
 _REPORT_S = 5.0
 """Beyond its own deadline, how long an agent may take to report that a proc has not started; and how long the report of
@@ -29,6 +26,7 @@ def make_revivals(
     runtime: Runtime,
     deaths: Deaths,
     start_s: float,
+    announcements: Announcements,
     fleet: Callable[[], Fleet],
     report_failure: Callable[[ProcRef, str], None],
 ) -> Revivals:
@@ -37,6 +35,7 @@ def make_revivals(
     Args:
         deaths: causes of death.
         start_s: config key `procs.start_s`.
+        announcements: those of the program.
         report_failure: reports that a dead proc stays dead, with the cause.
     """
     engine = runtime.engine
@@ -53,7 +52,7 @@ def make_revivals(
         # Not on the driver: constructors may take any time, and may call actors themselves.
         _on_thread(work, done)
 
-    def publish(proc: ProcRef) -> None:
+    def publish(proc: ProcRef, done: Callable[[], None]) -> None:
         made = prepared.pop(proc.incarnation, set())
         actors = []
         for owned, _, place in made_again(runtime, proc):
@@ -64,8 +63,7 @@ def make_revivals(
                 runtime.stop(proc, actor)
         runtime.ownership.revive(proc.mesh, proc.rank, proc)
         runtime.incarnations.replace(proc, [proc.mesh, *actors])
-        for channel in list(runtime.node.channels.values()):
-            _tell(channel, proc, actors)
+        announcements.announce(proc, actors, done)
 
     def end(proc: ProcRef) -> None:
         prepared.pop(proc.incarnation, None)
@@ -91,18 +89,6 @@ def make_revivals(
         reachable=reachable,
     )
     return Revivals(work, start_s + _REPORT_S, _REPORT_S)
-
-
-def tell_replacements(runtime: Runtime, channel: FrameChannel) -> None:
-    """Tell a proc, before anything else, which procs have replaced others: references that it gets may be older."""
-    for proc, numbers in runtime.incarnations.replacements():
-        _tell(channel, proc, [number for number in numbers if number != proc.mesh])
-
-
-def _tell(channel: FrameChannel, proc: ProcRef, actors: list[int]) -> None:
-    if channel.peer.role is Role.PROC and channel.error is None:
-        with contextlib.suppress(TransportError):  # it is gone
-            channel.send(Frame(Kind.CONTROL, body=encode(replaced(proc, actors))))
 
 
 def _on_thread(work: Callable[[], None], refused: Callable[[str], None]) -> None:

@@ -18,13 +18,14 @@ from monarch_hpc.core.machine.place import read_place
 from monarch_hpc.mesh.output.choice import LogRequests
 from monarch_hpc.mesh.output.printer import Printer
 from monarch_hpc.mesh.plan import MeshOwner
+from monarch_hpc.mesh.program.announcements import Announcements
 from monarch_hpc.mesh.program.deaths import Deaths
 from monarch_hpc.mesh.program.fleet import Fleet
 from monarch_hpc.mesh.program.link_report import LinkReport, summarize
 from monarch_hpc.mesh.program.links import Links
 from monarch_hpc.mesh.program.opening import Opened, find_own_rank
 from monarch_hpc.mesh.program.own_tables import own_tables
-from monarch_hpc.mesh.program.replacing import make_revivals, tell_replacements
+from monarch_hpc.mesh.program.replacing import make_revivals
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.flag import Flag
 from monarch_hpc.wire.control.allocation import HostEnded, HostEntry
@@ -53,6 +54,7 @@ class Tenancy:
         printer: shows the output of procs.
         deaths: causes of death, of all allocations.
         links: the links to other allocations.
+        announcements: tell procs of those that replace others.
         numbers: numbers the meshes of the program.
         record_fd: the memory that the program records into.
         changed: called when procs were reached or are gone.
@@ -78,6 +80,7 @@ class Tenancy:
         printer: Printer,
         deaths: Deaths,
         links: Links,
+        announcements: Announcements,
         numbers: Iterator[int],
         record_fd: int,
         changed: Callable[[], None],
@@ -99,7 +102,9 @@ class Tenancy:
         self.given_up: set[int] = set()
         self.dismiss: Callable[[Collection[int]], None] = lambda _ranks: None
         self.procs: dict[ProcKey, ProcRef] = {}
-        self.revivals = make_revivals(runtime, deaths, config.procs.start_s, lambda: self.fleet, self.report_failure)
+        self.revivals = make_revivals(
+            runtime, deaths, config.procs.start_s, announcements, lambda: self.fleet, self.report_failure
+        )
         self.fleet = Fleet(engine, self.run, config.procs, runtime.incarnations, self.send, numbers, self.revivals)
         self.heal_s = config.procs.heal_s
         self.logs = LogRequests(self.run, config.logs, engine, printer, self.send)
@@ -110,6 +115,7 @@ class Tenancy:
         self._printer = printer
         self._deaths = deaths
         self._links = links
+        self._announcements = announcements
         self._record_fd = record_fd
         self._changed = changed
         self._died = died
@@ -265,7 +271,7 @@ class Tenancy:
                 self.fleet.on_failed(proc.mesh, failure, proc.rank)
                 return
             self._report.changed()
-            tell_replacements(self._runtime, result)
+            self._announcements.catch_up(result)
             self._links.introduce(result, lambda: self.fleet.on_reached(proc))
 
         self._runtime.node.dial(proc.addresses, proc.incarnation, connected, self.allocation)

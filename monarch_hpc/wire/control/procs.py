@@ -17,6 +17,7 @@ __all__ = [
     "ProcReplaced",
     "ProcReport",
     "ProcsStopped",
+    "ReplacementTaken",
     "SpawnFailed",
     "SpawnProcs",
     "StopProcs",
@@ -172,6 +173,15 @@ class ProcReplaced(Message):
     restarts: int
     allocation: str
     actors: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplacementTaken(Message):
+    """Proc to program: calls of this process go to the proc that has replaced another, see `ProcReplaced`."""
+
+    mesh: int
+    rank: int
+    restarts: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ class Rank(Actor):
         import torch
         import torch.distributed as dist
 
+        self.kept = dist.group.WORLD  # as models do: it is not closed when torch drops it
         value = torch.tensor([float(dist.get_rank() + 1)])
         dist.all_reduce(value)
         return float(value)
@@ -83,6 +84,12 @@ def test_survivors_of_a_death_and_of_a_failed_start_meet_again(faults: list[Mesh
         spmd(procs).init()
         assert set(ranks.total.call().get(_PATIENCE_S).values()) == {6.0}
         assert waiting.exception(_PATIENCE_S) is not None
+
+        # One waits for another that has given up; nobody dies.
+        waiting = ranks.slice(gpus=0).take.call_one(1)
+        spmd(procs).init()
+        assert "closed" in str(waiting.exception(_PATIENCE_S))
+        assert set(ranks.total.call().get(_PATIENCE_S).values()) == {6.0}
 
         # A start that fails for all of them, and a group of fewer.
         with pytest.raises(ActorError, match="nonsense"):

@@ -78,8 +78,8 @@ def test_a_dead_proc_comes_back_with_its_actors_for_all_who_hold_the_mesh(
 ) -> None:
     with hosts.spawn_procs(per_host={"gpus": 2}, name="mesh") as procs:
         workers = procs.spawn("worker", Worker, [7])
-        first = workers.slice(hosts=0, gpus=0)
-        first.hold.call_one(workers.slice(hosts=1)).get(_PATIENCE_S)
+        first = workers.slice(hosts=0)
+        first.hold.call(workers.slice(hosts=1)).get(_PATIENCE_S)
         before = pids(workers)
         third = workers.slice(hosts=1)
         num_sent = current_runtime().casts.num_sent
@@ -92,7 +92,9 @@ def test_a_dead_proc_comes_back_with_its_actors_for_all_who_hold_the_mesh(
         assert after[:3] == before[:3] and after[3] != before[3]
         assert procs.heals == 1 and procs.procs[3].restarts == 1
         assert workers.slice(hosts=1, gpus=1).where.call_one().get(_PATIENCE_S)[2] == [7]
-        assert first.others_pids.call_one().get(_PATIENCE_S) == after[2:]
+        # No message overtakes what they have to know for it.
+        assert first.others_pids.call().get(_PATIENCE_S).values() == [after[2:]] * 2
+        assert {workers.where.choose().get(_PATIENCE_S)[1] for _ in range(4)} == set(after)
         assert pids(procs.spawn("later", Worker, [])) == after
         if current_runtime().casts.max_direct == 1:
             assert current_runtime().casts.num_sent > num_sent  # the tree still serves the mesh
@@ -130,6 +132,30 @@ def test_a_mesh_goes_on_without_what_cannot_come_back(hosts: HostMesh, faults: l
         assert (healed.mesh, healed.respawned, healed.removed) == (workers, (1, 2), ())
         after = pids(workers)
         assert (after[0], after[3]) == (before[0], before[3])
+    del faults[:]
+
+
+def test_files_of_states_stay_while_an_actor_may_need_them(
+    hosts: HostMesh, faults: list[MeshFailure], tmp_path: Path
+) -> None:
+    with hosts.spawn_procs(name="mesh") as procs, hosts.slice(hosts=0).spawn_procs(name="other") as others:
+        workers = procs.spawn("worker", Worker, [])
+        workers.add.call(5).get(_PATIENCE_S)
+        assert procs.checkpoint(tmp_path / "states") == 2
+        others.spawn("worker", Worker, []).add.call_one(1).get(_PATIENCE_S)
+        for _ in range(4):
+            workers.slice(hosts=0).add.call_one(1).get(_PATIENCE_S)
+            assert procs.slice(hosts=0).checkpoint(tmp_path / "states") == 1
+            assert others.checkpoint(tmp_path / "states") == 1
+        folders = sorted(path.name for path in (tmp_path / "states").iterdir())
+        assert folders == ["checkpoint-1", "checkpoint-8", "checkpoint-9", "checkpoint.json"]
+        died = workers.add.options(on_error="collect").call(0)
+        for proc in procs.procs:
+            os.kill(proc.pid, signal.SIGKILL)
+        died.exception(_PATIENCE_S)
+        wait_until("their deaths", lambda: procs.heal("respawn").respawned or procs.heals == 2)
+        wait_until("their return", lambda: procs.heal("respawn").respawned == () and procs.heals == 2)
+        assert workers.add.call(0).get(_PATIENCE_S).values() == [9, 5]
     del faults[:]
 
 

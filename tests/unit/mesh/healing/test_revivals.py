@@ -25,6 +25,7 @@ class World:
         self.prepared: dict[int, Callable[[str], None]] = {}
         self.cut: set[int] = set()
         self.refused = ""
+        self.held: list[Callable[[], None]] | None = None
         self.timers: list[tuple[float, Callable[[], None]]] = []
         self.revivals = Revivals(
             Work(
@@ -32,7 +33,7 @@ class World:
                 later=lambda delay_s, callback: self.timers.append((self.clock() + delay_s, callback)),
                 start=self._start,
                 prepare=lambda proc, done: self.prepared.update({proc.rank: done}),
-                publish=lambda proc: self.did.append(("publish", proc.rank, proc.restarts)),
+                publish=self._publish,
                 end=lambda proc: self.did.append(("end", proc.rank, proc.restarts)),
                 failed=lambda proc, cause, told: self.did.append(("failed", proc.rank, cause, told)),
                 reachable=lambda proc: proc.rank not in self.cut,
@@ -46,6 +47,13 @@ class World:
         if self.refused:
             raise OSError(self.refused)
         self.did.append(("start", proc.rank, restarts))
+
+    def _publish(self, proc: ProcRef, done: Callable[[], None]) -> None:
+        self.did.append(("publish", proc.rank, proc.restarts))
+        if self.held is None:
+            done()
+        else:
+            self.held.append(done)
 
     def did_now(self) -> list[object]:
         """What was done since the last question."""
@@ -261,3 +269,19 @@ def test_an_order_that_cannot_be_sent_is_a_failed_attempt() -> None:
     world.refused = "the head is gone"
     world.revivals.on_death(PROCS[1], "signal 9")
     assert world.heal([1]) == [Healing({}, {1: ("n1", "signal 9", "the request could not be sent: the head is gone")})]
+
+
+def test_a_request_ends_when_all_processes_know_the_new_proc() -> None:
+    world = World()
+    world.held = []
+    world.revivals.on_death(PROCS[1], "signal 9")
+    healed = world.heal([1])
+    second = world.come_back(1, 1)
+    assert world.did_now()[-1] == ("publish", 1, 1) and not healed
+    world.revivals.on_death(second, "signal 11")  # before all of them do
+    world.held.pop()()
+    assert healed == [Healing({1: "signal 9"}, {})]
+    world.held = None
+    again = world.heal([1])
+    world.come_back(1, 2)
+    assert again == [Healing({1: "signal 11"}, {})]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -59,7 +59,7 @@ class World:
             later=self.clock.call_later,
             start=lambda proc, restarts: self.fleet.order_again(proc, restarts),
             prepare=lambda _proc, done: done(""),
-            publish=self.published.append,
+            publish=self.publish,
             end=lambda _proc: None,
             failed=lambda _proc, _cause, _told: None,
             reachable=lambda _proc: True,
@@ -71,6 +71,10 @@ class World:
         self.fleet.hosts = {
             rank: HostEntry(rank, f"n{rank}", [], 1, "3.11", "0.1", [0], [], 1, {}) for rank in range(3)
         }
+
+    def publish(self, proc: ProcRef, done: Callable[[], None]) -> None:
+        self.published.append(proc)
+        done()
 
     def tell(self, message: Message) -> None:
         if self.error is not None:
