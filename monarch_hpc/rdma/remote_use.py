@@ -175,11 +175,11 @@ class MoveUse(RemoteUse):
             transfer.on_done(lambda _transfer: self._ended(link, transfer.error))
 
     def _ended(self, link: ProcLink, error: TransportError | None) -> None:
-        if error is None:
-            recorder, proc = self._runtime.recorder, self._proc
-            path = link.memory.path(self._identifier) or getattr(link, "fabric", "")
-            peer = link.mark or recorder.names.proc(proc.incarnation, proc.host)
-            recorder.moved(path, peer, self._num_bytes, monotonic_ns() - self._began_ns, write=self._write)
+        recorder, proc = self._runtime.recorder, self._proc
+        path = link.memory.path(self._identifier) or getattr(link, "fabric", "")
+        peer = link.mark or recorder.names.proc(proc.incarnation, proc.host)
+        took_ns = monotonic_ns() - self._began_ns
+        recorder.moved(path, peer, self._num_bytes, took_ns, write=self._write, failed=error is not None)
         self._over(error)
 
     def _stop(self) -> bool:

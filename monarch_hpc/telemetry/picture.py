@@ -193,7 +193,9 @@ class _Drawing:
                     words += [f"{self._label(key)}.{sent.endpoint}" for key in running[:_MAX_TARGETS]]
                     num += max(len(running) - 1, 0)
                     if not running:
-                        words.append(f"{sent.target_name}.{sent.endpoint}, which no rank runs")
+                        words.append(
+                            f"{sent.target_name}.{sent.endpoint} of {sent.num_receivers} ranks, which none runs"
+                        )
                 elif sent is not None:
                     words.append(self._target(sent))
         named = words[:_MAX_TARGETS]

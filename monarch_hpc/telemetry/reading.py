@@ -7,6 +7,7 @@ checked against the size of the table, and any bytes give a result.
 from __future__ import annotations
 
 import os
+import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -14,7 +15,9 @@ from typing import NamedTuple
 from monarch_hpc.core.clock import monotonic_ns
 from monarch_hpc.telemetry import layout
 from monarch_hpc.telemetry.layout import (
+    CAST,
     COUNTER,
+    FAILED,
     HALF,
     HEADER,
     LENT,
@@ -23,12 +26,23 @@ from monarch_hpc.telemetry.layout import (
     RECORD,
     RECORD_BYTES,
     RecordKind,
+    Ring,
 )
 from monarch_hpc.telemetry.names import Name, parse_names
 from monarch_hpc.wire.tables.calls import ActorSeen, EndpointCount, RunningCall, Scene, SentCall, Wait
 from monarch_hpc.wire.tables.memory import LentMemory, MemoryUse, Moved
 
-__all__ = ["DecodedRecord", "Memory", "memory_of", "read_events", "read_memory_use", "read_scene"]
+__all__ = [
+    "DecodedRecord",
+    "Memory",
+    "memory_of",
+    "read_cursor",
+    "read_events",
+    "read_memory_use",
+    "read_ring",
+    "read_scene",
+    "read_table",
+]
 
 Memory = Callable[[int, int], bytes]
 """Takes offset and size; returns exactly that many bytes."""
@@ -53,6 +67,8 @@ _STATES = {
     RecordKind.ACTOR_FAILED: "failed",
 }
 _NS = 1e-9
+_U64 = struct.Struct("<Q")
+_F64 = struct.Struct("<d")
 
 
 class DecodedRecord(NamedTuple):
@@ -77,8 +93,23 @@ class DecodedRecord(NamedTuple):
 
     @property
     def answer_bytes(self) -> int:
-        """For a handled call: size of its answer; 0 without an answer, or before it. Saturates at `HALF`."""
-        return self.value >> 32
+        """For a handled call: size of its answer; 0 without a result, or before it. Saturates at `HALF`."""
+        return 0 if self.flags & FAILED else self.value >> 32
+
+    @property
+    def error(self) -> int:
+        """For a handled call that raised: number of the name of the exception; else 0."""
+        return self.value >> 32 if self.flags & FAILED else 0
+
+    @property
+    def number(self) -> float:
+        """For a metric: its value."""
+        return float(_F64.unpack(_U64.pack(self.value))[0])
+
+    @property
+    def num_receivers(self) -> int:
+        """For a sent call: number of actors that were sent it."""
+        return self.peer if self.msg & CAST else 1
 
 
 def memory_of(fd: int) -> Memory:
@@ -155,7 +186,7 @@ def read_memory_use(memory: Memory, now_ns: int | None = None) -> MemoryUse:
             name = "" if actor is None else _part(look(actor.name), "text", 1)
             lent.append(LentMemory(name, 0 if actor is None else actor.num_bytes, num, num_bytes))
     moved = []
-    for record in _table(memory, layout.MOVED_AT, layout.NUM_MOVED):
+    for record in read_table(memory, layout.MOVED_AT, layout.NUM_MOVED):
         if record.kind == RecordKind.MOVED:
             peer = look(record.peer)
             took_s, age_s = (round(max(ns, 0) * _NS, 9) for ns in (record.dur, now_ns - record.t))
@@ -166,19 +197,43 @@ def read_memory_use(memory: Memory, now_ns: int | None = None) -> MemoryUse:
 
 def read_events(memory: Memory) -> list[DecodedRecord]:
     """Return the events that are still in the ring, oldest first, without those that were being written."""
+    return read_ring(memory, layout.EVENTS)
+
+
+def read_ring(memory: Memory, ring: Ring, limit: int | None = None) -> list[DecodedRecord]:
+    """Return the records that are still in a ring, oldest first, without those that were being written.
+
+    Args:
+        limit: upper bound on their number, and on the cost; the latest are returned. None for all.
+    """
     if _header(memory)[0]:
         return []
-    # Read twice: the process may have overwritten a record while it was copied.
-    first, second = (memory(layout.EVENTS_AT, layout.NUM_EVENTS * RECORD_BYTES) for _ in range(2))
-    mask = layout.NUM_EVENTS - 1
-    found = [
-        DecodedRecord._make(one)
-        for place, (one, other) in enumerate(zip(RECORD.iter_unpack(first), RECORD.iter_unpack(second), strict=True))
-        if one == other and one[-1] and one[-1] & mask == place
-    ]
+    cursor = read_cursor(memory, ring)
+    num = min(cursor, ring.num if limit is None else min(limit, ring.num))
+    start = (cursor - num + 1) & (ring.num - 1)
+    found: list[DecodedRecord] = []
+    for low, high in ((start, min(start + num, ring.num)), (0, start + num - ring.num)):
+        if low < high:
+            found += _read_places(memory, ring, low, high)
     newest = max((record.seq for record in found), default=0)
-    found = [record for record in found if record.seq + layout.NUM_EVENTS > newest]
-    return sorted(found, key=lambda record: record.seq)
+    return sorted((one for one in found if one.seq + ring.num > newest), key=lambda record: record.seq)
+
+
+def _read_places(memory: Memory, ring: Ring, low: int, high: int) -> Iterator[DecodedRecord]:
+    # Read twice: the process may have overwritten a record while it was copied.
+    at, size = ring.at + low * RECORD_BYTES, (high - low) * RECORD_BYTES
+    first, second = memory(at, size), memory(at, size)
+    mask = ring.num - 1
+    both = zip(RECORD.iter_unpack(first), RECORD.iter_unpack(second), strict=True)
+    for place, (one, other) in enumerate(both, low):
+        if one == other and one[-1] and one[-1] & mask == place:
+            yield DecodedRecord._make(one)
+
+
+def read_cursor(memory: Memory, ring: Ring) -> int:
+    """Return the number of records that were written into a ring so far."""
+    (cursor,) = _U64.unpack(memory(ring.cursor_at, _U64.size))
+    return int(cursor)
 
 
 def _header(memory: Memory) -> tuple[str, str]:
@@ -212,18 +267,18 @@ def _open_calls(memory: Memory) -> Iterator[DecodedRecord]:
 
 
 def _running(memory: Memory) -> Iterator[DecodedRecord]:
-    for record in _table(memory, layout.RUNNING_AT, layout.NUM_RUNNING):
+    for record in read_table(memory, layout.RUNNING_AT, layout.NUM_RUNNING):
         if record.kind == RecordKind.HANDLED and record.dur == OPEN:
             yield record
 
 
 def _actors(memory: Memory) -> Iterator[DecodedRecord]:
-    for record in _table(memory, layout.ACTORS_AT, layout.NUM_ACTORS):
+    for record in read_table(memory, layout.ACTORS_AT, layout.NUM_ACTORS):
         if record.kind in _STATES:
             yield record
 
 
-def _table(memory: Memory, start: int, num: int) -> Iterator[DecodedRecord]:
+def read_table(memory: Memory, start: int, num: int) -> Iterator[DecodedRecord]:
     """Yield the complete records of a table."""
     table = memory(start, num * RECORD_BYTES)
     for place, seq in enumerate(memoryview(table).cast("Q")[7::8].tolist()):
@@ -330,10 +385,11 @@ def _running_call(
 def _sent_call(
     record: DecodedRecord, actor: Callable[[int], str], look: Callable[[int], Name], age_s: Callable[[int], float]
 ) -> SentCall:
-    target, endpoint = look(record.peer), look(record.name)
+    target, endpoint = look(0 if record.msg & CAST else record.peer), look(record.name)
     return SentCall(
         record.msg,
         actor(record.actor),
+        record.num_receivers,
         _part(target, "proc", 1),
         _part(target, "proc", 2),
         f"{record.value:x}",

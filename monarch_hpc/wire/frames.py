@@ -140,6 +140,11 @@ def sizes_of(buffers: Sequence[Buffer]) -> Sequence[int]:
     return [memoryview(buffer).nbytes for buffer in buffers]
 
 
+def size_of(body: Buffer, buffers: Sequence[Buffer]) -> int:
+    """The number of bytes of a body and its buffers."""
+    return len(body) + sum(sizes_of(buffers))
+
+
 class Kind(enum.IntEnum):
     """The kind of a frame."""
 

@@ -25,7 +25,8 @@ from monarch_hpc.wire.tables.calls import CALLS, ProcCalls
 _TABLES = (
     (layout.SENT_AT, 64),
     (layout.OLD_AT, 64),
-    (layout.EVENTS_AT, 64),
+    (layout.EVENTS.at, 64),
+    (layout.CURSORS_AT, 8),
     (layout.COUNTERS_AT, layout.COUNTER.size),
     (layout.RUNNING_AT, 64),
     (layout.ACTORS_AT, 64),

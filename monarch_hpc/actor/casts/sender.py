@@ -26,7 +26,7 @@ from monarch_hpc.transport.api import FabricKind, FrameChannel
 from monarch_hpc.transport.credit import cost_of, take_credit
 from monarch_hpc.transport.sharing import copy_to_share, is_shareable
 from monarch_hpc.wire.casts import Cast, Mark, pack_cast, pack_number
-from monarch_hpc.wire.frames import Buffer, Frame, Kind, copy_of
+from monarch_hpc.wire.frames import Buffer, Frame, Kind, copy_of, size_of
 
 __all__ = ["CastSender"]
 
@@ -249,7 +249,7 @@ class CastSender:
             cast.left.update(range(len(target.region)))
         target.last = number
         self.in_flight.add(cast)
-        cast.record_sent(self._recorder, len(body))
+        cast.record_sent(self._recorder, size_of(body, buffers))
         try:
             line.send(frame)
         except FrameError:

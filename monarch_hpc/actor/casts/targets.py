@@ -126,6 +126,7 @@ class OpenCast:
         record: see `Delivery`; None once the end of the call is recorded.
         left: places whose answer is missing.
         elsewhere: places in *left* whose outcome arrives by another path than a note.
+        failed: whether some callee has answered with an exception, or never will answer.
         done: whether every callee has handled the cast, or never will.
     """
 
@@ -143,6 +144,7 @@ class OpenCast:
     held: bool = False
     left: set[int] = field(default_factory=set)
     elsewhere: set[int] = field(default_factory=set)
+    failed: bool = False
     done: bool = False
 
     @property
@@ -153,13 +155,14 @@ class OpenCast:
     def record_sent(self, recorder: Recorder, num_bytes: int) -> None:
         """Record that the cast is sent."""
         if self.record is not None:
-            recorder.sent(self.call, self.record.mark, self.record.name, 0, num_bytes, self.actor)
+            num = len(self.target.region)
+            recorder.sent(self.call, self.record.mark, self.record.name, num, num_bytes, self.actor)
 
     def record_answered(self, recorder: Recorder) -> None:
         """Record, once, that every callee has answered or never will."""
         if self.record is not None:
             self.record = None
-            recorder.answered(self.call)
+            (recorder.failed if self.failed else recorder.answered)(self.call)
 
 
 class CastTargets:

@@ -28,7 +28,7 @@ from monarch_hpc.core.clock import monotonic_ns
 from monarch_hpc.core.errors import ActorDied, CallTimeout
 from monarch_hpc.core.text.description import summary_of, trace_of, traceback_of
 from monarch_hpc.telemetry.pen import Handling
-from monarch_hpc.transport.credit import cost_of
+from monarch_hpc.transport.credit import PIECE_BYTES, cost_of
 from monarch_hpc.wire.frames import Frame, Kind
 
 if TYPE_CHECKING:
@@ -270,11 +270,11 @@ class Cell(Threaded):
         """Run one call; False if it continues as a coroutine, whose end answers it and returns its credit."""
         method = ""
         cancellations, slot = self._cancellations, frame.reply
-        cancellations.channel = channel
-        cancellations.slot = slot
+        cancellations.channel, cancellations.slot = channel, slot
         if (cancellations.keys or slot >= LIMITED) and cancellations.refuses(channel, slot):
             return True
         handling = self._records.handling
+        num_bytes = cost - PIECE_BYTES * (1 + len(frame.buffers))
         busy = self._busy
         raised: BaseException | None = None
         value: object = None
@@ -287,9 +287,9 @@ class Cell(Threaded):
             if entry.context is not self._object.context:
                 self._object.enter(entry.context)
             if entry.plain is None:
-                handling = self._records.begin_concurrent(channel, entry.name, slot, len(frame.body), arrived_ns)
+                handling = self._records.begin_concurrent(channel, entry.name, slot, num_bytes, arrived_ns)
                 return self._start(channel, frame, cost, entry, args, kwargs, handling)
-            handling.begin(entry.name, channel.mark or self._records.peer(channel), slot, len(frame.body), arrived_ns)
+            handling.begin(entry.name, channel.mark or self._records.peer(channel), slot, num_bytes, arrived_ns)
             runs = True
             value = entry.plain(*args, **kwargs)
             if type(value) is CoroutineType:  # a `def` that wraps an `async def`

@@ -43,7 +43,7 @@ from monarch_hpc.transport.secure.link import LinkKey
 from monarch_hpc.wire.control.links import LinkGiven, LinkOver, LinkTaken
 from monarch_hpc.wire.control.message import encode
 from monarch_hpc.wire.control.table import decode
-from monarch_hpc.wire.frames import Buffer, Frame, Kind
+from monarch_hpc.wire.frames import Buffer, Frame, Kind, size_of
 
 __all__ = ["HELD", "Runtime", "current_runtime"]
 
@@ -104,7 +104,7 @@ class Runtime:
         self.info = info
         self.recorder = recorder or Recorder()
         self.connections = Connections(engine, self.on_frame)
-        self.replier = Replier(engine, info.host)
+        self.replier = Replier(engine, info.host, self.recorder.names)
         self.actors = Actors(engine, self.replier, self._start_actor, self.connections.lines)
         self.incarnations = Incarnations()
         self.ownership = Ownership(self.recorder)
@@ -251,7 +251,8 @@ class Runtime:
             channel = self._channels.get(incarnation)
             line = channel if channel is not None and channel.error is None else self.connections.line_to(proc)
             peer = line.mark or peer_of(line, self.recorder)
-            self.recorder.sent(slot, context().mark, name, peer, len(body), actor)
+            num_bytes = size_of(body, buffers) if buffers else len(body)
+            self.recorder.sent(slot, context().mark, name, peer, num_bytes, actor)
             # As in `CastSender.send`, without one more function call on the path of every message.
             if self._casts_in_flight:
                 self.casts.mark_after(incarnation, line)
@@ -303,7 +304,7 @@ class Runtime:
         elif kind is _RESULT or kind is _FAILURE:
             slot = self._slots.pop(frame.dest, None)
             if slot is not None:
-                self.recorder.answered(frame.dest)
+                (self.recorder.answered if kind is _RESULT else self.recorder.failed)(frame.dest)
                 slot.answer(frame)
                 if kind is _FAILURE:
                     self._on_failure()
@@ -359,7 +360,7 @@ class Runtime:
     def _lost_slot(self, number: int, error: TransportError) -> None:
         slot = self._slots.pop(number, None)
         if slot is not None:
-            self.recorder.answered(number)
+            self.recorder.failed(number)
             self.causes.explain(slot.incarnation, slot.where, error, slot.answer)
 
     def fail_calls(self, error: MonarchError) -> None:

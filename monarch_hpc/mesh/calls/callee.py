@@ -17,7 +17,7 @@ from monarch_hpc.core.text.description import summary_of
 from monarch_hpc.mesh.calls.answer import CallOptions, late
 from monarch_hpc.mesh.calls.load import Load
 from monarch_hpc.mesh.launch import DeferredSend, Launch
-from monarch_hpc.wire.frames import Buffer, Frame, Kind
+from monarch_hpc.wire.frames import Buffer, Frame, Kind, size_of
 
 __all__ = ["Answers", "Callee"]
 
@@ -224,7 +224,7 @@ class Callee:
         sent = None
         written = None if answers is None else CastRecord(context().mark, name)
         if written is None:
-            runtime.recorder.sent(0, context().mark, name, 0, len(body), self.actor)
+            runtime.recorder.sent(0, context().mark, name, 0, size_of(body, buffers), self.actor)
         delivery = Delivery(
             self._actor_text if answers is None else answers.where,
             answer,

@@ -322,13 +322,13 @@ def test_a_writer_that_is_killed_leaves_no_wrong_record(pen: str) -> None:
         events = read_events(memory)
         check(events, memory)
         # Each thread may have been about to write one record.
-        assert events[-1].seq - 2 <= len(events) or len(events) >= layout.NUM_EVENTS - 2
+        assert events[-1].seq - 2 <= len(events) or len(events) >= layout.EVENTS.num - 2
     finally:
         os.close(fd)
 
 
 def is_half_full(events: list[DecodedRecord]) -> bool:
-    return len(events) > layout.NUM_EVENTS // 2
+    return len(events) > layout.EVENTS.num // 2
 
 
 def check(events: list[DecodedRecord], memory: Memory) -> None:

@@ -51,7 +51,8 @@ class Process:
     """A process without actors, which has spawned some elsewhere."""
 
     def __init__(self, owner: int = 0) -> None:
-        self.ownership = Ownership(Recorder())
+        recorder = Recorder()
+        self.ownership = Ownership(recorder)
         self.causes = StoppedProcs()
         self.stopped: list[tuple[int, int]] = []
         self.answers: list[Answer] = []
@@ -61,7 +62,7 @@ class Process:
             self.ownership,
             Connections(engine, lambda _link, _frame: None),
             self.causes,
-            Replier(engine, "login"),
+            Replier(engine, "login", recorder.names),
             {},
             self._stop,
             self.unhandled.append,
