@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from monarch_hpc.actor.endpoint import Actor, concurrent_endpoint, endpoint
     from monarch_hpc.actor.fault import MeshFailure
     from monarch_hpc.actor.future import Future
+    from monarch_hpc.actor.metrics import get_meter, log_metric
     from monarch_hpc.actor.ports.port import Channel, Port, PortReceiver
     from monarch_hpc.actor.runtime.log_records import RecordHandler
+    from monarch_hpc.actor.spans import span, traced
     from monarch_hpc.config.runtime_layer import clear_runtime_config, configure, configured, get_runtime_config
     from monarch_hpc.core.errors import (
         ActorDied,
@@ -98,17 +100,21 @@ _HOMES = {
     "current_rank": "actor.context",
     "current_size": "actor.context",
     "endpoint": "actor.endpoint",
+    "get_meter": "actor.metrics",
     "get_or_spawn_controller": "mesh.program.registry",
     "get_runtime_config": "config.runtime_layer",
     "hosts": "mesh.current",
+    "log_metric": "actor.metrics",
     "on_deadline": "mesh.program.notice",
     "requeue": "slurm.requeue",
     "run_script": "mesh.scripts.script",
     "run_worker_loop_forever": "mesh.workers",
     "seconds_left": "mesh.program.notice",
+    "span": "actor.spans",
     "spmd": "mesh.scripts.spmd",
     "this_host": "mesh.current",
     "this_proc": "mesh.current",
+    "traced": "actor.spans",
 }
 
 __all__ = [
@@ -156,17 +162,21 @@ __all__ = [
     "current_rank",
     "current_size",
     "endpoint",
+    "get_meter",
     "get_or_spawn_controller",
     "get_runtime_config",
     "hosts",
+    "log_metric",
     "on_deadline",
     "requeue",
     "run_script",
     "run_worker_loop_forever",
     "seconds_left",
+    "span",
     "spmd",
     "this_host",
     "this_proc",
+    "traced",
 ]
 
 __getattr__, __dir__ = lazy_face(__name__, _HOMES, __all__)
