@@ -19,7 +19,9 @@ from monarch_hpc.agent.programs.table import Programs
 from monarch_hpc.agent.resources.shm_folder import remove_segments
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.logger import Logger
+from monarch_hpc.telemetry.clock import ClockComparison
 from monarch_hpc.transport.engine.engine import Engine
+from monarch_hpc.wire.control.clocks import ClockTold
 from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.control.output import FlushLogs, LogsSet, SetLogs
 from monarch_hpc.wire.control.procs import ProcsStopped, SpawnFailed, SpawnProcs, StopProcs
@@ -66,13 +68,23 @@ class Agent:
         self._reaper = reaper
         self._programs = programs
         self._send = send
-        self._procs = ProcTable(engine, settings, steps, reaper, send, self._settle)
+        telemetry = settings.telemetry
+        self._clock = ClockComparison(
+            settings.name, telemetry.clock_exchanges, telemetry.clock_interval_s, send, engine.call_later
+        )
+        self._procs = ProcTable(engine, settings, steps, reaper, send, self._settle, self._clock)
         self._spawner = ProcSpawner(engine, settings, zygotes, steps, outlet, send, self._procs)
         self._stopping_meshes: set[tuple[str, int]] = set()
         self._closing_runs: dict[str, Deadline | None] = {}  # None: procs are still ending
         self._clearing = False
         self.seated = False
         self._leaving: Callable[[int], None] | None = None
+
+    def take_seat(self) -> None:
+        """Begin this host's part in the allocation; the head knows it."""
+        if not self.seated:
+            self.seated = True
+            self._engine.call_soon(self._clock.start)
 
     def handle(self, message: Message) -> None:
         """Carry out one message from the head; a failure is answered at once."""
@@ -126,13 +138,15 @@ class Agent:
                 for proc in self._procs.of_mesh(message.run, message.mesh):
                     proc.output.flush()
                 self._send(LogsSet(message.run, message.mesh, self._settings.rank, message.number))
+            case ClockTold():
+                self._clock.take(message)
             case _:
                 _log.warning("the head sent %s, which agents do not handle", type(message).__name__)
 
-    def rows(self, question: Ask) -> Portion | None:
-        """Return this host's rows; None if they cannot be read."""
+    def rows(self, question: Ask, max_bytes: int) -> Portion | None:
+        """Return this host's rows, up to *max_bytes* of rows of the past; None if they cannot be read."""
         try:
-            return answer(question, f"host {self._settings.name}", self._procs.sources)
+            return answer(question, f"host {self._settings.name}", self._procs.sources, max_bytes)
         except Exception:  # noqa: BLE001 a callback's edge: the hosts behind this one are to be asked all the same
             _log.exception("rows of %s could not be read", question.table)
             return None

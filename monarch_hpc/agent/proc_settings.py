@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from monarch_hpc.agent.resources.grant import Grant
-from monarch_hpc.config.schema import FabricConfig, LogsConfig, ProcsConfig, TransportConfig, UcxConfig
+from monarch_hpc.config.schema import FabricConfig, LogsConfig, ProcsConfig, RecordingConfig, TransportConfig, UcxConfig
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.ids import SlurmIds
 from monarch_hpc.supervision.lease import Lease
@@ -19,7 +19,6 @@ class ProcSettings:
         listen_hosts: IP addresses for procs to listen on.
         heartbeat_s: seconds between two checks of the procs' state.
         lease: how long a proc may be stopped by a signal.
-        keep_dead: number of dead procs whose records are kept.
         addresses: listening addresses of the agent.
         segments: folder for shared memory; may be empty.
         forwarders: addresses of the head's agent; filled in when known.
@@ -37,7 +36,7 @@ class ProcSettings:
     addresses: list[str]
     segments: str
     forwarders: list[str]
-    keep_dead: int
+    telemetry: RecordingConfig
     procs: ProcsConfig
     limits: TransportConfig
     fabric: FabricConfig

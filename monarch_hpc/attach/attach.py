@@ -188,11 +188,16 @@ def _ask_status(directory: Path, question: Message, timeout_s: float) -> HeadSta
 
 @dataclass(frozen=True, slots=True)
 class TableAnswer(Generic[R]):
-    """The rows of all processes of an allocation that answered; see `wire.control.questions.Rows`."""
+    """The rows of all processes of an allocation that answered; see `wire.control.questions.Rows`.
+
+    Attributes:
+        cut: processes of whose rows only the latest are there, in words.
+    """
 
     rows: list[R]
     missing: list[str]
     left_out: list[str]
+    cut: list[str]
 
 
 def query_rows(
@@ -212,7 +217,7 @@ def query_rows(
     if not isinstance(answer, Rows):
         return None
     rows = [row for portion in answer.portions for row in table.read(portion.rows)]
-    return TableAnswer(rows, answer.missing, answer.left_out)
+    return TableAnswer(rows, answer.missing, answer.left_out, [one.source for one in answer.portions if one.cut])
 
 
 def shut_down(directory: Path, timeout_s: float) -> dict[str, int] | None:

@@ -51,17 +51,20 @@ class _View:
 @click.option("--endpoints", is_flag=True, help="Show number and duration of calls by endpoint, and time in the queue.")
 @click.option("--procs", is_flag=True, help="Show the processes of runs, with their memory.")
 @click.option("--memory", is_flag=True, help="Show what actors lend by RDMABuffer, and the last transfers.")
+@click.option("--clocks", is_flag=True, help="Show how far the clocks of hosts differ, and how sure that is.")
 @click.option("--run", metavar="RUN", help="With --calls, --endpoints, --procs or --memory: only this run.")
 @output_options
-def command(name: str | None, calls: bool, endpoints: bool, procs: bool, memory: bool, run: str | None) -> int:
+def command(
+    name: str | None, calls: bool, endpoints: bool, procs: bool, memory: bool, clocks: bool, run: str | None
+) -> int:
     """Show allocations, their state and their runs."""
     config = load_for_command({}).config
     output = current_output()
-    if calls + endpoints + procs + memory > 1:
-        raise click.UsageError("--calls, --endpoints, --procs and --memory exclude each other")
+    if calls + endpoints + procs + memory + clocks > 1:
+        raise click.UsageError("--calls, --endpoints, --procs, --memory and --clocks exclude each other")
     if run is not None and not (calls or endpoints or procs or memory):
         raise click.UsageError("--run goes with --calls, --endpoints, --procs or --memory")
-    if calls or endpoints or procs or memory:
+    if calls or endpoints or procs or memory or clocks:
         from monarch_hpc.cli.tables.question import Question
 
         question = Question(name, run, config, output)
@@ -77,6 +80,10 @@ def command(name: str | None, calls: bool, endpoints: bool, procs: bool, memory:
             from monarch_hpc.cli.tables.memory import show_memory
 
             return show_memory(question)
+        if clocks:
+            from monarch_hpc.cli.tables.clocks import show_clocks
+
+            return show_clocks(question)
         from monarch_hpc.cli.tables.procs import show_procs
 
         return show_procs(question)

@@ -174,6 +174,8 @@ class UcxConfig:
 class RecordingConfig:
     """Retention of the records of procs, and answers to questions about them."""
 
+    clock_exchanges: int
+    clock_interval_s: float
     keep_dead: int
     max_answer_bytes: int
 

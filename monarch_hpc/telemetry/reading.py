@@ -36,12 +36,13 @@ __all__ = [
     "DecodedRecord",
     "Memory",
     "memory_of",
-    "read_cursor",
     "read_events",
+    "read_header",
     "read_memory_use",
     "read_ring",
     "read_scene",
     "read_table",
+    "read_u64",
 ]
 
 Memory = Callable[[int, int], bytes]
@@ -68,6 +69,8 @@ _STATES = {
 }
 _NS = 1e-9
 _U64 = struct.Struct("<Q")
+_MOST = (1 << 63) - 1
+"""Largest number reported: JSON readers have no u64."""
 _F64 = struct.Struct("<d")
 
 
@@ -128,7 +131,7 @@ def read_scene(memory: Memory, now_ns: int | None = None) -> Scene:
         now_ns: CLOCK_MONOTONIC of this host; None reads the clock.
     """
     now_ns = monotonic_ns() if now_ns is None else now_ns
-    problem, incarnation = _header(memory)
+    problem, incarnation = read_header(memory)
     if problem:
         return Scene(problem, "", [], [], [], [], 0, [])
     look = parse_names(memory(layout.NAMES_AT, layout.NAMES_BYTES))
@@ -173,7 +176,7 @@ def read_scene(memory: Memory, now_ns: int | None = None) -> Scene:
 def read_memory_use(memory: Memory, now_ns: int | None = None) -> MemoryUse:
     """Return what the process lends, and its last transfers; otherwise as `read_scene`."""
     now_ns = monotonic_ns() if now_ns is None else now_ns
-    problem, _incarnation = _header(memory)
+    problem, _incarnation = read_header(memory)
     if problem:
         return MemoryUse(problem, [], [])
     look = parse_names(memory(layout.NAMES_AT, layout.NAMES_BYTES))
@@ -206,10 +209,10 @@ def read_ring(memory: Memory, ring: Ring, limit: int | None = None) -> list[Deco
     Args:
         limit: upper bound on their number, and on the cost; the latest are returned. None for all.
     """
-    if _header(memory)[0]:
+    if read_header(memory)[0]:
         return []
-    cursor = read_cursor(memory, ring)
-    num = min(cursor, ring.num if limit is None else min(limit, ring.num))
+    cursor = read_u64(memory, ring.cursor_at)
+    num = min(cursor, ring.num, ring.num if limit is None else limit)
     start = (cursor - num + 1) & (ring.num - 1)
     found: list[DecodedRecord] = []
     for low, high in ((start, min(start + num, ring.num)), (0, start + num - ring.num)):
@@ -223,20 +226,18 @@ def _read_places(memory: Memory, ring: Ring, low: int, high: int) -> Iterator[De
     # Read twice: the process may have overwritten a record while it was copied.
     at, size = ring.at + low * RECORD_BYTES, (high - low) * RECORD_BYTES
     first, second = memory(at, size), memory(at, size)
-    mask = ring.num - 1
     both = zip(RECORD.iter_unpack(first), RECORD.iter_unpack(second), strict=True)
     for place, (one, other) in enumerate(both, low):
-        if one == other and one[-1] and one[-1] & mask == place:
+        if one == other and one[-1] and one[-1] & (ring.num - 1) == place:
             yield DecodedRecord._make(one)
 
 
-def read_cursor(memory: Memory, ring: Ring) -> int:
-    """Return the number of records that were written into a ring so far."""
-    (cursor,) = _U64.unpack(memory(ring.cursor_at, _U64.size))
-    return int(cursor)
+def read_u64(memory: Memory, at: int) -> int:
+    """Return the number at an offset."""
+    return int.from_bytes(memory(at, 8), "little") & _MOST
 
 
-def _header(memory: Memory) -> tuple[str, str]:
+def read_header(memory: Memory) -> tuple[str, str]:
     """Return the problem and the incarnation."""
     magic, version, total, _, incarnation, _, _ = HEADER.unpack(memory(0, HEADER.size))
     if not any(magic):

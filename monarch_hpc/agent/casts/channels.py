@@ -68,7 +68,7 @@ class CastChannels:
         rank: int,
         num_hosts: int,
         config: Config,
-        own: Callable[[Ask], Portion | None],
+        own: Callable[[Ask, int], Portion | None],
     ) -> None:
         limits = config.transport
         self._engine = engine

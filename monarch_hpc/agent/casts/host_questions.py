@@ -42,7 +42,7 @@ class HostQuestions:
         rank: rank of this host.
         fanout: config key `transport.cast_fanout`.
         usable: tells whether the agent of a host can be reached, as far as is known.
-        own: reads this host's rows; None if they cannot be read.
+        own: reads this host's rows, up to a number of bytes of rows of the past; None if they cannot be read.
         max_answer_bytes: config key `telemetry.max_answer_bytes`.
     """
 
@@ -53,7 +53,7 @@ class HostQuestions:
         fanout: int,
         usable: Callable[[int], bool],
         carrier: QuestionCarrier,
-        own: Callable[[AskHosts], Portion | None],
+        own: Callable[[AskHosts, int], Portion | None],
         max_answer_bytes: int,
     ) -> None:
         self._rank = rank
@@ -62,6 +62,7 @@ class HostQuestions:
         self._routes = TreeRoutes(num_hosts, usable)
         self._carrier = carrier
         self._own = own
+        self._max_own_bytes = max_answer_bytes // num_hosts
         self._open: OpenQuestions[int] = OpenQuestions(carrier.later, max_answer_bytes)
         self._names: dict[int, str] = {}
 
@@ -88,7 +89,7 @@ class HostQuestions:
                 )
             else:
                 missing += self._sources(some)
-        own = self._own(question) if contains(hosts, self._rank) else None
+        own = self._own(question, self._max_own_bytes) if contains(hosts, self._rank) else None
         if own is None:
             missing += self._sources(narrow(hosts, (self._rank, self._rank + 1), _ROOT, self._num_hosts))
         ticket = self._open.begin(

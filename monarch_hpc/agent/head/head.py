@@ -21,6 +21,7 @@ from monarch_hpc.agent.head.runs import OpenWitness, RunPeers, report
 from monarch_hpc.agent.head.state import HeadState, RunState, apply
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.supervision.lease import Liveness
+from monarch_hpc.telemetry.clock import realtime_ns
 from monarch_hpc.wire.control.allocation import (
     DrainHost,
     FreeHosts,
@@ -32,6 +33,7 @@ from monarch_hpc.wire.control.allocation import (
     ShutDownDone,
     Status,
 )
+from monarch_hpc.wire.control.clocks import AskClock, ClockTold
 from monarch_hpc.wire.control.deadline import AwaitDeadline, DeadlineMet, SetJobEnd, Terminated
 from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.control.output import FlushLogs, LogsSet, Output, SetLogs
@@ -143,6 +145,8 @@ class Head:
         match message:
             case Rows():
                 self._questions.take(link, message)
+            case AskClock():
+                link.send(ClockTold(message.ticket, realtime_ns()))
             case RunClosed():
                 self._closed_on(message.run, slot.entry.rank)
             case ShutDownDone():

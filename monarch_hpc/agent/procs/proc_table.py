@@ -18,6 +18,8 @@ from monarch_hpc.agent.procs.refusals import Refusals
 from monarch_hpc.core.errors import FrameError
 from monarch_hpc.core.process.exit import Exit
 from monarch_hpc.supervision.lease import Liveness
+from monarch_hpc.telemetry.clock import ClockComparison
+from monarch_hpc.telemetry.history import HISTORY
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.control.procs import ProcEnded, ProcHello, ProcLife, ProcReady, SpawnFailed
@@ -25,6 +27,8 @@ from monarch_hpc.wire.control.table import decode
 from monarch_hpc.wire.start import STOP_ORDERED
 from monarch_hpc.wire.tables.answer import Sources
 from monarch_hpc.wire.tables.calls import CALLS
+from monarch_hpc.wire.tables.clocks import CLOCKS
+from monarch_hpc.wire.tables.history import RECORDERS
 from monarch_hpc.wire.tables.memory import MEMORY
 from monarch_hpc.wire.tables.procs import PROCS
 
@@ -39,6 +43,7 @@ class ProcTable:
     Args:
         send: sends a message to the head.
         on_ended: called after a proc has left the table and its end was reported.
+        clock: the comparison of this host's clock with the head's.
     """
 
     def __init__(
@@ -49,6 +54,7 @@ class ProcTable:
         reaper: Reaper,
         send: Callable[[Message], None],
         on_ended: Callable[[], None],
+        clock: ClockComparison,
     ) -> None:
         self._engine = engine
         self._steps = steps
@@ -57,7 +63,8 @@ class ProcTable:
         self._on_ended = on_ended
         self._lease = settings.lease
         self._procs: set[Proc] = set()
-        self._records = HostRecords(settings.keep_dead)
+        self._clock = clock
+        self._records = HostRecords(settings.telemetry.keep_dead)
         self._refusals = Refusals(engine, self._procs)
         self._stopped_procs = StoppedProcs(engine, settings.heartbeat_s, settings.lease)
 
@@ -85,6 +92,9 @@ class ProcTable:
             CALLS.name: lambda: self._records.calls(self._procs),
             MEMORY.name: lambda: self._records.memory(self._procs),
             PROCS.name: lambda: self._records.procs(self._procs),
+            CLOCKS.name: lambda: [self._clock.row()],
+            RECORDERS.name: lambda: self._records.recorders(self._procs),
+            **{name: partial(self._records.history, self._procs, name, self._clock) for name in HISTORY},
         }
 
     def close(self) -> None:

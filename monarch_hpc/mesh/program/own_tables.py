@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 
 from monarch_hpc.actor.runtime.runtime import Runtime
 from monarch_hpc.core.machine.procfs import read_resident_bytes
+from monarch_hpc.telemetry.clock import uncompared
+from monarch_hpc.telemetry.history import HISTORY, read_recorder
 from monarch_hpc.telemetry.reading import read_memory_use, read_scene
 from monarch_hpc.wire.tables.answer import Sources
 from monarch_hpc.wire.tables.calls import CALLS, PROGRAM_MESH, ProcCalls
+from monarch_hpc.wire.tables.history import RECORDERS, HistoryRow, RecorderState
 from monarch_hpc.wire.tables.memory import MEMORY, ProcMemory
 from monarch_hpc.wire.tables.procs import PROCS, ProcRow
 
@@ -33,4 +37,21 @@ def own_tables(runtime: Runtime, run: str) -> Sources:
     def procs() -> Iterator[ProcRow]:
         yield ProcRow(run, PROGRAM_MESH, 0, host, pid, "ready", "", read_resident_bytes(pid))
 
-    return {CALLS.name: calls, MEMORY.name: memory, PROCS.name: procs}
+    def read(at: int, size: int) -> bytes:
+        return runtime.recorder.memory[at : at + size]
+
+    def recorders() -> Iterator[RecorderState]:
+        for row in procs():
+            yield read_recorder(read, row)
+
+    def history(table: str) -> Iterator[HistoryRow]:
+        for row in procs():
+            yield from HISTORY[table](read, row, uncompared())
+
+    return {
+        CALLS.name: calls,
+        MEMORY.name: memory,
+        PROCS.name: procs,
+        RECORDERS.name: recorders,
+        **{name: partial(history, name) for name in HISTORY},
+    }

@@ -20,6 +20,7 @@ from monarch_hpc.wire.control.allocation import (
     Status,
     StatusReport,
 )
+from monarch_hpc.wire.control.clocks import AskClock, ClockTold
 from monarch_hpc.wire.control.deadline import (
     AwaitDeadline,
     DeadlineMet,
@@ -94,6 +95,8 @@ MESSAGES: dict[str, type[Message]] = {
         Ask,
         AskHosts,
         Rows,
+        AskClock,
+        ClockTold,
         LinkGiven,
         LinkTaken,
         LinkOver,

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from monarch_hpc.wire.tables.calls import CALLS
+from monarch_hpc.wire.tables.clocks import CLOCKS
+from monarch_hpc.wire.tables.history import HANDLED, METRICS, RECORDERS, SPANS, TRANSFERS
 from monarch_hpc.wire.tables.memory import MEMORY
 from monarch_hpc.wire.tables.procs import PROCS
 from monarch_hpc.wire.tables.schema import Table
@@ -13,5 +15,5 @@ from monarch_hpc.wire.tables.schema import Table
 __all__ = ["TABLES"]
 
 TABLES: Mapping[str, Table[Any]] = {
-    table.name: table for table in (CALLS, MEMORY, PROCS)
+    table.name: table for table in (CALLS, CLOCKS, HANDLED, MEMORY, METRICS, PROCS, RECORDERS, SPANS, TRANSFERS)
 }  # each has rows of its own type

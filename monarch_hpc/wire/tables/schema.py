@@ -41,14 +41,16 @@ class Table(Generic[R]):
 
     Args:
         row: a dataclass, each of whose fields is ``Annotated[TYPE, MEANING]``.
+        history: whether its rows are records of the past, the latest first, of which an answer has as many as fit.
 
     Attributes:
         about: what its rows are.
     """
 
-    def __init__(self, name: str, row: type[R], about: str) -> None:
+    def __init__(self, name: str, row: type[R], about: str, *, history: bool = False) -> None:
         self.name = name
         self.about = about
+        self.history = history
         self._row = row
         hints = typing.get_type_hints(row, include_extras=True)
         self.columns = tuple(Column(name, *typing.get_args(hint)) for name, hint in hints.items())
@@ -57,7 +59,7 @@ class Table(Generic[R]):
         """Return why rows cannot be chosen by *where*, see `render`; empty if they can."""
         kinds = {one.name: one.kind for one in self.columns if one.kind in _SCALARS}
         for name, value in where.items():
-            if type(value) is not kinds.get(name):
+            if type(value) is not kinds.get(name) and not (kinds.get(name) is float and _least(value) is not None):
                 known = ", ".join(f"{name} ({kind.__name__})" for name, kind in kinds.items())
                 return f"rows of {self.name} cannot be chosen by {name:.80} = {value!r:.80}; they can by: {known}"
         return ""
@@ -66,11 +68,26 @@ class Table(Generic[R]):
         """Return *rows* as text.
 
         Args:
-            where: values by column; other rows are left out.
+            where: values by column; other rows are left out. For a float, ``[">=", NUMBER]`` is a lower bound.
         """
-        names = [one.name for one in self.columns]
-        chosen = (row for row in rows if all(getattr(row, name) == value for name, value in where.items()))
-        return json.dumps([[_plain(getattr(row, name)) for name in names] for row in chosen], separators=(",", ":"))
+        return self.fit(rows, where, None)[0]
+
+    def fit(self, rows: Iterable[R], where: Mapping[str, object], max_bytes: int | None) -> tuple[str, bool]:
+        """Return as many of *rows* as fit into *max_bytes*, as text, and whether some are missing.
+
+        Args:
+            where: as for `render`.
+        """
+        texts: list[str] = []
+        num_bytes = 2
+        for row in rows:
+            if all(_matches(getattr(row, name), value) for name, value in where.items()):
+                text = json.dumps([_plain(getattr(row, one.name)) for one in self.columns], separators=(",", ":"))
+                num_bytes += len(text) + 1
+                if max_bytes is not None and num_bytes > max_bytes:
+                    return f"[{','.join(texts)}]", True
+                texts.append(text)
+        return f"[{','.join(texts)}]", False
 
     def read(self, text: str) -> list[R]:
         """Return the rows that `render` made *text* of.
@@ -93,6 +110,18 @@ class Table(Generic[R]):
         row = build(self._row, document, self.name)
         assert isinstance(row, self._row)
         return row
+
+
+def _least(value: object) -> float | None:
+    """The bound in ``[">=", NUMBER]``; None for anything else."""
+    if isinstance(value, list) and len(value) == 2 and value[0] == ">=" and type(value[1]) in (int, float):
+        return float(value[1])
+    return None
+
+
+def _matches(value: object, wanted: object) -> bool:
+    least = _least(wanted)
+    return value == wanted if least is None else isinstance(value, float) and value >= least
 
 
 def _plain(value: object) -> object:

@@ -19,10 +19,10 @@ from monarch_hpc.telemetry.reading import (
     MAX_SENT,
     Memory,
     memory_of,
-    read_cursor,
     read_events,
     read_memory_use,
     read_scene,
+    read_u64,
 )
 from monarch_hpc.telemetry.recorder import Recorder
 
@@ -153,7 +153,7 @@ def test_both_pens_write_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None
             second.begin(4, 5, 6, 7, _LATER)
             second.end(num_bytes)
         at = (layout.SENT_AT, layout.NAMES_AT)
-        assert read_cursor(lambda start, size: recorder.memory[start : start + size], layout.EVENTS) == 6
+        assert read_u64(lambda start, size: recorder.memory[start : start + size], layout.EVENTS.cursor_at) == 6
         written = bytearray(recorder.memory[at[0] : at[1]])
         # Times differ, and so do the values computed from them.
         for offset in range(0, (layout.COUNTERS_AT - at[0]), 64):

@@ -12,7 +12,7 @@ from monarch_hpc.telemetry import layout
 from monarch_hpc.telemetry.layout import FAILED, OPEN
 from monarch_hpc.telemetry.memory import make_memory
 from monarch_hpc.telemetry.names import parse_names
-from monarch_hpc.telemetry.reading import Memory, memory_of, read_cursor, read_ring
+from monarch_hpc.telemetry.reading import Memory, memory_of, read_ring, read_u64
 from monarch_hpc.telemetry.recorder import Recorder
 
 
@@ -50,8 +50,8 @@ def test_the_rings_of_a_program_are_not_overwritten_by_calls(make: Make) -> None
     assert load.dur >= 0
     (transfer,) = read_ring(memory, layout.TRANSFERS)
     assert (transfer.flags, transfer.num_bytes, transfer.dur, transfer.value) == (FAILED, 30, 5_000, 1)
-    assert [read_cursor(memory, ring) for ring in (layout.METRICS, layout.SPANS, layout.TRANSFERS)] == [1, 2, 1]
-    assert read_cursor(memory, layout.EVENTS) == layout.EVENTS.num + 2
+    assert [read_u64(memory, ring.cursor_at) for ring in (layout.METRICS, layout.SPANS, layout.TRANSFERS)] == [1, 2, 1]
+    assert read_u64(memory, layout.EVENTS.cursor_at) == layout.EVENTS.num + 2
 
 
 def test_a_span_that_outlives_its_place_is_written_again(make: Make) -> None:

@@ -30,7 +30,7 @@ class Host:
         self.questions = HostQuestions(rank, num_hosts, fanout, self.usable.__contains__, self, self.own, max_bytes)
         self.questions.on_roster([entry(other) for other in range(num_hosts) if other in self.usable])
 
-    def own(self, question: AskHosts) -> Portion | None:
+    def own(self, question: AskHosts, max_bytes: int) -> Portion | None:
         if self.rank in self._tree.unreadable:
             return None
         return Portion(f"host n{self.rank}", f"[[{self.rank}]]")

@@ -11,6 +11,8 @@ from monarch_hpc.wire.control.questions import Ask
 from monarch_hpc.wire.tables.answer import answer
 from monarch_hpc.wire.tables.calls import CALLS, ActorSeen, ProcCalls, Scene
 from monarch_hpc.wire.tables.catalog import TABLES
+from monarch_hpc.wire.tables.history import METRICS
+from monarch_hpc.wire.tables.history import MetricRow as RecordedMetric
 from monarch_hpc.wire.tables.procs import PROCS, ProcRow
 
 ROWS = [ProcRow("a", 1, rank, "n\u00e4", 100 + rank, "ready", "", 1 << 40) for rank in range(3)]
@@ -61,3 +63,17 @@ def test_a_process_answers_for_the_tables_that_it_has() -> None:
 def test_the_two_tables_have_the_identity_of_a_process_in_common() -> None:
     assert [one.name for one in CALLS.columns][:7] == [one.name for one in PROCS.columns][:7]
     assert all(one.meaning for table in TABLES.values() for one in table.columns)
+
+
+def test_the_latest_rows_that_fit_are_taken_and_older_ones_reported_missing() -> None:
+    rows = [RecordedMetric("a", 1, 0, "n1", 7, float(t), 0.0, "", -1, "loss", 0.5, t, "") for t in (4, 3, 2, 1)]
+    whole, cut = METRICS.fit(rows, {}, None)
+    assert METRICS.read(whole) == rows and not cut
+    some, cut = METRICS.fit(rows, {}, len(whole) // 2 + 5)
+    assert METRICS.read(some) == rows[:2] and cut
+    question = Ask(1, "metrics", {"t": [">=", 3], "name": "loss"}, 1.0)
+    assert METRICS.problem_of(question.where) == ""
+    portion = answer(question, "here", {"metrics": lambda: rows})
+    assert METRICS.read(portion.rows) == rows[:2] and not portion.cut
+    assert answer(question, "here", {"metrics": lambda: rows}, 10).cut
+    assert "cannot be chosen by" in METRICS.problem_of({"t": ["<", 3]}) and METRICS.problem_of({"name": [">=", 1]})
