@@ -80,7 +80,7 @@ class Agent:
         self.seated = False
         self._leaving: Callable[[int], None] | None = None
 
-    def take_seat(self) -> None:
+    def join(self) -> None:
         """Begin this host's part in the allocation; the head knows it."""
         if not self.seated:
             self.seated = True

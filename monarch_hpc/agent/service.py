@@ -175,7 +175,7 @@ class Service:
     def _start_head(self, problem: str) -> None:
         self._retention = Retention(self._args.directory, self._config.logs.keep_runs)
         allocation_files.claim(self._args.folder, f"process {os.getpid()} on {self._args.name}")
-        self._agent.take_seat()
+        self._agent.join()
         head = self._head = Head(
             self._args.num_hosts,
             self._engine.clock,
@@ -239,7 +239,7 @@ class Service:
 
     def _on_order(self, message: Message) -> None:
         if not isinstance(message, Refused | ShutDown):
-            self._agent.take_seat()
+            self._agent.join()
         match message:
             case ShutDown():
                 self.leave(message.grace_s)

@@ -48,6 +48,7 @@ __all__ = [
     "drain_host",
     "free_hosts",
     "join",
+    "query_portions",
     "query_rows",
     "query_status",
     "shut_down",
@@ -212,12 +213,19 @@ def query_rows(
     Raises:
         FrameError: a process answered with something else than rows of *table*.
     """
-    question = Ask(0, table.name, dict(where or {}), timeout_s)
-    answer, _, _ = ask(directory, question, Rows, timeout_s + _DIAL_S)
-    if not isinstance(answer, Rows):
+    answer = query_portions(directory, table.name, timeout_s, where)
+    if answer is None:
         return None
     rows = [row for portion in answer.portions for row in table.read(portion.rows)]
     return TableAnswer(rows, answer.missing, answer.left_out, [one.source for one in answer.portions if one.cut])
+
+
+def query_portions(
+    directory: Path, table: str, timeout_s: float, where: Mapping[str, object] | None = None
+) -> Rows | None:
+    """Return the answer for `query_rows` as it came, with rows as text; None if the head cannot be reached in time."""
+    answer, _, _ = ask(directory, Ask(0, table, dict(where or {}), timeout_s), Rows, timeout_s + _DIAL_S)
+    return answer if isinstance(answer, Rows) else None
 
 
 def shut_down(directory: Path, timeout_s: float) -> dict[str, int] | None:

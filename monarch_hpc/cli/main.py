@@ -36,6 +36,7 @@ VERBS: Mapping[str, str] = {
     "attach": "Show a run that goes on without a terminal.",
     "cancel": "End a run.",
     "logs": "Show the output of agents and runs.",
+    "query": "Answer a question in SQL about what processes recorded.",
     "cost": "Show node-hours and time left of allocations.",
     "report": "Pack an archive for the help desk, without secrets.",
     "release": "Give allocations back to Slurm.",
@@ -67,6 +68,7 @@ _FOLDERS: Mapping[str, str] = {
     "exec": "hosts",
     "shell": "hosts",
     "completion": "allocations",
+    "query": "tables",
     "report": "checks",
 }
 

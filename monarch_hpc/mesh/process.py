@@ -20,6 +20,7 @@ LATER = (
     "monarch_hpc.mesh.current",
     "monarch_hpc.actor.execution.event_loop",
     "monarch_hpc.actor.ports.port",
+    "monarch_hpc.actor.spans",
     "monarch_hpc.mesh.calls.accumulator",
     "monarch_hpc.core.ndslice",
     "monarch_hpc.mesh.program.registry",

@@ -24,7 +24,8 @@ INNER = {
     ),
     "attach": (
         {"job_end"},
-        {"attach", "embedded", "workers"},
+        {"sql"},
+        {"attach", "embedded", "sql_engine", "workers"},
         {"local_agents", "slurm_relay"},
     ),
     "actor": (
@@ -70,6 +71,9 @@ UPWARD = {
     ("mesh.proc", "mesh.host"): {When.LAZY, When.TYPING},
     # A response port that is sent in a message becomes a port.
     ("actor.cell.response_port", "actor.ports.sent_response"): {When.LAZY},
+    # A face, whose modules others import from it.
+    ("telemetry", "attach.sql"): {When.TYPING},
+    ("telemetry", "mesh.program.query"): {When.TYPING},
 }
 
 NAMES = {module.name.removeprefix("monarch_hpc.") for module in modules()}

@@ -32,9 +32,10 @@ DOORS = {
     "click": {"cli"},
     "cloudpickle": {"wire.serializer"},
     "cryptography": {"transport.secure.noise", "transport.tcp.channel"},
+    "datafusion": {"attach.sql_engine"},
     "mpi4py": {"actor.runtime.mpi"},
     "numpy": {"rdma.arrays", "rdma.trees.arrays"},
-    "pyarrow": {"wire.arrow"},
+    "pyarrow": {"attach.sql", "attach.sql_engine", "wire.arrow"},
     "pytest": {"testing.fixtures"},
     "rich": {"cli.output"},
     "torch": {"mesh.scripts.spmd", "rdma.tensors", "rdma.trees.tensors", "wire.tensors"},
@@ -93,7 +94,7 @@ ENVIRON_DOORS = {
 
 # Faces: packages that also offer names of the layers above, each loaded at its first use by its table `_HOMES`. A type
 # checker follows the imports, which so must say the same as the table.
-OFFERING = {"monarch_hpc", "monarch_hpc.actor"}
+OFFERING = {"monarch_hpc", "monarch_hpc.actor", "monarch_hpc.telemetry"}
 
 
 def within(module: Module, doors: set[str]) -> bool:

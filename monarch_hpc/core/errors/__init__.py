@@ -35,6 +35,7 @@
     |   `-- CopyTimeout        they were not done in time; also a TimeoutError
     |-- CallTimeout            not answered within the call's own time limit; also a TimeoutError
     |-- PortClosed             a port will deliver no more values
+    |-- QueryError             a question in SQL cannot be answered
     |-- SpawnError             a proc could not be started
     |-- ForkedError            a forked child used its parent's connections or actors; also a RuntimeError
     |-- LabError               the Slurm lab on this machine cannot do what was asked
@@ -62,7 +63,7 @@ from monarch_hpc.core.errors.actor import (
 )
 from monarch_hpc.core.errors.call import CallFailed, MeshDied, MeshError
 from monarch_hpc.core.errors.copies import CopyFailed, CopyTimeout
-from monarch_hpc.core.errors.root import ConfigError, ForkedError, InternalError, LabError, MonarchError
+from monarch_hpc.core.errors.root import ConfigError, ForkedError, InternalError, LabError, MonarchError, QueryError
 from monarch_hpc.core.errors.slurm import (
     AgentsMissing,
     AllocationError,
@@ -114,6 +115,7 @@ __all__ = [
     "PeerLost",
     "PortClosed",
     "ProcDied",
+    "QueryError",
     "ScriptFailed",
     "SlurmBusy",
     "SlurmCommandError",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -12,11 +13,12 @@ from typing import TypeVar
 import pytest
 
 import monarch_hpc
-from monarch_hpc import Actor, ActorError, ActorMesh, ProcMesh, endpoint
+from monarch_hpc import Actor, ActorError, ActorMesh, ProcMesh, endpoint, telemetry
 from monarch_hpc.attach.attach import query_rows
 from monarch_hpc.cli.main import main
 from monarch_hpc.config.load import load
 from monarch_hpc.config.program import DIRECTORY_VARIABLE
+from monarch_hpc.core.errors import QueryError
 from monarch_hpc.testing import wait_until
 from monarch_hpc.wire.tables.clocks import CLOCKS, HostClock
 from monarch_hpc.wire.tables.history import HANDLED, METRICS, RECORDERS, SPANS
@@ -110,3 +112,24 @@ def test_clocks_are_compared(procs: ProcMesh, capsys: pytest.CaptureFixture[str]
     assert head.split() == ["HOST", "AHEAD", "ERROR", "ROUND", "TRIP", "COMPARED"]
     assert [line.split()[0] for line in lines] == ["local0", "local1"]
     assert all("±" in line and line.endswith(" ago") for line in lines)
+
+
+def test_questions_in_sql(procs: ProcMesh, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("datafusion")
+    trainers: ActorMesh[Trainer] = procs.slice(hosts=1).spawn("other", Trainer)
+    trainers.step.call(7).get(_PATIENCE_S)
+    sql = "SELECT name, value FROM metrics WHERE actor = 'other'"
+    result = telemetry.query(sql, timeout_s=_PATIENCE_S)
+    assert (result.columns, result.rows) == (["name", "value"], [("loss", 0.125)])
+    assert result.missing_hosts == result.cut == []
+    with pytest.raises(QueryError, match="did you mean value"):
+        telemetry.query("SELECT valu FROM metrics")
+    directory = os.environ[DIRECTORY_VARIABLE]
+    command = ["query", sql, "--allocation", directory, "--deadline", "60s"]
+    assert main([*command, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["columns"], document["rows"], document["missing"]) == (["name", "value"], [["loss", 0.125]], [])
+    assert main(["query", "DROP TABLE metrics", "--allocation", directory]) == 65
+    assert "only questions (SELECT) are answered" in capsys.readouterr().err
+    assert main(["query", "--list"]) == 0
+    assert "metrics" in capsys.readouterr().out
