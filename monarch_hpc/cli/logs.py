@@ -28,7 +28,7 @@ _NAMED = 10
 @click.option("--run", "run", metavar="RUN", help="Output of this run; of the last one if left out.")
 @click.option("--rank", "ranks", metavar="LIST", help="Output of these ranks only, e.g. 0-3,7.")
 @click.option("--node", metavar="HOST", help="Output from this host only.")
-@click.option("--since", metavar="TIME", help="Only output of the last TIME, e.g. 10m; of procs, if they wrote since.")
+@click.option("--since", metavar="TIME", help="Only output of the last TIME, e.g. 10m.")
 @click.option("--grep", metavar="PATTERN", help="Only lines in which this regular expression is found.")
 @click.option("-f", "--follow", is_flag=True, help="Go on with what is written, each line with its process.")
 @on_interrupt_option
