@@ -30,7 +30,7 @@ def own_recorder() -> Recorder:
 
 
 def log_metric(name: str, value: SupportsFloat, /, *, step: int | None = None, **tags: Tag) -> None:
-    """Record a number of the program, such as its loss; in the table `metrics`. Takes less than a microsecond.
+    """Record a number of the program, such as its loss; in the table `metrics`. Takes a microsecond.
 
     Each process keeps its latest ones, see docs/telemetry.md.
 

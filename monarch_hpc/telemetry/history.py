@@ -25,12 +25,12 @@ from monarch_hpc.wire.tables.history import (
     TransferRow,
 )
 from monarch_hpc.wire.tables.procs import RunProcess
+from monarch_hpc.wire.tables.schema import MAX_ROWS
 
 __all__ = ["HISTORY", "ReadHistory", "latest_first", "read_recorder"]
 
-MAX_RECORDS = 10_000
-"""Upper bound on the records of one table that are looked at in each process, the latest ones: an agent reads them
-between its other work, in some ten milliseconds."""
+MAX_RECORDS = MAX_ROWS
+"""Upper bound on the records of one table that are looked at in each process, the latest ones."""
 
 
 class _Source(NamedTuple):

@@ -38,6 +38,7 @@ class Names:
         self._memory = memory
         self._known: dict[Name, int] = {}
         self._tags: dict[object, int] = {}
+        self._metrics: dict[str, int] = {}
         self._used = _USED.size
         self._num_unnamed = 0
         self._lock = allocate_lock()
@@ -60,7 +61,12 @@ class Names:
 
     def metric(self, name: str) -> int:
         """Return the number of a metric."""
-        return self._number(("metric", name[:_MAX_TEXT]), _OPEN_BYTES)
+        number = self._metrics.get(name)
+        if number is None:
+            number = self._number(("metric", name[:_MAX_TEXT]), _OPEN_BYTES)
+            if number and len(name) <= _MAX_TEXT:
+                self._metrics[name] = number
+        return number
 
     def span(self, name: str) -> int:
         """Return the number of a span's name."""

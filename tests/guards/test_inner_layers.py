@@ -74,6 +74,9 @@ UPWARD = {
     ("mesh.proc", "mesh.healing.checkpoint"): {When.LAZY},
     # A response port that is sent in a message becomes a port.
     ("actor.cell.response_port", "actor.ports.sent_response"): {When.LAZY},
+    # A face, whose modules others import from it.
+    ("telemetry", "attach.sql"): {When.TYPING},
+    ("telemetry", "mesh.program.query"): {When.TYPING},
 }
 
 NAMES = {module.name.removeprefix("monarch_hpc.") for module in modules()}

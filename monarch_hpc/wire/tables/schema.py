@@ -15,11 +15,17 @@ from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import FrameError
 from monarch_hpc.wire.document import build
 
-__all__ = ["Column", "Table"]
+__all__ = ["MAX_ROWS", "Column", "Table"]
 
 R = TypeVar("R")
 
 _SCALARS = (bool, int, float, str)
+
+MAX_ROWS = 10_000
+"""Upper bound on the rows of the past in one process's answer: an agent makes them between its other work, in a quarter
+of a second on an idle machine."""
+
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,18 +79,19 @@ class Table(Generic[R]):
         return self.fit(rows, where, None)[0]
 
     def fit(self, rows: Iterable[R], where: Mapping[str, object], max_bytes: int | None) -> tuple[str, bool]:
-        """Return as many of *rows* as fit into *max_bytes*, as text, and whether some are missing.
+        """Return as many of *rows* as fit into *max_bytes*, `MAX_ROWS` at most, as text, and whether some are missing.
 
         Args:
             where: as for `render`.
+            max_bytes: None for all rows.
         """
         texts: list[str] = []
         num_bytes = 2
         for row in rows:
             if all(_matches(getattr(row, name), value) for name, value in where.items()):
-                text = json.dumps([_plain(getattr(row, one.name)) for one in self.columns], separators=(",", ":"))
+                text = _encode([_plain(getattr(row, one.name)) for one in self.columns])
                 num_bytes += len(text) + 1
-                if max_bytes is not None and num_bytes > max_bytes:
+                if max_bytes is not None and (num_bytes > max_bytes or len(texts) == MAX_ROWS):
                     return f"[{','.join(texts)}]", True
                 texts.append(text)
         return f"[{','.join(texts)}]", False
@@ -125,6 +132,6 @@ def _matches(value: object, wanted: object) -> bool:
 
 
 def _plain(value: object) -> object:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    if type(value) not in _SCALARS and dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.asdict(value)
     return value
