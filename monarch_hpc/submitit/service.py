@@ -80,7 +80,10 @@ class JobService:
         space = {}
         actors.unhandled_fault_hook = self._on_fault
         for rank, entry in enumerate(mesh.entries):
-            space[rank] = HostSpace(entry.name, len(entry.cpus), list(entry.gpus), entry.memory_bytes)
+            # Embedded hosts have names that no resolver knows.
+            local = all("//127." in address for address in entry.addresses)
+            name = "localhost" if local else entry.name
+            space[rank] = HostSpace(entry.name, name, len(entry.cpus), list(entry.gpus), entry.memory_bytes)
             one = mesh.slice(rank=slice(rank, rank + 1)).spawn_procs(name=f"{_NAME}{rank}", proc_bind="none")
             self._runners[rank] = one.spawn(f"{_NAME}{rank}", Runner, port, gpu_variable, _MARKS)
         self._scheduler = Scheduler(space, grace_s)

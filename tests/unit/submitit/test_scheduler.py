@@ -24,7 +24,10 @@ GRACE_S = 10.0
 def scheduler(num_hosts: int = 2, num_cpus: int = 2, num_gpus: int = 0) -> Scheduler:
     """Hosts n0, n1, ... with equal parts."""
     return Scheduler(
-        {rank: HostSpace(f"n{rank}", num_cpus, [str(gpu) for gpu in range(num_gpus)], 8) for rank in range(num_hosts)},
+        {
+            rank: HostSpace(f"n{rank}", f"n{rank}.net", num_cpus, [str(gpu) for gpu in range(num_gpus)], 8)
+            for rank in range(num_hosts)
+        },
         GRACE_S,
     )
 
@@ -48,8 +51,8 @@ def test_a_job_of_several_hosts_from_start_to_end() -> None:
     job = ("a", 0)
     assert plan.submit(submission("a", num_hosts=2, tasks_per_host=2, gpus_per_host=1), 0.0) == [
         Changed(job, StateChange(0, "RUNNING", hosts=("n0", "n1"))),
-        StartTasks(job, 0, (0, 1), ("0",), ("n0", "n1")),
-        StartTasks(job, 1, (2, 3), ("0",), ("n0", "n1")),
+        StartTasks(job, 0, (0, 1), ("0",), ("n0.net", "n1.net")),
+        StartTasks(job, 1, (2, 3), ("0",), ("n0.net", "n1.net")),
     ]
     assert [plan.task_ended(job, ok(rank), 1.0) for rank in (3, 0, 1)] == [[], [], []]
     assert plan.task_ended(job, ok(2), 1.0) == [Changed(job, StateChange(0, "COMPLETED", results=(0, 1, 2, 3)))]
