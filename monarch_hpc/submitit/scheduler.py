@@ -256,6 +256,12 @@ class Scheduler:
                 actions += self._end(job)
         return [*actions, *self._place(now_s)]
 
+    def host_back(self, host: int, space: HostSpace, now_s: float) -> list[Action]:
+        """A lost host can have tasks again."""
+        self._hosts[host] = space
+        self._whole[host] = replace(space, gpus=list(space.gpus))
+        return self._place(now_s)
+
     def tick(self, now_s: float) -> list[Action]:
         """Warn and end jobs whose time has come."""
         actions: list[Action] = []

@@ -120,6 +120,14 @@ def until(what: str, found: Callable[[], object]) -> None:
     wait_until(what, found, PATIENCE_S, accept=bool)
 
 
+def fits(executor: MonarchHpcExecutor) -> bool:
+    """Whether its jobs can run."""
+    try:
+        return executor.submit(place).results() != []
+    except (FailedSubmissionError, UncompletedJobError):
+        return False
+
+
 def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
@@ -285,7 +293,10 @@ def test_when_a_runner_or_the_service_dies_its_jobs_have_ended_and_others_run(
     os.kill(parent(parent(pid)), signal.SIGKILL)  # the runner: as if the host were gone
     until("the job's state", lambda: lost.state == "NODE_FAIL")
     until("the end of its process", lambda: not alive(pid))
-    job = direct.submit(hold, tmp_path / "never")  # on the other host
+    direct.update_parameters(nodes=2)
+    until("another runner there", lambda: fits(direct))
+    direct.update_parameters(nodes=1)
+    job = direct.submit(hold, tmp_path / "never")
     runs(job, tmp_path / "never")
     status = query_status(home / "allocation", PATIENCE_S)
     assert status is not None

@@ -173,6 +173,9 @@ def test_a_lost_host_ends_its_jobs_and_those_that_cannot_run_without_it() -> Non
     ]
     assert plan.host_lost(1, 3.0) == []
     assert "of 1 " in plan.misfit(submission("both", num_hosts=2))
+    plan.submit(submission("full", tasks_per_host=2), 3.0)
+    assert started(plan.host_back(1, HostSpace("n1", "n1.net", 2, [], 8), 4.0)) == [("full", 0, 1)]
+    assert plan.misfit(submission("both", num_hosts=2)) == ""
 
 
 def test_all_are_abandoned_at_once() -> None:
