@@ -147,6 +147,12 @@ def test_a_function_and_what_it_prints(executor: submitit.AutoExecutor, home: Pa
     executor.update_parameters(stderr_to_stdout=True)
     job = executor.submit(add, 1, 2)
     assert job.result() == 3 and "with care" in (job.stdout() or "") and job.stderr() is None
+    umask = os.umask(0o026)
+    try:
+        job = executor.submit(os.umask, 0)
+    finally:
+        os.umask(umask)
+    assert job.result() == 0o026 and job.paths.stdout.stat().st_mode & 0o777 == 0o640
 
 
 def test_an_array_a_batch_and_asyncio(executor: submitit.AutoExecutor) -> None:
