@@ -185,6 +185,7 @@ def test_all_are_abandoned_at_once() -> None:
     assert plan.idle and plan.task_ended(("a", 0), ok(), 1.0) == []
 
 
+@pytest.mark.slow  # ten thousand of them
 def test_ten_thousand_jobs_take_one_pass() -> None:
     plan = scheduler(num_hosts=4, num_cpus=8)
     running = [(name, index) for name, index, _ in started(plan.submit(submission("a", num_jobs=10_000), 0.0))]
