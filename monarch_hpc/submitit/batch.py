@@ -29,6 +29,8 @@ _GONE = "UNKNOWN"
 _FORGOTTEN = "FORGOTTEN"
 """The state of a job that slurmctld knows no more: it forgets jobs some minutes after their end, and no others."""
 
+_SIGNAL = f"B:{NOTICE.name.removeprefix('SIG')}@"
+
 _ASK_S = 60
 """Longest time between two questions about a job; the first ones come sooner."""
 
@@ -188,10 +190,15 @@ def batch(
     if flags.get("array"):
         raise ValueError("an array has several results; call batch once for each")
     request = replace(request, options=(*request.options, *plan.options))
-    delayed = utils.DelayedSubmission(fn, *args)
     limit = str(plan_batch_flags(config, request).get("time"))
+    limit_min = int(limit) if limit.isdecimal() else config.slurm.time_min
+    if flags.get("signal") == f"{_SIGNAL}{config.slurm.notice_s:.0f}":
+        # Not earlier than after half of the time: Slurm sends a signal that is late already with the job's start.
+        notice_s = min(config.slurm.notice_s, 30 * limit_min)
+        request = replace(request, options=(*request.options, f"--signal={_SIGNAL}{notice_s:.0f}"))
+    delayed = utils.DelayedSubmission(fn, *args)
     # Submitit takes a signal later than that for one at the time limit.
-    delayed.set_timeout(int(limit) if limit.isdecimal() else config.slurm.time_min, max_num_timeout)
+    delayed.set_timeout(limit_min, max_num_timeout)
     place.mkdir(parents=True, exist_ok=True)
     pickled = place / f"{uuid.uuid4().hex}.pkl"
     delayed.dump(pickled)

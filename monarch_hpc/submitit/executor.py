@@ -151,6 +151,8 @@ class MonarchHpcExecutor(core.Executor):
     def _plan(self, found: _Found, num_jobs: int) -> Submission:
         config, directory = found.config, found.directory
         chosen: dict[str, Any] = {**_DEFAULTS, **self.parameters}
+        umask = os.umask(0)
+        os.umask(umask)
         timeout_s = 60.0 * chosen["timeout_min"]
         notice_s = config.submitit.notice_s if chosen["signal_delay_s"] is None else float(chosen["signal_delay_s"])
         return Submission(
@@ -168,6 +170,7 @@ class MonarchHpcExecutor(core.Executor):
             merged=chosen["stderr_to_stdout"],
             argv=(config.agent.python or sys.executable,),
             cwd=os.getcwd(),
+            umask=umask,
             environment=str(_write_environment(directory)),
             allocation=found.name,
             directory=str(directory),

@@ -115,6 +115,7 @@ class _Server:
 
 def _run(order: TaskOrder) -> None:
     """Become the task."""
+    os.umask(order.umask)
     null = os.open(os.devnull, os.O_RDONLY)
     out = _open(order.out)
     err = out if order.err == order.out else _open(order.err)

@@ -202,7 +202,8 @@ class Runner(Actor):
         out = str(paths.stdout)
 
         def line(key: str) -> TaskOrder:
-            return TaskOrder(key, submission.folder, variables, out, out if submission.merged else str(paths.stderr))
+            err = out if submission.merged else str(paths.stderr)
+            return TaskOrder(key, submission.folder, submission.umask, variables, out, err)
 
         place = (submission.argv, submission.cwd, submission.environment)
         for _ in range(_TRIES):

@@ -30,12 +30,14 @@ class HostSpace:
 
     Attributes:
         name: its name.
+        network_name: the name by which tasks on other hosts reach it.
         num_cpus: free processors.
         gpus: free GPUs, as the variables for programs name them.
         memory_bytes: free memory.
     """
 
     name: str
+    network_name: str
     num_cpus: int
     gpus: list[str]
     memory_bytes: int
@@ -82,7 +84,7 @@ class TaskEnd:
 
 @dataclass(frozen=True, slots=True)
 class StartTasks:
-    """Start the tasks of a job on one host: *ranks*, with these GPUs."""
+    """Start the tasks of a job on one host: *ranks*, with these GPUs; *hosts* are all network names of the job."""
 
     job: JobKey
     host: int
@@ -254,6 +256,12 @@ class Scheduler:
                 actions += self._end(job)
         return [*actions, *self._place(now_s)]
 
+    def host_back(self, host: int, space: HostSpace, now_s: float) -> list[Action]:
+        """A lost host can have tasks again."""
+        self._hosts[host] = space
+        self._whole[host] = replace(space, gpus=list(space.gpus))
+        return self._place(now_s)
+
     def tick(self, now_s: float) -> list[Action]:
         """Warn and end jobs whose time has come."""
         actions: list[Action] = []
@@ -306,10 +314,13 @@ class Scheduler:
         job.starts += 1
         job.places = [(rank, self._hosts[rank].take(submission)) for rank in hosts]
         names = tuple(self._hosts[rank].name for rank, _ in job.places)
+        network = tuple(self._hosts[rank].network_name for rank, _ in job.places)
         job.left = set(range(submission.num_hosts * submission.tasks_per_host))
         self._after(now_s + max(0.0, submission.timeout_s - submission.notice_s), job, "notice")
         self._after(now_s + submission.timeout_s, job, "timeout")
-        starts = [StartTasks(job.key, rank, tuple(self._ranks_on(job, rank)), gpus, names) for rank, gpus in job.places]
+        starts = [
+            StartTasks(job.key, rank, tuple(self._ranks_on(job, rank)), gpus, network) for rank, gpus in job.places
+        ]
         return [Changed(job.key, StateChange(job.index, "RUNNING", hosts=names)), *starts]
 
     def _settle(self, job: Job, now_s: float) -> list[Action]:

@@ -15,9 +15,11 @@ from collections import defaultdict
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import monarch_hpc.actor as actors
 from monarch_hpc.actor.fault import MeshFailure
+from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.ports.port import Channel, PortReceiver
 from monarch_hpc.allocation.settings import read_config
 from monarch_hpc.config.program import read_program
@@ -55,11 +57,19 @@ class _Lost:
         self.host = host
 
 
+class _Back:
+    """A host has another runner."""
+
+    def __init__(self, host: int, runner: ActorMesh[Runner]) -> None:
+        self.host = host
+        self.runner = runner
+
+
 class _Stop:
     """The allocation is about to end, or a user has ended this program."""
 
 
-_Event = ServiceRequest | Report | _Lost | _Stop
+_Event = ServiceRequest | Report | _Lost | _Back | _Stop
 
 
 class JobService:
@@ -74,15 +84,15 @@ class JobService:
         self._idle_s = idle_s
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._submissions: dict[str, Submission] = {}
-        port, receiver = Channel.open()
-        mesh = hosts().flatten("rank")
+        self._port, receiver = Channel.open()
+        self._gpu_variable = gpu_variable
+        self._hosts = hosts().flatten("rank")
         self._runners: dict[int, ActorMesh[Runner]] = {}
         space = {}
         actors.unhandled_fault_hook = self._on_fault
-        for rank, entry in enumerate(mesh.entries):
-            space[rank] = HostSpace(entry.name, len(entry.cpus), list(entry.gpus), entry.memory_bytes)
-            one = mesh.slice(rank=slice(rank, rank + 1)).spawn_procs(name=f"{_NAME}{rank}", proc_bind="none")
-            self._runners[rank] = one.spawn(f"{_NAME}{rank}", Runner, port, gpu_variable, _MARKS)
+        for rank in range(len(self._hosts.entries)):
+            space[rank] = self._space(rank)
+            self._runners[rank], _ = self._spawn(rank)
         self._scheduler = Scheduler(space, grace_s)
         self._receiver = receiver
         Thread(partial(self._listen, receiver))
@@ -120,6 +130,31 @@ class JobService:
         """End all jobs and this program soon; from a signal handler too."""
         self._events.put(_Stop())
 
+    # ---- hosts ----
+
+    def _space(self, rank: int) -> HostSpace:
+        entry = self._hosts.entries[rank]
+        # Embedded hosts have names that no resolver knows.
+        local = all("//127." in address for address in entry.addresses)
+        name = "localhost" if local else entry.name
+        return HostSpace(entry.name, name, len(entry.cpus), list(entry.gpus), entry.memory_bytes)
+
+    def _spawn(self, rank: int) -> tuple[ActorMesh[Runner], Future[Literal[True]]]:
+        """Start the runner of a host; return it, and the future of its start."""
+        one = self._hosts.slice(rank=slice(rank, rank + 1))
+        procs = one.spawn_procs(name=f"{_NAME}{rank}", proc_bind="none")
+        return procs.spawn(f"{_NAME}{rank}", Runner, self._port, self._gpu_variable, _MARKS), procs.initialized
+
+    def _replace(self, rank: int) -> None:
+        """Start another runner on a host that has lost its own, if the host is still there."""
+        try:
+            runner, started = self._spawn(rank)
+            started.get()
+        except (MonarchError, RuntimeError) as error:
+            print(f"{self._hosts.entries[rank].name} has no jobs any more: {error}", file=sys.stderr, flush=True)
+            return
+        self._events.put(_Back(rank, runner))
+
     # ---- events ----
 
     def _read(self) -> None:
@@ -154,7 +189,11 @@ class JobService:
                 return self._scheduler.signal(key, event.number)
             case _Lost(host=host):
                 self._runners.pop(host, None)
+                Thread(partial(self._replace, host))
                 return self._scheduler.host_lost(host, now_s)
+            case _Back(host=host, runner=runner):
+                self._runners[host] = runner
+                return self._scheduler.host_back(host, self._space(host), now_s)
             case (_, TaskEnd() as end):
                 return self._scheduler.task_ended(event[0], end, now_s)
         return []

@@ -46,6 +46,7 @@ class Submission:
         merged: whether the error stream goes to the file of standard output.
         argv: the command line of the interpreter.
         cwd: the working folder of the jobs.
+        umask: their mask for the modes of new files.
         environment: the file with their variables.
         allocation: the name of the allocation; its directory's if it has none.
         directory: the allocation's directory.
@@ -66,6 +67,7 @@ class Submission:
     merged: bool
     argv: tuple[str, ...]
     cwd: str
+    umask: int
     environment: str
     allocation: str
     directory: str

@@ -21,6 +21,7 @@ class TaskOrder:
     Args:
         key: names the task in the answer.
         folder: submitit's folder.
+        umask: its mask for the modes of new files.
         environment: variables of the task alone.
         out: the file of its standard output.
         err: the file of its error stream; equal to *out* if they are one.
@@ -28,6 +29,7 @@ class TaskOrder:
 
     key: str
     folder: str
+    umask: int
     environment: Mapping[str, str]
     out: str
     err: str

@@ -120,6 +120,14 @@ def until(what: str, found: Callable[[], object]) -> None:
     wait_until(what, found, PATIENCE_S, accept=bool)
 
 
+def fits(executor: MonarchHpcExecutor) -> bool:
+    """Whether its jobs can run."""
+    try:
+        return executor.submit(place).results() != []
+    except (FailedSubmissionError, UncompletedJobError):
+        return False
+
+
 def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
@@ -139,6 +147,12 @@ def test_a_function_and_what_it_prints(executor: submitit.AutoExecutor, home: Pa
     executor.update_parameters(stderr_to_stdout=True)
     job = executor.submit(add, 1, 2)
     assert job.result() == 3 and "with care" in (job.stdout() or "") and job.stderr() is None
+    umask = os.umask(0o026)
+    try:
+        job = executor.submit(os.umask, 0)
+    finally:
+        os.umask(umask)
+    assert job.result() == 0o026 and job.paths.stdout.stat().st_mode & 0o777 == 0o640
 
 
 def test_an_array_a_batch_and_asyncio(executor: submitit.AutoExecutor) -> None:
@@ -160,7 +174,7 @@ def test_tasks_on_two_hosts(executor: submitit.AutoExecutor) -> None:
     executor.update_parameters(nodes=2, tasks_per_node=2)
     job = executor.submit(place)
     assert job.num_tasks == 4
-    hosts = ["local0", "local1"]
+    hosts = ["localhost", "localhost"]  # as they reach each other
     assert job.results() == [(rank, rank // 2, rank % 2, 4, 2, hosts) for rank in range(4)]
     assert job.task(3).result() == (3, 1, 1, 4, 2, hosts)
     assert job.get_info()["NodeList"] in ("local0,local1", "")
@@ -285,7 +299,10 @@ def test_when_a_runner_or_the_service_dies_its_jobs_have_ended_and_others_run(
     os.kill(parent(parent(pid)), signal.SIGKILL)  # the runner: as if the host were gone
     until("the job's state", lambda: lost.state == "NODE_FAIL")
     until("the end of its process", lambda: not alive(pid))
-    job = direct.submit(hold, tmp_path / "never")  # on the other host
+    direct.update_parameters(nodes=2)
+    until("another runner there", lambda: fits(direct))
+    direct.update_parameters(nodes=1)
+    job = direct.submit(hold, tmp_path / "never")
     runs(job, tmp_path / "never")
     status = query_status(home / "allocation", PATIENCE_S)
     assert status is not None

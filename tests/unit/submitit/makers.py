@@ -27,6 +27,7 @@ def submission(name: str, **fields: Any) -> Submission:
         merged=False,
         argv=("/usr/bin/python3",),
         cwd="/home/alice",
+        umask=0o022,
         environment="/home/alice/environment.json",
         allocation="dev",
         directory="/home/alice/dev",

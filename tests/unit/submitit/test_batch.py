@@ -54,6 +54,18 @@ def test_wrong_arguments_are_refused(
     assert [path.name for path in here.iterdir()] == ["sbatch"]
 
 
+@pytest.mark.parametrize(("timeout_min", "notice_s"), [(5, 150), (60, 360)])
+def test_what_slurm_gets(here: Path, timeout_min: int, notice_s: int) -> None:
+    put(here, "sbatch", '#!/bin/sh\n[ "$1" = --parsable ] && for last; do :; done && cp "$last" script && echo 7\n')
+    job = batch(abs, -3, nodes=2, timeout_min=timeout_min, folder="a b", options=["--qos=debug"])
+    script = (here / "script").read_text()
+    for line in ("--job-name=abs", "--nodes=2", f"--time={timeout_min}", f"--signal=B:USR2@{notice_s}", "--qos=debug"):
+        assert f"#SBATCH {line}\n" in script
+    assert f'#SBATCH "--output={here}/a b/%j_0_log.out"\n' in script
+    assert (job.job_id, job.submission().result()) == ("7", 3)
+    assert [path.name for path in (here / "a b").iterdir()] == ["7_submitted.pkl"]
+
+
 def test_without_slurm_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SlurmMissing):

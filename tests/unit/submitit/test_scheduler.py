@@ -24,7 +24,10 @@ GRACE_S = 10.0
 def scheduler(num_hosts: int = 2, num_cpus: int = 2, num_gpus: int = 0) -> Scheduler:
     """Hosts n0, n1, ... with equal parts."""
     return Scheduler(
-        {rank: HostSpace(f"n{rank}", num_cpus, [str(gpu) for gpu in range(num_gpus)], 8) for rank in range(num_hosts)},
+        {
+            rank: HostSpace(f"n{rank}", f"n{rank}.net", num_cpus, [str(gpu) for gpu in range(num_gpus)], 8)
+            for rank in range(num_hosts)
+        },
         GRACE_S,
     )
 
@@ -48,8 +51,8 @@ def test_a_job_of_several_hosts_from_start_to_end() -> None:
     job = ("a", 0)
     assert plan.submit(submission("a", num_hosts=2, tasks_per_host=2, gpus_per_host=1), 0.0) == [
         Changed(job, StateChange(0, "RUNNING", hosts=("n0", "n1"))),
-        StartTasks(job, 0, (0, 1), ("0",), ("n0", "n1")),
-        StartTasks(job, 1, (2, 3), ("0",), ("n0", "n1")),
+        StartTasks(job, 0, (0, 1), ("0",), ("n0.net", "n1.net")),
+        StartTasks(job, 1, (2, 3), ("0",), ("n0.net", "n1.net")),
     ]
     assert [plan.task_ended(job, ok(rank), 1.0) for rank in (3, 0, 1)] == [[], [], []]
     assert plan.task_ended(job, ok(2), 1.0) == [Changed(job, StateChange(0, "COMPLETED", results=(0, 1, 2, 3)))]
@@ -170,6 +173,9 @@ def test_a_lost_host_ends_its_jobs_and_those_that_cannot_run_without_it() -> Non
     ]
     assert plan.host_lost(1, 3.0) == []
     assert "of 1 " in plan.misfit(submission("both", num_hosts=2))
+    plan.submit(submission("full", tasks_per_host=2), 3.0)
+    assert started(plan.host_back(1, HostSpace("n1", "n1.net", 2, [], 8), 4.0)) == [("full", 0, 1)]
+    assert plan.misfit(submission("both", num_hosts=2)) == ""
 
 
 def test_all_are_abandoned_at_once() -> None:
@@ -179,6 +185,7 @@ def test_all_are_abandoned_at_once() -> None:
     assert plan.idle and plan.task_ended(("a", 0), ok(), 1.0) == []
 
 
+@pytest.mark.slow  # ten thousand of them
 def test_ten_thousand_jobs_take_one_pass() -> None:
     plan = scheduler(num_hosts=4, num_cpus=8)
     running = [(name, index) for name, index, _ in started(plan.submit(submission("a", num_jobs=10_000), 0.0))]
