@@ -8,6 +8,7 @@ when more than half have acknowledged the last one. This is the joint consensus 
 from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 
 from monarch_hpc.core.dataclass import dataclass
 
@@ -40,8 +41,12 @@ class Voters:
         return 2 * len(counted & voices) >= len(counted)
 
     def held(self, voices: AbstractSet[Voice], head: Voice) -> bool:
-        """Tell whether no election without *voices* can succeed, also one after Slurm's word that the head is gone."""
-        return self.more_than_half(voices) and self.more_than_half(voices - {head}, gone=head)
+        """Tell whether no election without *voices* can succeed.
+
+        Args:
+            head: the host that Slurm may say is gone; 0 if that does not count.
+        """
+        return self.more_than_half(voices) and (not head or self.more_than_half(voices - {head}, gone=head))
 
     def _counted(self, gone: Voice = 0) -> set[Voice]:
         counted = {voice for voice in self.hosts if voice != gone}
@@ -60,6 +65,8 @@ class Electorate:
         head: the head's own voice; it elects nobody.
         voters: the voices.
         before: the voices before a change that is not complete, which must agree, too.
+        heeds_slurm: whether Slurm's word that the head's host has left the job counts in the next election. Then each
+            change of the electorate needs more voices.
     """
 
     term: int
@@ -67,6 +74,7 @@ class Electorate:
     head: Voice
     voters: Voters
     before: Voters | None = None
+    heeds_slurm: bool = False
 
     @property
     def order(self) -> tuple[int, int]:
@@ -75,7 +83,7 @@ class Electorate:
 
     def elects(self, voices: AbstractSet[Voice], *, head_gone: bool) -> bool:
         """Tell whether *voices* elect a head; *head_gone* is Slurm's word that the head's host has left the job."""
-        gone, voices = self.head if head_gone else 0, voices - {self.head}
+        gone, voices = self.head if head_gone and self.heeds_slurm else 0, voices - {self.head}
         return all(voters.more_than_half(voices, gone) for voters in self._sets())
 
     def hears(self, voices: AbstractSet[Voice]) -> bool:
@@ -84,17 +92,18 @@ class Electorate:
 
     def follower(self, voters: Voters, acknowledged: AbstractSet[Voice]) -> Electorate | None:
         """The next electorate towards *voters*; None if there is nothing to change, or too few have *acknowledged*."""
+        head = self.head if self.heeds_slurm else 0
         if (self.before is None and voters == self.voters) or not all(
-            each.held(acknowledged, self.head) for each in self._sets()
+            each.held(acknowledged, head) for each in self._sets()
         ):
             return None
         if self.before is not None:
-            return Electorate(self.term, self.number + 1, self.head, self.voters)
-        return Electorate(self.term, self.number + 1, self.head, voters, before=self.voters)
+            return replace(self, number=self.number + 1, before=None)
+        return replace(self, number=self.number + 1, voters=voters, before=self.voters)
 
     def under(self, term: int, head: Voice) -> Electorate:
         """The same voices, as the head of a later term announces them first."""
-        return Electorate(term, 1, head, self.voters, self.before)
+        return replace(self, term=term, number=1, head=head)
 
     def _sets(self) -> tuple[Voters, ...]:
         return (self.voters,) if self.before is None else (self.voters, self.before)

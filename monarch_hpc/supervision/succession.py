@@ -193,10 +193,10 @@ class Succession(Ballot):
 
     # ---- a head ----
 
-    def found(self, voters: Voters, now_s: float) -> None:
-        """Become the head of the first term, which needs no voices."""
+    def found(self, voters: Voters, now_s: float, *, heeds_slurm: bool = False) -> None:
+        """Become the head of the first term, which needs no voices; see `Electorate` for the arguments."""
         self.term, self.choice = 1, self.own
-        self._take_office(Electorate(1, 1, self.own, voters), now_s)
+        self._take_office(Electorate(1, 1, self.own, voters, heeds_slurm=heeds_slurm), now_s)
 
     def _take_office(self, electorate: Electorate, now_s: float) -> None:
         self.part, self.electorate, self._since_s = Part.RULES, electorate, now_s

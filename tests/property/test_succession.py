@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -30,7 +31,7 @@ class ContradictionError(Exception):
 class World:
     """The agents 1 to *num_hosts*, the owner of a run, and all messages that were ever sent."""
 
-    def __init__(self, num_hosts: int, max_term: int, mutant: type = Succession) -> None:
+    def __init__(self, num_hosts: int, max_term: int, mutant: type = Succession, *, heeds_slurm: bool = True) -> None:
         machine = mutant if issubclass(mutant, Succession) else type("Agent", (mutant, Succession), {})
         ballot = Ballot if issubclass(mutant, Succession) else type("Owner", (mutant, Ballot), {})
         self.agents: dict[int, Succession] = {own: machine(own, PATIENCE) for own in range(1, num_hosts + 1)}
@@ -42,7 +43,7 @@ class World:
         self.acknowledged: set[tuple[tuple[int, int], int]] = set()
         self.heads: dict[int, int] = {1: 1}
         self.orders: dict[int, tuple[int, int]] = {}
-        self.agents[1].found(Voters(tuple(self.agents), OWNER), 0.0)
+        self.agents[1].found(Voters(tuple(self.agents), OWNER), 0.0, heeds_slurm=heeds_slurm)
         self._announce(1)
         for voter in (self.ballot, *self.agents.values()):
             if voter.own != 1:
@@ -193,7 +194,7 @@ class ChangesAtOnce(Succession):
         """Do not wait for acknowledgements."""
         if self.part is not Part.RULES or self.electorate is None or self.electorate.voters == voters:
             return None
-        self.electorate = Electorate(self.term, self.electorate.number + 1, self.own, voters)
+        self.electorate = replace(self.electorate, number=self.electorate.number + 1, voters=voters)
         return self.electorate
 
 
@@ -224,9 +225,9 @@ def walk(world: World, choices: Sequence[int]) -> None:
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
-@given(st.integers(3, 5), st.lists(st.integers(0, 10_000), min_size=30, max_size=120))
-def test_a_term_has_one_head_on_long_walks(num_hosts: int, choices: list[int]) -> None:
-    walk(World(num_hosts, 6), choices)
+@given(st.integers(3, 5), st.booleans(), st.lists(st.integers(0, 10_000), min_size=30, max_size=120))
+def test_a_term_has_one_head_on_long_walks(num_hosts: int, heeds_slurm: bool, choices: list[int]) -> None:
+    walk(World(num_hosts, 6, heeds_slurm=heeds_slurm), choices)
 
 
 def test_a_term_has_one_head_in_all_short_interleavings() -> None:

@@ -1,4 +1,4 @@
-"""Which voices elect a head, and when an electorate may change."""
+"""The voices that elect a head, and the steps in which an electorate changes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OWNER = 100
     ],
 )
 def test_who_is_elected(hosts: tuple[int, ...], voices: set[int], gone: bool, elected: bool) -> None:
-    assert Electorate(1, 1, 1, Voters(hosts, OWNER)).elects(voices, head_gone=gone) is elected
+    assert Electorate(1, 1, 1, Voters(hosts, OWNER), heeds_slurm=True).elects(voices, head_gone=gone) is elected
 
 
 @pytest.mark.parametrize(
@@ -44,15 +44,22 @@ def test_which_head_may_go_on(hosts: tuple[int, ...], owner: int, voices: set[in
 
 
 def test_a_change_passes_through_a_joint_electorate() -> None:
-    first = Electorate(2, 1, 2, Voters((1, 2, 3, 4), OWNER))
+    first = Electorate(2, 1, 2, Voters((1, 2, 3, 4), OWNER), heeds_slurm=True)
     fewer = Voters((2, 3, 4), OWNER)
     assert first.follower(first.voters, {1, 2, 3, 4}) is None
     assert first.follower(fewer, {2, 3}) is None
     joint = first.follower(fewer, {2, 3, 4})
-    assert joint == Electorate(2, 2, 2, fewer, before=first.voters)
+    assert joint == Electorate(2, 2, 2, fewer, before=first.voters, heeds_slurm=True)
     assert not joint.elects({3, OWNER}, head_gone=False) and joint.elects({3, 4, OWNER}, head_gone=False)
     assert joint.follower(fewer, {2, 3}) is None
-    assert joint.follower(fewer, {2, 3, 4}) == Electorate(2, 3, 2, fewer)
+    assert joint.follower(fewer, {2, 3, 4}) == Electorate(2, 3, 2, fewer, heeds_slurm=True)
+
+
+def test_without_slurms_word_a_change_needs_fewer_voices() -> None:
+    pair = Electorate(1, 1, 1, Voters((1, 2, 3)))
+    assert not pair.elects({2}, head_gone=True)
+    assert pair.follower(Voters((1, 2)), {1, 2}) is not None
+    assert Electorate(1, 1, 1, Voters((1, 2, 3)), heeds_slurm=True).follower(Voters((1, 2)), {1, 2}) is None
 
 
 def test_the_next_head_begins_with_the_electorate_that_elected_it() -> None:
