@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Sequence
 from threading import Condition
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
-from monarch_hpc.actor.running_loop import running_loop, warn_of_blocking
+from monarch_hpc.actor.running_loop import keep_awake, running_loop, warn_of_blocking
 from monarch_hpc.core.arguments import check_seconds
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.text.description import trace_of
@@ -167,12 +167,14 @@ class Future(concurrent.futures.Future[T], Generic[T]):
 
             self.add_done_callback(done)
             place = self._begin_wait()
+            rest = keep_awake(loop)
             try:
                 yield from waiter.__await__()
             except BaseException:
                 self._abandon(done)
                 raise
             finally:
+                rest()
                 self._end_wait(place)
         if self._state is _CANCELLED:
             raise asyncio.CancelledError

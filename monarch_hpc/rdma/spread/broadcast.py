@@ -12,7 +12,7 @@ from monarch_hpc.core.arguments import check_instance, check_time_limit
 from monarch_hpc.rdma.buffer import DEFAULT_TIMEOUT_S, RDMABuffer
 from monarch_hpc.rdma.spread.copying import Copying
 from monarch_hpc.rdma.spread.spreading import Spreading
-from monarch_hpc.rdma.spread.states import begin_state_broadcast
+from monarch_hpc.rdma.spread.state_broadcast import begin_state_broadcast
 from monarch_hpc.rdma.state import RDMAState
 
 __all__ = ["broadcast", "gather"]

@@ -64,7 +64,7 @@ class Source:
             fixed = [key for key, leaf in seen.leaves.items() if not leaf.writable] if writable else []
             if fixed:
                 raise ValueError(f"the tree has {in_words(fixed)}, which can only be read: pass copies of them")
-            memories, structure, pins = (lent.register(writable=writable),), seen.structure, None
+            memories, structure, pins = (lent.register(writable=writable),), lent.structure_of(seen), None
             entries, regions, places = lent.entries, lent.regions, lent.packed
         self.layout = Layout(entries, tuple(seen.values), regions, memories, bool(num_copies), structure, pins)
         packed = self._shape.pack(self.layout, places)
