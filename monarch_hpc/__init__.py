@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from monarch_hpc.actor.ports.port import Channel, Port, PortReceiver
     from monarch_hpc.actor.runtime.log_records import RecordHandler
     from monarch_hpc.config.runtime_layer import clear_runtime_config, configure, configured, get_runtime_config
+    from monarch_hpc.core.death import DeathKind
     from monarch_hpc.core.errors import (
         ActorDied,
         ActorError,
@@ -64,6 +65,7 @@ _HOMES = {
     "CallTimeout": "core.errors",
     "Channel": "actor.ports.port",
     "Context": "actor.context",
+    "DeathKind": "core.death",
     "DeliveryUnknown": "core.errors",
     "Extent": "core.shape",
     "Future": "actor.future",
@@ -122,6 +124,7 @@ __all__ = [
     "CallTimeout",
     "Channel",
     "Context",
+    "DeathKind",
     "DeliveryUnknown",
     "Extent",
     "Future",

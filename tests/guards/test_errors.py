@@ -10,12 +10,14 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from monarch_hpc.core import errors
+from monarch_hpc.core.death import Death, DeathKind
 from monarch_hpc.core.errors import MonarchError
 
 CLASSES = [getattr(errors, name) for name in errors.__all__]
 
 SAMPLES: tuple[tuple[object, object], ...] = (
     (str, "some text"),
+    (Death | str, Death(DeathKind.OOM, "some text", "n1", 3, ("first", "second"))),
     (int, 7),
     (float, 1.5),
     (bool, True),

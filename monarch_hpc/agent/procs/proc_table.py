@@ -15,6 +15,7 @@ from monarch_hpc.agent.procs.mpi_step import MpiSteps
 from monarch_hpc.agent.procs.proc import Proc, ProcState
 from monarch_hpc.agent.procs.records import HostRecords
 from monarch_hpc.agent.procs.refusals import Refusals
+from monarch_hpc.core.death import Death, DeathKind
 from monarch_hpc.core.errors import FrameError
 from monarch_hpc.core.process.exit import Exit
 from monarch_hpc.supervision.lease import Liveness
@@ -39,6 +40,9 @@ class ProcTable:
     Args:
         send: sends a message to the head.
         on_ended: called after a proc has left the table and its end was reported.
+
+    Attributes:
+        ending: why all procs are asked to end, if it is for another reason than that somebody wants it.
     """
 
     def __init__(
@@ -59,6 +63,7 @@ class ProcTable:
         self._procs: set[Proc] = set()
         self._records = HostRecords(settings.keep_dead)
         self._refusals = Refusals(engine, self._procs)
+        self.ending: Death | None = None
         self._stopped_procs = StoppedProcs(engine, settings.heartbeat_s, settings.lease)
 
     def __iter__(self) -> Iterator[Proc]:
@@ -189,7 +194,13 @@ class ProcTable:
                 with contextlib.suppress(ProcessLookupError):
                     send(proc.pid, signal.SIGKILL)
 
-    def end(self, proc: Proc, cause: str, last_lines: list[str] | None = None) -> None:
+    def end(
+        self,
+        proc: Proc,
+        cause: str,
+        last_lines: list[str] | None = None,
+        kind: DeathKind = DeathKind.UNKNOWN,
+    ) -> None:
         """Remove and report a proc that has ended, or that failed to start; nothing if it has left already.
 
         Args:
@@ -210,13 +221,17 @@ class ProcTable:
         if proc.state is ProcState.STARTING:
             self._send(SpawnFailed(proc.start.proc, cause, lines))
         else:
-            self._send(ProcEnded(proc.start.proc, proc.stop_requested, cause, lines))
+            if proc.stop_requested:
+                asked = self.ending or Death(DeathKind.STOPPED, cause)
+                kind, cause = asked.kind, asked.cause
+            self._send(ProcEnded(proc.start.proc, proc.stop_requested, cause, lines, kind.value))
         self._on_ended()
 
     def _on_exit(self, proc: Proc, how: Exit) -> None:
         if proc.hello_fd >= 0:
             self._read_hello(proc)
-        self.end(proc, proc.cause or str(how))
+        death = Death.of_exit(how)
+        self.end(proc, proc.cause or death.cause, kind=DeathKind.SIGNAL if proc.cause else death.kind)
 
     def _on_liveness(self, proc: Proc, life: Liveness, stopped_s: float) -> None:
         if life is Liveness.DEAD:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from monarch_hpc.actor.messages.causes import OnCause, report_unknown
-from monarch_hpc.actor.runtime.death_causes import CAUSE_WAIT_S
-from monarch_hpc.core.errors import HostLost, ProcDied, TransportError
+from monarch_hpc.actor.runtime.death_causes import CAUSE_WAIT_S, error_of
+from monarch_hpc.core.death import Death
+from monarch_hpc.core.errors import ProcDied, TransportError
 from monarch_hpc.core.recent import Recent
 
 __all__ = ["Deaths", "ProgramCauses"]
@@ -25,16 +26,14 @@ class Deaths:
 
     def __init__(self, later: Callable[[float, Callable[[], None]], object]) -> None:
         self._later = later
-        self._causes: Recent[int, tuple[str, type[ProcDied]]] = Recent(_KEEP)
+        self._known: Recent[int, Death] = Recent(_KEEP)
         self._unexplained: dict[int, list[tuple[str, OnCause]]] = {}
-        self._stopped: Recent[int, bool] = Recent(_KEEP)
 
     def explain(self, incarnation: int, where: str, on_cause: OnCause, give_up: Callable[[str, OnCause], None]) -> None:
         """Report why the callee at *where* died, at once or when that is known; call *give_up* if it stays unknown."""
-        known = self._causes.get(incarnation)
+        known = self._known.get(incarnation)
         if known is not None:
-            cause, kind = known
-            on_cause(kind(where, cause))
+            on_cause(error_of(where, known))
             return
         self._unexplained.setdefault(incarnation, []).append((where, on_cause))
 
@@ -44,24 +43,16 @@ class Deaths:
 
         self._later(CAUSE_WAIT_S, too_late)
 
-    def record(self, incarnation: int, cause: str, *, expected: bool = False, host_lost: bool = False) -> None:
-        """Record a death; the first cause recorded for a proc counts.
-
-        Args:
-            incarnation: the proc.
-            cause: the cause, in words.
-            expected: whether the proc was asked to end.
-            host_lost: whether its host is gone.
-        """
-        if expected:
-            self._stopped[incarnation] = True
-        cause, kind = self._causes.setdefault(incarnation, (cause, HostLost if host_lost else ProcDied))
+    def record(self, incarnation: int, death: Death) -> None:
+        """Record the death of a proc; the first one counts."""
+        known = self._known.setdefault(incarnation, death)
         for where, on_cause in self._unexplained.pop(incarnation, ()):
-            on_cause(kind(where, cause))
+            on_cause(error_of(where, known))
 
     def was_expected(self, incarnation: int) -> bool:
         """Whether a proc ended because it was asked to."""
-        return incarnation in self._stopped
+        known = self._known.get(incarnation)
+        return known is not None and known.expected
 
 
 class ProgramCauses:

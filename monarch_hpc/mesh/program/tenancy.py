@@ -6,12 +6,14 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 
 from monarch_hpc.actor.fault import MeshFailure
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.runtime import Runtime
 from monarch_hpc.allocation.ready import check_allocation
 from monarch_hpc.attach.attach import join
+from monarch_hpc.core.death import Death, DeathKind
 from monarch_hpc.core.errors import AllocationError, SpawnError, TransportError
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.machine.place import read_place
@@ -198,7 +200,7 @@ class Tenancy:
                 if not self.fleet.has(message.mesh):
                     self._printer.forget(message.mesh)
             case HostEnded():
-                self._on_host_lost(message.host, message.cause)
+                self._on_host_lost(message.host, message.cause, DeathKind.parse(message.kind))
             case Ask():
                 portion = answer(message, f"the program of run {self.run}", own_tables(self._runtime, self.run))
                 self.send(Rows(message.ticket, [portion], [], []))
@@ -232,7 +234,7 @@ class Tenancy:
         cause = f"the allocation {self.name} is gone or out of reach: {error}"
         self.over = cause
         for proc in self.procs.values():
-            self._record_death(proc, cause)
+            self._record_death(proc, Death(DeathKind.UNKNOWN, cause))
         self.procs.clear()
         self.fleet.on_head_lost(cause)
         self.logs.fail(error)
@@ -276,41 +278,44 @@ class Tenancy:
             self._printer.put(f"monarch-hpc: proc {proc.rank} on {self._place(proc.host)} died: {cause}\n")
             cause += f"; it wrote last:{lines}" if lines else ""
             self.fleet.on_failed(ended.mesh, SpawnError(proc.host, cause))
-        self._record_death(proc, cause, expected=ended.expected)
+        kind, last_lines = DeathKind.parse(ended.kind), tuple(ended.last_lines)
+        self._record_death(proc, Death(kind, cause, last_lines=last_lines, expected=ended.expected))
 
     def _place(self, host: str) -> str:
         """A host in words; with the allocation if the program has several."""
         return f"{host} of {self.name}" if self._links.needed else host
 
-    def _record_death(self, proc: ProcRef, cause: str, *, expected: bool = False, host_lost: bool = False) -> None:
+    def _record_death(self, proc: ProcRef, death: Death) -> None:
         node = self._runtime.node
-        self._deaths.record(proc.incarnation, cause, expected=expected, host_lost=host_lost)
-        node.bar(proc.incarnation, cause)
+        death = replace(death, host=proc.host, rank=proc.rank)
+        self._deaths.record(proc.incarnation, death)
+        node.bar(proc.incarnation, death.cause)
         self._links.forget(proc.incarnation)
         self._report.changed()
         channel = node.channels.get(proc.incarnation)
         if channel is not None:
-            channel.give_up(cause)
-        owner = None if expected else self.fleet.owner_of(proc.mesh)
+            channel.give_up(death.cause)
+        owner = None if death.expected else self.fleet.owner_of(proc.mesh)
         self._died(proc.incarnation)
         if owner is not None:
-            self._report_to_owner(owner, proc, cause)
+            self._report_to_owner(owner, proc, death)
 
-    def _report_to_owner(self, owner: MeshOwner, proc: ProcRef, cause: str) -> None:
+    def _report_to_owner(self, owner: MeshOwner, proc: ProcRef, death: Death) -> None:
         """Report the death of a proc to the actor that started it."""
         name = self.fleet.name_of(proc.mesh) or "procs"
-        failure = MeshFailure(name, proc.rank, f"proc {proc.rank} of {name} on {self._place(proc.host)}", cause)
+        where = f"proc {proc.rank} of {name} on {self._place(proc.host)}"
+        failure = MeshFailure(name, proc.rank, where, death.cause, kind=death.kind)
         line = self._runtime.connections.open_line(owner.proc)
         if line is not None:
             self._runtime.replier.report(line, owner.actor, proc.mesh, failure)
 
-    def _on_host_lost(self, host: int, cause: str) -> None:
+    def _on_host_lost(self, host: int, cause: str, kind: DeathKind) -> None:
         name = self._place(self.hosts[host].name)
         if host not in self.given_up:
             self._printer.put(f"monarch-hpc: host {name} is lost: {cause}\n")
         for key, proc in list(self.procs.items()):
             if proc.host_rank == host:
                 del self.procs[key]
-                self._record_death(proc, f"host {name} is lost: {cause}", host_lost=True)
+                self._record_death(proc, Death(kind, f"host {name} is lost: {cause}", host_lost=True))
         self.fleet.on_host_lost(host, cause)
         self.logs.forget(host)

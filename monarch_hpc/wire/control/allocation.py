@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 
 from monarch_hpc.core.dataclass import dataclass
+from monarch_hpc.core.death import DeathKind
 from monarch_hpc.wire.control.message import Message
 
 __all__ = [
@@ -64,11 +65,12 @@ class Roster(Message):
 
 @dataclass(frozen=True, slots=True)
 class HostEnded(Message):
-    """Head to controller: a host and everything on it is lost."""
+    """Head to controller: a host and everything on it is lost; *kind* is a `core.death.DeathKind`."""
 
     run: str
     host: int
     cause: str
+    kind: str = DeathKind.UNKNOWN.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +93,17 @@ class StatusReport(Message):
 
 @dataclass(frozen=True, slots=True)
 class ShutDown(Message):
-    """Tool to head to agents: end all procs, clean up, and exit."""
+    """Tool to head to agents: end all procs, clean up, and exit.
+
+    Args:
+        grace_s: seconds that procs have to end.
+        kind: why, as a `core.death.DeathKind`, if the head knows of another reason than that it was asked to.
+        cause: the same in words.
+    """
 
     grace_s: float
+    kind: str = DeathKind.STOPPED.value
+    cause: str = ""
 
 
 @dataclass(frozen=True, slots=True)
