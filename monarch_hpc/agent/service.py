@@ -28,10 +28,12 @@ from monarch_hpc.agent.ready_report import report_ready
 from monarch_hpc.agent.resources import cgroup
 from monarch_hpc.agent.resources.grant import Grant
 from monarch_hpc.agent.resources.shm_folder import make_segments
+from monarch_hpc.agent.resources.slurm_query import SlurmQuery
 from monarch_hpc.agent.termination import Termination
 from monarch_hpc.allocation import files as allocation_files
 from monarch_hpc.config import Config
 from monarch_hpc.core.clock import Deadline
+from monarch_hpc.core.death import Death
 from monarch_hpc.core.errors import FrameError, TransportError
 from monarch_hpc.core.ids import Identity, Role, SlurmIds, new_incarnation
 from monarch_hpc.core.logger import Logger
@@ -87,8 +89,8 @@ class Service:
         self._config = config
         self._finished = finished
         limits = config.transport
-        identity = Identity(args.allocation, Role.AGENT, args.name, new_incarnation())
         self._proc_addresses = ProcAddresses()
+        identity = Identity(args.allocation, Role.AGENT, args.name, new_incarnation())
         self._node = Node(engine, identity, args.key, self, limits, forwards=self._proc_addresses.addresses)
         self._deadline = Deadline(config.slurm.bootstrap_s, engine.clock)
         listen_hosts = list(grant.interfaces.values())
@@ -138,8 +140,7 @@ class Service:
             logs=config.logs,
         )
         mpi_steps = MpiSteps(engine, self._reaper, step_settings)
-        program_settings = settings_of(args, config.logs.max_file_bytes)
-        self._programs = Programs(engine, self._reaper, program_settings, self._own_run)
+        self._programs = Programs(engine, self._reaper, settings_of(args, config.logs.max_file_bytes), self._own_run)
         self._agent = Agent(
             engine, proc_settings, self._zygotes, mpi_steps, self._reaper, self._programs, outlet, self._send_up
         )
@@ -186,6 +187,7 @@ class Service:
             open_witness,
             self._config.telemetry.max_answer_bytes,
             self._config.slurm.notice_s,
+            ask_slurm=SlurmQuery(self._engine, self._args.slurm_job_id, self._args.environment).ask,
         )
         agent_link = LocalLink(lambda message: self._engine.call_soon(partial(self._on_order, message)), self._refused)
         self._head_link = LocalLink(
@@ -242,7 +244,7 @@ class Service:
             self._agent.seated = True
         match message:
             case ShutDown():
-                self.leave(message.grace_s)
+                self.leave(message.grace_s, message.death)
             case Refused(request="" | "Join"):
                 self._refused(message.problem)
             case Refused():
@@ -353,11 +355,11 @@ class Service:
         else:
             self.leave(self._config.procs.stop_s)
 
-    def leave(self, grace_s: float) -> None:
+    def leave(self, grace_s: float, why: Death | None = None) -> None:
         """End this host's procs and what they left behind, report to the head, and end."""
         if not self._leaving:
             self._leaving = True
-            self._agent.leave(grace_s, self._on_left)
+            self._agent.leave(grace_s, self._on_left, why)
 
     def _on_left(self, num_left: int) -> None:
         if num_left:

@@ -20,6 +20,7 @@ SAMPLES: tuple[tuple[object, object], ...] = (
     (Death | str, Death(DeathKind.OOM, "some text", "n1", 3, ("first", "second"))),
     (int, 7),
     (float, 1.5),
+    (DeathKind, DeathKind.NODE_FAILURE),
     (bool, True),
     (Sequence[str], ("first", "second")),
     (Sequence[int], (3, 5)),

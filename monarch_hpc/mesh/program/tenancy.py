@@ -24,18 +24,18 @@ from monarch_hpc.mesh.program.deaths import Deaths
 from monarch_hpc.mesh.program.fleet import Fleet
 from monarch_hpc.mesh.program.link_report import LinkReport, summarize
 from monarch_hpc.mesh.program.links import Links
-from monarch_hpc.mesh.program.opening import Opened, find_own_rank
+from monarch_hpc.mesh.program.opening import Opened, find_own_rank, open_slurm_query
 from monarch_hpc.mesh.program.own_tables import own_tables
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.flag import Flag
-from monarch_hpc.wire.control.allocation import HostEnded, HostEntry
+from monarch_hpc.wire.control.allocation import AllocationEnds, HostEnded, HostEntry
 from monarch_hpc.wire.control.deadline import DeadlineNear, JobEnd
 from monarch_hpc.wire.control.message import Message, encode
 from monarch_hpc.wire.control.output import LogsSet, Output
 from monarch_hpc.wire.control.procs import ProcEnded, ProcLife, ProcReady, ProcsStopped, SpawnFailed
 from monarch_hpc.wire.control.questions import Ask, Rows
 from monarch_hpc.wire.control.refusal import Refused
-from monarch_hpc.wire.control.runs import OpenRun, Recording, RunLinks, RunOpened
+from monarch_hpc.wire.control.runs import TAKEN_OVER, OpenRun, Recording, RunLinks, RunOpened
 from monarch_hpc.wire.frames import Frame, Kind
 from monarch_hpc.wire.proc_key import ProcKey
 from monarch_hpc.wire.tables.answer import answer
@@ -116,6 +116,8 @@ class Tenancy:
         self._report = LinkReport(engine.call_later, self._summarize, self._send_links)
         self._opened = Flag(engine)
         self._refusal = ""
+        self._ending: Death | None = None
+        self._slurm = open_slurm_query(engine, self.ready.job_id)
 
     @property
     def hosts(self) -> dict[int, HostEntry]:
@@ -199,6 +201,8 @@ class Tenancy:
                 self.logs.forget(message.host, message.mesh)
                 if not self.fleet.has(message.mesh):
                     self._printer.forget(message.mesh)
+            case AllocationEnds():
+                self._ending = Death(DeathKind.parse(message.kind), message.cause)
             case HostEnded():
                 self._on_host_lost(message.host, message.cause, DeathKind.parse(message.kind))
             case Ask():
@@ -233,9 +237,21 @@ class Tenancy:
         """Handle the loss of the head, which ends the run: deaths and new procs go through the head."""
         cause = f"the allocation {self.name} is gone or out of reach: {error}"
         self.over = cause
-        for proc in self.procs.values():
-            self._record_death(proc, Death(DeathKind.UNKNOWN, cause))
+        lost = [(proc, self._sever(proc, cause)) for proc in self.procs.values()]
         self.procs.clear()
+
+        def explained(found: Death | None) -> None:
+            words = f"{cause}; {found.cause}" if found is not None else cause
+            kind = found.kind if found is not None else DeathKind.UNKNOWN
+            for proc, owner in lost:
+                self._tell_death(proc, Death(kind, words), owner)
+
+        if TAKEN_OVER in str(error):
+            self._ending = Death(DeathKind.FENCED, "this program is not the owner of its run any more")
+        if self._ending is not None:
+            explained(self._ending)
+        else:
+            self._slurm.ask(self.ready.names.get(0, ""), explained)
         self.fleet.on_head_lost(cause)
         self.logs.fail(error)
         self._refusal = cause
@@ -286,18 +302,26 @@ class Tenancy:
         return f"{host} of {self.name}" if self._links.needed else host
 
     def _record_death(self, proc: ProcRef, death: Death) -> None:
+        # First: the end of its channel makes its callers ask.
+        self._deaths.record(proc.incarnation, replace(death, host=proc.host, rank=proc.rank))
+        self._tell_death(proc, death, self._sever(proc, death.cause))
+
+    def _sever(self, proc: ProcRef, cause: str) -> MeshOwner | None:
+        """End all contact with a proc that is dead, or is to be taken for dead; return the owner of its mesh."""
         node = self._runtime.node
-        death = replace(death, host=proc.host, rank=proc.rank)
-        self._deaths.record(proc.incarnation, death)
-        node.bar(proc.incarnation, death.cause)
+        node.bar(proc.incarnation, cause)
         self._links.forget(proc.incarnation)
         self._report.changed()
         channel = node.channels.get(proc.incarnation)
         if channel is not None:
-            channel.give_up(death.cause)
-        owner = None if death.expected else self.fleet.owner_of(proc.mesh)
+            channel.give_up(cause)
+        owner = self.fleet.owner_of(proc.mesh)
         self._died(proc.incarnation)
-        if owner is not None:
+        return owner
+
+    def _tell_death(self, proc: ProcRef, death: Death, owner: MeshOwner | None) -> None:
+        self._deaths.record(proc.incarnation, replace(death, host=proc.host, rank=proc.rank))
+        if owner is not None and not death.expected:
             self._report_to_owner(owner, proc, death)
 
     def _report_to_owner(self, owner: MeshOwner, proc: ProcRef, death: Death) -> None:

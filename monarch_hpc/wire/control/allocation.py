@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import field
 
 from monarch_hpc.core.dataclass import dataclass
-from monarch_hpc.core.death import DeathKind
+from monarch_hpc.core.death import Death, DeathKind
 from monarch_hpc.wire.control.message import Message
 
 __all__ = [
+    "AllocationEnds",
     "DrainHost",
     "FreeHosts",
     "HostEnded",
@@ -74,6 +75,14 @@ class HostEnded(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class AllocationEnds(Message):
+    """Head to controllers: Slurm ends the allocation; *kind* is a `core.death.DeathKind`, *cause* says it in words."""
+
+    kind: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
 class Status(Message):
     """Tool to head: report hosts and runs."""
 
@@ -104,6 +113,12 @@ class ShutDown(Message):
     grace_s: float
     kind: str = DeathKind.STOPPED.value
     cause: str = ""
+
+    @property
+    def death(self) -> Death | None:
+        """Why, if it is for another reason than that somebody asked for it."""
+        kind = DeathKind.parse(self.kind)
+        return None if kind is DeathKind.STOPPED else Death(kind, self.cause, expected=True)
 
 
 @dataclass(frozen=True, slots=True)
