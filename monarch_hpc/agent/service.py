@@ -11,6 +11,7 @@ from monarch_hpc.agent.agent_args import AgentArgs
 from monarch_hpc.agent.casts.channels import CastChannels
 from monarch_hpc.agent.children.leftovers import find_leftovers, kill_leftovers
 from monarch_hpc.agent.children.reaper import Reaper
+from monarch_hpc.agent.head.changes import HeadChanges
 from monarch_hpc.agent.head.head import Head
 from monarch_hpc.agent.head.idle import IdleRelease, watch_idle
 from monarch_hpc.agent.head.link import ChannelLink, Link, LocalLink
@@ -31,6 +32,7 @@ from monarch_hpc.agent.resources.shm_folder import make_segments
 from monarch_hpc.agent.resources.slurm_query import SlurmQuery
 from monarch_hpc.agent.termination import Termination
 from monarch_hpc.allocation import files as allocation_files
+from monarch_hpc.allocation.changes import CHANGES
 from monarch_hpc.config import Config
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.death import Death
@@ -88,16 +90,14 @@ class Service:
         self._args = args
         self._config = config
         self._finished = finished
-        limits = config.transport
         self._proc_addresses = ProcAddresses()
         identity = Identity(args.allocation, Role.AGENT, args.name, new_incarnation())
-        self._node = Node(engine, identity, args.key, self, limits, forwards=self._proc_addresses.addresses)
+        self._node = Node(engine, identity, args.key, self, config.transport, forwards=self._proc_addresses.addresses)
         self._deadline = Deadline(config.slurm.bootstrap_s, engine.clock)
-        listen_hosts = list(grant.interfaces.values())
         self._host_entry = HostEntry(
             rank=args.rank,
             name=args.name,
-            addresses=self._node.listen(listen_hosts),
+            addresses=self._node.listen(listen_hosts := list(grant.interfaces.values())),
             pid=os.getpid(),
             python=PYTHON_VERSION,
             package=__version__,
@@ -133,7 +133,7 @@ class Service:
             forwarders=self._forwarders,
             keep_dead=config.telemetry.keep_dead,
             procs=config.procs,
-            limits=limits,
+            limits=config.transport,
             fabric=config.fabric,
             ucx=config.ucx,
             slurm=SlurmIds.of(args.environment),
@@ -187,7 +187,8 @@ class Service:
             open_witness,
             self._config.telemetry.max_answer_bytes,
             self._config.slurm.notice_s,
-            ask_slurm=SlurmQuery(self._engine, self._args.slurm_job_id, self._args.environment).ask,
+            HeadChanges(partial(self._files.append, self._args.folder / CHANGES)).add,
+            SlurmQuery(self._engine, self._args.slurm_job_id, self._args.environment).ask,
         )
         agent_link = LocalLink(lambda message: self._engine.call_soon(partial(self._on_order, message)), self._refused)
         self._head_link = LocalLink(

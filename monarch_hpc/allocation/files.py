@@ -13,9 +13,10 @@
         ready.json    the agents are ready    released.json   the head ends the allocation, and why
         ended.json    the batch script has ended
         warned.json   the batch script has got Slurm's signal that the job ends soon
+        changes.jsonl what has become of hosts, runs and procs, a line for each change
 
-Each of these files is written whole. An allocation that is not a Slurm job has the files of an attempt in the directory
-itself. `ready` has `ready.json`, and `settings` has `config.json`.
+Each of these files is written whole, but for `changes.jsonl`. An allocation that is not a Slurm job has the files of an
+attempt in the directory itself. `ready` has `ready.json`, `settings` has `config.json`, `changes` has `changes.jsonl`.
 """
 
 from __future__ import annotations

@@ -51,14 +51,17 @@ class _View:
 @click.option("--endpoints", is_flag=True, help="Show number and duration of calls by endpoint, and time in the queue.")
 @click.option("--procs", is_flag=True, help="Show the processes of runs, with their memory.")
 @click.option("--memory", is_flag=True, help="Show what actors lend by RDMABuffer, and the last transfers.")
+@click.option("--changes", is_flag=True, help="Show what has become of hosts, runs and procs, when, and why.")
 @click.option("--run", metavar="RUN", help="With --calls, --endpoints, --procs or --memory: only this run.")
 @output_options
-def command(name: str | None, calls: bool, endpoints: bool, procs: bool, memory: bool, run: str | None) -> int:
+def command(
+    name: str | None, calls: bool, endpoints: bool, procs: bool, memory: bool, changes: bool, run: str | None
+) -> int:
     """Show allocations, their state and their runs."""
     config = load_for_command({}).config
     output = current_output()
-    if calls + endpoints + procs + memory > 1:
-        raise click.UsageError("--calls, --endpoints, --procs and --memory exclude each other")
+    if calls + endpoints + procs + memory + changes > 1:
+        raise click.UsageError("--calls, --endpoints, --procs, --memory and --changes exclude each other")
     if run is not None and not (calls or endpoints or procs or memory):
         raise click.UsageError("--run goes with --calls, --endpoints, --procs or --memory")
     if calls or endpoints or procs or memory:
@@ -81,6 +84,11 @@ def command(name: str | None, calls: bool, endpoints: bool, procs: bool, memory:
 
         return show_procs(question)
     allocations = Allocations.open(config, _PATIENCE_S)
+    if changes:
+        from monarch_hpc.cli.tables.changes import show_changes
+
+        record = allocations.find(name)
+        return show_changes(record.name, record.directory, output)
     census = allocations.reconcile(config.slurm.poll_min_s)
     for change in census.changes:
         output.progress(change)

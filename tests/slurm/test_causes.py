@@ -54,6 +54,10 @@ def test_a_node_that_slurm_marks_down_is_a_node_failure(alice: Alice) -> None:
     out, err = running.communicate(timeout=90)
     assert "died HostLost node-failure n2 1" in out or "died ProcDied node-failure n2 1" in out, out + err
     assert running.returncode == 3, "the program has handled it"
+    changes = alice.run("status", "--changes", "dev").stdout
+    (lost,) = re.findall(r"^[-0-9]+ [:0-9]+ +lost +n2 +node-failure +.*$", changes, re.MULTILINE)
+    assert "Slurm says that n2 is DOWN" in lost and "(broken" in lost
+    assert len(re.findall(r" joined +n[12] ", changes)) == 2
     assert alice.run("release", "--all").returncode == 0
 
 

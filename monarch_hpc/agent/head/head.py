@@ -13,7 +13,7 @@ from monarch_hpc.agent.head import events
 from monarch_hpc.agent.head.deadline import HeadDeadline, Later
 from monarch_hpc.agent.head.departures import Departures
 from monarch_hpc.agent.head.link import Link
-from monarch_hpc.agent.head.losses import AskSlurm, HostLosses, ask_nobody
+from monarch_hpc.agent.head.losses import AskSlurm, HostLosses, no_answer
 from monarch_hpc.agent.head.peers import HeadPeers
 from monarch_hpc.agent.head.questions import HeadQuestions
 from monarch_hpc.agent.head.request_checks import problem_of, problem_of_links, problem_of_run
@@ -89,7 +89,7 @@ class Head:
         max_answer_bytes: int,
         notice_s: float,
         journal: Callable[[events.Event], None] = lambda _event: None,
-        ask_slurm: AskSlurm = ask_nobody,
+        ask_slurm: AskSlurm = no_answer,
     ) -> None:
         self._clock = clock
         self._later = later

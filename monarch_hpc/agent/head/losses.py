@@ -17,7 +17,7 @@ from monarch_hpc.core.death import Death, DeathKind
 from monarch_hpc.supervision.lease import Liveness
 from monarch_hpc.wire.control.allocation import HostEnded, ShutDown
 
-__all__ = ["AskSlurm", "HostLosses", "ask_nobody"]
+__all__ = ["AskSlurm", "HostLosses", "no_answer"]
 
 AskSlurm = Callable[[str, Callable[[Death | None], None]], None]
 """Asks Slurm for the death of a host, or of the job for an empty name; see `agent.resources.slurm_query`."""
@@ -28,7 +28,7 @@ _UNREACHABLE = tuple(
 """Errors of a connection that say that no packet passes. A host whose agent was killed ends it in another way."""
 
 
-def ask_nobody(_host: str, answered: Callable[[Death | None], None]) -> None:
+def no_answer(_host: str, answered: Callable[[Death | None], None]) -> None:
     """Answer that nothing is known, as where there is no Slurm."""
     answered(None)
 
