@@ -367,9 +367,9 @@ class Service:
             _log.warning("%d processes of this allocation survive SIGKILL", num_left)
         self._head_link.send(ShutDownDone({self._args.name: num_left}))
         self._sent_goodbye = True
-        if self._head is None:
-            if self._head_link not in self._links.values():
-                self._end()
+        if self._head is None and self._head_link not in self._links.values():
+            self.termination.outlast_head(self._end)
+        elif self._head is None:
             # Normally the head closes the channel first, when it has received the report.
             self._engine.call_later(_FLUSH_S, self._end)
 

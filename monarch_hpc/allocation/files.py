@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,6 +55,7 @@ __all__ = [
     "read_reported",
     "remove_key",
     "report_host",
+    "write_ended",
     "write_head",
     "write_host",
     "write_key",
@@ -150,12 +152,12 @@ def write_host(folder: Path, entry: HostEntry, nonce: str) -> None:
 
 
 def write_released(folder: Path, why: str) -> None:
-    """Write down that the head ends the allocation, and why."""
+    """Write down that our agents end the allocation by themselves, and why."""
     write_document(folder / RELEASED, {"why": why})
 
 
 def read_released(folder: Path) -> str:
-    """Return why the head ended the allocation; raises `FileNotFoundError` if it did not."""
+    """Return why our agents ended the allocation by themselves; raises `FileNotFoundError` if they did not."""
     return read_document(folder / RELEASED).text("why")
 
 
@@ -206,6 +208,11 @@ def read_granted(folder: Path) -> Granted:
 def read_exit_status(folder: Path) -> int:
     """Read the batch script's exit status from ``ended.json``; raises `FileNotFoundError` while it runs."""
     return read_document(folder / ENDED).whole("exit_status")
+
+
+def write_ended(folder: Path, job_id: int, exit_status: int) -> None:
+    """Write ``ended.json`` in place of a batch script that cannot any more."""
+    write_document(folder / ENDED, {"job_id": job_id, "exit_status": exit_status, "time_s": int(time.time())})
 
 
 def ended_path(directory: Path) -> Path:

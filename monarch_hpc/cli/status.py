@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 import click
@@ -11,7 +12,7 @@ from monarch_hpc.cli.allocations.names import ALLOCATION
 from monarch_hpc.cli.main import load_for_command
 from monarch_hpc.cli.output import TextTable, current_output, output_options
 from monarch_hpc.core.dataclass import dataclass
-from monarch_hpc.core.errors import MonarchError, TransportError
+from monarch_hpc.core.errors import MonarchError, SlurmError, TransportError
 from monarch_hpc.core.text.units import format_duration
 from monarch_hpc.slurm import AllocationRecord, Allocations, Phase, QueueRow, Seen, SlurmState, look, reason_in_words
 
@@ -90,7 +91,8 @@ def command(
         record = allocations.find(name)
         return show_changes(record.name, record.directory, output)
     census = allocations.reconcile(config.slurm.poll_min_s)
-    for change in census.changes:
+    changes_made = list(census.changes)
+    for change in changes_made:
         output.progress(change)
     if census.problem is not None:
         output.warn(f"{census.problem}\nthe following is from files only")
@@ -99,6 +101,7 @@ def command(
     else:
         records = [allocations.find(name)]
     views = [_view(allocations, record, census.rows.get(record.job_name)) for record in records]
+    views = [_without_ghost(allocations, view, changes_made) for view in views]
     rows = [
         [
             *(v.record.name, str(v.record.job_id or "-"), _state(v) + _link(v) + _restarts(v) + _idle(v)),
@@ -108,7 +111,7 @@ def command(
     ]
     document = {
         "slurm": None if census.problem is None else str(census.problem),
-        "changes": list(census.changes),
+        "changes": changes_made,
         "allocations": [_document(view) for view in views],
     }
     text: TextTable | str = TextTable(["ALLOC", "JOB", "STATE", "HOSTS", "LEFT", "RUNS"], rows)
@@ -136,6 +139,20 @@ def _view(allocations: Allocations, record: AllocationRecord, row: QueueRow | No
         except (MonarchError, OSError) as error:
             problem = f"head does not answer: {error}" if isinstance(error, TransportError) else str(error)
     return _View(record, row, seen, head, problem)
+
+
+def _without_ghost(allocations: Allocations, view: _View, changes: list[str]) -> _View:
+    """Cancel the job of an allocation whose hosts say that they have no agent; add that to *changes*."""
+    if not view.problem or view.row is None or view.row.state.phase is not Phase.RUNNING or _suspended(view.row):
+        return view
+    try:
+        record, change = allocations.end_ghost(view.record)
+    except SlurmError:
+        return view
+    if change:
+        current_output().progress(change)
+        changes.append(change)
+    return replace(view, record=record)
 
 
 def _state(view: _View) -> str:
