@@ -13,7 +13,7 @@ from pathlib import Path
 from monarch_hpc.allocation.attempts import ATTEMPTS
 from monarch_hpc.core.dataclass import dataclass
 
-__all__ = ["CHANGES", "Change", "parse_change", "read_changes", "render_change"]
+__all__ = ["CHANGES", "HeadChange", "parse_change", "read_changes", "render_change"]
 
 CHANGES = "changes.jsonl"
 _OLD = ".old"
@@ -27,7 +27,7 @@ _MAX_CAUSE_CHARS = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class HeadChange:
     """One change.
 
     Args:
@@ -45,13 +45,13 @@ class Change:
     cause: str = ""
 
 
-def render_change(change: Change) -> bytes:
+def render_change(change: HeadChange) -> bytes:
     """Render a change as a line."""
     fields = [round(change.time_s, 3), change.what, change.subject, change.kind, change.cause[:_MAX_CAUSE_CHARS]]
     return json.dumps(fields).encode() + b"\n"
 
 
-def parse_change(line: bytes) -> Change | None:
+def parse_change(line: bytes) -> HeadChange | None:
     """Read a line; None for one that is cut off, or that says something else."""
     try:
         time_s, what, subject, kind, cause = json.loads(line)
@@ -60,10 +60,10 @@ def parse_change(line: bytes) -> Change | None:
     texts = (what, subject, kind, cause)
     if type(time_s) not in (int, float) or not all(isinstance(text, str) for text in texts):
         return None
-    return Change(float(time_s), *texts)
+    return HeadChange(float(time_s), *texts)
 
 
-def read_changes(directory: Path) -> list[Change]:
+def read_changes(directory: Path) -> list[HeadChange]:
     """Return the changes of all attempts of the allocation in *directory*, in the order in which they were written."""
     folders = [directory]
     with contextlib.suppress(FileNotFoundError):

@@ -18,7 +18,7 @@ from monarch_hpc.agent.head.events import (
     RunStopping,
     ShutdownBegan,
 )
-from monarch_hpc.allocation.changes import Change, render_change
+from monarch_hpc.allocation.changes import HeadChange, render_change
 from monarch_hpc.core.death import DeathKind
 from monarch_hpc.supervision.lease import Liveness
 from monarch_hpc.wire.proc_key import ProcKey
@@ -44,7 +44,7 @@ class HeadChanges:
     def add(self, event: Event) -> None:
         """Write down an event, if people would look it up."""
         for what, subject, kind, cause in self._read(event):
-            self._append(render_change(Change(self._now_s(), what, subject, kind, cause)))
+            self._append(render_change(HeadChange(self._now_s(), what, subject, kind, cause)))
 
     def _read(self, event: Event) -> list[tuple[str, str, str, str]]:
         match event:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from monarch_hpc.agent.agent_args import AgentArgs
-from monarch_hpc.allocation.changes import CHANGES, Change, render_change
+from monarch_hpc.allocation.changes import CHANGES, HeadChange, render_change
 from monarch_hpc.allocation.files import write_ended, write_released
 from monarch_hpc.allocation.ready import Ready, ReadyHost, load_ready
 from monarch_hpc.core.clock import Deadline
@@ -149,7 +149,7 @@ class LastLeave:
         try:
             write_released(folder, why)
             write_ended(folder, job_id, EXIT_CODES[kind])
-            _append(folder / CHANGES, render_change(Change(time.time(), "ends", "", kind.value, why)))
+            _append(folder / CHANGES, render_change(HeadChange(time.time(), "ends", "", kind.value, why)))
         except (OSError, ConfigError) as error:
             _log.error("cannot write down why the job ends: %s", error)
 

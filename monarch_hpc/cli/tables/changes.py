@@ -6,7 +6,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from monarch_hpc.allocation.changes import Change, read_changes
+from monarch_hpc.allocation.changes import HeadChange, read_changes
 from monarch_hpc.cli.output import Console, TextTable
 
 __all__ = ["show_changes"]
@@ -25,7 +25,7 @@ def show_changes(name: str, directory: Path, output: Console) -> int:
     return 0
 
 
-def _cells(change: Change) -> list[str]:
+def _cells(change: HeadChange) -> list[str]:
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(change.time_s))
     cause = change.cause.partition("\n")[0]
     return [at, change.what, change.subject or "-", change.kind or "-", cause or "-"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from monarch_hpc.agent.head.changes import HeadChanges
-from monarch_hpc.allocation.changes import CHANGES, Change, parse_change, read_changes, render_change
+from monarch_hpc.allocation.changes import CHANGES, HeadChange, parse_change, read_changes, render_change
 from monarch_hpc.core.death import Death, DeathKind
 from monarch_hpc.supervision import Liveness
 from monarch_hpc.wire.control.allocation import DrainHost
@@ -52,7 +52,7 @@ def test_what_has_become_of_hosts_runs_and_procs(tmp_path: Path) -> None:
 
 
 def test_a_change_is_read_back_and_anything_else_is_none() -> None:
-    change = Change(1.5, "lost", "n1", "network", "a\nb 'ä'")
+    change = HeadChange(1.5, "lost", "n1", "network", "a\nb 'ä'")
     assert parse_change(render_change(change)) == change
     for line in (
         b"",
@@ -64,14 +64,14 @@ def test_a_change_is_read_back_and_anything_else_is_none() -> None:
     ):
         assert parse_change(line) is None
     assert parse_change(b"[" * 100_000) is None
-    assert len(render_change(Change(0.0, "lost", "n1", "", "x" * 10_000_000))) < 10_000
+    assert len(render_change(HeadChange(0.0, "lost", "n1", "", "x" * 10_000_000))) < 10_000
 
 
 def test_all_attempts_and_the_rotated_file_come_in_order(tmp_path: Path) -> None:
     for number, name in ((10, CHANGES), (2, CHANGES), (2, CHANGES + ".old")):
         folder = tmp_path / "attempts" / str(number)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(render_change(Change(0.0, f"{number} {name}", "")) + b"cut o")
+        (folder / name).write_bytes(render_change(HeadChange(0.0, f"{number} {name}", "")) + b"cut o")
     assert [change.what for change in read_changes(tmp_path)] == [
         f"2 {CHANGES}.old",
         f"2 {CHANGES}",
