@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from monarch_hpc.testing import wait_until
+from monarch_hpc.testing.faults import LabFaults
 from tests.slurm.commands import Alice, alice, until_printed, write
 
 __all__ = ["alice"]
@@ -42,15 +43,11 @@ def take(alice: Alice, num_hosts: int = 2, *flags: str) -> str:
     return str(found["job_id"])
 
 
-def root(alice: Alice, *command: str) -> None:
-    alice.lab.run(command, user="root", check=True)
-
-
 def test_a_node_that_slurm_marks_down_is_a_node_failure(alice: Alice) -> None:
     take(alice)
     running = alice.start("run", write(alice, "program.py", PROGRAM))
     until_printed(running, "ready")
-    root(alice, "scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=broken")
+    LabFaults(alice.lab).mark_down("n2", "broken")
     out, err = running.communicate(timeout=90)
     assert "died HostLost node-failure n2 1" in out or "died ProcDied node-failure n2 1" in out, out + err
     assert running.returncode == 3, "the program has handled it"
@@ -66,7 +63,7 @@ def test_a_cancelled_step_a_cancelled_job_and_a_time_limit(alice: Alice) -> None
     job = take(alice)
     running = alice.start("run", program)
     until_printed(running, "ready")
-    alice.slurm("scancel", f"{job}.0")
+    LabFaults(alice.lab).cancel(f"{job}.0")
     out, err = running.communicate(timeout=90)
     assert running.returncode == 72, out + err
     assert re.search(r"STEP \S+ ON n1 CANCELLED", err), err
@@ -83,6 +80,20 @@ def test_a_cancelled_step_a_cancelled_job_and_a_time_limit(alice: Alice) -> None
     job = take(alice)
     running = alice.start("run", program)
     until_printed(running, "ready")
-    root(alice, "scontrol", "update", f"JobId={job}", "EndTime=now+5")
+    LabFaults(alice.lab).reach_time_limit(job)
     out, err = running.communicate(timeout=120)
     assert " time-limit n2 1" in out and running.returncode == 79, out + err
+
+
+def test_a_slurmd_that_comes_back_ends_what_was_on_its_host(alice: Alice) -> None:
+    job = take(alice)
+    running = alice.start("run", write(alice, "program.py", PROGRAM))
+    until_printed(running, "ready")
+    with LabFaults(alice.lab).without_slurmd("n2"):
+        # Its agent and procs go on meanwhile, although Slurm has given the host up.
+        words = ("squeue", "-h", "-j", job, "-o", "%N")
+        wait_until("Slurm to take n2 out of the job", lambda: alice.slurm(*words).strip(), 120.0, accept="n1".__eq__)
+        assert running.poll() is None
+    out, err = running.communicate(timeout=90)
+    assert re.search(r"died (HostLost|ProcDied) (node-failure|cancelled) n2 1", out), out + err
+    assert alice.run("release", "--all").returncode == 0

@@ -17,8 +17,10 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import get_args
+
+from monarch_hpc.core.dataclass import dataclass
 
 __all__ = [
     "Began",

@@ -9,7 +9,6 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +16,7 @@ import monarch_hpc
 from monarch_hpc import Actor, ActorDied, ActorMesh, CallTimeout, concurrent_endpoint, endpoint
 from monarch_hpc.actor.cell.response_port import ResponsePort
 from monarch_hpc.actor.context import deadlines_seen
+from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.mesh.calls.stream import Stream
 from monarch_hpc.testing.history.checker import (
     Began,
