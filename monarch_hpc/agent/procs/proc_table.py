@@ -15,6 +15,7 @@ from monarch_hpc.agent.procs.mpi_step import MpiSteps
 from monarch_hpc.agent.procs.proc import Proc, ProcState
 from monarch_hpc.agent.procs.records import HostRecords
 from monarch_hpc.agent.procs.refusals import Refusals
+from monarch_hpc.agent.resources.gpu_errors import find_gpu_error
 from monarch_hpc.core.death import Death, DeathKind
 from monarch_hpc.core.errors import FrameError
 from monarch_hpc.core.process.exit import Exit
@@ -43,6 +44,7 @@ class ProcTable:
 
     Attributes:
         ending: why all procs are asked to end, if it is for another reason than that somebody wants it.
+        failed_gpus: GPUs that are not given out again, with the error that a proc wrote.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class ProcTable:
         self._records = HostRecords(settings.keep_dead)
         self._refusals = Refusals(engine, self._procs)
         self.ending: Death | None = None
+        self.failed_gpus: dict[str, str] = {}
         self._stopped_procs = StoppedProcs(engine, settings.heartbeat_s, settings.lease)
 
     def __iter__(self) -> Iterator[Proc]:
@@ -224,6 +227,10 @@ class ProcTable:
             if proc.stop_requested:
                 asked = self.ending or Death(DeathKind.STOPPED, cause)
                 kind, cause = asked.kind, asked.cause
+            elif proc.own_gpus and (error := find_gpu_error(lines)):
+                self.failed_gpus |= dict.fromkeys(proc.own_gpus, error)
+                gpus = ", ".join(proc.own_gpus)
+                kind, cause = DeathKind.GPU, f"{cause}; GPU {gpus} failed, and is not given out again: {error}"
             self._send(ProcEnded(proc.start.proc, proc.stop_requested, cause, lines, kind.value))
         self._on_ended()
 

@@ -36,6 +36,12 @@ def _leave(code: int = 0) -> None:
     sys.exit(code)
 
 
+def _lose_gpu() -> None:
+    """Die as a program does whose GPU has an error that cannot be corrected."""
+    os.write(2, b"RuntimeError: CUDA error: uncorrectable ECC error encountered\n")
+    os.abort()
+
+
 def _hold_gil(duration_s: float) -> None:
     # A function of libc that is called like Python's own keeps the interpreter's lock.
     usleep = ctypes.PyDLL(None).usleep
@@ -73,6 +79,7 @@ FAULTS: Mapping[str, Callable[..., None]] = {
     "exit": _exit,
     "leave": _leave,
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "lose_gpu": _lose_gpu,
     "hold_gil": _hold_gil,
     "take_memory": _take_memory,
     "use_descriptors": _use_descriptors,
@@ -84,6 +91,7 @@ FAULTS: Mapping[str, Callable[..., None]] = {
     segfault, abort   a crash in C code
     exit(code)        the process exits at once; leave(code): sys.exit, which ends the actor
     stop              SIGSTOP
+    lose_gpu          the words of CUDA about an ECC error, and a crash
     hold_gil(s)       C code that keeps the interpreter's lock
     take_memory(n)    n bytes; use_descriptors(n): all but n of 256
     leave_child       a process of a session of its own, without a trace of its origin in its environment
