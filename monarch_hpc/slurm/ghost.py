@@ -81,15 +81,18 @@ def ask_agents(slurm: SlurmClient, job: JobDetail, allocation: str, timeout_s: f
 
 
 def _question(allocation: str) -> str:
-    # An agent has the id as an argument, and so have its forks. The brackets hide the arguments of sh and grep.
-    count = f'cat /proc/[0-9]*/cmdline 2>/dev/null | grep -zc "^[{allocation[0]}]{allocation[1:]}\\$"'
-    return f'echo {MARK} "${{SLURMD_NODENAME:-?}}" "$({count})"'
+    # An agent has the id as an argument, and so have its forks. The brackets hide the arguments of sh and grep. The
+    # number of all arguments shows that they could be read: this shell has some.
+    arguments = "cat /proc/[0-9]*/cmdline 2>/dev/null"
+    every = f'{arguments} | grep -zc ""'
+    ours = f'{arguments} | grep -zc "^[{allocation[0]}]{allocation[1:]}\\$"'
+    return f'echo {MARK} "${{SLURMD_NODENAME:-?}}" "$({every})" "$({ours})"'
 
 
 def parse_agents(text: str) -> dict[str, bool]:
-    """Parse what the hosts have printed: for each that gave a number, whether it is above 0."""
+    """Parse what the hosts have printed: for each that could read its processes, whether an agent is among them."""
     found = {}
     for words in map(str.split, text.splitlines()):
-        if len(words) == 3 and words[0] == MARK and words[2].isdecimal():
-            found[words[1]] = int(words[2]) > 0
+        if len(words) == 4 and words[0] == MARK and all(map(str.isdecimal, words[2:])) and int(words[2]):
+            found[words[1]] = int(words[3]) > 0
     return found

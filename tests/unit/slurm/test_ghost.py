@@ -57,7 +57,8 @@ def test_the_host_of_the_batch_script_decides_whether_anything_ends_the_job() ->
 
 
 def test_answers_of_hosts_among_other_lines() -> None:
-    text = f"welcome to n1\n{MARK} n1 0\n{MARK} n2 2\n{MARK} n3\n{MARK} n4 x\n{MARK} n5 -1\nx {MARK} n6 0\n"
+    text = f"welcome to n1\n{MARK} n1 9 0\n{MARK} n2 9 2\n{MARK} n3\n{MARK} n4 x 0\n{MARK} n5 9 -1\nx {MARK} n6 9 0\n"
+    text += f"{MARK} n7 0 0\n{MARK} n8 9\n"  # it cannot read even its own processes
     assert parse_agents(text) == {"n1": False, "n2": True}
     assert parse_agents("") == {}
 
