@@ -6,7 +6,7 @@ import re
 
 from monarch_hpc.testing import wait_until
 from monarch_hpc.testing.faults import LabFaults
-from tests.slurm.commands import Alice, alice, until_printed, write
+from tests.slurm.commands import SLEEPER, Alice, alice, until_printed, write
 
 __all__ = ["alice"]
 
@@ -46,11 +46,15 @@ def take(alice: Alice, num_hosts: int = 2, *flags: str) -> str:
 def test_a_node_that_slurm_marks_down_is_a_node_failure(alice: Alice) -> None:
     take(alice)
     running = alice.start("run", write(alice, "program.py", PROGRAM))
-    until_printed(running, "ready")
+    careless = alice.start("run", write(alice, "careless.py", SLEEPER + "time.sleep(600)"))
+    for program in (running, careless):
+        until_printed(program, "ready")
     LabFaults(alice.lab).mark_down("n2", "broken")
     out, err = running.communicate(timeout=90)
     assert "died HostLost node-failure n2 1" in out or "died ProcDied node-failure n2 1" in out, out + err
     assert running.returncode == 3, "the program has handled it"
+    _, err = careless.communicate(timeout=90)
+    assert careless.returncode == 78 and "unhandled failure" in err, err
     changes = alice.run("status", "--changes", "dev").stdout
     (lost,) = re.findall(r"^[-0-9]+ [:0-9]+ +lost +n2 +node-failure +.*$", changes, re.MULTILINE)
     assert "Slurm says that n2 is DOWN" in lost and "(broken" in lost
