@@ -73,9 +73,10 @@ class Holder(Actor):
         return time.monotonic() - begun_s, lost
 
     @endpoint
-    def die(self, after_s: float) -> None:
-        """Die, as if the kernel had ended it."""
-        time.sleep(after_s)
+    def die(self) -> None:
+        """Die as soon as some of the bytes are here, as if the kernel had ended it."""
+        while not self._memory[:: 1 << 12].any():
+            time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -98,8 +99,10 @@ def measure(num_bytes: int, num_rounds: int) -> bool:
     targets = fresh(others, num_bytes)
     actor.unhandled_fault_hook = lambda _fault: None
     victim = (num - 1) // 2
-    others.slice(hosts=victim).die.broadcast(min(one_s) / 2)
+    others.slice(hosts=victim).die.broadcast()
+    before = sent_by(holders.slice(hosts=0))
     killed_s, lost = send(first, source, targets)
+    sent_then = [after - early for early, after in zip(before, sent_by(holders.slice(hosts=0)), strict=True)]
     assert lost == [victim], f"{lost} were lost, not {victim}"
     for host in set(range(num)) - {victim}:
         assert others.slice(hosts=host).digest.call_one().get(_PATIENCE_S) == wanted, "other bytes"
@@ -108,6 +111,7 @@ def measure(num_bytes: int, num_rounds: int) -> bool:
     print(f"to {num} hosts          {min(all_s):6.2f} s   {ratio:6.2f}x   goal: {MOST}x")
     print(f"one of them killed  {killed_s:6.2f} s   {killed:6.2f}x   goal: {MOST_KILLED}x")
     print(f"sent by the busiest host: {max(sent) / num_bytes:.2f} times the bytes")
+    print(f"sent by the source, with one killed: {max(sent_then) / num_bytes:.2f} times the bytes")
     return ratio <= MOST and killed <= MOST_KILLED
 
 

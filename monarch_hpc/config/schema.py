@@ -110,6 +110,7 @@ class ProcsConfig:
     mpi: str
     preload: tuple[str, ...]
     stop_s: float
+    cause_s: float
     actor_threads: int
 
 
@@ -198,6 +199,7 @@ class RunConfig:
     """The end of a run."""
 
     stop_grace_s: float
+    cancel_s: float
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ __all__ = [
     "rss_bytes",
 ]
 
-PATIENCE_S = 20.0 * float(os.environ.get("PATIENCE") or 1)
+PATIENCE_S = 60.0 * float(os.environ.get("PATIENCE") or 1)
 """Limit of every wait; the variable multiplies it, for emulated machines."""
 
 ECHO, LEAVE, HOLD, MEMORY = 1, 2, 3, 4

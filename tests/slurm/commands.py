@@ -220,6 +220,11 @@ def steps(alice: Alice) -> list[str]:
     return sorted(line for line in lines if "batch" not in line)
 
 
+def wait_for_steps(alice: Alice, wanted: list[str]) -> None:
+    """Wait until she has these steps: Slurm lists one for a moment after its end, such as that of a relay."""
+    wait_until("her steps", lambda: steps(alice), 60.0, accept=lambda seen: seen == wanted)
+
+
 def kill_all_on_login(alice: Alice) -> None:
     for pid, _ in alice.lab.processes("alice", "login"):
         with contextlib.suppress(ProcessLookupError):  # one may end with another

@@ -155,13 +155,18 @@ def test_a_program_starts_again(alice: Alice, folder: Path, refused: bool) -> No
     flags = ("--slurm", "--no-requeue") if refused else ()
     flags = ("-t", "5", "--requeue-loop", "--max-requeues", "1", *flags)
     job = submit(alice, folder, *flags, "again.py").split()[1]
-    wait_until(
+
+    def outputs() -> list[str]:
+        """By number of the job: 99 comes before 100."""
+        paths = {int(path.stem.partition("-")[2]): path for path in folder.glob("again-*.out")}
+        return [paths[number].read_text() for number in sorted(paths)]
+
+    texts = wait_until(
         "the second start",
-        lambda: [path.read_text() for path in sorted(folder.glob("again-*.out"))],
+        outputs,
         120.0,
         accept=lambda texts: any("as often as --max-requeues allows" in text for text in texts),
     )
-    texts = [path.read_text() for path in sorted(folder.glob("again-*.out"))]
     printed = "".join(texts)
     assert len(texts) == 1 + refused
     assert re.findall(r"start \d|next \w+", printed) == ["start 0", f"next {not refused}", "start 1"], printed

@@ -12,7 +12,7 @@ __all__ = ["alice", "held"]
 
 
 def test_each_host_sends_each_byte_once_and_a_death_costs_the_others_little(held: Alice) -> None:
-    """A small form of the benchmark, whose goals are for a machine without other load."""
+    """A small form of the benchmark, whose times are for a machine without other load: here bytes are counted."""
     program = str(ROOT / "benchmarks" / "broadcast.py")
     with shaped_links(held.lab, HOSTS, mbit=40):
         done = held.run("run", "-a", "dev", program, "--inside", "--mib", "8", "--rounds", "2")
@@ -20,6 +20,6 @@ def test_each_host_sends_each_byte_once_and_a_death_costs_the_others_little(held
     assert "died: signal 9 (SIGKILL)" in done.stderr
     (sent,) = re.findall(r"busiest host: ([\d.]+) times", done.stdout)
     assert float(sent) <= 1.2, done.stdout
-    to_all, killed = (float(ratio) for ratio in re.findall(r"([\d.]+)x   goal", done.stdout))
-    # 3 if the source had sent to each of the three, 2 through a binary tree.
-    assert to_all <= 1.9 and killed <= 1.9, done.stdout
+    # 3 if the source had sent to each of the three, 2 if it had begun again.
+    (sent_then,) = re.findall(r"with one killed: ([\d.]+) times", done.stdout)
+    assert float(sent_then) <= 1.9, done.stdout

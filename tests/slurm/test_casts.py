@@ -64,6 +64,6 @@ def test_sixteen_hosts_answer_as_one(sixteen: Alice) -> None:
     # One frame for 64 procs; the answers of a loaded machine come in more than one, but not in 64.
     sent, received = next(line for line in done.stdout.splitlines() if line.startswith("frames")).split()[1::2]
     assert int(sent) == 1
-    assert int(received) <= 16 + 2
+    assert int(received) <= 32
     done = sixteen.run("release", "many", timeout_s=120)
     assert done.returncode == 0, done.stderr

@@ -19,6 +19,8 @@ def test_a_user_shortens_a_job_and_is_told_why_it_cannot_be_lengthened(alice: Al
     assert told["end_before"] == before and told["end"] < told["end_before"]
     assert alice.status()[0]["end"] == told["end"]  # no cached answer of squeue
     count = count_calls(alice, "squeue", "scontrol")
+    # However long the commands take to start.
+    alice.env |= {"MONARCH_HPC_SLURM__POLL_MIN_S": "600", "MONARCH_HPC_SLURM__POLL_MAX_S": "600"}
     short = alice.run("run", "-a", "dev", "--needs", "25m", "--", "touch", "started")
     assert short.returncode == 75
     assert "min are left, and the run needs 25 min; it was not started" in short.stderr

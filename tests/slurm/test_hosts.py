@@ -9,7 +9,7 @@ import pytest
 
 from monarch_hpc.core.machine.procfs import read_stat
 from monarch_hpc.testing import wait_until
-from tests.slurm.commands import HOSTS, Alice, alice, held, held_alone, steps, until_printed, write
+from tests.slurm.commands import HOSTS, Alice, alice, held, held_alone, steps, until_printed, wait_for_steps, write
 
 __all__ = ["alice", "held", "held_alone"]
 
@@ -93,6 +93,8 @@ time.sleep(600)
 
 
 def test_places_have_slurms_names(held: Alice) -> None:
+    before = steps(held)
+    assert [line.split()[-1] for line in before] == ["agents"]
     done = held.run("run", write(held, "places.py", PLACES))
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -102,7 +104,7 @@ def test_places_have_slurms_names(held: Alice) -> None:
     assert "nested ['n3', 'n3']" in lines
     assert any(line.startswith("refused allocation ") and "monarch-hpc release" in line for line in lines)
     assert lines[-1] == "left"
-    assert [line.split()[-1] for line in steps(held)] == ["agents"]
+    wait_for_steps(held, before)
 
 
 def test_the_world_of_mpi_is_the_mesh(held: Alice) -> None:
@@ -113,7 +115,7 @@ def test_the_world_of_mpi_is_the_mesh(held: Alice) -> None:
     assert "['n2', 'n2', 'n3', 'n3', 'n4', 'n4']" in done.stdout
     assert "exit code 5" in done.stdout
     assert "mpi=True needs hosts in Slurm's order, and these are not: n4, n3, n2" in done.stdout
-    wait_until("the end of the step", lambda: steps(held), 60.0, accept=lambda left: left == before)
+    wait_for_steps(held, before)
 
 
 def test_procs_of_a_step_end_with_their_agent_and_with_their_run(held_alone: Alice) -> None:
@@ -137,7 +139,7 @@ def test_procs_of_a_step_end_with_their_agent_and_with_their_run(held_alone: Ali
     running.kill()
     running.communicate(timeout=60)
     wait_until("no proc", lambda: [tasks(host) for host in HOSTS], 60.0, accept=lambda left: not any(left))
-    wait_until("the end of the step", lambda: steps(held_alone), 60.0, accept=lambda left: left == before)
+    wait_for_steps(held_alone, before)
 
 
 @pytest.mark.parametrize(

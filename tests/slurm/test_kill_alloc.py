@@ -78,6 +78,9 @@ def test_kills_at_random_moments_leak_no_job(alice: Alice) -> None:
             flags = ("--bg",) if number % 3 == 0 else ()
             # The first four get hosts, the others are pending: both kinds are killed.
             batch.append(alice.start("alloc", f"k{number}", "-N", "1", "-t", "5", *flags, env=slow))
+        if not first:  # however fast this machine is: one is killed before it has a job, and one has its own
+            kill_one(batch[-1], 0.0)
+            assert batch[0].wait(90) == 0, "it does not wait for hosts"
         for process in batch:
             with process:
                 kill_one(process, moments.uniform(0.0, latest_s / AT_ONCE))

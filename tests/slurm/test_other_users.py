@@ -98,7 +98,7 @@ silent = collections.deque()
 opened = 0
 for number in range(num_sessions):
     address = addresses[number % len(addresses)]
-    sock = socket.create_connection(parse_address(address), 20)
+    sock = socket.create_connection(parse_address(address), 120)
     kind = random.choice(["silent", "random", "magic"])
     if kind == "silent":
         silent.append(sock)

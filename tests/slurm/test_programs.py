@@ -7,7 +7,17 @@ import signal
 
 from monarch_hpc.testing import wait_until
 from tests.guards.tree import ROOT
-from tests.slurm.commands import Alice, alice, argv, held, kill_all_on_login, steps, until_printed, write
+from tests.slurm.commands import (
+    Alice,
+    alice,
+    argv,
+    held,
+    kill_all_on_login,
+    steps,
+    until_printed,
+    wait_for_steps,
+    write,
+)
 from tests.slurm.test_runs import blocked
 
 __all__ = ["alice", "blocked", "held"]
@@ -44,7 +54,7 @@ def test_a_program_on_the_first_host_outlives_all_processes_of_the_login_host(he
     kill_all_on_login(held)
     _, err = client.communicate(timeout=60)
     run = err.split()[1]
-    assert steps(held) == before
+    wait_for_steps(held, before)
     (shown,) = held.status("dev")
     assert isinstance(shown["runs"], list)
     assert [one["run"] for one in shown["runs"]] == [run]
@@ -75,5 +85,5 @@ def test_over_the_relay_a_program_is_reached_too(blocked: Alice) -> None:
     assert client.returncode == 129
     run = err.split()[1]
     (pid,) = (pid for pid, command in blocked.lab.processes("alice", "n1") if sleeper in command)
-    assert blocked.run("cancel", run, "--grace", "5s").stdout == f"run {run} has ended: signal 15 (SIGTERM)\n"
+    assert blocked.run("cancel", run, "--grace", "60s").stdout == f"run {run} has ended: signal 15 (SIGTERM)\n"
     assert not os.path.exists(f"/proc/{pid}")

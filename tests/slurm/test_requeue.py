@@ -14,7 +14,7 @@ from tests.slurm.commands import SLEEPER, Alice, alice, until_printed, write
 
 __all__ = ["alice"]
 
-AGAIN_S = 60.0
+AGAIN_S = 120.0
 """Slurm holds a requeued job back until its credential has expired: in the lab for six seconds."""
 
 
@@ -49,8 +49,8 @@ def test_a_requeued_allocation_is_used_again(requeued: Alice) -> None:
     _, err = running.communicate(timeout=60)
     assert running.returncode == 72 and "Slurm has requeued its job" in err, err
 
-    shown = wait_until("the queue", lambda: state(requeued), AGAIN_S, accept=lambda text: text.startswith("queued"))
-    assert shown.startswith("queued again after a requeue: job requeued in held state: ")
+    held = "queued again after a requeue: job requeued in held state: "
+    wait_until("the queue", lambda: state(requeued), AGAIN_S, accept=lambda text: text.startswith(held))
     done = requeued.run("run", "-a", "dev", program)
     assert done.returncode == 72 and "Slurm has requeued its job" in done.stderr, done.stderr
 

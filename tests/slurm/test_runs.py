@@ -23,6 +23,7 @@ from tests.slurm.commands import (
     procs_left,
     steps,
     until_printed,
+    wait_for_steps,
     write,
 )
 
@@ -61,9 +62,9 @@ def test_two_runs_at_once_and_ctrl_c_ends_one_of_them_only(held: Alice) -> None:
     second.communicate(timeout=60)
     assert second.returncode == 130
     wait_until("no proc", lambda: procs_left(held), 60.0, accept=lambda left: not left)
-    assert steps(held) == before
-    (shown,) = held.status("dev")
-    assert (shown["state"], shown["runs"]) == ("ready", [])
+    wait_for_steps(held, before)
+    (shown,) = wait_until("the end of the runs", lambda: held.status("dev"), accept=lambda seen: seen[0]["runs"] == [])
+    assert shown["state"] == "ready"
 
 
 def test_a_stopped_program_on_the_login_host_is_seen_by_who_started_it(held: Alice) -> None:
@@ -77,10 +78,11 @@ def test_a_stopped_program_on_the_login_host_is_seen_by_who_started_it(held: Ali
     assert len(programs) == 1
 
     def program() -> list[dict[str, object]]:
+        """Its row; none as long as a process does not answer in time, as on a busy machine."""
         done = held.run("status", "--calls", "dev", "--json")
         (allocation,) = json.loads(done.stdout)["allocations"]
-        assert allocation["missing"] == []
-        return [row for row in allocation["rows"] if row["actor"] == "program"]
+        rows = [] if allocation["missing"] else allocation["rows"]
+        return [row for row in rows if row["actor"] == "program"]
 
     def waits(rows: list[dict[str, object]]) -> bool:
         return ["sleeper[0].sleep" in str(row["waits_for"]) for row in rows] == [True]
@@ -129,7 +131,7 @@ def test_where_login_and_hosts_cannot_connect_the_relay_carries_everything(block
     run.communicate(timeout=60)
     wait_until("no proc of the killed run", lambda: procs_left(blocked), 60.0, accept=lambda left: not left)
     assert blocked.run("run", "-a", "dev", HELLO).returncode == 0
-    wait_until("no relay's step", lambda: steps(blocked), 60.0, accept=lambda left: left == before)
+    wait_for_steps(blocked, before)
 
 
 def test_other_versions_on_the_other_side_are_refused_with_both_named(held: Alice) -> None:
@@ -148,7 +150,7 @@ def test_a_host_without_power_fails_its_calls_and_the_next_run_goes_on_without_i
     text = SLEEPER + (
         "try:\n    sleepers.sleep.call().get()\n"
         "except (monarch_hpc.ActorDied, monarch_hpc.MeshError) as error:\n    print('caught', error, flush=True)\n"
-        "print('left', len(sleepers.slice(hosts=slice(0, 2)).ready.call().get(20)))\n"
+        "print('left', len(sleepers.slice(hosts=slice(0, 2)).ready.call().get(60)))\n"
     )
     run = held_alone.start(
         "run",
@@ -165,7 +167,7 @@ def test_a_host_without_power_fails_its_calls_and_the_next_run_goes_on_without_i
     )
     until_printed(run, "asleep")  # before the call it would be a failure that no call reports
     held_alone.lab.kill_host("n3")
-    out, err = run.communicate(timeout=60)
+    out, err = run.communicate(timeout=120)
     assert run.returncode == 0, err
     assert "n3" in out and "caught" in out and "left 4" in out
     assert "host n3 is lost" in err

@@ -18,16 +18,13 @@ from monarch_hpc.transport.node import Node
 from monarch_hpc.wire.frames import Buffer, Frame, Kind
 from monarch_hpc.wire.serializer import loads
 
-__all__ = ["CAUSE_WAIT_S", "REQUESTS_ACTOR", "STOPPED", "CauseLookup", "error_of", "program_of"]
+__all__ = ["REQUESTS_ACTOR", "STOPPED", "CauseLookup", "error_of", "program_of"]
 
 REQUESTS_ACTOR = 2
 """Number of the program's actor that serves its procs, see `mesh.program.requests`. Fixed; all others are random."""
 
-CAUSE_WAIT_S = 3.0
-"""Time that the calls of a lost proc wait for the cause from its agent; agents send it within milliseconds."""
-
 _WAY_S = 1.0
-"""Additional time that other procs wait for the program, which itself waits `CAUSE_WAIT_S` for the agent."""
+"""Additional time that other procs wait for the program, which itself waits `procs.cause_s` for the agent."""
 
 _KEEP = 1024
 """Number of causes that are cached; for earlier deaths the program is asked again."""
@@ -46,13 +43,18 @@ class CauseLookup:
 
     Args:
         call: sends one call; see `Runtime.call`.
+        wait_s: config key `procs.cause_s`.
     """
 
     def __init__(
-        self, connections: Connections, call: Callable[[ProcRef, int, bytes, Sequence[Buffer], Pending], int]
+        self,
+        connections: Connections,
+        call: Callable[[ProcRef, int, bytes, Sequence[Buffer], Pending], int],
+        wait_s: float,
     ) -> None:
         self._connections = connections
         self._call = call
+        self._wait_s = wait_s
         self._known: Recent[int, Death] = Recent(_KEEP)
         self._waiting: dict[int, list[tuple[str, TransportError, OnCause]]] = {}
 
@@ -82,7 +84,7 @@ class CauseLookup:
         waiting.append((where, error, on_cause))
         if len(waiting) > 1:
             return
-        self._connections.engine.call_later(CAUSE_WAIT_S + _WAY_S, lambda: self._close(incarnation))
+        self._connections.engine.call_later(self._wait_s + _WAY_S, lambda: self._close(incarnation))
         body, buffers = pack_call(call_head("why", Region(Extent((), ()), program.rank, ())), (incarnation,), {})
         asked = Slot(program.incarnation, "the program", lambda answer: self._on_answer(incarnation, answer))
         self._call(program, REQUESTS_ACTOR, body, buffers, asked)

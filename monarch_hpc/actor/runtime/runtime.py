@@ -109,7 +109,7 @@ class Runtime:
         self.incarnations = Incarnations()
         self.ownership = Ownership(self.recorder)
         self.deadlines = Deadlines(engine.clock, engine.call_later)
-        self.causes = causes or CauseLookup(self.connections, self.call)
+        self.causes = causes or CauseLookup(self.connections, self.call, procs.cause_s)
         self.failures = FailureRouter(
             self.ownership, self.connections, self.causes, self.replier, self.actors.cells, self.stop, unhandled
         )

@@ -36,8 +36,9 @@ _LATE_S = 60.0
 """Slurm ends a job up to 30 s after its time limit, and sends SIGTERM again at the end of a preemption's grace time. A
 SIGTERM within this time of an end that programs had notice of is no other deadline."""
 
-_ALONE_S = 1.0
-"""Time between the first and the last agent's SIGTERM when Slurm ends a job: its daemons pass it on as a tree."""
+_ALONE_S = 3.0
+"""Time between the first and the last agent's SIGTERM when Slurm ends a job: its daemons pass it on as a tree, and
+hosts whose processes all end at once are busy. An agent taken for the only one would be missing when programs save."""
 
 _log = Logger(__name__)
 

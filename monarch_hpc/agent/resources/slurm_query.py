@@ -14,7 +14,7 @@ from monarch_hpc.transport.engine.engine import Engine
 __all__ = ["ANSWER_S", "SlurmQuery"]
 
 ANSWER_S = 2.0
-"""Longest wait for Slurm's word. It takes some 20 ms; callers of lost procs wait 3 s in all for a cause."""
+"""Longest wait for Slurm's word, which takes some 20 ms; it is a part of `procs.cause_s`, which callers wait."""
 
 _log = Logger(__name__)
 

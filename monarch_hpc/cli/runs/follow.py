@@ -13,7 +13,7 @@ from monarch_hpc.allocation.programs import read_exit, read_program
 from monarch_hpc.cli.output import Console
 from monarch_hpc.cli.runs.cancel import cancel
 from monarch_hpc.cli.runs.place import OnInterrupt
-from monarch_hpc.cli.runs.session import CANCEL_S, detached_text
+from monarch_hpc.cli.runs.session import detached_text
 from monarch_hpc.cli.runs.sources import SHOWN_BYTES, Choice, LogSource, find_sources
 from monarch_hpc.config import Config
 
@@ -135,8 +135,9 @@ class Follower:
             self._output.progress(f"run {self._run} goes on: {shows}; its program ends it where it was started")
             return 0
         if self._on_interrupt is OnInterrupt.DETACH:
-            self._output.progress(f"{detached_text(self._run)}; Ctrl-C within {CANCEL_S:.0f} s ends it")
-            if signal.sigtimedwait({signal.SIGINT}, CANCEL_S) is None:
+            cancel_s = self._config.run.cancel_s
+            self._output.progress(f"{detached_text(self._run)}; Ctrl-C within {cancel_s:.0f} s ends it")
+            if signal.sigtimedwait({signal.SIGINT}, cancel_s) is None:
                 return 0
         self._output.progress(f"ending run {self._run}")
         grace_s = self._config.run.stop_grace_s

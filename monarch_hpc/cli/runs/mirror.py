@@ -6,6 +6,7 @@ import base64
 import contextlib
 import os
 import queue
+import select
 import threading
 from collections.abc import Callable
 
@@ -15,6 +16,9 @@ from monarch_hpc.wire.control.programs import MAX_INPUT_BYTES, ProgramOutput
 __all__ = ["InputThread", "Mirror"]
 
 _FDS = {"out": 1, "err": 2}
+
+_FREEZE_S = 1.0
+"""Longest wait for a write that has begun when the output is frozen; one for which there is room takes less."""
 
 
 class Mirror:
@@ -37,6 +41,8 @@ class Mirror:
         self._client: ProgramClient | None = None
         self._outputs: queue.SimpleQueue[ProgramOutput | None] = queue.SimpleQueue()
         self._over = threading.Event()
+        self._writing = threading.Lock()
+        self._frozen = False
         threading.Thread(target=self._work, name="monarch-output", daemon=True).start()
 
     def put(self, output: ProgramOutput) -> None:
@@ -49,10 +55,17 @@ class Mirror:
         client.read(self.next)
 
     def finish(self, timeout_s: float | None) -> bool:
-        """Write what is queued, and end; return False if that takes longer than *timeout_s*."""
+        """Write what is queued, and end; return False if that takes longer than *timeout_s*.
+
+        Nothing more is written then, though the reader may make room: `next` says where the output stops.
+        """
         self._client = None
         self._outputs.put(None)
-        return self._over.wait(timeout_s)
+        done = self._over.wait(timeout_s)
+        if not done and self._writing.acquire(timeout=_FREEZE_S):
+            self._frozen = True
+            self._writing.release()
+        return done
 
     def _work(self) -> None:
         while (output := self._outputs.get()) is not None:
@@ -77,12 +90,20 @@ class Mirror:
         """
         self._skip_to(offset)
         view = memoryview(data)[max(self.next, 0) - offset :]
+        room = select.poll()
+        room.register(_FDS[stream], select.POLLOUT)
         while view:
-            num_bytes = os.write(_FDS[stream], view)
-            view = view[num_bytes:]
-            self.next += num_bytes
+            room.poll()  # not under the lock: it may take for ever
+            with self._writing:
+                if self._frozen:
+                    return
+                num_bytes = os.write(_FDS[stream], view[: select.PIPE_BUF])
+                view = view[num_bytes:]
+                self.next += num_bytes
 
     def _skip_to(self, offset: int) -> None:
+        if self._frozen:
+            return
         lost_bytes = offset - self.next
         if self.next >= 0 and lost_bytes > 0:
             note = f"[monarch-hpc: {lost_bytes} bytes of output were discarded (config key 'logs.max_file_bytes')]\n"

@@ -22,10 +22,7 @@ from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import AllocationError, MonarchError, TransportError
 from monarch_hpc.wire.control.programs import StartProgram
 
-__all__ = ["CANCEL_S", "Outcome", "Session", "detached_text", "tell_detached"]
-
-CANCEL_S = 2.0
-"""After a Ctrl-C that detaches, how long another one cancels the run."""
+__all__ = ["Outcome", "Session", "detached_text", "tell_detached"]
 
 _WAKE = signal.SIGUSR1
 _SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGWINCH, signal.SIGCONT, _WAKE}
@@ -176,7 +173,7 @@ class Session:
                 self._cancel(client, number)
             case signal.SIGINT:
                 outcome = self._leave_shown(client, 0)
-                self._interrupted = Deadline(CANCEL_S)
+                self._interrupted = Deadline(self._config.run.cancel_s)
                 return outcome
             case signal.SIGTERM:
                 return self._leave_shown(client, 128 + number)
@@ -199,7 +196,7 @@ class Session:
     def _detach(self) -> Outcome:
         """After the first Ctrl-C: name the next commands, and cancel the run at a second one."""
         assert self._interrupted is not None
-        self._output.progress(f"{detached_text(self._run)}; Ctrl-C within {CANCEL_S:.0f} s ends it")
+        self._output.progress(f"{detached_text(self._run)}; Ctrl-C within {self._interrupted.timeout_s:.0f} s ends it")
         if signal.sigtimedwait({signal.SIGINT}, self._interrupted.left_s()) is None:
             return Outcome(0, detached=True)
         self._output.progress(f"ending run {self._run}")

@@ -120,14 +120,14 @@ class Controller(Runtime):
         self._resources.callback(os.close, self._record_fd)
         self._closed = False
         self._printer = Printer(config.logs)
-        self.deaths = Deaths(engine.call_later)
+        self.deaths = Deaths(engine.call_later, config.procs.cause_s)
         info = own_info()
         super().__init__(
             engine,
             info,
             config.procs,
             Recorder(os.dup(self._record_fd)),
-            causes=ProgramCauses(self.deaths, lambda: self._closed),
+            causes=ProgramCauses(self.deaths, lambda: self._closed, self._is_ending),
             unhandled=self._on_unhandled,
             # Shows the output that led to a failure before its exception ends the program or is shown by it.
             on_failure=self._printer.flush_soon,
@@ -205,6 +205,9 @@ class Controller(Runtime):
     def _on_death(self, incarnation: int) -> None:
         for tenancy in self.tenancies.all():
             tenancy.fleet.on_death(incarnation)
+
+    def _is_ending(self, incarnation: int) -> bool:
+        return any(tenancy.fleet.is_ending(incarnation) for tenancy in self.tenancies.all())
 
     def _adapt_spin(self) -> None:
         """Spin only on a host of an allocation where each proc has a core too; login nodes account for CPU time."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from monarch_hpc.actor.messages.causes import OnCause, report_unknown
-from monarch_hpc.actor.runtime.death_causes import CAUSE_WAIT_S, error_of
+from monarch_hpc.actor.runtime.death_causes import error_of
 from monarch_hpc.core.death import Death
 from monarch_hpc.core.errors import ProcDied, TransportError
 from monarch_hpc.core.recent import Recent
@@ -22,10 +22,12 @@ class Deaths:
 
     Args:
         later: schedules a callback after a number of seconds.
+        wait_s: config key `procs.cause_s`.
     """
 
-    def __init__(self, later: Callable[[float, Callable[[], None]], object]) -> None:
+    def __init__(self, later: Callable[[float, Callable[[], None]], object], wait_s: float) -> None:
         self._later = later
+        self._wait_s = wait_s
         self._known: Recent[int, Death] = Recent(_KEEP)
         self._unexplained: dict[int, list[tuple[str, OnCause]]] = {}
 
@@ -41,7 +43,7 @@ class Deaths:
             for waiting in self._unexplained.pop(incarnation, ()):
                 give_up(*waiting)
 
-        self._later(CAUSE_WAIT_S, too_late)
+        self._later(self._wait_s, too_late)
 
     def record(self, incarnation: int, death: Death) -> None:
         """Record the death of a proc; the first one counts."""
@@ -60,11 +62,13 @@ class ProgramCauses:
 
     Args:
         ending: whether the program is ending, and its procs with it.
+        asked: whether a proc was asked to end, which may take it longer than calls wait for the report of its end.
     """
 
-    def __init__(self, deaths: Deaths, ending: Callable[[], bool]) -> None:
+    def __init__(self, deaths: Deaths, ending: Callable[[], bool], asked: Callable[[int], bool]) -> None:
         self._deaths = deaths
         self._ending = ending
+        self._asked = asked
 
     def explain(self, incarnation: int, where: str, error: TransportError, on_cause: OnCause) -> None:
         """See `Causes.explain`; waits a moment for the agent's report on how the proc ended."""
@@ -78,4 +82,4 @@ class ProgramCauses:
 
     def was_stopped(self, incarnation: int, cause: str) -> bool:
         """Whether a proc ended because it was asked to, or with the program."""
-        return self._ending() or self._deaths.was_expected(incarnation)
+        return self._ending() or self._deaths.was_expected(incarnation) or self._asked(incarnation)

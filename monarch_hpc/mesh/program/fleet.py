@@ -311,6 +311,14 @@ class Fleet:
         mesh = self._meshes.get(number)
         return None if mesh is None or mesh.done is not None or mesh.stopping is not None else mesh.owner
 
+    def is_ending(self, incarnation: int) -> bool:
+        """Whether a proc was asked to end, and its host has not reported yet that none is left; from any thread."""
+        for mesh in list(self._meshes.values()):
+            hosts = set(mesh.stopping or ()).union(*(part for part, _ in mesh.parting))
+            if any(proc.incarnation == incarnation and proc.host_rank in hosts for proc in list(mesh.procs.values())):
+                return True
+        return False
+
     def name_of(self, number: int) -> str:
         """The name of a mesh; also for a while after its end, when its last lines may arrive."""
         return self._names.get(number) or ""

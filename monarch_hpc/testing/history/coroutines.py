@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-import monarch_hpc
-from monarch_hpc import Actor, MeshFailure, concurrent_endpoint, endpoint
 from monarch_hpc.actor.cell.response_port import ResponsePort
+from monarch_hpc.actor.endpoint import Actor, concurrent_endpoint, endpoint
+from monarch_hpc.actor.fault import MeshFailure
+from monarch_hpc.mesh.current import this_proc
 from monarch_hpc.testing.history.checker import Finished, Judged, Told, Untold, token
 from monarch_hpc.testing.history.load import Noting, hostile, note
 
@@ -83,7 +84,7 @@ class Guard(Woven):
         self._begin(sender, number)
         try:
             told = self._children[token(sender, number)] = asyncio.Event()
-            child = monarch_hpc.this_proc().spawn(token(sender, number), _Child, at_once=bool(number % 2))
+            child = this_proc().spawn(token(sender, number), _Child, at_once=bool(number % 2))
             child.fail.broadcast()
             try:
                 await asyncio.wait_for(told.wait(), _TOLD_S)

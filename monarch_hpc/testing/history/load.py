@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
-import monarch_hpc
-from monarch_hpc import Actor, ActorDied, ActorMesh, CallTimeout, concurrent_endpoint, endpoint
 from monarch_hpc.actor.cell.response_port import ResponsePort
-from monarch_hpc.actor.context import deadlines_seen
+from monarch_hpc.actor.context import context, deadlines_seen
+from monarch_hpc.actor.endpoint import Actor, concurrent_endpoint, endpoint
 from monarch_hpc.core.dataclass import dataclass
+from monarch_hpc.core.errors import ActorDied, CallTimeout
+from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.mesh.calls.stream import Stream
 from monarch_hpc.testing.history.checker import (
     Began,
@@ -88,7 +89,7 @@ class Noting(Actor):
 
     def __init__(self, folder: str, name: str) -> None:
         self.folder = folder
-        self.me = f"{name}{monarch_hpc.context().proc.rank}"
+        self.me = f"{name}{context().proc.rank}"
         self._inside = False
 
     def _begin(self, sender: str, number: int) -> None:
@@ -251,7 +252,7 @@ class RandomSender:
         view, ranks = (mesh, list(range(4))) if last else self._cut(mesh, dice, single=way == "one")
         names = [f"{name}{rank}" for rank in ranks]
         kind = "plain" if last else dice.choices(["plain", "waiting", "beside", "later"], [3, 1, 1, 1])[0]
-        inherited = deadlines_seen() and monarch_hpc.context().deadline_left_s is not None
+        inherited = deadlines_seen() and context().deadline_left_s is not None
         timeout_s = None if last or dice.random() > 0.1 else dice.uniform(0.0005, 0.05)
         fails = way != "cast" and not last and dice.random() < 0.05
         self.number += 1
@@ -350,7 +351,7 @@ class Forwarder(Actor):
     """Sends on, from functions and from coroutines."""
 
     def __init__(self, folder: str, meshes: dict[str, ActorMesh[Any]]) -> None:
-        self.sender = RandomSender(folder, f"relay{monarch_hpc.context().proc.rank}", meshes)
+        self.sender = RandomSender(folder, f"relay{context().proc.rank}", meshes)
 
     @endpoint
     def forward(self, seed: float, num: int) -> None:

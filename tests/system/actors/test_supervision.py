@@ -14,6 +14,7 @@ import pytest
 
 import monarch_hpc
 from monarch_hpc import Actor, ActorDied, HostMesh, MeshFailure, ProcMesh, concurrent_endpoint, endpoint
+from monarch_hpc.actor.runtime.runtime import current_runtime
 from monarch_hpc.config.load import load
 from monarch_hpc.testing import wait_until
 from tests.system.support.controlling import controlled, settle
@@ -66,11 +67,12 @@ class Owner(Actor):
         self.children.fail.broadcast()
 
     @endpoint
-    def hurt_and_wait(self, seconds: float) -> None:
-        import threading
-
+    def hurt_and_wait(self, num: int) -> None:
+        """Return once the failure and *num* messages wait to be handled."""
+        cell = current_runtime().actors.cells[monarch_hpc.context().actor]
         self.children.fail.broadcast()
-        threading.Event().wait(seconds)
+        wait_until("the failure", lambda: cell._supervision.due, _PATIENCE_S)
+        wait_until("the backlog", lambda: len(cell._mailbox) >= num, _PATIENCE_S)
 
     @endpoint
     def note(self) -> list[str]:
@@ -174,7 +176,7 @@ def test_an_owner_that_handles_a_failure_lives_on(proc: ProcMesh, faults: list[M
 def test_a_failure_is_handled_before_the_backlog(proc: ProcMesh, faults: list[MeshFailure]) -> None:
     owner = proc.spawn("owner", Owner)
     owner.spawn.call_one().get(_PATIENCE_S)
-    owner.hurt_and_wait.broadcast(0.3)
+    owner.hurt_and_wait.broadcast(3)
     notes = [owner.note.call_one() for _ in range(3)]
     assert notes[0].get(_PATIENCE_S) == ["supervise", "note"]
     assert faults == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -31,9 +32,15 @@ from tests.system.support.agent_client import Client, alive, cookie_holders
 
 
 @pytest.fixture
-def dead_s() -> float:
-    """Losses are detected within seconds; a stopped agent that goes on in between is alive."""
-    return 4.0
+def dead_s(request: pytest.FixtureRequest) -> float:
+    """No agent is lost by its silence but where a test waits for that."""
+    return float(getattr(request, "param", 600.0))
+
+
+@pytest.fixture
+def config(config: Config) -> Config:
+    """Procs have all the time that they may need to end by themselves."""
+    return replace(config, agent=replace(config.agent, grace_s=60.0))
 
 
 def states(directory: Path) -> list[object]:
@@ -59,7 +66,7 @@ def test_a_killed_agent_takes_its_procs_along(directory: Path) -> None:
         assert "agent on local1" in message.cause
         wait_until("the end of the grandchild on the lost host", lambda: not alive(lost))
         assert alive(kept)
-        assert states(directory) == ["alive", "lost"]
+        wait_until("the loss", lambda: states(directory), accept=lambda seen: seen == ["alive", "lost"])
         # The rest of the allocation goes on, and reports the missing host.
         client.spawn_ready([0])
         client.spawn([1])
@@ -77,22 +84,23 @@ def test_a_killed_head_ends_all(directory: Path) -> None:
         wait_until("the end of the other agent", lambda: not cookie_holders(directory))
 
 
-def test_a_stopped_host_is_suspect_and_then_lost(directory: Path) -> None:
+@pytest.mark.parametrize("dead_s", [4.0], indirect=True, ids=[""])
+def test_a_stopped_host_is_lost(directory: Path) -> None:
     with Client(directory, "aaaaaaaa") as client:
         pids = client.spawn_ready([1])
         frozen = hosts_of(directory)[1].agent
         os.kill(frozen, signal.SIGSTOP)
         try:
-            wait_until("suspicion", lambda: states(directory) == ["alive", "suspect"])
-            assert "no heartbeat for 4." in client.wait(HostEnded).cause
-            assert states(directory) == ["alive", "lost"]
+            silence = re.search(r"no heartbeat for ([\d.]+) s", client.wait(HostEnded).cause)
+            assert silence is not None and float(silence[1]) >= 4.0
+            wait_until("the loss", lambda: states(directory), accept=lambda seen: seen == ["alive", "lost"])
         finally:
             os.kill(frozen, signal.SIGCONT)
         # The agent finds itself declared lost, ends its procs, and ends.
         wait_until("the end of the host that came back", lambda: not alive(pids[0]) and not alive(frozen))
 
 
-def test_a_host_that_stops_for_a_moment_is_not_lost(directory: Path) -> None:
+def test_a_host_that_stops_for_a_moment_is_suspect_and_not_lost(directory: Path) -> None:
     with Client(directory, "aaaaaaaa") as client:
         pids = client.spawn_ready([1])
         frozen = hosts_of(directory)[1].agent
@@ -215,8 +223,8 @@ def test_a_host_that_does_not_come_is_named(where: Path, config: Config) -> None
         cleanup.enter_context(agent(where, 0, 3, b"k" * 32))
         wait_until("the head", lambda: read_head(where))
         give(where, config, 120.0)
-        wait_until("ready.json", lambda: read_ready(where))
-        ready = read_ready(where)
+        # Those that join after the deadline, as on a busy machine, are added.
+        ready = wait_until("the two hosts", lambda: read_ready(where), accept=lambda it: it and len(it.names) == 2)
         assert ready is not None
         assert (ready.missing, ready.names) == (("local1",), {0: "local0", 2: "local2"})
         # A late host still joins.
@@ -258,8 +266,8 @@ def test_an_agent_with_another_key_is_not_seated(where: Path, config: Config) ->
             _, err = stranger.communicate(timeout=60)
         assert stranger.returncode == 1
         assert b"cannot reach the head" in err
-        wait_until("ready.json", lambda: read_ready(where))
-        assert read_ready(where).missing == ("local1",)  # type: ignore[union-attr]
+        ready = wait_until("the head's own host", lambda: read_ready(where), accept=lambda it: it and it.names)
+        assert ready is not None and ready.missing == ("local1",)
 
 
 class _Nobody:

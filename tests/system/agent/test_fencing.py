@@ -29,12 +29,6 @@ from tests.system.support.parties import PATIENCE_S, Party, parties
 __all__ = ["parties"]
 
 
-@pytest.fixture
-def dead_s() -> float:
-    """Time enough for a suspended process to come back before it is declared dead."""
-    return 4.0
-
-
 def test_a_controller_that_another_replaced_is_told_and_has_no_say_any_more(directory: Path) -> None:
     with Client(directory, "aaaaaaaa") as old, Client(directory, "bbbbbbbb") as neighbour:
         (pid,) = old.spawn_ready([0])
@@ -75,18 +69,20 @@ def test_a_head_that_stood_still_has_lost_nobody(directory: Path) -> None:
         engine.call_soon(lambda: Heartbeat(engine, 0.1, Lease(1.2, PATIENCE_S), note).watch(head))
         os.kill(head_of(directory), signal.SIGSTOP)
         try:
-            assert engine.wait(lambda: seen == [Liveness.SUSPECT], PATIENCE_S), (
-                seen
-            )  # three times as long as agents allow
+            # Three times as long as agents allow; on a busy machine it may have been suspect before.
+            assert engine.wait(lambda: seen[-1:] == [Liveness.SUSPECT], PATIENCE_S), seen
         finally:
             os.kill(head_of(directory), signal.SIGCONT)
-        assert engine.wait(lambda: seen == [Liveness.SUSPECT, Liveness.ALIVE], PATIENCE_S), seen
-        status = query_status(directory, 60.0)
-        assert status is not None
-        assert [host["state"] for host in status["hosts"]] == ["alive", "alive"]
+        assert engine.wait(lambda: seen[-1:] == [Liveness.ALIVE], PATIENCE_S), seen
+        wait_until("all hosts", lambda: states(directory), accept=lambda seen: seen == ["alive", "alive"])
         client.spawn_ready([0, 1])
         assert all(alive(pid) for pid in pids)
         assert not [message for message in client.messages if isinstance(message, HostEnded | ProcEnded)]
+
+
+def states(directory: Path) -> list[object]:
+    status = query_status(directory, 60.0)
+    return [host["state"] for host in status["hosts"]] if status else []
 
 
 def head_of(directory: Path) -> int:
@@ -132,22 +128,21 @@ def test_whoever_was_frozen_for_longer_than_it_takes_to_be_dead_condemns_nobody(
         healthy.engine.wake_waiters()
 
     addresses = healthy.node.listen(["127.0.0.1"])
-    with judge(addresses, Lease(0.1, 0.2)) as (frozen, reports):
+    # Only the other side stands still on purpose: it may wait for this one for as long as a busy machine needs.
+    with judge(addresses, Lease(1.0, 4.0)) as (frozen, reports):
         healthy.until(lambda: bool(healthy.opened))
 
         def watch() -> None:
-            # It suspects after twice the time after which the other side declares dead.
-            Heartbeat(healthy.engine, 0.05, Lease(0.4, PATIENCE_S), note).watch(healthy.opened[0])
+            # It suspects after more than the time after which the other side declares dead.
+            Heartbeat(healthy.engine, 0.05, Lease(5.0, 10 * PATIENCE_S), note).watch(healthy.opened[0])
             changed.set()
 
         healthy.engine.call_soon(watch)
         assert changed.wait(PATIENCE_S)
-        for _ in range(3):
-            seen.clear()
-            os.kill(frozen, signal.SIGSTOP)
-            healthy.until(lambda: seen == [Liveness.SUSPECT])
-            os.kill(frozen, signal.SIGCONT)
-            healthy.until(lambda: seen == [Liveness.SUSPECT, Liveness.ALIVE])
+        os.kill(frozen, signal.SIGSTOP)
+        healthy.until(lambda: seen[-1:] == [Liveness.SUSPECT])
+        os.kill(frozen, signal.SIGCONT)
+        healthy.until(lambda: seen[-1:] == [Liveness.ALIVE])
         assert not healthy.lost
         with pytest.raises(BlockingIOError):
             os.read(reports, 1000)

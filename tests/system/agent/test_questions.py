@@ -41,7 +41,8 @@ class Program(Client):
 @pytest.fixture
 def config(request: pytest.FixtureRequest) -> Config:
     """A tree of fan-out two: the agent of host 0 asks hosts 1 and 3, these ask hosts 2 and 4."""
-    settings = {"transport.cast_fanout": 2, "procs.stop_s": 1.0, "agent.grace_s": 1.0}
+    # An agent that hangs is not lost, however long the others take.
+    settings = {"transport.cast_fanout": 2, "procs.stop_s": 1.0, "agent.grace_s": 1.0, "liveness.dead_s": 600.0}
     return load({**settings, **getattr(request, "param", {})}).config
 
 

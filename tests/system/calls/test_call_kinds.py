@@ -28,8 +28,8 @@ from monarch_hpc.config.load import load
 from tests.system.support.controlling import controlled, settle
 
 _PATIENCE_S = 60.0
-_LIMIT_S = 2.0
-"""Time limit of calls that some ranks answer and others do not."""
+_LIMIT_S = 5.0
+"""Time limit of calls that some ranks answer, also on a busy machine, and others do not."""
 
 _gates: dict[str, threading.Event] = {}
 
@@ -142,12 +142,12 @@ def test_a_call_that_takes_too_long_says_who_was_asked_for_what(
     waiting = workers.wait.options(timeout=_LIMIT_S).call("slow", 1, 3)
     with pytest.raises(
         CallTimeout,
-        match=r"no answer within 2 s from actor worker\[1\] on local0, endpoint wait, nor from ranks 3$",
+        match=r"no answer within 5 s from actor worker\[1\] on local0, endpoint wait, nor from ranks 3$",
     ) as caught:
         waiting.get(_PATIENCE_S)
     assert isinstance(caught.value, TimeoutError) and caught.value.others == (3,)
     one = workers.slice(hosts=1, gpus=1)
-    with pytest.raises(TimeoutError, match=r" 2 s from actor worker\[3\] on local1, endpoint wait$"):
+    with pytest.raises(TimeoutError, match=r" 5 s from actor worker\[3\] on local1, endpoint wait$"):
         one.wait.options(timeout=_LIMIT_S).call_one("slow").get(_PATIENCE_S)
     with pytest.raises(TimeoutError, match=r"no answer in 0\.05 s from actor worker\[\d\] .* and \d more; the future"):
         workers.wait.call("slow", 1, 3).get(0.05)
@@ -178,7 +178,7 @@ def test_partial_results_have_the_failures_in_their_places(
     assert [late.item(hosts=host, gpus=gpu) for host, gpu in ((0, 0), (0, 1), (1, 1))] == [0, 1, 3]
     (missing,) = late.failures().values()
     assert missing is late.item(hosts=1, gpus=0)
-    assert str(missing) == "no answer within 2 s from actor worker[2] on local1, endpoint wait"
+    assert str(missing) == "no answer within 5 s from actor worker[2] on local1, endpoint wait"
     openers.open.call("collect").get(_PATIENCE_S)
     whole = workers.fail.options(on_error="collect").call().get(_PATIENCE_S)
     assert list(whole.values()) == [0, 1, 2, 3] and whole.failures() == {}
@@ -267,7 +267,7 @@ def test_the_items_of_a_stream_say_who_answered(workers: ActorMesh[Worker], open
     limited = workers.wait.options(timeout=_LIMIT_S, on_error="collect").stream("items", 1, 2)
     answers = {point.rank: value for point, value in limited.items()}
     assert (answers[0], answers[3]) == (0, 3)
-    assert str(answers[2]) == "no answer within 2 s from actor worker[2] on local1, endpoint wait"
+    assert str(answers[2]) == "no answer within 5 s from actor worker[2] on local1, endpoint wait"
     openers.open.call("items").get(_PATIENCE_S)
 
 

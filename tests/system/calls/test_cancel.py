@@ -236,7 +236,8 @@ def test_a_call_whose_time_is_over_is_cancelled_too(place: ProcMesh, worker: Act
     noted(worker, "begin late", "end late False")
     with pytest.raises(CallTimeout):
         worker.wait.options(timeout=10 * _SOON_S).call_one().get(_PATIENCE_S)
-    assert noted(worker)[2:] in (["wait", "cancelled True"], ["wait", "cancelled False"], ["wait"])
+    # On a busy machine it may not have begun by then; then it never does.
+    assert noted(worker)[2:] in (["wait", "cancelled True"], ["wait", "cancelled False"], ["wait"], [])
 
 
 def test_an_answered_call_is_not_cancelled(worker: ActorMesh[Worker]) -> None:
@@ -276,7 +277,7 @@ def test_calls_made_for_a_call_end_with_its_time(procs: ProcMesh) -> None:
     first, second = (procs.slice(gpus=gpu).spawn("worker", Worker) for gpu in range(2))
     for mesh in (first, second):
         noted(mesh)
-    asking = first.ask.options(timeout=1.0).call_one(second, "nested", "asked")
+    asking = first.ask.options(timeout=5.0).call_one(second, "nested", "asked")
     behind = second.note.call_one("behind")
     with pytest.raises(CallTimeout):
         asking.get(_PATIENCE_S)

@@ -258,7 +258,7 @@ def test_a_stopped_actor_says_so(procs: ProcMesh) -> None:
 
 
 def test_a_timed_out_get_leaves_the_future_usable(probes: ActorMesh[Probe]) -> None:
-    future = probes.slice(hosts=0, gpus=0).nap.call_one(1.0)
+    future = probes.slice(hosts=0, gpus=0).nap.call_one(3.0)
     with pytest.raises(TimeoutError):
         future.get(0.01)
     assert future.get(_PATIENCE_S) == future.get() == "probe"

@@ -41,8 +41,8 @@ def test_agents_that_nobody_takes_end() -> None:
     with expect_embedded():
         (agents,) = local_agents._expected
         wait_until("agent and zygote run", lambda: len(_pids(agents)) == 2, _PATIENCE_S)
-    assert _pids(agents) == []
     assert not agents.directory.exists()
+    wait_until("the end of both", lambda: _pids(agents), _PATIENCE_S, accept=lambda left: not left)
     assert take_expected() is None
 
 

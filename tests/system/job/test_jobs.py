@@ -54,6 +54,10 @@ def workers_of(programs: Programs) -> list[str]:
     return found
 
 
+def until_no_workers(programs: Programs) -> None:
+    wait_until("no worker", lambda: workers_of(programs), PATIENCE_S, accept=lambda left: not left)
+
+
 def test_a_process_job_outlives_its_program_until_it_is_killed(programs: Programs) -> None:
     first = programs.run(JOB)
     assert "loaders [('local1', 'mint'), ('local2', 'mint')]" in first and "trainers {'hosts': 1} True" in first
@@ -67,22 +71,24 @@ def test_a_process_job_outlives_its_program_until_it_is_killed(programs: Program
     )
     assert len(workers_of(programs)) == 3
     programs.run(HEAD + "job_load().kill()")
-    wait_until("no worker", lambda: workers_of(programs), PATIENCE_S, accept=lambda left: not left)
+    until_no_workers(programs)
     assert "('local3', 'mint')" in programs.run(changed + "\njob.kill()")
-    assert workers_of(programs) == [] and programs.procs() == []
+    until_no_workers(programs)
+    programs.until_left()
 
 
 def test_a_job_that_is_saved_nowhere_ends_with_its_program(programs: Programs) -> None:
     output = programs.run(HEAD + 'print(hosts_from_config("grid").sizes)')
     assert "{'hosts': 2}" in output
-    assert workers_of(programs) == [] and not (programs.folder / ".monarch").exists()
+    until_no_workers(programs)
+    assert not (programs.folder / ".monarch").exists()
 
 
 def test_a_worker_of_a_job_that_has_died_is_no_job(programs: Programs) -> None:
     program = HEAD + 'job = ProcessJob({"a": 1})\njob.state()\nprint("id", job.apply_id)'
     first = programs.run(program)
     os.kill(int(workers_of(programs)[0]), 9)
-    wait_until("no worker", lambda: workers_of(programs), PATIENCE_S, accept=lambda left: not left)
+    until_no_workers(programs)
     second = programs.run(program + "\njob.kill()")
     assert "id" in second and first.splitlines()[-1] != second.splitlines()[-1]
 
@@ -124,7 +130,7 @@ def test_commands_run_on_hosts_with_their_place_and_give_their_code(programs: Pr
     assert (programs.folder / "out" / "stdout.txt").read_text() == "script ['a b']\n"
     assert (programs.folder / "out" / "stderr.txt").read_text() == "woe\n"
     assert output.count("refused:") == 2
-    assert programs.procs() == []
+    programs.until_left()
 
 
 FORWARD = (
@@ -295,7 +301,7 @@ def test_a_shell_on_a_host_is_used_like_one_here(programs: Programs, ending: str
         assert terminal.process.wait(PATIENCE_S) == 0
     finally:
         terminal.close()
-    assert programs.procs() == []
+    programs.until_left()
 
 
 def test_the_end_of_input_hangs_up_on_a_command_that_runs(programs: Programs) -> None:
@@ -312,7 +318,7 @@ def test_the_end_of_input_hangs_up_on_a_command_that_runs(programs: Programs) ->
 def test_a_shell_needs_one_host(programs: Programs) -> None:
     output = programs.run(HEAD + 'shell(ProcessJob({"a": 2}).state(cached_path=None).a)', code=1)
     assert "a shell runs on one host, the mesh has 2" in output
-    assert workers_of(programs) == []
+    until_no_workers(programs)
 
 
 SERVED = (

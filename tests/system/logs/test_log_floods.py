@@ -48,6 +48,11 @@ def memory_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
+def states(directory: Path) -> list[object]:
+    status = query_status(directory, PATIENCE_S)
+    return [host["state"] for host in status["hosts"]] if status else []
+
+
 def size_bytes(path: Path) -> int:
     """Size of a log file, which is missing for a moment while it is rotated."""
 
@@ -63,7 +68,7 @@ def size_bytes(path: Path) -> int:
 def hosts() -> Iterator[HostMesh]:
     config = load().config
     logs = dataclasses.replace(config.logs, max_file_bytes=16 << 20)
-    liveness = dataclasses.replace(config.liveness, suspect_s=4.0, dead_s=12.0)
+    liveness = dataclasses.replace(config.liveness, suspect_s=4.0, dead_s=600.0)  # a host that is starved stays suspect
     with controlled(dataclasses.replace(config, logs=logs, liveness=liveness)) as hosts:
         with hosts.spawn_procs() as first:
             settle(first)
@@ -103,8 +108,7 @@ def test_a_flood_from_one_rank_disturbs_nobody(hosts: HostMesh, line: str, gpu: 
         captured.until("lines left out here")
         directory = read_program().directory
         assert directory is not None
-        status = query_status(directory, PATIENCE_S)
-        assert status is not None and [host["state"] for host in status["hosts"]] == ["alive", "alive"]
+        wait_until("both hosts", lambda: states(directory), PATIENCE_S, accept=lambda seen: seen == ["alive", "alive"])
         grown = {name: memory_bytes(pid) - before[name] for name, pid in pids.items()}
         assert max(grown.values()) < 64 << 20, grown
         assert sum(size_bytes(entry) for entry in (path, path.with_name(path.name + OLD))) < 40 << 20

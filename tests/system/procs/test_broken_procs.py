@@ -92,7 +92,7 @@ class Breaking(Actor):
 
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[HostMesh]:
-    with controlled(load({"procs.stop_s": 0.5}).config, num_hosts=1) as hosts:
+    with controlled(load({"procs.stop_s": 0.5, "procs.cause_s": 3.0}).config, num_hosts=1) as hosts:
         with hosts.spawn_procs() as first:
             settle(first)
         yield hosts
@@ -146,7 +146,7 @@ def test_callers_are_answered_without(procs: ProcMesh, breakage: Callable[[], No
         assert future.exception(_PATIENCE_S) is None or isinstance(future.exception(), ActorDied)
 
 
-# Three seconds: so long the program waits for the agent's report of a death.
+# `procs.cause_s`: so long the program waits for the agent's report of a death.
 def test_a_call_in_flight_is_answered_without_sockets(procs: ProcMesh) -> None:
     breaking = procs.spawn("breaking", Breaking)
     error = breaking.do.call_one(close_sockets).exception(_PATIENCE_S)

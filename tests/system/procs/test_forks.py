@@ -217,7 +217,7 @@ def test_a_child_ends_as_it_pleases_and_costs_its_parent_nothing(
     environment = {"MONARCH_HPC_FABRIC__ORDER": order, "UCX_FIRST": "1" if ucx_first else ""}
     output = programs.run(_BEGIN + body, env=environment)
     assert "all is well" in output
-    assert programs.procs() == []
+    programs.until_left()
 
 
 @pytest.mark.parametrize("ucx_first", [False, True])
@@ -225,4 +225,4 @@ def test_data_loaders_of_torch_work_in_programs_and_in_actors(programs: Programs
     pytest.importorskip("torch")
     output = programs.run(_BEGIN + _LOADERS, env={"UCX_FIRST": "1" if ucx_first else ""})
     assert "all is well" in output
-    assert programs.procs() == []
+    programs.until_left()

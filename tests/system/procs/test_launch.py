@@ -128,7 +128,7 @@ def test_three_meshes_are_usable_as_soon_as_one(hosts: HostMesh, tmp_path: Path)
     members: list[Any] = [procs.spawn("member", Member) for procs in meshes]
     answers = [member.tell.call_one("hello") for member in members]
     assert [future.get(_PATIENCE_S) for future in answers] == [["", "hello"]] * 3
-    assert all(procs.initialized.get(0) for procs in meshes)
+    assert all(procs.initialized.get(_PATIENCE_S) for procs in meshes)
     assert all(member.initialized.get(_PATIENCE_S) for member in members)
     for procs in meshes:
         procs.stop().get(_PATIENCE_S)
@@ -205,7 +205,8 @@ def test_a_failure_comes_at_every_use_with_the_line_that_asked(
     answer, stopped = members.tell.call("word"), members.stop()
     error = procs.initialized.exception(_PATIENCE_S)
     assert isinstance(error, SpawnError) and "no such licence" in str(error)
-    assert procs.initialized.exception(_PATIENCE_S) is error is answer.exception(_PATIENCE_S) is stopped.exception(1)
+    assert procs.initialized.exception(_PATIENCE_S) is error is answer.exception(_PATIENCE_S)
+    assert stopped.exception(_PATIENCE_S) is error
     (note,) = error.__notes__
     assert note.startswith(f"the procs were asked for at {__file__}:")
     for use in (

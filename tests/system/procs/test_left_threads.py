@@ -96,7 +96,8 @@ print("stopped")
 
 @pytest.mark.parametrize(
     ("which", "stop_s", "notes"),
-    [("lasting", 60, {"done", "written", "released"}), ("endless", 2, {"released"})],
+    # Five seconds, a fifth, for the endless: longer than the program waits for the cause of a lost connection.
+    [("lasting", 60, {"done", "written", "released"}), ("endless", 25, {"released"})],
 )
 def test_threads_that_are_not_daemons_may_end_first_and_daemons_say_nothing(
     programs: Programs, which: str, stop_s: int, notes: set[str]

@@ -125,8 +125,9 @@ def test_what_is_left_of_a_job_goes_when_the_next_one_is_made(programs: Programs
     os.kill(gone, signal.SIGKILL)
     wait_until("its end", lambda: job_workers(temporary), accept=lambda pids: pids == [kept])
     programs.run(saved)
-    assert len(job_workers(temporary)) == 2 and kept not in job_workers(temporary)
-    assert not first & {path.name for path in temporary.iterdir()}
+    wait_until("the end of the first job", lambda: kept not in job_workers(temporary))
+    assert len(job_workers(temporary)) == 2
+    wait_until("the end of its files", lambda: not first & {path.name for path in temporary.iterdir()})
     programs.run(HEAD + "job_load().kill()")
     wait_until("nothing", lambda: left(programs, temporary, []), accept=lambda there: not there)
 
@@ -151,7 +152,7 @@ def test_what_even_agents_and_workers_could_not_remove_goes_with_the_next_use(
     assert sum(each.endswith("/key") for each in there) == 4, there
     assert all(any(each.startswith(f"monarch-hpc-{one}") for each in there) for one in allocations), there
     programs.run(HEAD + "this_host().spawn_procs().spawn('one', One).pid.call().get()")
-    assert left(programs, temporary, allocations) == []
+    wait_until("nothing", lambda: left(programs, temporary, allocations), accept=lambda there: not there)
 
 
 def kill_all_at_once(programs: Programs) -> None:

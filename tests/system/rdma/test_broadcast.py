@@ -206,11 +206,9 @@ def test_who_stops_holds_nobody_up_and_who_dies_is_named(
     targets = made(holders, 2_000_000)
     data = data_of(2_000_000)
     with stopped(pid):
-        begun_s = time.monotonic()
         copying = broadcast(RDMABuffer(data), [*targets[:2], victim, *targets[2:]])
         # Still under way, as the stopped one may go on; the others have what they need.
         wait_until("the others", lambda: set(holders.look.call().get(_PATIENCE_S).values()) == {(digest(data), True)})
-        assert time.monotonic() - begun_s < PATIENCE_S + 10.0
         assert not copying.done()
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(CopyFailed, match=r"failed for 1: destinations\[2\]") as failed:

@@ -43,7 +43,7 @@ class Side:
 
     def dial(self, other: Side, allocation: str = "") -> FrameChannel:
         """Open a channel to a process of *allocation*."""
-        return self.node.connect(other.addresses, other.node.identity.incarnation, 5.0, allocation)
+        return self.node.connect(other.addresses, other.node.identity.incarnation, 60.0, allocation)
 
 
 @pytest.fixture

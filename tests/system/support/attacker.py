@@ -82,7 +82,7 @@ class Loot:
 def attack(told: Told) -> Loot:
     """Run the attacker until it exits; the test must be root."""
     argv = [sys.executable, "-m", "tests.system.support.attacker"]
-    done = subprocess.run(argv, input=json.dumps(asdict(told)), capture_output=True, text=True, cwd=ROOT, timeout=120)
+    done = subprocess.run(argv, input=json.dumps(asdict(told)), capture_output=True, text=True, cwd=ROOT, timeout=300)
     assert done.returncode == 0, done.stderr
     return Loot(**json.loads(done.stdout))
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -34,6 +36,7 @@ __all__ = [
     "UCX",
     "Around",
     "Party",
+    "hasty",
     "make_fabric",
     "parties",
 ]
@@ -41,7 +44,7 @@ __all__ = [
 ALLOCATION = new_allocation_id()
 KEY = os.urandom(32)
 LIMITS = TransportConfig(
-    handshake_s=0.5,
+    handshake_s=5.0,
     max_half_open=8,
     max_frame_bytes=2**30,
     send_queue_bytes=2**20,
@@ -49,7 +52,7 @@ LIMITS = TransportConfig(
     cast_direct=16,
     cast_fanout=16,
     cast_shared_bytes=1 << 20,
-    connect_s=5.0,
+    connect_s=20.0,
     around_after_s=0.05,
     relay_s=5.0,
     cut_s=3.0,
@@ -95,6 +98,12 @@ UCX = {"ucx-shm": "posix,cma,self", "ucx-tcp": "tcp,self", "ucx-rdma": "ib,self"
 
 RDMA = ["ucx-rdma"] if read_machine().rdma else []
 """The tested fabric over RDMA, where there is a device for it; `make rdma-lab` emulates one."""
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short limits for parties that are made from here on: for tests that wait until they expire."""
+    monkeypatch.setattr(sys.modules[__name__], "LIMITS", replace(LIMITS, handshake_s=0.5, connect_s=2.0))
 
 
 def make_fabric(engine: Engine, transports: str) -> UcxFabric:

@@ -83,6 +83,10 @@ class Programs:
         marks = [f"XDG_STATE_HOME={self.environment['XDG_STATE_HOME']}".encode(), f"{COOKIE}=".encode()]
         return [pid for pid in each_pid() if all(mark in shown_environ(pid) for mark in marks)]
 
+    def until_left(self) -> None:
+        """Wait until no process of an allocation is left: a killed one stays until the kernel runs it once more."""
+        wait_until("no process of an allocation", self.procs, accept=lambda left: not left)
+
 
 def shown_environ(pid: int) -> bytes:
     """The environment of a process; waits for the end of an exec, within which it shows none."""

@@ -219,15 +219,45 @@ def test_a_fabric_that_both_have_is_chosen_and_carries_the_frames(joined: Joined
     assert joined.channel.received_s == max(joined.lanes[1].received_s, joined.channel.received_s) > 0
 
 
+class LateFabric(MemoryFabric):
+    """Starts once it is released. For the driver only."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self._released = False
+        self._waiting: list[Callable[[str], None]] = []
+
+    def start(self, started: Callable[[str], None]) -> None:
+        self._waiting.append(started)
+        if self._released:
+            self.release()
+
+    def release(self) -> None:
+        self._released = True
+        for started in self._waiting:
+            super().start(started)
+        self._waiting.clear()
+
+
 def test_frames_of_the_socket_come_before_those_of_the_fabric(parties: Parties) -> None:
     server = parties(fabric=MemoryFabric)
     addresses = server.node.listen(["127.0.0.1"])
-    client = parties(role=Role.CONTROLLER, fabric=MemoryFabric)
+    late: list[LateFabric] = []
+
+    def make(engine: Engine) -> Fabric:
+        late.append(LateFabric(engine))
+        return late[0]
+
+    client = parties(role=Role.CONTROLLER, fabric=make)
     channel = client.node.connect(addresses)
-    num = 0
-    while not channel.why or num % 100:
+    num, last = 0, 0
+    while num < (last or num + 1):
         channel.send(Frame(Kind.RESULT, num, 0, bytes(1000)))
         num += 1
+        if num == 100:
+            client.engine.call_soon(late[0].release)
+        if channel.why and not last:
+            last = num + 100
     server.until(lambda: len(server.frames) == num)
     assert [frame.dest for frame in server.frames] == [*range(num)]
     assert 0 < sum(lane.num_frames for lane in MemoryFabric.lanes.values()) < num

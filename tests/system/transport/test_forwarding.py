@@ -19,9 +19,9 @@ from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.flag import Flag
 from monarch_hpc.transport.secure.handshake import ANSWER_BYTES, HELLO_BYTES, Dialing
 from monarch_hpc.wire.frames import Frame, Kind
-from tests.system.support.parties import BLOCKED, KEY, LIMITS, PATIENCE_S, Party, parties
+from tests.system.support.parties import BLOCKED, KEY, LIMITS, PATIENCE_S, Party, hasty, parties
 
-__all__ = ["parties"]
+__all__ = ["hasty", "parties"]
 
 
 @dataclass
@@ -51,9 +51,7 @@ def triangle(parties: Callable[..., Party]) -> Triangle:
 
 
 def test_a_peer_that_cannot_be_dialled_is_reached_through_an_agent(triangle: Triangle) -> None:
-    begun_s = time.monotonic()
     channel = triangle.connect()
-    assert time.monotonic() - begun_s < 2.0
     assert channel.peer.address == f"via+{triangle.way}"
     assert channel.peer.via == triangle.way and not channel.peer.relayed
     assert channel.fabric == f"tcp via {triangle.way}"
@@ -156,7 +154,7 @@ def test_dead_and_wrong_addresses_of_all_kinds_cost_little(triangle: Triangle, p
         triangle.known[incarnation] = [*wrong[:3], *triangle.known[incarnation]]
         begun_s = time.monotonic()
         channel = triangle.client.node.connect([*wrong, *triangle.blocked], incarnation)
-        assert time.monotonic() - begun_s < 2.0
+        assert time.monotonic() - begun_s < LIMITS.connect_s  # it has not waited for the silent one
     assert channel.peer.incarnation == incarnation
 
 
@@ -242,7 +240,7 @@ def test_a_recorded_greeting_gets_nowhere_through_an_agent_either(triangle: Tria
 
 
 @pytest.mark.slow
-def test_an_agent_drops_what_waits_for_a_silent_target(triangle: Triangle) -> None:
+def test_an_agent_drops_what_waits_for_a_silent_target(hasty: None, triangle: Triangle) -> None:
     node = triangle.agent.node
     with contextlib.ExitStack() as stack:
         silent = stack.enter_context(socket.create_server(("127.0.0.1", 0)))

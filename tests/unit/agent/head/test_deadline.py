@@ -159,6 +159,7 @@ def test_sigterm_long_before_it_is_one(world: World) -> None:
 
 def test_an_agent_that_gets_sigterm_alone_ends_alone(world: World) -> None:
     world.head.on_agent(world.agents[1], Terminated())
+    world.clock.advance(2.0)  # as long as the others' may take
     assert ordered(world) == NOTHING
     world.clock.advance(1.0)
     assert ordered(world) == [[], [ShutDown(5.0)]]

@@ -102,7 +102,7 @@ def test_an_agent_that_has_said_goodbye_was_stopped(world: World, client: Party,
 def test_a_host_that_slurm_takes_ends_with_its_reason(world: World, client: Party, slurm: Slurm) -> None:
     agent, name = world.agents[1], world.head.state.roster.name(1)
     world.head.on_agent(agent, Terminated())
-    world.clock.advance(1.0)
+    world.clock.advance_to_next()
     slurm.answer(DOWN)
     assert agent.take() == [ShutDown(5.0, "node-failure", DOWN.cause)]
     world.head.on_agent(agent, ShutDownDone({name: 0}))

@@ -8,7 +8,7 @@ import pytest
 
 from monarch_hpc.core.death import Death, DeathKind
 from monarch_hpc.core.errors import HostLost, ProcDied, SupervisionError
-from monarch_hpc.mesh.program.deaths import Deaths
+from monarch_hpc.mesh.program.deaths import Deaths, ProgramCauses
 from monarch_hpc.testing import ManualClock
 
 
@@ -17,7 +17,7 @@ class Callers:
 
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.deaths = Deaths(self.clock.call_later)
+        self.deaths = Deaths(self.clock.call_later, 10.0)
         self.told: list[str] = []
         self.kinds: list[type[SupervisionError]] = []
         self.given_up: list[str] = []
@@ -85,6 +85,16 @@ def test_a_requested_end_was_expected(callers: Callers) -> None:
     callers.deaths.record(7, replace(died("it was stopped"), expected=True))
     callers.deaths.record(8, died("signal 9"))
     assert [callers.deaths.was_expected(incarnation) for incarnation in (7, 8, 9)] == [True, False, False]
+
+
+def test_one_that_was_asked_to_end_has_not_failed_however_long_it_takes(callers: Callers) -> None:
+    ending: list[bool] = []
+    causes = ProgramCauses(callers.deaths, lambda: bool(ending), lambda incarnation: incarnation == 7)
+    callers.deaths.record(8, replace(died("it was stopped"), expected=True))
+    lost = "lost proc on n1: it left: the proc was stopped"
+    assert [causes.was_stopped(incarnation, lost) for incarnation in (7, 8, 9)] == [True, True, False]
+    ending.append(True)
+    assert causes.was_stopped(9, lost)
 
 
 def test_the_deaths_that_are_remembered_are_bounded(callers: Callers) -> None:

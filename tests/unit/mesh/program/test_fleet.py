@@ -32,6 +32,7 @@ CONFIG = ProcsConfig(
     mpi="pmix",
     preload=("torch",),
     stop_s=5.0,
+    cause_s=10.0,
     actor_threads=32,
 )
 PLAN = ProcPlan(hosts=(0, 2), per_host=2, name="staff", environment={"A": "1"}, preload=("numpy", "torch"), mpi=True)
@@ -127,6 +128,25 @@ def test_hosts_that_say_nothing_are_named(world: World) -> None:
     assert world.late == [["n0"], ["n0"]]
     world.fleet.stop(mesh, "again", world.late.append)
     assert world.late[-1] == [] and world.orders() == []
+
+
+def test_procs_that_were_asked_to_end_are_known_until_their_host_reports_that_none_is_left(world: World) -> None:
+    mesh, other = world.start(), world.start()
+    world.reach(mesh)
+    world.fleet.on_ready(replace(world.ref(other, 0), incarnation=2000))
+
+    def ending() -> list[int]:
+        return [number for number in (1000, 1001, 1002, 1003, 2000, 3000) if world.fleet.is_ending(number)]
+
+    assert ending() == []
+    world.fleet.stop_on([2], 0, "enough of one host", world.late.append)
+    assert ending() == [1002, 1003, 2000]  # one that starts is stopped on all hosts
+    world.fleet.stop(mesh, "enough", world.late.append)
+    assert ending() == [1000, 1001, 1002, 1003, 2000]
+    world.fleet.on_stopped(mesh, 2)
+    assert ending() == [1000, 1001, 2000]
+    world.clock.advance(3600.0)
+    assert ending() == []
 
 
 def test_procs_that_do_not_report_are_named(world: World) -> None:

@@ -1,0 +1,77 @@
+"""Programs on the first host of an allocation that is registered as ``dev``, and the commands that show them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from monarch_hpc.attach.attach import query_status
+from monarch_hpc.attach.embedded import open_local
+from monarch_hpc.config.load import load
+from monarch_hpc.slurm.owner import current_owner
+from monarch_hpc.slurm.registry import AllocationRecord, Registry
+
+__all__ = ["ENDING", "PATIENCE_S", "allocation", "call", "detach", "finish", "line", "runs", "script", "start"]
+
+PATIENCE_S = 60.0
+ENDING = "waiting for the run's procs to end\n"
+"""Shown when that takes more than a second, as it may on a busy machine."""
+
+
+@contextlib.contextmanager
+def allocation(folder: Path) -> Iterator[Path]:
+    with open_local(2, load().config, folder / "allocation") as directory:
+        registry = Registry(folder / "state" / "monarch-hpc")
+        record = AllocationRecord("ab" * 16, "dev", directory, "2", current_owner(), time.time())
+        registry.create(record)
+        registry.set_job(record, 7, time.time())
+        yield directory
+
+
+def start(home: Path, *words: str, stdin: int = subprocess.DEVNULL, **env: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "monarch_hpc.cli", *words],
+        cwd=home,
+        env={**os.environ, "XDG_STATE_HOME": str(home / "state"), "PYTHONPATH": os.getcwd(), **env},
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def finish(process: subprocess.Popen[bytes], feed: bytes | None = None) -> tuple[int, str, str]:
+    out, err = process.communicate(feed, timeout=PATIENCE_S)
+    return process.returncode, out.decode(), err.decode().replace(ENDING, "")
+
+
+def call(home: Path, *words: str) -> tuple[int, str, str]:
+    return finish(start(home, *words))
+
+
+def detach(home: Path, *words: str) -> str:
+    """Start a program that goes on by itself, and return its run."""
+    code, out, err = call(home, "run", "-a", "dev", "--detach", *words)
+    assert code == 0, err
+    return out.strip()
+
+
+def script(home: Path, text: str) -> str:
+    path = home / f"program{len(list(home.glob('program*')))}.py"
+    path.write_text(text)
+    return str(path)
+
+
+def line(process: subprocess.Popen[bytes]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().decode()
+
+
+def runs(home: Path) -> dict[str, object]:
+    status = query_status(home / "allocation", 60.0)
+    assert status is not None
+    return {str(run["run"]): run["pid"] for run in status["runs"]}
