@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from monarch_hpc.actor.runtime.log_records import RecordHandler
     from monarch_hpc.actor.spans import span, traced
     from monarch_hpc.config.runtime_layer import clear_runtime_config, configure, configured, get_runtime_config
+    from monarch_hpc.core.death import DeathKind
     from monarch_hpc.core.errors import (
         ActorDied,
         ActorError,
@@ -70,6 +71,7 @@ _HOMES = {
     "CallTimeout": "core.errors",
     "Channel": "actor.ports.port",
     "Context": "actor.context",
+    "DeathKind": "core.death",
     "DeliveryUnknown": "core.errors",
     "Extent": "core.shape",
     "Future": "actor.future",
@@ -137,6 +139,7 @@ __all__ = [
     "CallTimeout",
     "Channel",
     "Context",
+    "DeathKind",
     "DeliveryUnknown",
     "Extent",
     "Future",

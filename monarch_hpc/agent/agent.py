@@ -18,6 +18,7 @@ from monarch_hpc.agent.procs.zygote_pool import MAX_PROCS_PER_ORDER, ZygotePool
 from monarch_hpc.agent.programs.table import Programs
 from monarch_hpc.agent.resources.shm_folder import remove_segments
 from monarch_hpc.core.clock import Deadline
+from monarch_hpc.core.death import Death
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.telemetry.clock import ClockComparison
 from monarch_hpc.transport.engine.engine import Engine
@@ -152,8 +153,12 @@ class Agent:
             _log.exception("rows of %s could not be read", question.table)
             return None
 
-    def leave(self, grace_s: float, done: Callable[[int], None]) -> None:
-        """End all procs and zygotes and everything they started; call *done* with the number of processes left."""
+    def leave(self, grace_s: float, done: Callable[[int], None], why: Death | None = None) -> None:
+        """End all procs and zygotes and everything they started; call *done* with the number of processes left.
+
+        Args:
+            why: stands in the reports of the procs' ends, if nobody has asked for them.
+        """
         if self._leaving is not None:
             return
         self._leaving = done
@@ -161,6 +166,7 @@ class Agent:
             self._zygotes.close()
             done(0)
             return
+        self._procs.ending = why
         for proc in self._procs:
             self._procs.stop(proc, grace_s)
         self._programs.leave(grace_s)

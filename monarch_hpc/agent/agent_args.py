@@ -34,6 +34,11 @@ class AgentArgs:
     ready_fd: int = -1
 
     @property
+    def slurm_job_id(self) -> int | None:
+        """The Slurm job that the allocation is, or is in as a whole; None for embedded hosts, which may be in any."""
+        return self.job_id if self.owns_job else None
+
+    @property
     def owns_job(self) -> bool:
         """Whether the allocation was made by a batch script of ours; an embedded one may be inside any Slurm job."""
         return self.job_id is not None and self.folder != self.directory

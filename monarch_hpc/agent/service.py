@@ -11,6 +11,7 @@ from monarch_hpc.agent.agent_args import AgentArgs
 from monarch_hpc.agent.casts.channels import CastChannels
 from monarch_hpc.agent.children.leftovers import find_leftovers, kill_leftovers
 from monarch_hpc.agent.children.reaper import Reaper
+from monarch_hpc.agent.head.changes import HeadChanges
 from monarch_hpc.agent.head.head import Head
 from monarch_hpc.agent.head.idle import IdleRelease, watch_idle
 from monarch_hpc.agent.head.link import ChannelLink, Link, LocalLink
@@ -28,11 +29,14 @@ from monarch_hpc.agent.ready_report import report_ready
 from monarch_hpc.agent.resources import cgroup
 from monarch_hpc.agent.resources.grant import Grant
 from monarch_hpc.agent.resources.shm_folder import make_segments
+from monarch_hpc.agent.resources.slurm_query import SlurmQuery
 from monarch_hpc.agent.termination import Termination
+from monarch_hpc.allocation.changes import CHANGES
 from monarch_hpc.allocation.files import report_host
 from monarch_hpc.allocation.heads import HeadPlace, claim, read_head, write_head
 from monarch_hpc.config import Config
 from monarch_hpc.core.clock import Deadline
+from monarch_hpc.core.death import Death
 from monarch_hpc.core.errors import FrameError, TransportError
 from monarch_hpc.core.ids import Identity, Role, SlurmIds, new_incarnation
 from monarch_hpc.core.logger import Logger
@@ -88,16 +92,14 @@ class Service:
         self._args = args
         self._config = config
         self._finished = finished
-        limits = config.transport
-        identity = Identity(args.allocation, Role.AGENT, args.name, new_incarnation())
         self._proc_addresses = ProcAddresses()
-        self._node = Node(engine, identity, args.key, self, limits, forwards=self._proc_addresses.addresses)
+        identity = Identity(args.allocation, Role.AGENT, args.name, new_incarnation())
+        self._node = Node(engine, identity, args.key, self, config.transport, forwards=self._proc_addresses.addresses)
         self._deadline = Deadline(config.slurm.bootstrap_s, engine.clock)
-        listen_hosts = list(grant.interfaces.values())
         self._host_entry = HostEntry(
             rank=args.rank,
             name=args.name,
-            addresses=self._node.listen(listen_hosts),
+            addresses=self._node.listen(listen_hosts := list(grant.interfaces.values())),
             pid=os.getpid(),
             python=PYTHON_VERSION,
             package=__version__,
@@ -133,15 +135,14 @@ class Service:
             forwarders=self._forwarders,
             telemetry=config.telemetry,
             procs=config.procs,
-            limits=limits,
+            limits=config.transport,
             fabric=config.fabric,
             ucx=config.ucx,
             slurm=SlurmIds.of(args.environment),
             logs=config.logs,
         )
         mpi_steps = MpiSteps(engine, self._reaper, step_settings)
-        program_settings = settings_of(args, config.logs.max_file_bytes)
-        self._programs = Programs(engine, self._reaper, program_settings, self._own_run)
+        self._programs = Programs(engine, self._reaper, settings_of(args, config.logs.max_file_bytes), self._own_run)
         self._agent = Agent(
             engine, proc_settings, self._zygotes, mpi_steps, self._reaper, self._programs, outlet, self._send_up
         )
@@ -188,6 +189,8 @@ class Service:
             open_witness,
             self._config.telemetry.max_answer_bytes,
             self._config.slurm.notice_s,
+            HeadChanges(partial(self._files.append, self._args.folder / CHANGES)).add,
+            SlurmQuery(self._engine, self._args.slurm_job_id, self._args.environment).ask,
             rank=self._args.rank,
             term=term,
         )
@@ -246,7 +249,7 @@ class Service:
             self._agent.join()
         match message:
             case ShutDown():
-                self.leave(message.grace_s)
+                self.leave(message.grace_s, message.death)
             case Refused(request="" | "Join"):
                 self._refused(message.problem)
             case Refused():
@@ -359,20 +362,20 @@ class Service:
         else:
             self.leave(self._config.procs.stop_s)
 
-    def leave(self, grace_s: float) -> None:
+    def leave(self, grace_s: float, why: Death | None = None) -> None:
         """End this host's procs and what they left behind, report to the head, and end."""
         if not self._leaving:
             self._leaving = True
-            self._agent.leave(grace_s, self._on_left)
+            self._agent.leave(grace_s, self._on_left, why)
 
     def _on_left(self, num_left: int) -> None:
         if num_left:
             _log.warning("%d processes of this allocation survive SIGKILL", num_left)
         self._head_link.send(ShutDownDone({self._args.name: num_left}))
         self._sent_goodbye = True
-        if self._head is None:
-            if self._head_link not in self._links.values():
-                self._end()
+        if self._head is None and self._head_link not in self._links.values():
+            self.termination.outlast_head(self._end)
+        elif self._head is None:
             # Normally the head closes the channel first, when it has received the report.
             self._engine.call_later(_FLUSH_S, self._end)
 

@@ -12,15 +12,18 @@
         ready.json    the agents are ready    released.json   the head ends the allocation, and why
         ended.json    the batch script has ended
         warned.json   the batch script has got Slurm's signal that the job ends soon
+        changes.jsonl what has become of hosts, runs and procs, a line for each change
 
-Each of these files is written whole. An allocation that is not a Slurm job has the files of an attempt in the directory
-itself. `heads` has the files of the head, `ready` has `ready.json`, and `settings` has `config.json`.
+Each of these files is written whole, but for `changes.jsonl`. An allocation that is not a Slurm job has the files of an
+attempt in the directory itself. `heads` has the files of the head, `ready` has `ready.json`, `settings` has
+`config.json`, `changes` has `changes.jsonl`.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,6 +53,7 @@ __all__ = [
     "read_reported",
     "remove_key",
     "report_host",
+    "write_ended",
     "write_host",
     "write_key",
     "write_released",
@@ -127,12 +131,12 @@ def write_host(folder: Path, entry: HostEntry, nonce: str) -> None:
 
 
 def write_released(folder: Path, why: str) -> None:
-    """Write down that the head ends the allocation, and why."""
+    """Write down that our agents end the allocation by themselves, and why."""
     write_document(folder / RELEASED, {"why": why})
 
 
 def read_released(folder: Path) -> str:
-    """Return why the head ended the allocation; raises `FileNotFoundError` if it did not."""
+    """Return why our agents ended the allocation by themselves; raises `FileNotFoundError` if they did not."""
     return read_document(folder / RELEASED).text("why")
 
 
@@ -167,6 +171,11 @@ def read_granted(folder: Path) -> Granted:
 def read_exit_status(folder: Path) -> int:
     """Read the batch script's exit status from ``ended.json``; raises `FileNotFoundError` while it runs."""
     return read_document(folder / ENDED).whole("exit_status")
+
+
+def write_ended(folder: Path, job_id: int, exit_status: int) -> None:
+    """Write ``ended.json`` in place of a batch script that cannot any more."""
+    write_document(folder / ENDED, {"job_id": job_id, "exit_status": exit_status, "time_s": int(time.time())})
 
 
 def ended_path(directory: Path) -> Path:

@@ -12,6 +12,7 @@ from pathlib import Path
 from monarch_hpc.attach.attach import attach
 from monarch_hpc.config import Config
 from monarch_hpc.core.clock import Deadline
+from monarch_hpc.core.death import Death, DeathKind
 from monarch_hpc.core.errors import ChannelClosed, TransportError
 from monarch_hpc.core.ids import Role
 from monarch_hpc.supervision.lease import Lease
@@ -19,6 +20,7 @@ from monarch_hpc.telemetry.observer import Witness, open_witness
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.heartbeat import Heartbeat
+from monarch_hpc.wire.control.allocation import AllocationEnds
 from monarch_hpc.wire.control.deadline import DeadlineNear
 from monarch_hpc.wire.control.questions import Ask, Rows
 from monarch_hpc.wire.control.refusal import Refused
@@ -40,6 +42,7 @@ class RunOwner:
         lost: why the head is gone; empty while it is connected.
         refusal: why the head refuses the run; empty if it does not.
         closed: the head has confirmed that nothing of the run is left.
+        ending: why Slurm ends the allocation, as the head has said; None if it has not.
         deadline: the time that the program has after Slurm has sent SIGTERM to the job; has passed if it has not.
 
     Raises:
@@ -50,6 +53,7 @@ class RunOwner:
         self.lost = ""
         self.refusal = ""
         self.closed = False
+        self.ending: Death | None = None
         self.deadline = Deadline(0.0)
         self._run = run
         self._witnesses: list[Witness] = []  # one for each program of this run on this machine
@@ -101,6 +105,8 @@ class RunOwner:
                 source = f"the program of run {self._run}"
                 portions = [answer(question, source, witness.sources) for witness in self._witnesses]
                 self._attachment.send(Rows(question.ticket, portions, [], []))
+            case AllocationEnds(kind=kind, cause=cause):
+                self.ending = Death(DeathKind.parse(kind), cause)
             case DeadlineNear(left_s=left_s, cause="SIGTERM"):
                 self.deadline = Deadline(left_s)
             case Recording() as recording:

@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import sys
-import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -21,12 +20,14 @@ from monarch_hpc.cli.main import load_to_start
 from monarch_hpc.cli.output import Console, current_output
 from monarch_hpc.cli.runs.attach import on_interrupt_option
 from monarch_hpc.cli.runs.limits import LimitWatch, cpu_limit_s
+from monarch_hpc.cli.runs.loss import JOB_END_S, why_lost
 from monarch_hpc.cli.runs.place import OnInterrupt, choose_place
 from monarch_hpc.config import Config
 from monarch_hpc.config.program import DIRECTORY_VARIABLE, RUN_VARIABLE
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.dataclass import dataclass
-from monarch_hpc.core.errors import AllocationError, JobFailed, MonarchError, PeerLost
+from monarch_hpc.core.death import DeathKind
+from monarch_hpc.core.errors import AllocationError, MonarchError, PeerLost
 from monarch_hpc.core.ids import new_run_id
 from monarch_hpc.core.text.units import parse_duration
 
@@ -41,8 +42,6 @@ _EXIT_NOT_EXECUTABLE, _EXIT_NOT_FOUND = 126, 127  # as in shells
 _CLOSE_S = 15.0
 """Time that agents may take to end a run, beyond the procs' grace; the agents have deadlines of their own."""
 _REPORT_CLOSING_S = 1.0
-_JOB_END_S = 10.0
-"""Time that Slurm may take to report the end of a job whose head is lost."""
 
 
 class ProgramCommand(click.Command):
@@ -204,30 +203,8 @@ def _choose(
     try:
         check_allocation(record.directory)
     except AllocationError as error:
-        raise _why_lost(config, record.name, error.problem, wait_s=0.0) from error
+        raise why_lost(config, record.name, error.problem, wait_s=0.0) from error
     return _Target(record.directory, record.name)
-
-
-def _why_lost(config: Config, name: str, problem: str, wait_s: float) -> MonarchError:
-    """Return an error with Slurm's account of an allocation's end; with *problem* if it has not ended."""
-    from monarch_hpc.slurm import Allocations
-
-    allocations = Allocations.open(config)
-    deadline = Deadline(wait_s)
-    while True:
-        late = deadline.passed()
-        census = allocations.reconcile()
-        record = allocations.find(name)
-        if record.ended is not None:
-            return JobFailed(record.job_id or 0, record.ended.state, record.ended.reason)
-        if allocations.requeued(record, census.rows.get(record.job_name)):
-            again = "Slurm has requeued its job, which ends all runs; 'monarch-hpc status' shows when it is ready again"
-            return AllocationError(name, again)
-        if late or census.problem is not None:
-            row = census.rows.get(record.job_name)
-            state = f"Slurm says {row.slurm_state}" if row is not None else "its state in Slurm is unknown"
-            return AllocationError(name, f"{problem} ({state}); see 'monarch-hpc status {name}'")
-        time.sleep(0.5)
 
 
 # ---- the run ----
@@ -251,7 +228,7 @@ def _supervise(target: _Target, argv: list[str], config: Config, output: Console
     except MonarchError as error:
         child.end(config.run.stop_grace_s)
         if isinstance(error, PeerLost) and target.name:
-            raise _why_lost(config, target.name, str(error), _JOB_END_S) from error
+            raise why_lost(config, target.name, str(error), JOB_END_S) from error
         raise
     limits = LimitWatch(child.pid, output.warn)
     if limits.needed:
@@ -266,8 +243,8 @@ def _supervise(target: _Target, argv: list[str], config: Config, output: Console
     if end is End.ABANDONED or (owner.lost and child.exit_code):
         problem = f"lost its head while the program ran: {owner.lost}" if owner.lost else owner.refusal
         if target.name:
-            raise _why_lost(config, target.name, problem, _JOB_END_S)
-        raise AllocationError(target.directory.name, problem)
+            raise why_lost(config, target.name, problem, JOB_END_S, owner.ending)
+        raise AllocationError(target.directory.name, problem, owner.ending.kind if owner.ending else DeathKind.UNKNOWN)
     if end is End.STOPPED and target.name:
         _tell_stopped(target.name, output)
     return child.exit_code

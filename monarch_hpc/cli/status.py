@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 import click
@@ -11,7 +12,7 @@ from monarch_hpc.cli.allocations.names import ALLOCATION
 from monarch_hpc.cli.main import load_for_command
 from monarch_hpc.cli.output import TextTable, current_output, output_options
 from monarch_hpc.core.dataclass import dataclass
-from monarch_hpc.core.errors import MonarchError, TransportError
+from monarch_hpc.core.errors import MonarchError, SlurmError, TransportError
 from monarch_hpc.core.text.units import format_duration
 from monarch_hpc.slurm import AllocationRecord, Allocations, Phase, QueueRow, Seen, SlurmState, look, reason_in_words
 
@@ -52,16 +53,24 @@ class _View:
 @click.option("--procs", is_flag=True, help="Show the processes of runs, with their memory.")
 @click.option("--memory", is_flag=True, help="Show what actors lend by RDMABuffer, and the last transfers.")
 @click.option("--clocks", is_flag=True, help="Show how far the clocks of hosts differ, and how sure that is.")
+@click.option("--changes", is_flag=True, help="Show what has become of hosts, runs and procs, when, and why.")
 @click.option("--run", metavar="RUN", help="With --calls, --endpoints, --procs or --memory: only this run.")
 @output_options
 def command(
-    name: str | None, calls: bool, endpoints: bool, procs: bool, memory: bool, clocks: bool, run: str | None
+    name: str | None,
+    calls: bool,
+    endpoints: bool,
+    procs: bool,
+    memory: bool,
+    clocks: bool,
+    changes: bool,
+    run: str | None,
 ) -> int:
     """Show allocations, their state and their runs."""
     config = load_for_command({}).config
     output = current_output()
-    if calls + endpoints + procs + memory + clocks > 1:
-        raise click.UsageError("--calls, --endpoints, --procs, --memory and --clocks exclude each other")
+    if calls + endpoints + procs + memory + clocks + changes > 1:
+        raise click.UsageError("--calls, --endpoints, --procs, --memory, --clocks and --changes exclude each other")
     if run is not None and not (calls or endpoints or procs or memory):
         raise click.UsageError("--run goes with --calls, --endpoints, --procs or --memory")
     if calls or endpoints or procs or memory or clocks:
@@ -88,8 +97,14 @@ def command(
 
         return show_procs(question)
     allocations = Allocations.open(config, _PATIENCE_S)
+    if changes:
+        from monarch_hpc.cli.tables.changes import show_changes
+
+        record = allocations.find(name)
+        return show_changes(record.name, record.directory, output)
     census = allocations.reconcile(config.slurm.poll_min_s)
-    for change in census.changes:
+    changes_made = list(census.changes)
+    for change in changes_made:
         output.progress(change)
     if census.problem is not None:
         output.warn(f"{census.problem}\nthe following is from files only")
@@ -98,6 +113,7 @@ def command(
     else:
         records = [allocations.find(name)]
     views = [_view(allocations, record, census.rows.get(record.job_name)) for record in records]
+    views = [_without_ghost(allocations, view, changes_made) for view in views]
     rows = [
         [
             *(v.record.name, str(v.record.job_id or "-"), _state(v) + _link(v) + _restarts(v) + _idle(v)),
@@ -107,7 +123,7 @@ def command(
     ]
     document = {
         "slurm": None if census.problem is None else str(census.problem),
-        "changes": list(census.changes),
+        "changes": changes_made,
         "allocations": [_document(view) for view in views],
     }
     text: TextTable | str = TextTable(["ALLOC", "JOB", "STATE", "HOSTS", "LEFT", "RUNS"], rows)
@@ -135,6 +151,20 @@ def _view(allocations: Allocations, record: AllocationRecord, row: QueueRow | No
         except (MonarchError, OSError) as error:
             problem = f"head does not answer: {error}" if isinstance(error, TransportError) else str(error)
     return _View(record, row, seen, head, problem)
+
+
+def _without_ghost(allocations: Allocations, view: _View, changes: list[str]) -> _View:
+    """Cancel the job of an allocation whose hosts say that they have no agent; add that to *changes*."""
+    if not view.problem or view.row is None or view.row.state.phase is not Phase.RUNNING or _suspended(view.row):
+        return view
+    try:
+        record, change = allocations.end_ghost(view.record)
+    except SlurmError:
+        return view
+    if change:
+        current_output().progress(change)
+        changes.append(change)
+    return replace(view, record=record)
 
 
 def _state(view: _View) -> str:

@@ -95,6 +95,7 @@ class AgentConfig:
     prefix: tuple[str, ...]
     grace_s: float
     attach_s: float
+    outlast_s: float
 
 
 @dataclass(frozen=True)

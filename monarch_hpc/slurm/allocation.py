@@ -27,6 +27,7 @@ from monarch_hpc.slurm.commands.client import SlurmClient
 from monarch_hpc.slurm.commands.jobs import JobDetail, QueueRow
 from monarch_hpc.slurm.commands.states import Phase
 from monarch_hpc.slurm.directory import look, prepare
+from monarch_hpc.slurm.ghost import ask_agents, decide_ghost
 from monarch_hpc.slurm.job import (
     IN_FLIGHT_S,
     AskSlurm,
@@ -151,6 +152,30 @@ class Allocations:
         except SlurmBusy:
             return False
         return detail is not None and detail.state.phase.alive and detail.restarts > granted.restarts
+
+    def end_ghost(self, record: AllocationRecord) -> tuple[AllocationRecord, str]:
+        """Cancel the job of an allocation whose head does not answer, if none of its hosts has an agent any more.
+
+        Returns:
+            The record, marked for release if its job was cancelled; and what was done, in words, empty if nothing.
+
+        Raises:
+            SlurmError: Slurm did not answer; nothing was cancelled.
+        """
+        seen = look(record.directory)
+        if record.job_id is None or seen.ready is None or seen.released or seen.exit_status is not None:
+            return record, ""
+        job = self._find_job(record)
+        restarts = seen.granted.restarts if seen.granted is not None else 0
+        if job is None or job.restarts > restarts or record.release_why:
+            return record, ""
+        answers = ask_agents(self.slurm, job, record.allocation, self._config.slurm.command_timeout_s)
+        why = decide_ghost(job, answers, seen.ready.head_name, job.batch_host)
+        if not why:
+            return record, ""
+        record = self.registry.request_release(record, why)
+        self.slurm.cancel(job.job_id)
+        return record, f"{record.name}: job {job.job_id} was cancelled: {why}"
 
     def plan(self, request: Request) -> tuple[Request, JobPlan]:
         """Check a request against the site's rules and its reservation, and return it as it can be submitted.

@@ -65,6 +65,7 @@ def test_a_requeued_allocation_is_used_again(requeued: Alice) -> None:
     first, second = attempts(requeued)
     assert {path.name for path in first.iterdir()} >= {"granted.json", "head.claim", "ready.json", "ended.json"}
     assert {path.name for path in second.iterdir()} == {
+        "changes.jsonl",
         "granted.json",
         "head.claim",
         "head.1.json",

@@ -16,7 +16,7 @@ from monarch_hpc.actor.cell.endpoint_table import EndpointEntry, EndpointTable, 
 from monarch_hpc.actor.cell.invocation import Invocation
 from monarch_hpc.actor.cell.process import CellProcess
 from monarch_hpc.actor.cell.recording import CellRecorder
-from monarch_hpc.actor.cell.replies import ActorReplies, is_deadly
+from monarch_hpc.actor.cell.replies import ActorReplies, death_of, is_deadly
 from monarch_hpc.actor.cell.supervision import Supervision
 from monarch_hpc.actor.context import ProcInfo, set_caller
 from monarch_hpc.actor.endpoint_wrappers import bind
@@ -173,7 +173,7 @@ class Cell(Threaded):
             return
         self._replies.cause = cause
         print_error(f"{self.where} did not end within the time for a stop: its thread is left to itself")
-        died = ActorDied(self.where, cause)
+        died = ActorDied(self.where, death_of(cause))
         for invocation in (self._calls, *self._coroutines.running.values()):
             if invocation is not None:
                 invocation.refuse(died, raised=False)
@@ -397,4 +397,4 @@ class Cell(Threaded):
             end.declare(cause)
             end.refuse_all()
             if channel is not None and slot:  # a call that has been answered ignores this
-                self._replier.reply_failure(channel, slot, self.where, ActorDied(self.where, end.cause))
+                self._replier.reply_failure(channel, slot, self.where, ActorDied(self.where, death_of(end.cause)))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from monarch_hpc.actor.cell.cancellation import Due
-from monarch_hpc.actor.cell.replies import ActorReplies, Ending, is_deadly
+from monarch_hpc.actor.cell.replies import ActorReplies, Ending, death_of, is_deadly
 from monarch_hpc.actor.cell.response_port import AnswerTo, ResponsePort
 from monarch_hpc.actor.context import set_caller
 from monarch_hpc.actor.endpoint import EndpointMethod
@@ -95,7 +95,7 @@ class Invocation:
                 self._fail(error)  # not a cancellation: the endpoint raised it
                 return
             cause = replies.cause or f"a call of {self._endpoint.__name__} was cancelled there"
-            self.refuse(ActorDied(replies.where, cause), raised=False)
+            self.refuse(ActorDied(replies.where, death_of(cause)), raised=False)
         except BaseException as error:  # noqa: BLE001 user code; reported to the caller
             if limit.expired() and issubclass(type(error), TimeoutError):
                 self._time_out()

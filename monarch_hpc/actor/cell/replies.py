@@ -11,6 +11,7 @@ from monarch_hpc.actor.fault import MeshFailure, print_error
 from monarch_hpc.actor.messages.line import MessageLink
 from monarch_hpc.actor.messages.payload import pack_fault, pack_result, send_failure
 from monarch_hpc.actor.running_loop import is_cancellation
+from monarch_hpc.core.death import Death, DeathKind
 from monarch_hpc.core.errors import ActorDied, ForkedError, FrameError, TransportError
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.text.description import summary_of, trace_of
@@ -18,9 +19,17 @@ from monarch_hpc.telemetry.names import Names
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.frames import Buffer, Frame, Kind, size_of
 
-__all__ = ["ActorReplies", "Ending", "Replier", "is_deadly"]
+__all__ = ["STOPPED", "ActorReplies", "Ending", "Replier", "death_of", "is_deadly"]
+
+STOPPED = "it was stopped"
+"""Begins the cause of an actor that was asked to end."""
 
 _log = Logger(__name__)
+
+
+def death_of(cause: str) -> Death:
+    """Return the death of an actor whose process lives: it was asked to end, or its own code raised."""
+    return Death(DeathKind.STOPPED if cause.startswith(STOPPED) else DeathKind.RAISED, cause)
 
 
 class Ending(Protocol):
@@ -178,7 +187,7 @@ class ActorReplies:
         cause = f"endpoint {method} raised {summary_of(error)}"
         ending.fail(self._replier.names.error(error))
         if slot:
-            died = ActorDied(self.where, f"{cause}\n{trace_of(error)}".rstrip())
+            died = ActorDied(self.where, Death(DeathKind.RAISED, f"{cause}\n{trace_of(error)}".rstrip()))
             self._replier.reply_failure(channel, slot, self.where, died)
         self._on_failure(cause, error)
 

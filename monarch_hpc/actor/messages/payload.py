@@ -266,7 +266,8 @@ def unloadable(raised: BaseException) -> ActorError:
 
 def pack_fault(actor: int, failure: MeshFailure) -> tuple[bytes, list[Buffer]]:
     """Serialize an actor failure that no call reports."""
-    return dumps((actor, failure.mesh_name, failure.rank, failure.where, failure.cause, failure.trace))
+    where, kind = failure.where, failure.kind
+    return dumps((actor, failure.mesh_name, failure.rank, where, failure.cause, failure.trace, "", kind))
 
 
 def unpack_fault(frame: Frame) -> tuple[int, MeshFailure]:

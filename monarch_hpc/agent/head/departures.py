@@ -9,6 +9,7 @@ from monarch_hpc.agent.head.events import Event, HostDrained, HostEmptied, HostF
 from monarch_hpc.agent.head.link import Link
 from monarch_hpc.agent.head.state import HeadState
 from monarch_hpc.core.dataclass import dataclass
+from monarch_hpc.core.death import Death, DeathKind
 from monarch_hpc.wire.control.allocation import DrainHost, FreeHosts, HostsFreed, ShutDown, ShutDownDone
 from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.control.refusal import refuse
@@ -64,15 +65,16 @@ class Departures:
 
     # ---- all hosts ----
 
-    def shut_down(self, grace_s: float, requester: Link | None) -> None:
+    def shut_down(self, grace_s: float, death: Death | None = None, requester: Link | None = None) -> None:
         """End all procs and agents; see `Head.shut_down`."""
         if requester is not None:
             self._requesters.append(requester)
         if self._state.shutting_down is not None:
             return
-        self._apply(ShutdownBegan())
+        why = death or Death(DeathKind.STOPPED, "")
+        self._apply(ShutdownBegan(why.kind, why.cause))
         self._later(grace_s + _CLOSE_S, self._on_shutdown_deadline)
-        self._send(self._state.roster.linked(), ShutDown(grace_s))
+        self._send(self._state.roster.linked(), ShutDown(grace_s, why.kind.value, why.cause))
         self._report()
 
     def _on_shutdown_deadline(self) -> None:

@@ -13,6 +13,7 @@ from monarch_hpc.agent.head import events
 from monarch_hpc.agent.head.deadline import HeadDeadline, Later
 from monarch_hpc.agent.head.departures import Departures
 from monarch_hpc.agent.head.link import Link
+from monarch_hpc.agent.head.losses import AskSlurm, HostLosses, no_answer
 from monarch_hpc.agent.head.peers import HeadPeers
 from monarch_hpc.agent.head.questions import HeadQuestions
 from monarch_hpc.agent.head.request_checks import problem_of, problem_of_links, problem_of_run
@@ -26,7 +27,6 @@ from monarch_hpc.telemetry.clock import realtime_ns
 from monarch_hpc.wire.control.allocation import (
     DrainHost,
     FreeHosts,
-    HostEnded,
     HostEntry,
     Join,
     Roster,
@@ -49,7 +49,7 @@ from monarch_hpc.wire.control.procs import (
 )
 from monarch_hpc.wire.control.questions import Ask, Rows
 from monarch_hpc.wire.control.refusal import Refused, refuse
-from monarch_hpc.wire.control.runs import CloseRun, OpenRun, Recording, RunClosed, RunLinks, RunOpened
+from monarch_hpc.wire.control.runs import TAKEN_OVER, CloseRun, OpenRun, Recording, RunClosed, RunLinks, RunOpened
 from monarch_hpc.wire.proc_key import ProcKey
 
 __all__ = ["Head"]
@@ -77,6 +77,7 @@ class Head:
         max_answer_bytes: config key `telemetry.max_answer_bytes`.
         notice_s: config key `slurm.notice_s`.
         journal: called with each event after it has changed `state`.
+        ask_slurm: see `agent.head.losses`.
         rank: rank of the head's host.
         term: number of the head's term.
     """
@@ -93,6 +94,7 @@ class Head:
         max_answer_bytes: int,
         notice_s: float,
         journal: Callable[[events.Event], None] = lambda _event: None,
+        ask_slurm: AskSlurm = no_answer,
         *,
         rank: int = 0,
         term: int = 1,
@@ -109,9 +111,9 @@ class Head:
         self._questions = HeadQuestions(self.state, self._peers, self._run_peers, later, max_answer_bytes)
         self.idle_left_s = -1.0  # see `StatusReport`
         self._departures = Departures(self.state, self._apply, self._send, later, self._announce, ended)
-        self.deadline = HeadDeadline(
-            self.state, self._peers, clock, later, partial(self.shut_down, requester=None), notice_s
-        )
+        self._losses = HostLosses(self.state, self._peers, self._apply, ask_slurm)
+        end = self._departures.shut_down
+        self.deadline = HeadDeadline(self.state, self._peers, clock, later, end, ask_slurm, notice_s)
 
     def _apply(self, event: events.Event) -> None:
         apply(self.state, event)
@@ -165,7 +167,7 @@ class Head:
                 self._questions.take(link, message)
                 self._to_controller(message)
             case Terminated():
-                self.deadline.on_agent(link, self._stop_s)
+                self.deadline.on_agent(partial(self._losses.dismiss, slot, link, self._stop_s))
             case _:
                 _log.warning("%s sent %s, which the head does not handle", slot.entry.name, type(message).__name__)
 
@@ -175,14 +177,13 @@ class Head:
         self._peers.forget(link)
         if slot is None:
             return None
-        rank, runs = slot.entry.rank, dict(self.state.runs)
+        rank, runs, life = slot.entry.rank, dict(self.state.runs), slot.life
         self._apply(events.HostGone(rank, cause))
         self._questions.lose(link)
         if self.state.shutting_down is None:
             _log.warning("lost %s: %s", slot.entry.name, cause)
+        self._losses.explain(slot, cause, life, runs)
         for name, run in runs.items():
-            for member in self._peers.of(run.members):
-                member.send(HostEnded(name, rank, cause))
             self._report_if_closed(name, run)
         self._departures.lose(rank, slot.entry.name)
         return rank
@@ -256,7 +257,7 @@ class Head:
 
     def shut_down(self, grace_s: float, requester: Link | None) -> None:
         """End all procs; report to *requester* the number of processes left by host, -1 where it is unknown."""
-        self._departures.shut_down(grace_s, requester)
+        self._departures.shut_down(grace_s, requester=requester)
 
     @property
     def num_programs(self) -> int:
@@ -284,7 +285,7 @@ class Head:
         elif message.owner and run.owner not in (None, peer):
             # It may only be cut off, and would otherwise resume control when it reconnects. The later owner wins.
             for member in self._peers.of(run.members):
-                member.close(f"another controller has taken over run {message.run}")
+                member.close(f"{TAKEN_OVER} {message.run}")
         self._apply(events.RunAttached(peer, message, self._clock()))
         if message.owner:
             self._run_peers[message.run].on_owner(link)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import field
 
 from monarch_hpc.core.dataclass import dataclass
+from monarch_hpc.core.death import DeathKind
 from monarch_hpc.supervision.lease import Liveness
 from monarch_hpc.wire.control.allocation import HostEntry
 
@@ -19,7 +20,7 @@ class HostSlot:
     Attributes:
         problem: why the host cannot be used; empty if it can.
         drained: why the user took it out of use; empty while it is in use. Its agent stays.
-        peer: the agent; None once it is lost, see *cause*.
+        peer: the agent; None once it is lost, see *kind* and *cause*.
     """
 
     entry: HostEntry
@@ -28,6 +29,7 @@ class HostSlot:
     life: Liveness = Liveness.ALIVE
     cause: str = ""
     drained: str = ""
+    kind: DeathKind | None = None
 
 
 @dataclass(slots=True)
@@ -57,6 +59,12 @@ class HostRoster:
         """Mark the agent of a host as lost."""
         slot = self._slots[rank]
         slot.peer, slot.life, slot.cause = None, Liveness.DEAD, cause
+
+    def explain(self, rank: int, kind: DeathKind, cause: str) -> None:
+        """Record why the agent of a host was lost, unless the host has left the roster or has another agent."""
+        slot = self._slots.get(rank)
+        if slot is not None and slot.peer is None:
+            slot.kind, slot.cause = kind, cause
 
     def free(self, rank: int) -> None:
         """Forget a host that was given back."""

@@ -16,6 +16,7 @@ from monarch_hpc.agent.head.events import (
     HostGone,
     HostJoined,
     HostLifeChanged,
+    HostLossExplained,
     MeshLeftHost,
     MeshRequested,
     PeerEnteredRun,
@@ -120,6 +121,8 @@ def apply(state: HeadState, event: Event) -> None:
                 _leave_host(state, name, event.rank)
             if state.shutting_down is not None:
                 state.shutting_down.discard(event.rank)
+        case HostLossExplained():
+            state.roster.explain(event.rank, event.kind, event.cause)
         case HostDrained():
             state.roster.drain(event.rank, event.reason)
         case HostFreed():

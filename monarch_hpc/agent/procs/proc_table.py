@@ -15,6 +15,8 @@ from monarch_hpc.agent.procs.mpi_step import MpiSteps
 from monarch_hpc.agent.procs.proc import Proc, ProcState
 from monarch_hpc.agent.procs.records import HostRecords
 from monarch_hpc.agent.procs.refusals import Refusals
+from monarch_hpc.agent.resources.gpu_errors import find_gpu_error
+from monarch_hpc.core.death import Death, DeathKind
 from monarch_hpc.core.errors import FrameError
 from monarch_hpc.core.process.exit import Exit
 from monarch_hpc.supervision.lease import Liveness
@@ -44,6 +46,10 @@ class ProcTable:
         send: sends a message to the head.
         on_ended: called after a proc has left the table and its end was reported.
         clock: the comparison of this host's clock with the head's.
+
+    Attributes:
+        ending: why all procs are asked to end, if it is for another reason than that somebody wants it.
+        failed_gpus: GPUs that are not given out again, with the error that a proc wrote.
     """
 
     def __init__(
@@ -66,6 +72,8 @@ class ProcTable:
         self._clock = clock
         self._records = HostRecords(settings.telemetry.keep_dead)
         self._refusals = Refusals(engine, self._procs)
+        self.ending: Death | None = None
+        self.failed_gpus: dict[str, str] = {}
         self._stopped_procs = StoppedProcs(engine, settings.heartbeat_s, settings.lease)
 
     def __iter__(self) -> Iterator[Proc]:
@@ -199,7 +207,15 @@ class ProcTable:
                 with contextlib.suppress(ProcessLookupError):
                     send(proc.pid, signal.SIGKILL)
 
-    def end(self, proc: Proc, cause: str, last_lines: list[str] | None = None, *, succeeded: bool = False) -> None:
+    def end(
+        self,
+        proc: Proc,
+        cause: str,
+        last_lines: list[str] | None = None,
+        kind: DeathKind = DeathKind.UNKNOWN,
+        *,
+        succeeded: bool = False,
+    ) -> None:
         """Remove and report a proc that has ended, or that failed to start; nothing if it has left already.
 
         Args:
@@ -221,13 +237,23 @@ class ProcTable:
         if proc.state is ProcState.STARTING:
             self._send(SpawnFailed(proc.start.proc, cause, lines))
         else:
-            self._send(ProcEnded(proc.start.proc, proc.stop_requested, cause, lines, succeeded))
+            if proc.stop_requested:
+                asked = self.ending or Death(DeathKind.STOPPED, cause)
+                kind, cause = asked.kind, asked.cause
+            elif proc.own_gpus and (error := find_gpu_error(lines)):
+                self.failed_gpus |= dict.fromkeys(proc.own_gpus, error)
+                gpus = ", ".join(proc.own_gpus)
+                kind, cause = DeathKind.GPU, f"{cause}; GPU {gpus} failed, and is not given out again: {error}"
+                succeeded = False
+            self._send(ProcEnded(proc.start.proc, proc.stop_requested, cause, lines, kind.value, succeeded))
         self._on_ended()
 
     def _on_exit(self, proc: Proc, how: Exit) -> None:
         if proc.hello_fd >= 0:
             self._read_hello(proc)
-        self.end(proc, proc.cause or str(how), succeeded=how.code == 0 and not proc.cause)
+        death = Death.of_exit(how)
+        kind = DeathKind.SIGNAL if proc.cause else death.kind
+        self.end(proc, proc.cause or death.cause, kind=kind, succeeded=how.code == 0 and not proc.cause)
 
     def _on_liveness(self, proc: Proc, life: Liveness, stopped_s: float) -> None:
         if life is Liveness.DEAD:

@@ -9,7 +9,7 @@ import click
 
 from monarch_hpc.cli.main import load_for_command
 from monarch_hpc.cli.output import current_output
-from monarch_hpc.core.errors import AllocationError, TransportError
+from monarch_hpc.core.errors import AllocationError, JobFailed, TransportError
 
 __all__ = ["command", "on_interrupt_option"]
 
@@ -62,7 +62,7 @@ def command(run: str | None, name: str | None, whole: bool, on_interrupt: str | 
     )
     try:
         outcome = session.follow()
-    except (AllocationError, TransportError):
+    except (AllocationError, JobFailed, TransportError):
         end = read_exit(found.directory, program.run)
         if end is None:
             raise

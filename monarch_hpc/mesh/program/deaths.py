@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from monarch_hpc.actor.messages.causes import OnCause, report_unknown
-from monarch_hpc.core.errors import HostLost, ProcDied, TransportError
+from monarch_hpc.actor.runtime.death_causes import error_of
+from monarch_hpc.core.death import Death, DeathKind
+from monarch_hpc.core.errors import ProcDied, TransportError
 from monarch_hpc.core.recent import Recent
 
 __all__ = ["Deaths", "ProgramCauses"]
@@ -26,17 +29,15 @@ class Deaths:
     def __init__(self, later: Callable[[float, Callable[[], None]], object], wait_s: float) -> None:
         self._later = later
         self._wait_s = wait_s
-        self._causes: Recent[int, tuple[str, type[ProcDied]]] = Recent(_KEEP)
+        self._known: Recent[int, Death] = Recent(_KEEP)
         self._unexplained: dict[int, list[tuple[str, OnCause]]] = {}
-        self._stopped: Recent[int, bool] = Recent(_KEEP)
         self._handled: Recent[int, bool] = Recent(_KEEP)
 
     def explain(self, incarnation: int, where: str, on_cause: OnCause, give_up: Callable[[str, OnCause], None]) -> None:
         """Report why the callee at *where* died, at once or when that is known; call *give_up* if it stays unknown."""
-        known = self._causes.get(incarnation)
+        known = self._known.get(incarnation)
         if known is not None:
-            cause, kind = known
-            on_cause(kind(where, cause))
+            on_cause(error_of(where, known))
             return
         self._unexplained.setdefault(incarnation, []).append((where, on_cause))
 
@@ -46,36 +47,25 @@ class Deaths:
 
         self._later(self._wait_s, too_late)
 
-    def record(
-        self,
-        incarnation: int,
-        cause: str,
-        *,
-        expected: bool = False,
-        host_lost: bool = False,
-        handled: bool = False,
-    ) -> None:
-        """Record a death; the first cause recorded for a proc counts.
+    def record(self, incarnation: int, death: Death, *, handled: bool = False) -> None:
+        """Record the death of a proc; the first one counts.
 
         Args:
             incarnation: the proc.
-            cause: the cause, in words.
-            expected: whether the proc was asked to end.
-            host_lost: whether its host is gone.
+            death: how it has ended.
             handled: whether a restart policy takes care of it, and of its actors: then nobody else has to.
         """
-        if expected:
-            self._stopped[incarnation] = True
         if handled:
             self._handled[incarnation] = True
-        cause, kind = self._causes.setdefault(incarnation, (cause, HostLost if host_lost else ProcDied))
+        known = self._known.setdefault(incarnation, death)
         for where, on_cause in self._unexplained.pop(incarnation, ()):
-            on_cause(kind(where, cause))
+            on_cause(error_of(where, known))
 
-    def revise(self, incarnation: int, cause: str) -> None:
-        """Let later calls fail with another cause: the attempts to start the proc again have failed."""
-        known = self._causes.get(incarnation)
-        self._causes[incarnation] = cause, ProcDied if known is None else known[1]
+    def revise(self, incarnation: int, cause: str) -> Death:
+        """Let later calls fail with another cause, as new starts of the proc have failed; return the death."""
+        known = self._known.setdefault(incarnation, Death(DeathKind.UNKNOWN, cause))
+        death = self._known[incarnation] = replace(known, cause=cause)
+        return death
 
     def was_handled(self, incarnation: int) -> bool:
         """Whether a restart policy takes care of a dead proc and its actors."""
@@ -83,7 +73,8 @@ class Deaths:
 
     def was_expected(self, incarnation: int) -> bool:
         """Whether a proc ended because it was asked to."""
-        return incarnation in self._stopped
+        known = self._known.get(incarnation)
+        return known is not None and known.expected
 
 
 class ProgramCauses:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.runtime import Runtime
-from monarch_hpc.core.errors import AllocationError, HostLost, SpawnError
+from monarch_hpc.core.death import Death
+from monarch_hpc.core.errors import ActorDied, AllocationError, SpawnError
 from monarch_hpc.mesh.door import ProgramDoor, block
 from monarch_hpc.mesh.healing.revivals import Healing
 from monarch_hpc.mesh.output.choice import LogChoice
@@ -204,9 +205,9 @@ class LocalDoor(ProgramDoor):
             )
         return tenancy
 
-    def explain(self, incarnation: int) -> Future[tuple[str, bool, bool] | None]:
-        """The cause of a proc's death, whether it was asked to end, and whether its host is gone; None if unknown."""
-        future: Future[tuple[str, bool, bool] | None] = Future(self.runtime.engine)
+    def explain(self, incarnation: int) -> Future[Death | None]:
+        """The death of a proc; None if nothing is known of it."""
+        future: Future[Death | None] = Future(self.runtime.engine)
 
         def recheck() -> None:
             channel = self.runtime.node.channels.get(incarnation)
@@ -218,13 +219,7 @@ class LocalDoor(ProgramDoor):
             self._deaths.explain(
                 incarnation,
                 "",
-                lambda died: future.set_result(
-                    (
-                        str(getattr(died, "cause", died)),
-                        self._deaths.was_expected(incarnation),
-                        isinstance(died, HostLost),
-                    )
-                ),
+                lambda died: future.set_result(died.death if isinstance(died, ActorDied) else None),
                 lambda _where, _on_cause: future.set_result(None),
             )
 

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
+from monarch_hpc.agent.resources.slurm_query import SlurmQuery
 from monarch_hpc.allocation.ready import Ready
 from monarch_hpc.allocation.settings import read_config
 from monarch_hpc.attach import embedded
@@ -18,10 +19,20 @@ from monarch_hpc.config.schema import Config
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import AllocationError
 from monarch_hpc.core.ids import new_run_id
+from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.wire.control.allocation import HostEntry
 from monarch_hpc.wire.start import COOKIE
 
-__all__ = ["Opened", "find_only", "find_own_rank", "open_allocation", "open_attached", "open_embedded", "open_named"]
+__all__ = [
+    "Opened",
+    "find_only",
+    "find_own_rank",
+    "open_allocation",
+    "open_attached",
+    "open_embedded",
+    "open_named",
+    "open_slurm_query",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +120,11 @@ def find_own_rank(ready: Ready, hosts: Mapping[int, HostEntry], names: Collectio
     """
     local = all("//127." in address for address in ready.addresses)  # all hosts are this machine
     return next((rank for rank, host in sorted(hosts.items()) if local or host.name in names), -1)
+
+
+def open_slurm_query(engine: Engine, job_id: int | None) -> SlurmQuery:
+    """Slurm's word on the end of a job, by the commands on this process's PATH."""
+    return SlurmQuery(engine, job_id, os.environ)
 
 
 def open_embedded(resources: ExitStack) -> Path:

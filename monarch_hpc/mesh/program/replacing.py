@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.runtime import Runtime
+from monarch_hpc.core.death import Death
 from monarch_hpc.core.errors import TransportError
 from monarch_hpc.core.process.thread import Thread
 from monarch_hpc.mesh.healing.revivals import Revivals, Work
@@ -28,7 +29,7 @@ def make_revivals(
     start_s: float,
     announcements: Announcements,
     fleet: Callable[[], Fleet],
-    report_failure: Callable[[ProcRef, str], None],
+    report_failure: Callable[[ProcRef, Death], None],
 ) -> Revivals:
     """The revivals of the procs of a fleet, which does not exist yet.
 
@@ -36,7 +37,7 @@ def make_revivals(
         deaths: causes of death.
         start_s: config key `procs.start_s`.
         announcements: those of the program.
-        report_failure: reports that a dead proc stays dead, with the cause.
+        report_failure: reports that a dead proc stays dead, and why.
     """
     engine = runtime.engine
     prepared: dict[int, set[int]] = {}  # incarnation -> numbers of the actors that were made in it
@@ -70,9 +71,9 @@ def make_revivals(
         _on_thread(lambda: end_proc(runtime, proc), lambda _problem: None)
 
     def failed(proc: ProcRef, cause: str, told: bool) -> None:
-        deaths.revise(proc.incarnation, cause)
+        death = deaths.revise(proc.incarnation, cause)
         if not told:
-            report_failure(proc, cause)
+            report_failure(proc, death)
 
     def reachable(proc: ProcRef) -> bool:
         channel = runtime.node.channels.get(proc.incarnation)

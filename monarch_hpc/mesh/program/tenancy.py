@@ -6,12 +6,14 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 
 from monarch_hpc.actor.fault import MeshFailure
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.runtime import Runtime
 from monarch_hpc.allocation.ready import check_allocation
 from monarch_hpc.attach.attach import join
+from monarch_hpc.core.death import Death, DeathKind
 from monarch_hpc.core.errors import AllocationError, SpawnError, TransportError
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.machine.place import read_place
@@ -23,19 +25,19 @@ from monarch_hpc.mesh.program.deaths import Deaths
 from monarch_hpc.mesh.program.fleet import Fleet
 from monarch_hpc.mesh.program.link_report import LinkReport, summarize
 from monarch_hpc.mesh.program.links import Links
-from monarch_hpc.mesh.program.opening import Opened, find_own_rank
+from monarch_hpc.mesh.program.opening import Opened, find_own_rank, open_slurm_query
 from monarch_hpc.mesh.program.own_tables import own_tables
 from monarch_hpc.mesh.program.replacing import make_revivals
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.flag import Flag
-from monarch_hpc.wire.control.allocation import HostEnded, HostEntry
+from monarch_hpc.wire.control.allocation import AllocationEnds, HostEnded, HostEntry
 from monarch_hpc.wire.control.deadline import DeadlineNear, JobEnd
 from monarch_hpc.wire.control.message import Message, encode
 from monarch_hpc.wire.control.output import LogsSet, Output
 from monarch_hpc.wire.control.procs import ProcEnded, ProcLife, ProcReady, ProcsStopped, SpawnFailed
 from monarch_hpc.wire.control.questions import Ask, Rows
 from monarch_hpc.wire.control.refusal import Refused
-from monarch_hpc.wire.control.runs import OpenRun, Recording, RunLinks, RunOpened
+from monarch_hpc.wire.control.runs import TAKEN_OVER, OpenRun, Recording, RunLinks, RunOpened
 from monarch_hpc.wire.frames import Frame, Kind
 from monarch_hpc.wire.proc_key import ProcKey
 from monarch_hpc.wire.tables.answer import answer
@@ -123,6 +125,8 @@ class Tenancy:
         self._report = LinkReport(engine.call_later, self._summarize, self._send_links)
         self._opened = Flag(engine)
         self._refusal = ""
+        self._ending: Death | None = None
+        self._slurm = open_slurm_query(engine, self.ready.job_id)
 
     @property
     def hosts(self) -> dict[int, HostEntry]:
@@ -207,8 +211,10 @@ class Tenancy:
                 self.logs.forget(message.host, message.mesh)
                 if not self.fleet.has(message.mesh):
                     self._printer.forget(message.mesh)
+            case AllocationEnds():
+                self._ending = Death(DeathKind.parse(message.kind), message.cause)
             case HostEnded():
-                self._on_host_lost(message.host, message.cause)
+                self._on_host_lost(message.host, message.cause, DeathKind.parse(message.kind))
             case Ask():
                 portion = answer(message, f"the program of run {self.run}", own_tables(self._runtime, self.run))
                 self.send(Rows(message.ticket, [portion], [], []))
@@ -241,9 +247,21 @@ class Tenancy:
         """Handle the loss of the head, which ends the run: deaths and new procs go through the head."""
         cause = f"the allocation {self.name} is gone or out of reach: {error}"
         self.over = cause
-        for proc in self.procs.values():
-            self._record_death(proc, cause)
+        lost = [(proc, self._sever(proc, cause)) for proc in self.procs.values()]
         self.procs.clear()
+
+        def explained(found: Death | None) -> None:
+            words = f"{cause}; {found.cause}" if found is not None else cause
+            kind = found.kind if found is not None else DeathKind.UNKNOWN
+            for proc, owner in lost:
+                self._tell_death(proc, Death(kind, words), owner)
+
+        if TAKEN_OVER in str(error):
+            self._ending = Death(DeathKind.FENCED, "this program is not the owner of its run any more")
+        if self._ending is not None:
+            explained(self._ending)
+        else:
+            self._slurm.ask(self.ready.names.get(0, ""), explained)
         self.fleet.on_head_lost(cause)
         self.logs.fail(error)
         self._refusal = cause
@@ -291,55 +309,65 @@ class Tenancy:
             self._printer.put(f"{words}; it is started again\n" if again else f"{words}\n")
             self.fleet.on_failed(ended.mesh, SpawnError(proc.host, cause))
         handled = again or self.fleet.ends_with_policy(proc.mesh)
-        self._record_death(proc, cause, expected=ended.expected, handled=handled)
+        kind, last_lines = DeathKind.parse(ended.kind), tuple(ended.last_lines)
+        self._record_death(proc, Death(kind, cause, last_lines=last_lines, expected=ended.expected), handled=handled)
 
     def _place(self, host: str) -> str:
         """A host in words; with the allocation if the program has several."""
         return f"{host} of {self.name}" if self._links.needed else host
 
-    def _record_death(
-        self, proc: ProcRef, cause: str, *, expected: bool = False, host_lost: bool = False, handled: bool = False
-    ) -> None:
+    def _record_death(self, proc: ProcRef, death: Death, *, handled: bool = False) -> None:
+        # First: the end of its channel makes its callers ask.
+        self._deaths.record(proc.incarnation, replace(death, host=proc.host, rank=proc.rank), handled=handled)
+        owner = self._sever(proc, death.cause)
+        self._tell_death(proc, death, None if handled else owner)
+
+    def _sever(self, proc: ProcRef, cause: str) -> MeshOwner | None:
+        """End all contact with a proc that is dead, or is to be taken for dead; return the owner of its mesh."""
         node = self._runtime.node
-        self._deaths.record(proc.incarnation, cause, expected=expected, host_lost=host_lost, handled=handled)
         node.bar(proc.incarnation, cause)
         self._links.forget(proc.incarnation)
         self._report.changed()
         channel = node.channels.get(proc.incarnation)
         if channel is not None:
             channel.give_up(cause)
-        owner = None if expected or handled else self.fleet.owner_of(proc.mesh)
+        owner = self.fleet.owner_of(proc.mesh)
         self._died(proc.incarnation)
-        if owner is not None:
-            self._report_to_owner(owner, proc, cause)
+        return owner
 
-    def report_failure(self, proc: ProcRef, cause: str) -> None:
+    def _tell_death(self, proc: ProcRef, death: Death, owner: MeshOwner | None) -> None:
+        self._deaths.record(proc.incarnation, replace(death, host=proc.host, rank=proc.rank))
+        if owner is not None and not death.expected:
+            self._report_to_owner(owner, proc, death)
+
+    def report_failure(self, proc: ProcRef, death: Death) -> None:
         """Report that a dead proc, whose death a restart was to mend, stays dead."""
         owner = self.fleet.owner_of(proc.mesh)
         if owner is not None:
-            self._report_to_owner(owner, proc, cause)
+            self._report_to_owner(owner, proc, death)
         else:
-            self._runtime.failures.unhandled(self._failure_of(proc, cause))
+            self._runtime.failures.unhandled(self._failure_of(proc, death))
 
-    def _failure_of(self, proc: ProcRef, cause: str) -> MeshFailure:
+    def _failure_of(self, proc: ProcRef, death: Death) -> MeshFailure:
         name = self.fleet.name_of(proc.mesh) or "procs"
-        return MeshFailure(name, proc.rank, f"proc {proc.rank} of {name} on {self._place(proc.host)}", cause)
+        where = f"proc {proc.rank} of {name} on {self._place(proc.host)}"
+        return MeshFailure(name, proc.rank, where, death.cause, kind=death.kind)
 
-    def _report_to_owner(self, owner: MeshOwner, proc: ProcRef, cause: str) -> None:
+    def _report_to_owner(self, owner: MeshOwner, proc: ProcRef, death: Death) -> None:
         """Report the death of a proc to the actor that started it."""
         line = self._runtime.connections.open_line(owner.proc)
         if line is not None:
-            self._runtime.replier.report(line, owner.actor, proc.mesh, self._failure_of(proc, cause))
+            self._runtime.replier.report(line, owner.actor, proc.mesh, self._failure_of(proc, death))
 
-    def _on_host_lost(self, host: int, cause: str) -> None:
+    def _on_host_lost(self, host: int, cause: str, kind: DeathKind) -> None:
         name = self._place(self.hosts[host].name)
         if host not in self.given_up:
             self._printer.put(f"monarch-hpc: host {name} is lost: {cause}\n")
         for key, proc in list(self.procs.items()):
             if proc.host_rank == host:
                 del self.procs[key]
-                lost = f"host {name} is lost: {cause}"
-                self.revivals.on_death(proc, lost, final=True)
-                self._record_death(proc, lost, host_lost=True)
+                lost = Death(kind, f"host {name} is lost: {cause}", host_lost=True)
+                self.revivals.on_death(proc, lost.cause, final=True)
+                self._record_death(proc, lost)
         self.fleet.on_host_lost(host, cause)
         self.logs.forget(host)

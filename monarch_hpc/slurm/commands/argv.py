@@ -36,6 +36,7 @@ __all__ = [
     "topology_argv",
     "version_argv",
     "waiting_argv",
+    "wide_step_argv",
     "write_script_argv",
 ]
 
@@ -207,6 +208,15 @@ def relay_argv(job_id: int, host: str, command: Sequence[str]) -> tuple[str, ...
     return (
         *("srun", f"--jobid={job_id}", f"--nodelist={host}", "--nodes=1", "--ntasks=1", "--job-name=relay"),
         *("--overlap", "--mem=0", "--cpu-bind=none", "--mpi=none", "--export=ALL", "--unbuffered", "--quiet"),
+        *command,
+    )
+
+
+def wide_step_argv(job_id: int, num_hosts: int, command: Sequence[str]) -> tuple[str, ...]:
+    """Run *command* once on each host of a job that has no other step."""
+    return (
+        *("srun", f"--jobid={job_id}", f"--nodes={num_hosts}", f"--ntasks={num_hosts}", "--ntasks-per-node=1"),
+        *("--job-name=look", "--overlap", "--mem=0", "--cpu-bind=none", "--mpi=none", "--export=ALL", "--quiet"),
         *command,
     )
 

@@ -39,6 +39,7 @@ from monarch_hpc.slurm.commands.argv import (
     test_only_argv,
     version_argv,
     waiting_argv,
+    wide_step_argv,
     write_script_argv,
 )
 from monarch_hpc.slurm.commands.cluster import (
@@ -166,6 +167,10 @@ class SlurmClient:
             SlurmCommandError: the step could not be started, or the command failed.
         """
         return self._run(relay_argv(job_id, host, command), timeout_s)
+
+    def run_on_all(self, job_id: int, num_hosts: int, command: Sequence[str], timeout_s: float) -> str:
+        """Run a command on each of the *num_hosts* hosts of a job; otherwise as `run_on`."""
+        return self._run(wide_step_argv(job_id, num_hosts, command), timeout_s)
 
     def waiting(self) -> tuple[WaitingJob, ...]:
         """Return this user's jobs that wait."""

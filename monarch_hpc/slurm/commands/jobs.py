@@ -75,8 +75,8 @@ class QueueRow:
 class JobDetail:
     """One job as scontrol shows it, which it does for some minutes after the job's end, too; or as sacct does later.
 
-    *restarts* is the number of requeues so far; *requeues* tells whether the job may be requeued; *start*, *end* and
-    *limit* are as Slurm prints them.
+    *restarts* is the number of requeues so far; *requeues* tells whether the job may be requeued; *preempted* whether
+    it was chosen to make room for another; *start*, *end* and *limit* are as Slurm prints them.
     """
 
     job_id: int
@@ -95,6 +95,7 @@ class JobDetail:
     num_hosts: int = 0
     reservation: str = ""
     source: str = "scontrol"
+    preempted: bool = False
 
     @property
     def end_s(self) -> float | None:
@@ -165,6 +166,7 @@ def parse_show_job(text: str) -> JobDetail:
             start=something(fields.get("StartTime", "")),
             num_hosts=int(first[0]) if (first := re.match(r"\d+", fields.get("NumNodes", ""))) else 0,
             reservation=something(fields.get("Reservation", "")),
+            preempted=bool(something(fields.get("PreemptTime", ""))),
         )
     except (KeyError, ValueError) as error:
         raise SlurmParseError("scontrol -o show job", text) from error

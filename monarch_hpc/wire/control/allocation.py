@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import field
 
 from monarch_hpc.core.dataclass import dataclass
+from monarch_hpc.core.death import Death, DeathKind
 from monarch_hpc.wire.control.message import Message
 
 __all__ = [
+    "AllocationEnds",
     "DrainHost",
     "FreeHosts",
     "HostEnded",
@@ -64,10 +66,19 @@ class Roster(Message):
 
 @dataclass(frozen=True, slots=True)
 class HostEnded(Message):
-    """Head to controller: a host and everything on it is lost."""
+    """Head to controller: a host and everything on it is lost; *kind* is a `core.death.DeathKind`."""
 
     run: str
     host: int
+    cause: str
+    kind: str = DeathKind.UNKNOWN.value
+
+
+@dataclass(frozen=True, slots=True)
+class AllocationEnds(Message):
+    """Head to controllers: Slurm ends the allocation; *kind* is a `core.death.DeathKind`, *cause* says it in words."""
+
+    kind: str
     cause: str
 
 
@@ -91,9 +102,23 @@ class StatusReport(Message):
 
 @dataclass(frozen=True, slots=True)
 class ShutDown(Message):
-    """Tool to head to agents: end all procs, clean up, and exit."""
+    """Tool to head to agents: end all procs, clean up, and exit.
+
+    Args:
+        grace_s: seconds that procs have to end.
+        kind: why, as a `core.death.DeathKind`, if the head knows of another reason than that it was asked to.
+        cause: the same in words.
+    """
 
     grace_s: float
+    kind: str = DeathKind.STOPPED.value
+    cause: str = ""
+
+    @property
+    def death(self) -> Death | None:
+        """Why, if it is for another reason than that somebody asked for it."""
+        kind = DeathKind.parse(self.kind)
+        return None if kind is DeathKind.STOPPED else Death(kind, self.cause, expected=True)
 
 
 @dataclass(frozen=True, slots=True)

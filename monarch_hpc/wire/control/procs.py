@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 
 from monarch_hpc.core.dataclass import dataclass
+from monarch_hpc.core.death import DeathKind
 from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.proc_key import ProcKey
 
@@ -127,15 +128,19 @@ class SpawnFailed(ProcReport):
 
 @dataclass(frozen=True, slots=True)
 class ProcEnded(ProcReport):
-    """Agent to controller: a proc has ended. *expected* after `StopProcs`; *cause* describes why.
+    """Agent to controller: a proc has ended.
 
     Args:
+        expected: whether it was asked to end, as by `StopProcs`.
+        cause: why, in words.
+        kind: a `core.death.DeathKind`.
         succeeded: whether it has ended by itself, with exit code 0.
     """
 
     expected: bool
     cause: str
     last_lines: list[str]
+    kind: str = DeathKind.UNKNOWN.value
     succeeded: bool = False
 
 

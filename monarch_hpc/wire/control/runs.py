@@ -6,7 +6,10 @@ from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.wire.control.allocation import HostEntry
 from monarch_hpc.wire.control.message import Message
 
-__all__ = ["CloseRun", "OpenRun", "Recording", "RunClosed", "RunLinks", "RunOpened"]
+__all__ = ["TAKEN_OVER", "CloseRun", "OpenRun", "Recording", "RunClosed", "RunLinks", "RunOpened"]
+
+TAKEN_OVER = "another controller has taken over run"
+"""Begins the reason with which a head closes the channels of a run's earlier owner and members."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import json
 
 from monarch_hpc.core.errors import FrameError
 from monarch_hpc.wire.control.allocation import (
+    AllocationEnds,
     DrainHost,
     FreeHosts,
     HostEnded,
@@ -69,6 +70,7 @@ MESSAGES: dict[str, type[Message]] = {
         Join,
         Roster,
         HostEnded,
+        AllocationEnds,
         Status,
         StatusReport,
         ShutDown,

@@ -22,8 +22,16 @@ from monarch_hpc.actor.fault import MeshFailure
 from monarch_hpc.actor.runtime.runtime import current_runtime
 from monarch_hpc.config.load import load
 from monarch_hpc.testing import wait_until
-from tests.history.checker import Began, Ended, Event, Finished, Gone, Sent, check, decode
-from tests.history.load import PATIENCE_S, Node, Relay, Sender, close_notes, note, read_history
+from monarch_hpc.testing.history.checker import Began, Concluded, Event, Finished, Gone, Sent, check, decode
+from monarch_hpc.testing.history.load import (
+    PATIENCE_S,
+    Answerer,
+    Forwarder,
+    RandomSender,
+    close_notes,
+    note,
+    read_history,
+)
 from tests.system.support.controlling import controlled, settle
 
 _STEPS = int(os.environ.get("HISTORY_STEPS", "150"))
@@ -42,7 +50,7 @@ def hosts(request: pytest.FixtureRequest) -> Iterator[HostMesh]:
         yield hosts
 
 
-def drive(sender: Sender, seed: int, errors: list[BaseException], done: list[int]) -> None:
+def drive(sender: RandomSender, seed: int, errors: list[BaseException], done: list[int]) -> None:
     """Send at random, from one thread of the program."""
     dice = random.Random(seed)
     try:
@@ -92,9 +100,9 @@ def test_calls_end_with_the_life_that_they_were_for(
         hosts.spawn_procs(per_host={"gpus": 2}) as others,
     ):
         after.callback(close_notes, folder)
-        nodes = {"node": procs.spawn("node", Node, folder, "node")}
-        relays = others.spawn("relay", Relay, folder, nodes)
-        senders = [Sender(folder, f"sender{index}", nodes, relays) for index in range(2)]
+        nodes = {"node": procs.spawn("node", Answerer, folder, "node")}
+        relays = others.spawn("relay", Forwarder, folder, nodes)
+        senders = [RandomSender(folder, f"sender{index}", nodes, relays) for index in range(2)]
         errors: list[BaseException] = []
         done: list[int] = []
         threads = [
@@ -143,7 +151,7 @@ def history_of_lives(folder: str, killed: list[int]) -> Iterator[Event]:
 def assert_living_answered(folder: str, pids: list[int]) -> None:
     """What the last life of a node has begun and finished, its caller got; and no call that ended with a death."""
     sent = {(event.sender, event.number): event for event in read_history(folder) if isinstance(event, Sent)}
-    ended = {(event.sender, event.number): event for event in read_history(folder) if isinstance(event, Ended)}
+    ended = {(event.sender, event.number): event for event in read_history(folder) if isinstance(event, Concluded)}
     num_checked = 0
     for rank, pid in enumerate(pids):
         events = [decode(line) for line in (Path(folder) / f"{pid}.events").read_bytes().splitlines(keepends=True)]

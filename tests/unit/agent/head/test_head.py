@@ -6,6 +6,7 @@ import pytest
 
 from monarch_hpc.agent.head.events import Event
 from monarch_hpc.agent.head.head import Head
+from monarch_hpc.agent.head.losses import AskSlurm, no_answer
 from monarch_hpc.agent.head.runs import OpenWitness
 from monarch_hpc.supervision import Liveness
 from monarch_hpc.testing import ManualClock
@@ -61,7 +62,7 @@ class Party:
 class World:
     """A head with its agents, its clock, and the files that the head would write."""
 
-    def __init__(self, num_hosts: int) -> None:
+    def __init__(self, num_hosts: int, ask_slurm: AskSlurm = no_answer) -> None:
         self.clock = ManualClock()
         self.written: list[tuple[list[int], dict[int, str]]] = []
         self.ended = 0
@@ -78,6 +79,7 @@ class World:
             MAX_ANSWER_BYTES,
             360.0,
             self.events.append,
+            ask_slurm,
         )
         self.agents = [Party() for _ in range(num_hosts)]
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from tests.history.checker import (
+from monarch_hpc.testing.history.checker import (
     Began,
     Closed,
-    Ended,
+    Concluded,
     Event,
     Finished,
     Gone,
@@ -54,13 +54,13 @@ def good() -> list[Event]:
         Finished("a", "s", 4),
         Began("a", "s", 8),
         Finished("a", "s", 8),
-        Ended("s", 1, {"a": "=s#1"}),
-        Ended("s", 3, {"a": "=s#3", "b": "ActorDied"}),
-        Ended("s", 4, {"*": "=s#4"}),
-        Ended("s", 5, {"*": "CallTimeout"}),
-        Ended("s", 6, cancelled=True),
-        Ended("s", 7, {"*": "=s#7"}),
-        Ended("s", 8, {"a": "ValueError"}),
+        Concluded("s", 1, {"a": "=s#1"}),
+        Concluded("s", 3, {"a": "=s#3", "b": "ActorDied"}),
+        Concluded("s", 4, {"*": "=s#4"}),
+        Concluded("s", 5, {"*": "CallTimeout"}),
+        Concluded("s", 6, cancelled=True),
+        Concluded("s", 7, {"*": "=s#7"}),
+        Concluded("s", 8, {"a": "ValueError"}),
         Sent("s", 9, ["c"]),
         Sent("s", 10, ["c"], beside=True),
         Sent("s", 11, ["c"], after=True),
@@ -77,10 +77,10 @@ def good() -> list[Event]:
         Began("c", "s", 11),
         Finished("c", "s", 11),
         Judged("c", "s", 10),
-        Ended("s", 9, {"c": "=s#9"}),
-        Ended("s", 10, {"c": "ActorDied: it was stopped: enough"}),
-        Ended("s", 11, {"c": "PortClosed"}),
-        Ended("s", 13, {"c": "ActorDied: it was stopped: enough"}),
+        Concluded("s", 9, {"c": "=s#9"}),
+        Concluded("s", 10, {"c": "ActorDied: it was stopped: enough"}),
+        Concluded("s", 11, {"c": "PortClosed"}),
+        Concluded("s", 13, {"c": "ActorDied: it was stopped: enough"}),
         Closed("s"),
     ]
 
@@ -98,7 +98,7 @@ def changed(events: list[Event], old: Event, *new: Event) -> list[Event]:
 
 def outcome(number: int, **outcomes: str) -> list[Event]:
     """With another outcome of that call."""
-    old = next(event for event in good() if isinstance(event, Ended) and event.number == number)
+    old = next(event for event in good() if isinstance(event, Concluded) and event.number == number)
     return changed(good(), old, replace(old, outcomes=outcomes))
 
 
@@ -127,7 +127,7 @@ def test_a_good_history_is_good() -> None:
             changed(good(), Began("b", "s", 2), Began("b", "s", 2), Began("b", "s", 7)),
             "s#7 was for one actor, and begun by ['a', 'b']",
         ),
-        ("once", changed(good(), Closed("s"), Ended("s", 1, {"a": "=s#1"}), Closed("s")), "s#1 has two outcomes"),
+        ("once", changed(good(), Closed("s"), Concluded("s", 1, {"a": "=s#1"}), Closed("s")), "s#1 has two outcomes"),
         (
             "lost message",
             changed(changed(good(), Began("a", "s", 2)), Finished("a", "s", 2)),
@@ -147,8 +147,8 @@ def test_a_good_history_is_good() -> None:
             changed(outcome(7, **{"*": "ActorDied"}), Gone(["b"])),
             "s#7 to one of ['a', 'b'], which live, ended as ActorDied",
         ),
-        ("blocked", changed(good(), Ended("s", 1, {"a": "=s#1"})), "s#1 to ['a'] has no outcome"),
-        ("blocked", changed(good(), Ended("s", 6, cancelled=True)), "s#6 to ['a'] has no outcome"),
+        ("blocked", changed(good(), Concluded("s", 1, {"a": "=s#1"})), "s#1 to ['a'] has no outcome"),
+        ("blocked", changed(good(), Concluded("s", 6, cancelled=True)), "s#6 to ['a'] has no outcome"),
         ("wrong reply", outcome(1, a="=s#3"), "s#1 to a was answered by s#3"),
         ("wrong reply", changed(good(), Finished("a", "s", 1)), "s#1 was answered, and a has not finished it"),
         ("turns", swapped(good(), Finished("a", "s", 1), Began("a", "s", 2)), "s#2 was begun by a while s#1 ran"),

@@ -17,12 +17,15 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
+from typing import get_args
+
+from monarch_hpc.core.dataclass import dataclass
 
 __all__ = [
     "Began",
     "Closed",
-    "Ended",
+    "Concluded",
     "Event",
     "Finished",
     "Gone",
@@ -75,7 +78,7 @@ class Sent:
 
 
 @dataclass(frozen=True)
-class Ended:
+class Concluded:
     """What a sender got.
 
     Attributes:
@@ -166,10 +169,8 @@ class Closed:
     sender: str
 
 
-Event = Sent | Ended | Began | Finished | Gone | Stopping | Told | Judged | Untold | Overlap | Closed
-_EVENTS: Mapping[str, type[Event]] = {
-    cls.__name__: cls for cls in (Sent, Ended, Began, Finished, Gone, Stopping, Told, Judged, Untold, Overlap, Closed)
-}
+Event = Sent | Concluded | Began | Finished | Gone | Stopping | Told | Judged | Untold | Overlap | Closed
+_EVENTS: Mapping[str, type[Event]] = {cls.__name__: cls for cls in get_args(Event)}
 
 
 @dataclass(frozen=True)
@@ -208,7 +209,7 @@ def check(events: Iterable[Event]) -> list[Violation]:
 class _History:
     def __init__(self, events: Iterable[Event]) -> None:
         self.sent: dict[Key, Sent] = {}
-        self.ended: dict[Key, Ended] = {}
+        self.ended: dict[Key, Concluded] = {}
         self.began: dict[str, list[Key]] = defaultdict(list)
         self.steps: dict[str, list[tuple[bool, Key]]] = defaultdict(list)  # whether it begins, and what
         self.finished: dict[Key, set[str]] = defaultdict(set)
@@ -222,7 +223,7 @@ class _History:
             match event:
                 case Sent():
                     self.sent[event.sender, event.number] = event
-                case Ended():
+                case Concluded():
                     key = event.sender, event.number
                     if key in self.ended:
                         self._find("once", key, "has two outcomes")

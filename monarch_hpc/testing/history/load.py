@@ -9,18 +9,41 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-import monarch_hpc
-from monarch_hpc import Actor, ActorDied, ActorMesh, CallTimeout, concurrent_endpoint, endpoint
 from monarch_hpc.actor.cell.response_port import ResponsePort
-from monarch_hpc.actor.context import deadlines_seen
+from monarch_hpc.actor.context import context, deadlines_seen
+from monarch_hpc.actor.endpoint import Actor, concurrent_endpoint, endpoint
+from monarch_hpc.core.dataclass import dataclass
+from monarch_hpc.core.errors import ActorDied, CallTimeout
+from monarch_hpc.mesh.actors import ActorMesh
 from monarch_hpc.mesh.calls.stream import Stream
-from tests.history.checker import Began, Closed, Ended, Event, Finished, Overlap, Sent, Stopping, decode, encode, token
+from monarch_hpc.testing.history.checker import (
+    Began,
+    Closed,
+    Concluded,
+    Event,
+    Finished,
+    Overlap,
+    Sent,
+    Stopping,
+    decode,
+    encode,
+    token,
+)
 
-__all__ = ["PATIENCE_S", "Node", "Noting", "Relay", "Sender", "close_notes", "hostile", "note", "read_history"]
+__all__ = [
+    "PATIENCE_S",
+    "Answerer",
+    "Forwarder",
+    "Noting",
+    "RandomSender",
+    "close_notes",
+    "hostile",
+    "note",
+    "read_history",
+]
 
 PATIENCE_S = 60.0
 """How long a call may take before it counts as blocked; the longest wait that is meant is a tenth of that."""
@@ -66,7 +89,7 @@ class Noting(Actor):
 
     def __init__(self, folder: str, name: str) -> None:
         self.folder = folder
-        self.me = f"{name}{monarch_hpc.context().proc.rank}"
+        self.me = f"{name}{context().proc.rank}"
         self._inside = False
 
     def _begin(self, sender: str, number: int) -> None:
@@ -77,7 +100,7 @@ class Noting(Actor):
         self._inside = False
 
 
-class Node(Noting):
+class Answerer(Noting):
     """Answers, in every way that an endpoint can be made."""
 
     def _finish(self, sender: str, number: int) -> None:
@@ -85,6 +108,7 @@ class Node(Noting):
 
     @endpoint
     def plain(self, sender: str, number: int, data: bytes, pause_s: float, *, fails: bool = False) -> str:
+        """Answer from a function."""
         self._begin(sender, number)
         if pause_s:
             time.sleep(pause_s)
@@ -93,16 +117,19 @@ class Node(Noting):
 
     @endpoint
     async def waiting(self, sender: str, number: int, data: bytes, pause_s: float, *, fails: bool = False) -> str:
+        """Answer from a coroutine."""
         return await self._wait(sender, number, pause_s, fails=fails)
 
     @concurrent_endpoint
     async def beside(self, sender: str, number: int, data: bytes, pause_s: float, *, fails: bool = False) -> str:
+        """Answer from a coroutine, beside others."""
         return await self._wait(sender, number, pause_s, fails=fails)
 
     @endpoint(explicit_response_port=True)
     def later(
         self, port: ResponsePort, sender: str, number: int, data: bytes, pause_s: float, *, fails: bool = False
     ) -> None:
+        """Answer by the port, after the endpoint has returned."""
         self._begin(sender, number)
         self._finish(sender, number)
         if fails:
@@ -182,7 +209,7 @@ class _Open:
         return {names[point.rank]: _words(answer) for point, answer in value.items()}
 
 
-class Sender:
+class RandomSender:
     """Sends at random to some meshes of nodes, and writes down what it does.
 
     Args:
@@ -191,7 +218,7 @@ class Sender:
     """
 
     def __init__(
-        self, folder: str, name: str, meshes: dict[str, ActorMesh[Any]], relays: ActorMesh[Relay] | None = None
+        self, folder: str, name: str, meshes: dict[str, ActorMesh[Any]], relays: ActorMesh[Forwarder] | None = None
     ) -> None:
         self.folder = folder
         self.name = name
@@ -220,12 +247,12 @@ class Sender:
         for name in self.meshes if last else [dice.choice(list(self.meshes))]:
             self._send_to(name, self.meshes[name], dice, last=last)
 
-    def _send_to(self, name: str, mesh: ActorMesh[Node], dice: random.Random, *, last: bool) -> None:
+    def _send_to(self, name: str, mesh: ActorMesh[Answerer], dice: random.Random, *, last: bool) -> None:
         way = "call" if last else dice.choices(["one", "call", "cast", "choose", "stream"], [8, 3, 5, 1, 1])[0]
         view, ranks = (mesh, list(range(4))) if last else self._cut(mesh, dice, single=way == "one")
         names = [f"{name}{rank}" for rank in ranks]
         kind = "plain" if last else dice.choices(["plain", "waiting", "beside", "later"], [3, 1, 1, 1])[0]
-        inherited = deadlines_seen() and monarch_hpc.context().deadline_left_s is not None
+        inherited = deadlines_seen() and context().deadline_left_s is not None
         timeout_s = None if last or dice.random() > 0.1 else dice.uniform(0.0005, 0.05)
         fails = way != "cast" and not last and dice.random() < 0.05
         self.number += 1
@@ -303,7 +330,7 @@ class Sender:
                 self._end(call.sent, call.outcomes())
 
     def _end(self, sent: Sent, outcomes: dict[str, str], *, cancelled: bool = False) -> None:
-        note(self.folder, Ended(sent.sender, sent.number, outcomes, cancelled))
+        note(self.folder, Concluded(sent.sender, sent.number, outcomes, cancelled))
 
     def close(self) -> None:
         """Send a last message to all, wait for everything, and say so."""
@@ -320,14 +347,15 @@ def _words(value: object) -> str:
     return f"={value}" if isinstance(value, str) else type(value).__name__
 
 
-class Relay(Actor):
+class Forwarder(Actor):
     """Sends on, from functions and from coroutines."""
 
     def __init__(self, folder: str, meshes: dict[str, ActorMesh[Any]]) -> None:
-        self.sender = Sender(folder, f"relay{monarch_hpc.context().proc.rank}", meshes)
+        self.sender = RandomSender(folder, f"relay{context().proc.rank}", meshes)
 
     @endpoint
     def forward(self, seed: float, num: int) -> None:
+        """Send *num* messages from a function."""
         dice = random.Random(seed)
         for _ in range(num):
             self.sender.step(dice)
@@ -335,6 +363,7 @@ class Relay(Actor):
 
     @endpoint
     async def forward_waiting(self, seed: float, num: int) -> None:
+        """Send *num* messages from a coroutine."""
         dice = random.Random(seed)
         for _ in range(num):
             self.sender.step(dice)
@@ -344,4 +373,5 @@ class Relay(Actor):
 
     @endpoint
     def close(self) -> None:
+        """Send the last messages, and wait for all answers."""
         self.sender.close()

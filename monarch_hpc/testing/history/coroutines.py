@@ -1,14 +1,15 @@
-"""Actors of coroutines that answer as `load.Node` does, and some that make children fail and wait to be told."""
+"""Actors of coroutines that answer as `load.Answerer` does, and some that make children fail and wait to be told."""
 
 from __future__ import annotations
 
 import asyncio
 
-import monarch_hpc
-from monarch_hpc import Actor, MeshFailure, concurrent_endpoint, endpoint
 from monarch_hpc.actor.cell.response_port import ResponsePort
-from tests.history.checker import Finished, Judged, Told, Untold, token
-from tests.history.load import Noting, hostile, note
+from monarch_hpc.actor.endpoint import Actor, concurrent_endpoint, endpoint
+from monarch_hpc.actor.fault import MeshFailure
+from monarch_hpc.mesh.current import this_proc
+from monarch_hpc.testing.history.checker import Finished, Judged, Told, Untold, token
+from monarch_hpc.testing.history.load import Noting, hostile, note
 
 __all__ = ["Guard", "Woven"]
 
@@ -29,22 +30,26 @@ class Woven(Noting):
 
     @endpoint
     async def plain(self, sender: str, number: int, data: bytes, pause_s: float, *, fails: bool = False) -> str:
+        """Answer from a coroutine that awaits nothing."""
         self._begin(sender, number)  # it awaits nothing
         note(self.folder, Finished(self.me, sender, number))
         return hostile(number) if fails else token(sender, number)
 
     @endpoint
     async def waiting(self, sender: str, number: int, data: bytes, pause_s: float, *, fails: bool = False) -> str:
+        """Answer from a coroutine."""
         return await self._answer(sender, number, pause_s, fails=fails)
 
     @concurrent_endpoint
     async def beside(self, sender: str, number: int, data: bytes, pause_s: float, *, fails: bool = False) -> str:
+        """Answer from a coroutine, beside others."""
         return await self._answer(sender, number, pause_s, fails=fails)
 
     @endpoint(explicit_response_port=True)
     async def later(
         self, port: ResponsePort, sender: str, number: int, data: bytes, pause_s: float, *, fails: bool = False
     ) -> None:
+        """Answer by the port, after the endpoint has returned."""
         self._begin(sender, number)
         note(self.folder, Finished(self.me, sender, number))
         if fails:
@@ -62,6 +67,7 @@ class _Child(Actor):
 
     @endpoint
     def fail(self) -> None:
+        """Fail."""
         raise ValueError("told so")
 
 
@@ -78,7 +84,7 @@ class Guard(Woven):
         self._begin(sender, number)
         try:
             told = self._children[token(sender, number)] = asyncio.Event()
-            child = monarch_hpc.this_proc().spawn(token(sender, number), _Child, at_once=bool(number % 2))
+            child = this_proc().spawn(token(sender, number), _Child, at_once=bool(number % 2))
             child.fail.broadcast()
             try:
                 await asyncio.wait_for(told.wait(), _TOLD_S)
