@@ -37,6 +37,8 @@
     |-- PortClosed             a port will deliver no more values
     |-- SpawnError             a proc could not be started
     |-- ForkedError            a forked child used its parent's connections or actors; also a RuntimeError
+    |-- RemoteOpError          an operation on mesh tensors failed on a rank
+    |-- DeviceMeshError        a mesh of tensors has lost a rank
     |-- LabError               the Slurm lab on this machine cannot do what was asked
     `-- InternalError          a bug in monarch-hpc
 
@@ -74,6 +76,7 @@ from monarch_hpc.core.errors.slurm import (
     SlurmParseError,
     TimeTooShort,
 )
+from monarch_hpc.core.errors.tensor import DeviceMeshError, RemoteOpError
 from monarch_hpc.core.errors.transport import (
     AuthenticationError,
     ChannelClosed,
@@ -100,6 +103,7 @@ __all__ = [
     "CopyFailed",
     "CopyTimeout",
     "DeliveryUnknown",
+    "DeviceMeshError",
     "EngineFailed",
     "ForkedError",
     "FrameError",
@@ -114,6 +118,7 @@ __all__ = [
     "PeerLost",
     "PortClosed",
     "ProcDied",
+    "RemoteOpError",
     "ScriptFailed",
     "SlurmBusy",
     "SlurmCommandError",
