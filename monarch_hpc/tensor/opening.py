@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 
+from monarch_hpc.actor.runtime.runtime import current_runtime
 from monarch_hpc.config.load import load
 from monarch_hpc.core.arguments import check_instance
 from monarch_hpc.core.errors import MonarchError
@@ -41,7 +43,9 @@ class _Opened:
         in_a_row = _in_a_row(control, ranks)
         settings = WorkerSettings(key, ranks, addresses, config.collective_s, config.max_lent)
         self._workers = root.spawn("tensor_worker", TensorWorker, settings, in_a_row)
-        self.engine = TensorEngine(key, repr(root), config, partial(_abort, in_a_row))
+        self.engine = TensorEngine(
+            key, repr(root), config, partial(_abort, in_a_row, tuple(proc.incarnation for proc in procs))
+        )
         self._operations = MeshOperations(view_of, self.view_at)
         for place in range(len(flat)):
             self.engine.watch(ranks[place], in_a_row.slice(procs=place).watch.call_one())
@@ -66,12 +70,14 @@ def _in_a_row(control: ActorMesh[Any], ranks: tuple[int, ...]) -> ActorMesh[Any]
         raise ValueError(f"this slice has gaps: activate the mesh of its {len(ranks)} procs first") from error
 
 
-def _abort(control: ActorMesh[TensorControl], cause: str) -> None:
-    for place in range(len(control)):
-        try:
-            control.slice(procs=place).abort.broadcast(cause)
-        except MonarchError:  # it is the rank that died
-            continue
+def _abort(control: ActorMesh[TensorControl], incarnations: tuple[int, ...], cause: str) -> None:
+    """End the collectives of the ranks that live; on the driver, which must not wait for a connection to others."""
+    channels = current_runtime().connections.channels
+    for place, incarnation in enumerate(incarnations):
+        channel = channels.get(incarnation)
+        if channel is not None and channel.error is None:
+            with contextlib.suppress(MonarchError):  # it has died, too
+                control.slice(procs=place).abort.broadcast(cause)
 
 
 def view_of(mesh: ProcMesh) -> View:

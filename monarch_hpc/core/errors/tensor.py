@@ -40,8 +40,8 @@ class DeviceMeshError(MonarchError):
 
     Args:
         mesh: the mesh of procs.
-        kind: ``died`` if a rank is gone, ``stopped`` if its procs were stopped, ``torn`` if its worker itself failed.
-        rank: the first such rank; -1 if there is no single one.
+        kind: ``died`` if a rank is gone, ``torn`` if its worker itself failed.
+        rank: the first such rank; -1 if it is unknown.
         cause: why, as text.
     """
 

@@ -98,7 +98,10 @@ def dispatch(function: Any, args: Any, kwargs: Any, active: View | None = None) 
             builder = KeyBuilder(key, ints, nodes, view)
             for name, value in kwargs.items():
                 key.append(name)
-                builder.add(value)
+                if value is None:
+                    key.append(None)
+                else:
+                    builder.add(value)
             view = builder.view
     except LocalTensor:
         return _with_local(function, args, kwargs, active)
