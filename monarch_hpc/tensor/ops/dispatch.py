@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map, tree_unflatten
 
 from monarch_hpc.tensor.ops.encode import CONSTANTS, KeyBuilder, LocalTensor, foreign, render, template_key
 from monarch_hpc.tensor.ops.factories import FACTORIES, from_values
-from monarch_hpc.tensor.ops.infer import Inference, autocasts, infer, tensors_in
+from monarch_hpc.tensor.ops.infer import TENSOR, Inference, autocasts, infer, tensors_in
 from monarch_hpc.tensor.ops.meta import GraphLeaf, Meta
 from monarch_hpc.tensor.ops.proxy import MeshTensor, first_tensor
 from monarch_hpc.tensor.stream.engine import View
@@ -157,7 +157,7 @@ def dispatch(function: Any, args: Any, kwargs: Any, active: View | None = None) 
         MeshTensor.make(number + place, view, meta, node if meta.grads else None)
         for place, meta in enumerate(entry.outs)
     )
-    return tree_unflatten([next(made_all) if leaf is None else leaf for leaf in entry.value], entry.inference.tree)  # type: ignore[arg-type]
+    return tree_unflatten([next(made_all) if leaf is TENSOR else leaf for leaf in entry.value], entry.inference.tree)  # type: ignore[arg-type]
 
 
 def _define(function: Any, args: Any, kwargs: Any, key: tuple[Any, ...], view: View) -> _Entry:

@@ -14,7 +14,10 @@ from monarch_hpc.tensor.ops.meta import Meta
 from monarch_hpc.tensor.ops.names import shown_name
 from monarch_hpc.tensor.ops.proxy import MeshTensor
 
-__all__ = ["Inference", "autocasts", "infer", "tensors_in"]
+__all__ = ["TENSOR", "Inference", "autocasts", "infer", "tensors_in"]
+
+TENSOR = object()
+"""Stands for a tensor among the leaves of a result, of which some may be None."""
 
 _CPU = torch.device("cpu")
 
@@ -26,8 +29,8 @@ class Inference(NamedTuple):
         kind: ``one`` (a tensor), ``tree`` (several), ``self`` (returns an argument), ``none``, or ``local`` (no tensor:
             its value is known here).
         outs: descriptions of the resulting tensors.
-        value: the value of ``local``; the place of the argument of ``self``; the leaves of ``tree``, with None for
-            tensors.
+        value: the value of ``local``; the place of the argument of ``self``; the leaves of ``tree``, with `TENSOR`
+            for tensors.
         tree: structure of ``tree``.
         mutated: places of arguments that are written to, with their descriptions after that.
         alias: place of the argument whose memory the result shares, seen by autograd; -1 if there is none.
@@ -137,7 +140,7 @@ def _describe(
         return Inference("none", (), None, None, mutated, -1)  # torch._foreach_add_ returns its arguments
     outs = tuple(Meta.of(one, device) for one in found)
     if not isinstance(result, torch.Tensor):
-        values = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        values = [TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         return Inference("tree", outs, values, tree, mutated, -1)
     alias = -1
     if torch.is_grad_enabled() and function is not torch.Tensor.detach:

@@ -179,6 +179,31 @@ def test_training_is_what_one_process_does(procs: ProcMesh, kind: str) -> None:
     assert all(torch.allclose(state[name], value, atol=1e-5) for name, value in local.state_dict().items())
 
 
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True),
+        nn.Sequential(nn.Conv1d(5, 5, 3, padding=1), nn.MaxPool1d(2), nn.Flatten(), nn.Linear(20, 3)),
+    ],
+    ids=["transformer", "convolution"],
+)
+def test_modules_of_torch(procs: ProcMesh, model: nn.Module) -> None:
+    batch = torch.randn(2, 5, 8)
+    expected = model(batch)
+    expected.sum().backward()
+    with procs.activate():
+        copied = copy.deepcopy(model)
+        for name, parameter in model.named_parameters():
+            owner = copied.get_submodule(name.rpartition(".")[0])
+            setattr(owner, name.rpartition(".")[2], nn.Parameter(torch.as_tensor(parameter.detach())))
+        result = copied(torch.as_tensor(batch))
+        result.sum().backward()
+        assert torch.allclose(inspect(result.detach(), dp=1), expected.detach(), atol=1e-5)
+        for mine, other in zip(copied.parameters(), model.parameters(), strict=True):
+            assert other.grad is not None
+            assert torch.allclose(inspect(mine.grad), other.grad, atol=1e-4)
+
+
 class Cube(torch.autograd.Function):
     """An operation with a backward pass of its own."""
 
