@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from monarch_hpc.actor.context import context
@@ -13,6 +14,9 @@ from monarch_hpc.mesh.calls.endpoint import Endpoint
 from monarch_hpc.tensor.remote_functions import Remote, view_for
 
 __all__ = ["rref"]
+
+_MAX_FUNCTIONS = 256
+"""Number of functions whose shapes are remembered; more are made at run time, and never called again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +46,15 @@ def _any(_self: object, *_args: object, **_kwargs: object) -> None:
     """Stands for a method whose arguments are checked where it was called."""
 
 
-_remote = Remote(_call_here, None)
+@lru_cache(_MAX_FUNCTIONS)
+def _remote_of(propagate: Any) -> Remote[..., Any]:
+    """The call of an endpoint with a certain `propagate`."""
+    if not callable(propagate):
+        return Remote(_call_here, None)
+    return Remote(_call_here, lambda _target, args, kwargs: propagate(*args, **kwargs))
 
 
-def rref(callee: Callee, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def rref(callee: Callee, method: str, propagate: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """See `Endpoint.rref`.
 
     Raises:
@@ -55,4 +64,4 @@ def rref(callee: Callee, method: str, args: tuple[Any, ...], kwargs: dict[str, A
     if callee.ranks != view.ranks:
         raise ValueError(f"{callee} is not on the ranks of {view.name} {view.region.extent}: slice one like the other")
     target = _Target(callee.name, callee.actor, method, tuple(callee.procs[rank] for rank in callee.ranks))
-    return _remote.rref(target, args, kwargs)
+    return _remote_of(propagate).rref(target, args, kwargs)

@@ -253,7 +253,7 @@ class Endpoint(Generic[P, R]):
         """
         self._check_new("rref")
         self._method.check(args, kwargs)
-        return importlib.import_module(_TENSORS).rref(self._callee, self._name, args, kwargs)
+        return importlib.import_module(_TENSORS).rref(self._callee, self._name, self._method.propagate, args, kwargs)
 
     def _check_new(self, name: str) -> None:
         if self._options.landing is not None:

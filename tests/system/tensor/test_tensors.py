@@ -303,6 +303,10 @@ class Scaler(Actor):
         self.seen = x
         return x * by
 
+    @endpoint(propagate=lambda x, by: x.repeat(by))
+    def repeated(self, x: torch.Tensor, by: int) -> torch.Tensor:
+        return x.repeat(by)
+
     @endpoint
     def last(self) -> Any:
         return type(self.seen).__name__, self.seen
@@ -319,6 +323,8 @@ def test_actors_get_their_ranks_shards_in_turn(procs: ProcMesh) -> None:
         assert isinstance(made, MeshTensor)
         assert inspect(made + 1, dp=1).tolist() == [304.0, 307.0, 310.0]
         assert inspect(actors.scale.rref(x, 3)).tolist() == [300.0, 303.0, 306.0]
+        longer = actors.repeated.rref(x, 2)
+        assert longer.shape == (6,) and inspect(longer, dp=1).tolist() == [101.0, 102.0, 103.0] * 2
     name, value = actors.last.call().get(_GET_S).item(dp=0)
     assert name == "Tensor" and torch.equal(value, torch.arange(100.0, 103.0))
     with pytest.raises(ValueError, match="not on the ranks"):
