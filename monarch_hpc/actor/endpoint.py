@@ -73,6 +73,7 @@ class EndpointMethod(Generic[P, R]):
         timeout_s: how long it may run; None for no limit.
         explicit: whether it takes a response port as its first argument, and answers through that port.
         plain: whether a bare function call serves it: not a coroutine, no timeout, no response port.
+        propagate: gives the shapes of the result for `Endpoint.rref`; None to take them from the first call.
     """
 
     def __init__(
@@ -82,10 +83,12 @@ class EndpointMethod(Generic[P, R]):
         concurrent: bool = False,
         timeout_s: float | None = None,
         explicit: bool = False,
+        propagate: object = None,
     ) -> None:
         if not callable(function):
             raise TypeError(f"@endpoint marks methods; got {function!r}")
         self.function = function
+        self.propagate = propagate
         self.signature = inspect.signature(function)
         if explicit:
             first, *others = self.signature.parameters.values()
@@ -140,7 +143,11 @@ class _Mark(Protocol):
 def endpoint(function: Callable[Concatenate[Any, P], R], /) -> EndpointMethod[P, R]: ...
 @overload
 def endpoint(
-    *, concurrent: bool = False, timeout: float | None = None, explicit_response_port: bool = False
+    *,
+    concurrent: bool = False,
+    timeout: float | None = None,
+    explicit_response_port: bool = False,
+    propagate: object = None,
 ) -> _Mark: ...
 def endpoint(
     function: Callable[..., Any] | None = None,
@@ -149,6 +156,7 @@ def endpoint(
     concurrent: bool = False,
     timeout: float | None = None,
     explicit_response_port: bool = False,
+    propagate: object = None,
 ) -> Any:  # the overloads say it exactly
     """Let other actors and the controller call this method; a class may mix `def` and `async def`.
 
@@ -161,6 +169,8 @@ def endpoint(
             cancelled; a function cannot be, and keeps its actor busy until it returns.
         explicit_response_port: pass a port before the caller's arguments. The first value sent to that port is
             the answer, at any time and from any thread; the return value is ignored.
+        propagate: a function of the same arguments, without ``self``, that returns tensors of the shapes of the
+            result, for calls with `rref`. None or ``cached``: the first call with arguments of certain shapes waits.
 
     Raises:
         TypeError: an argument of the wrong type; *concurrent* on a function that is not a coroutine function; no
@@ -171,7 +181,13 @@ def endpoint(
     check_flag("explicit_response_port", explicit_response_port)
 
     def mark(function: Callable[..., Any], /) -> EndpointMethod[..., Any]:
-        return EndpointMethod(function, concurrent=concurrent, timeout_s=timeout, explicit=explicit_response_port)
+        return EndpointMethod(
+            function,
+            concurrent=concurrent,
+            timeout_s=timeout,
+            explicit=explicit_response_port,
+            propagate=propagate,
+        )
 
     return mark if function is None else mark(function)
 

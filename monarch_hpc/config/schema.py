@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import ClassVar, Literal, Protocol, TypeVar
 
 from monarch_hpc.config.slurm_section import FlagValue, LimitsConfig, SlurmConfig
+from monarch_hpc.config.tensor_section import TensorConfig
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.errors import ConfigError
 from monarch_hpc.core.text.units import parse_size
@@ -32,6 +33,7 @@ __all__ = [
     "ProcsConfig",
     "RunConfig",
     "SlurmConfig",
+    "TensorConfig",
     "TransportConfig",
     "UcxConfig",
     "as_document",
@@ -238,6 +240,7 @@ class Config:
     ucx: UcxConfig
     logs: LogsConfig
     telemetry: RecordingConfig
+    tensor: TensorConfig
     run: RunConfig
     login: LoginConfig
     submitit: SubmititConfig

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from monarch_hpc.actor.context import context
 from monarch_hpc.actor.endpoint import Actor, check_arguments
@@ -69,10 +71,13 @@ class ProcMesh(MeshView):
         self._launch = procs if isinstance(procs, Launch) else None
         self._runtime = runtime or current_runtime()
         self._owned = owned
+        self._root: ProcMesh | None = None
 
     def _viewing(self, region: Region) -> Self:
         whole = self._owned and len(region) == len(self._region)
-        return type(self)(self._name, self._mesh, region, self._procs, self._runtime, owned=whole)
+        view = type(self)(self._name, self._mesh, region, self._procs, self._runtime, owned=whole)
+        view._root = self.root
+        return view
 
     def __reduce__(self) -> tuple[object, ...]:
         kept = {rank: self._procs[rank] for rank in self._region.base_ranks()}
@@ -153,6 +158,44 @@ class ProcMesh(MeshView):
             raise
         except TransportError as error:
             raise ProcDied(f"a proc of {self._shown}", str(error)) from error
+
+    @property
+    def root(self) -> ProcMesh:
+        """The mesh that this is a slice of, as `spawn_procs` returned it, or as it came in a message."""
+        return self._root or self
+
+    @property
+    def region(self) -> Region:
+        """The place of these procs among all procs that were started with them."""
+        return self._region
+
+    def activate(self) -> AbstractContextManager[object]:
+        """Have torch's functions make tensors on these procs: ``with procs.activate():``; needs torch.
+
+        In the block, functions that make tensors of none make them on every proc. Operations on such tensors run where
+        they are, also after the block. At its end, all that was issued is done.
+
+        Raises:
+            SpawnError: the procs did not start.
+            DeviceMeshError: a proc is gone; also at the end of the block.
+        """
+        activation: AbstractContextManager[object] = _tensors().activate(self)
+        return activation
+
+    def rank_tensor(self, dim: str) -> Any:
+        """The coordinate of each proc along a dimension, as a mesh tensor; needs torch.
+
+        Raises:
+            KeyError: no dimension of that name.
+        """
+        return _tensors().rank_tensor(self, dim)
+
+    rank = rank_tensor
+
+    def rank_tensors(self) -> dict[str, Any]:
+        """The coordinates along all dimensions, by name; see `rank_tensor`."""
+        tensors: dict[str, Any] = _tensors().rank_tensors(self)
+        return tensors
 
     @property
     def initialized(self) -> Future[Literal[True]]:
@@ -330,6 +373,14 @@ def mesh_around(name: str, region: Region, procs: Mapping[int, ProcRef], runtime
     kept = {rank: procs[rank] for rank in region.base_ranks()}
     mesh = kept[region.base_rank(0)].mesh
     return ProcMesh(name, mesh, region, runtime.incarnations.of(mesh, kept) if mesh else kept, runtime)
+
+
+_TENSORS = "monarch_hpc.tensor.active"
+"""Tensors on meshes, by name: this layer does not depend on them."""
+
+
+def _tensors() -> Any:
+    return importlib.import_module(_TENSORS)
 
 
 _own: ProcMesh | None = None

@@ -38,6 +38,8 @@
     |-- QueryError             a question in SQL cannot be answered
     |-- SpawnError             a proc could not be started
     |-- ForkedError            a forked child used its parent's connections or actors; also a RuntimeError
+    |-- RemoteOpError          an operation on mesh tensors failed on a rank
+    |-- DeviceMeshError        a mesh of tensors has lost a rank
     |-- LabError               the Slurm lab on this machine cannot do what was asked
     `-- InternalError          a bug in monarch-hpc
 
@@ -75,6 +77,7 @@ from monarch_hpc.core.errors.slurm import (
     SlurmParseError,
     TimeTooShort,
 )
+from monarch_hpc.core.errors.tensor import DeviceMeshError, RemoteOpError
 from monarch_hpc.core.errors.transport import (
     AuthenticationError,
     ChannelClosed,
@@ -101,6 +104,7 @@ __all__ = [
     "CopyFailed",
     "CopyTimeout",
     "DeliveryUnknown",
+    "DeviceMeshError",
     "EngineFailed",
     "ForkedError",
     "FrameError",
@@ -116,6 +120,7 @@ __all__ = [
     "PortClosed",
     "ProcDied",
     "QueryError",
+    "RemoteOpError",
     "ScriptFailed",
     "SlurmBusy",
     "SlurmCommandError",

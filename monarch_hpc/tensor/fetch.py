@@ -1,0 +1,106 @@
+"""Reads values of mesh tensors: of one rank, as tensors of the program."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from monarch_hpc.actor.future import Future
+from monarch_hpc.core.shape import Point
+from monarch_hpc.mesh.value import ValueMesh
+from monarch_hpc.tensor.ops.encode import foreign
+from monarch_hpc.tensor.ops.proxy import MeshTensor
+from monarch_hpc.tensor.stream.engine import View
+from monarch_hpc.tensor.worker.actor import Reply
+
+__all__ = ["answer_of", "fetch_shard", "inspect", "read_on_all", "show"]
+
+
+def answer_of(view: View, reply: Reply) -> Any:
+    """The value in the reply to a read.
+
+    Raises:
+        DeviceMeshError: a rank is gone.
+        Exception: the value, or an effect issued before the read, failed.
+    """
+    kind, value, effects = reply
+    if view.engine.broken is not None:
+        raise view.engine.broken
+    if kind == "failed":
+        raise view.engine.error_of(value)
+    for effect in effects:
+        error = view.engine.error_of_unread(effect)
+        if error is not None:
+            raise error
+    return value
+
+
+def read_on_all(view: View, number: int) -> Future[Any]:
+    """The future of a value's copies from all ranks, as a mesh of values."""
+
+    def finish(replies: list[Reply]) -> ValueMesh[Any]:
+        from_rank = [answer_of(view, reply)[0] for reply in replies]
+        whole = type(view.region).whole(view.region.extent)
+        return ValueMesh(whole, from_rank)
+
+    view.engine.flush()
+    future: Future[Any] = view.workers.read.fold(finish, [number])
+    return future
+
+
+def fetch_shard(obj: Any, shard: dict[str, int] | None = None, **coords: int) -> Future[Any]:
+    """The future of a copy of *obj*, with the value of one rank in place of each mesh tensor.
+
+    Args:
+        obj: a mesh tensor, or lists, tuples and dicts with some, all on the same ranks.
+        shard: coordinates of the rank; 0 along dimensions that are not named.
+        **coords: likewise.
+
+    Raises:
+        IndexError: a coordinate is outside its dimension.
+        KeyError: the mesh has no dimension of that name.
+        ValueError: *obj* has no mesh tensor, or has some on different ranks.
+    """
+    leaves, tree = tree_flatten(obj)
+    tensors: list[MeshTensor] = [leaf for leaf in leaves if leaf.__class__ is MeshTensor]
+    if not tensors:
+        raise ValueError(f"there is no mesh tensor in this {type(obj).__name__}: its values are here already")
+    view: View = tensors[0]._h.view
+    for tensor in tensors:
+        if tensor._h.view is not view:
+            raise foreign(tensor, view)
+    if view.engine.broken is not None:
+        raise view.engine.broken
+    view.region.extent.check_known({**(shard or {}), **coords})
+    place = {**dict.fromkeys(view.region.extent, 0), **(shard or {}), **coords}
+    chosen = view.workers.slice(**place)
+    chosen_rank = view.region.slice(**place).base_rank(0)
+    view.engine.flush()
+
+    def finish(replies: list[Reply]) -> Any:
+        values = iter(answer_of(view, replies[0]))
+        return tree_unflatten([next(values) if leaf.__class__ is MeshTensor else leaf for leaf in leaves], tree)
+
+    def read(replies: list[Any], failures: dict[Point, BaseException]) -> Any:
+        if failures:
+            error = next(iter(failures.values()))
+            view.engine.lose(chosen_rank, error)
+            raise view.engine.broken or error
+        return finish(replies)
+
+    future: Future[Any] = chosen.read.options(on_error="collect").fold_some(
+        read, [tensor._h.number for tensor in tensors]
+    )
+    return future
+
+
+def inspect(obj: Any, shard: dict[str, int] | None = None, **coords: int) -> Any:
+    """Wait for `fetch_shard` and return its value."""
+    return fetch_shard(obj, shard, **coords).result()
+
+
+def show(obj: Any, shard: dict[str, int] | None = None, **coords: int) -> None:
+    """Print what `inspect` returns, with its coordinates."""
+    place = ", ".join(f"{name}={at}" for name, at in {**(shard or {}), **coords}.items())
+    print(f"rank {place or 'at 0'}:\n{inspect(obj, shard, **coords)}")
