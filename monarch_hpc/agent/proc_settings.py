@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Self
+
+from monarch_hpc.agent.agent_args import AgentArgs
 from monarch_hpc.agent.resources.grant import Grant
+from monarch_hpc.config import Config
 from monarch_hpc.config.schema import FabricConfig, LogsConfig, ProcsConfig, RecordingConfig, TransportConfig, UcxConfig
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.core.ids import SlurmIds
@@ -43,3 +47,36 @@ class ProcSettings:
     ucx: UcxConfig
     slurm: SlurmIds
     logs: LogsConfig
+
+    @classmethod
+    def of(
+        cls,
+        args: AgentArgs,
+        config: Config,
+        grant: Grant,
+        addresses: list[str],
+        listen_hosts: list[str],
+        segments: str,
+        forwarders: list[str],
+    ) -> Self:
+        """The settings of an agent that was started with *args*."""
+        return cls(
+            allocation=args.allocation,
+            rank=args.rank,
+            name=args.name,
+            key=args.key,
+            grant=grant,
+            listen_hosts=listen_hosts,
+            heartbeat_s=config.liveness.heartbeat_s,
+            lease=Lease(config.liveness.suspect_s, config.liveness.dead_s),
+            addresses=addresses,
+            segments=segments,
+            forwarders=forwarders,
+            telemetry=config.telemetry,
+            procs=config.procs,
+            limits=config.transport,
+            fabric=config.fabric,
+            ucx=config.ucx,
+            slurm=SlurmIds.of(args.environment),
+            logs=config.logs,
+        )

@@ -38,10 +38,10 @@ from monarch_hpc.config import Config
 from monarch_hpc.core.clock import Deadline
 from monarch_hpc.core.death import Death
 from monarch_hpc.core.errors import FrameError, TransportError
-from monarch_hpc.core.ids import Identity, Role, SlurmIds, new_incarnation
+from monarch_hpc.core.ids import Identity, Role, new_incarnation
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.core.version import PYTHON_VERSION, __version__
-from monarch_hpc.supervision.lease import Lease, Liveness
+from monarch_hpc.supervision.lease import Liveness
 from monarch_hpc.telemetry.observer import open_witness
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
@@ -119,34 +119,15 @@ class Service:
             lambda: engine.call_soon(self._agent.resume_output),
         )
         outlet = Outlet(self._files, config.logs, self._send_up, lambda: self._head_link.backlogged)
-        lease = Lease(config.liveness.suspect_s, config.liveness.dead_s)
         self._forwarders: list[str] = []
-        proc_settings = ProcSettings(
-            allocation=args.allocation,
-            rank=args.rank,
-            name=args.name,
-            key=args.key,
-            grant=grant,
-            listen_hosts=listen_hosts,
-            heartbeat_s=config.liveness.heartbeat_s,
-            lease=lease,
-            addresses=self._host_entry.addresses,
-            segments=segments,
-            forwarders=self._forwarders,
-            telemetry=config.telemetry,
-            procs=config.procs,
-            limits=config.transport,
-            fabric=config.fabric,
-            ucx=config.ucx,
-            slurm=SlurmIds.of(args.environment),
-            logs=config.logs,
-        )
+        addresses = self._host_entry.addresses
+        proc_settings = ProcSettings.of(args, config, grant, addresses, listen_hosts, segments, self._forwarders)
         mpi_steps = MpiSteps(engine, self._reaper, step_settings)
         self._programs = Programs(engine, self._reaper, settings_of(args, config.logs.max_file_bytes), self._own_run)
         self._agent = Agent(
             engine, proc_settings, self._zygotes, mpi_steps, self._reaper, self._programs, outlet, self._send_up
         )
-        self._heartbeat = Heartbeat(engine, config.liveness.heartbeat_s, lease, self._on_liveness)
+        self._heartbeat = Heartbeat(engine, config.liveness.heartbeat_s, proc_settings.lease, self._on_liveness)
         self._casts = CastChannels(
             engine, self._node, self._heartbeat, args.rank, args.num_hosts, config, self._agent.rows
         )

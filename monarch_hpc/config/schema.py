@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar, Literal, Protocol, TypeVar
 
+from monarch_hpc.config.logs_section import LogsConfig
 from monarch_hpc.config.slurm_section import FlagValue, LimitsConfig, SlurmConfig
 from monarch_hpc.config.tensor_section import TensorConfig
 from monarch_hpc.core.dataclass import dataclass
@@ -184,21 +185,6 @@ class RecordingConfig:
     clock_interval_s: float
     keep_dead: int
     max_answer_bytes: int
-
-
-@dataclass(frozen=True)
-class LogsConfig:
-    """Handling of the output and log records of procs."""
-
-    stream_to_client: bool
-    fold_s: float
-    level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
-    to_logging: bool
-    with_actor: bool
-    proc_rate_bytes: int
-    host_rate_bytes: int
-    max_file_bytes: int
-    keep_runs: int
 
 
 @dataclass(frozen=True)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from monarch_hpc.actor.context import context
-from monarch_hpc.actor.endpoint import Actor, check_arguments
+from monarch_hpc.actor.endpoint import Actor
 from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.local_future import completed
 from monarch_hpc.actor.messages.creator import pack_creator
@@ -20,12 +18,12 @@ from monarch_hpc.actor.messages.payload import pack_spawn
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.log_records import Level
 from monarch_hpc.actor.runtime.runtime import Runtime, current_runtime
-from monarch_hpc.core.arguments import check_flag, check_seconds, check_text, shown
+from monarch_hpc.core.arguments import check_flag, check_seconds, check_text
 from monarch_hpc.core.errors import EngineFailed, ProcDied, SpawnError, TransportError
 from monarch_hpc.core.ids import new_incarnation, number_in_program
 from monarch_hpc.core.shape import Region
 from monarch_hpc.core.text.description import qualified_name
-from monarch_hpc.mesh.actors import ActorMesh, check_names
+from monarch_hpc.mesh.actors import ActorMesh, check_actor
 from monarch_hpc.mesh.door import block, door_of
 from monarch_hpc.mesh.launch import Launch
 from monarch_hpc.mesh.output.choice import LogChoice, both, parse_level
@@ -38,12 +36,9 @@ if TYPE_CHECKING:
     from monarch_hpc.mesh.healing.heal import Healed
     from monarch_hpc.mesh.host import HostMesh
 
-__all__ = ["ProcMesh", "check_actor", "mesh_around", "proc_of"]
+__all__ = ["ProcMesh", "mesh_around", "proc_of"]
 
 A = TypeVar("A", bound=Actor)
-
-_NUM_SIGNATURES = 256
-"""Number of constructors whose signatures are cached: reading one takes longer than the rest of a spawn."""
 
 
 class ProcMesh(MeshView):
@@ -393,26 +388,6 @@ def proc_of(runtime: Runtime) -> ProcMesh:
     if _own is None or _own._runtime is not runtime or _own._procs.get(own.rank) is not own:
         _own = ProcMesh(f"proc {own.rank} on {own.host}", own.mesh, own.region, {own.rank: own}, runtime)
     return _own
-
-
-def check_actor(name: object, cls: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-    """Refuse a class or arguments that cannot be spawned, before anything is sent.
-
-    Raises:
-        TypeError: the name is not a string, *cls* is not a subclass of `Actor`, or its constructor does not take the
-            arguments.
-        ValueError: an endpoint has the name of an attribute of actor meshes.
-    """
-    check_text("name, the first argument of spawn,", name)
-    if not (isinstance(cls, type) and issubclass(cls, Actor)):
-        raise TypeError(f"spawn takes a subclass of Actor, then its constructor's arguments, not {shown(cls)}")
-    check_names(cls)
-    check_arguments(f"{cls.__name__}.__init__", _signature_of(cls.__init__), args, kwargs)
-
-
-@functools.lru_cache(_NUM_SIGNATURES)
-def _signature_of(constructor: Callable[..., None]) -> inspect.Signature:
-    return inspect.signature(constructor)
 
 
 def _receive(name: str, mesh: int, region: Region, procs: Mapping[int, ProcRef]) -> ProcMesh:

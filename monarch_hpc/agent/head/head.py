@@ -78,8 +78,7 @@ class Head:
         notice_s: config key `slurm.notice_s`.
         journal: called with each event after it has changed `state`.
         ask_slurm: see `agent.head.losses`.
-        rank: rank of the head's host.
-        term: number of the head's term.
+        rank, term: rank of the head's host, and number of the head's term.
     """
 
     def __init__(
@@ -99,8 +98,7 @@ class Head:
         rank: int = 0,
         term: int = 1,
     ) -> None:
-        self._clock = clock
-        self._later = later
+        self._clock, self._later = clock, later
         self._stop_s = stop_s
         self._changed = changed
         self._open_witness = open_witness
