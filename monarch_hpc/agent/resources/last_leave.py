@@ -45,9 +45,9 @@ _ANSWER_S = 10.0
 _log = Logger(__name__)
 
 
-def others_to_ask(ready: Ready, rank: int, head_rank: int) -> list[ReadyHost]:
+def others_to_ask(ready: Ready, rank: int) -> list[ReadyHost]:
     """Return the hosts whose agent, if it lives, leaves later than that of *rank*: those below it, but the head's."""
-    return [host for host in ready.hosts if host.rank < rank and host.rank != head_rank][:_ASKED]
+    return [host for host in ready.hosts if host.rank < rank and host.rank != ready.head][:_ASKED]
 
 
 def is_listening(addresses: Iterable[str]) -> bool | None:
@@ -105,7 +105,7 @@ class LastLeave:
     def _work(self) -> None:
         try:
             ready = load_ready(self._args.folder)
-            if not any(is_listening(host.addresses) for host in others_to_ask(ready, self._args.rank, ready.head)):
+            if not any(is_listening(host.addresses) for host in others_to_ask(ready, self._args.rank)):
                 self._outlast(ready)
         except (OSError, MonarchError) as error:
             _log.warning("whether the job ends without this agent is unknown: %s", error)

@@ -261,7 +261,7 @@ class Tenancy:
         if self._ending is not None:
             explained(self._ending)
         else:
-            self._slurm.ask(self.ready.names.get(0, ""), explained)
+            self._slurm.ask(self.ready.head_name, explained)
         self.fleet.on_head_lost(cause)
         self.logs.fail(error)
         self._refusal = cause

@@ -25,7 +25,7 @@ UNREACHABLE = "tcp://192.0.2.1:9"
 class World:
     """One attempt's folder, Slurm's commands, and the agent of rank 2 among three."""
 
-    def __init__(self, folder: Path, addresses: list[str]) -> None:
+    def __init__(self, folder: Path, addresses: list[str], head: int = 0) -> None:
         self.folder = private_dir(folder / "attempts" / "1")
         self.bin = private_dir(folder / "bin")
         self.done = threading.Event()
@@ -33,7 +33,7 @@ class World:
             HostEntry(rank, f"n{rank + 1}", [address], 5, "3.11", "0.1.0", [0], [], 1, {})
             for rank, address in enumerate(addresses)
         ]
-        write_ready(self.folder, make_ready("a" * 32, 7, entries, []))
+        write_ready(self.folder, make_ready("a" * 32, 7, entries, [], head))
         self.put("scancel", f"echo cancelled >> {self.bin}/count")
         rank = len(addresses) - 1
         args = AgentArgs(
@@ -116,11 +116,25 @@ def test_a_host_that_goes_down_refuses_connections_at_first(tmp_path: Path, clos
 
 def test_the_agents_below_are_asked_but_the_heads(tmp_path: Path) -> None:
     entries = [HostEntry(rank, f"n{rank}", [], 5, "", "", [0], [], 1, {}) for rank in range(100)]
-    ready = make_ready("a" * 32, 7, entries, [])
-    assert [host.rank for host in others_to_ask(ready, 3, head_rank=0)] == [1, 2]
-    assert [host.rank for host in others_to_ask(ready, 3, head_rank=1)] == [0, 2]
-    assert [host.rank for host in others_to_ask(ready, 99, head_rank=0)] == list(range(1, 17))
-    assert others_to_ask(ready, 1, head_rank=0) == []
+    ready, moved = (make_ready("a" * 32, 7, entries, [], head) for head in (0, 1))
+    assert [host.rank for host in others_to_ask(ready, 3)] == [1, 2]
+    assert [host.rank for host in others_to_ask(moved, 3)] == [0, 2]
+    assert [host.rank for host in others_to_ask(ready, 99)] == list(range(1, 17))
+    assert others_to_ask(ready, 1) == []
+
+
+@pytest.mark.parametrize(("hosts", "gone"), [("n3", True), ("n[1,3]", False)])
+def test_a_head_that_has_moved_is_one_host_and_the_batch_script_another(
+    tmp_path: Path, closed: str, hosts: str, gone: bool
+) -> None:
+    world = World(tmp_path, [closed, UNREACHABLE, closed], head=1)
+    world.says(hosts)
+    world.leave.begin()
+    wait_until("its end", world.done.is_set, 60.0)
+    assert world.cancelled is gone
+    if gone:
+        why = read_released(world.folder)
+        assert "n2, with its head, has left the job; n1, with its batch script, has left the job" in why
 
 
 def test_an_address_that_is_none_answers_nothing() -> None:

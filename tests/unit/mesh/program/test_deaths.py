@@ -97,6 +97,25 @@ def test_one_that_was_asked_to_end_has_not_failed_however_long_it_takes(callers:
     assert causes.was_stopped(9, lost)
 
 
+def test_one_that_a_restart_policy_mends_has_not_failed_for_those_who_ask(callers: Callers) -> None:
+    causes = ProgramCauses(callers.deaths, lambda: False, lambda _incarnation: False)
+    callers.deaths.record(7, died("signal 9"), handled=True)
+    callers.deaths.record(8, died("signal 9"))
+    lost = "lost proc on n1: it left"
+    assert [causes.was_stopped(incarnation, lost) for incarnation in (7, 8)] == [True, False]
+    callers.ask(7, "a[0]")
+    assert callers.told == ["a[0] died: signal 9"]
+
+
+def test_a_revised_death_is_the_same_with_another_cause(callers: Callers) -> None:
+    callers.deaths.record(7, replace(died("signal 9"), host="n1", rank=2))
+    revised = callers.deaths.revise(7, "signal 9; it did not start again")
+    assert revised == Death(DeathKind.SIGNAL, "signal 9; it did not start again", "n1", 2)
+    callers.ask(7, "a[0]")
+    assert callers.told == ["a[0] died: signal 9; it did not start again"]
+    assert callers.deaths.revise(8, "it did not start").kind is DeathKind.UNKNOWN
+
+
 def test_the_deaths_that_are_remembered_are_bounded(callers: Callers) -> None:
     for incarnation in range(5000):
         callers.deaths.record(incarnation, died("signal 9"))
