@@ -1,4 +1,7 @@
-"""Two procs that have torch, shared by all tests of mesh tensors: loading it takes longer than the tests."""
+"""Two procs that have torch, shared by all tests of a file: loading it takes longer than the tests.
+
+Not by all files: a worker of the suite runs others in between, which have allocations of their own.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from monarch_hpc.config.load import load
 from tests.system.support.controlling import controlled, settle
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def hosts() -> Iterator[HostMesh]:
     """One host of an embedded allocation, with this process as its controller."""
     pytest.importorskip("torch")
@@ -20,7 +23,7 @@ def hosts() -> Iterator[HostMesh]:
         yield hosts
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def procs(hosts: HostMesh) -> ProcMesh:
     """Two procs along ``dp``."""
     procs = hosts.slice(hosts=0).spawn_procs({"dp": 2}, preload=["torch"])
