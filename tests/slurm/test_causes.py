@@ -78,7 +78,7 @@ def test_a_cancelled_step_a_cancelled_job_and_a_time_limit(alice: Alice) -> None
     until_printed(running, "ready")
     alice.slurm("scancel", job)
     out, err = running.communicate(timeout=90)
-    assert " cancelled n2 1" in out and running.returncode == 72, out + err
+    assert re.search(r" cancelled n\d 1$", out, re.MULTILINE) and running.returncode == 72, out + err
     wait_until("its end", alice.jobs, 90.0, accept=lambda jobs: not jobs)
 
     job = take(alice)
@@ -86,7 +86,7 @@ def test_a_cancelled_step_a_cancelled_job_and_a_time_limit(alice: Alice) -> None
     until_printed(running, "ready")
     LabFaults(alice.lab).reach_time_limit(job)
     out, err = running.communicate(timeout=120)
-    assert " time-limit n2 1" in out and running.returncode == 79, out + err
+    assert re.search(r" time-limit n\d 1$", out, re.MULTILINE) and running.returncode == 79, out + err
 
 
 def test_a_slurmd_that_comes_back_ends_what_was_on_its_host(alice: Alice) -> None:
