@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import signal
@@ -69,10 +70,11 @@ def memory_bytes(alice: Alice) -> dict[str, int]:
     held = {}
     for host in ("login", *HOSTS):
         for pid, command in alice.lab.processes("alice", host):
-            status = Path(f"/proc/{pid}/status").read_text()
             if "python" in command:
-                (kib,) = (line.split()[1] for line in status.splitlines() if line.startswith("RssAnon:"))
-                held[f"{pid} on {host}"] = 1024 * int(kib)
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+                    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+                        if line.startswith("RssAnon:"):
+                            held[f"{pid} on {host}"] = 1024 * int(line.split()[1])
     return held
 
 

@@ -16,6 +16,7 @@ from monarch_hpc.attach.embedded import open_local
 from monarch_hpc.config.load import load
 from monarch_hpc.config.schema import Config
 from monarch_hpc.testing import wait_until
+from monarch_hpc.testing.slurmlab.processes import read_command
 from monarch_hpc.wire.control.procs import ProcEnded, ProcReady, ProcsStopped, SpawnFailed, StopProcs
 from monarch_hpc.wire.control.runs import CloseRun, RunClosed
 from tests.child import child
@@ -310,9 +311,7 @@ def test_shut_down_leaves_nothing(directory: Path) -> None:
 
 def test_a_second_agent_of_a_host_is_refused(directory: Path, config: Config) -> None:
     head, argv = next(
-        (pid, words)
-        for pid in cookie_holders(directory)
-        if "--rank" in (words := Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1]) and "1" in words
+        (pid, words) for pid in cookie_holders(directory) if "--rank" in (words := read_command(pid)) and "1" in words
     )
     key = (directory / "key").read_bytes()
     argv = [word for word in argv if word != "--lifeline"]

@@ -78,7 +78,8 @@ class Victim:
         found = [self.process.pid]
         for pid in found:
             for task in Path(f"/proc/{pid}/task").iterdir():
-                found += map(int, (task / "children").read_text().split())
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+                    found += map(int, (task / "children").read_text().split())
         return found
 
     def addresses(self) -> list[str]:
@@ -86,9 +87,10 @@ class Victim:
         inodes = set()
         for pid in self.pids():
             for entry in Path(f"/proc/{pid}/fd").iterdir():
-                with_name = os.readlink(entry)
-                if with_name.startswith("socket:["):
-                    inodes.add(with_name[8:-1])
+                with contextlib.suppress(FileNotFoundError):  # it has been closed
+                    with_name = os.readlink(entry)
+                    if with_name.startswith("socket:["):
+                        inodes.add(with_name[8:-1])
         found = []
         for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
             _, local, _, state, *rest = line.split()
