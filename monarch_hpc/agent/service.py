@@ -11,12 +11,13 @@ from monarch_hpc.agent.agent_args import AgentArgs
 from monarch_hpc.agent.casts.channels import CastChannels
 from monarch_hpc.agent.children.leftovers import find_leftovers, kill_leftovers
 from monarch_hpc.agent.children.reaper import Reaper
+from monarch_hpc.agent.elections import Elections, ElectionsEnd
 from monarch_hpc.agent.head.head import Head
-from monarch_hpc.agent.head.idle import IdleRelease, watch_idle
 from monarch_hpc.agent.head.link import ChannelLink, Link, LocalLink
+from monarch_hpc.agent.head_office import HeadOffice
+from monarch_hpc.agent.head_search import HeadSearch
 from monarch_hpc.agent.output.log_files import LogFiles
 from monarch_hpc.agent.output.proc_output import Outlet
-from monarch_hpc.agent.output.retention import Retention
 from monarch_hpc.agent.proc_addresses import ProcAddresses
 from monarch_hpc.agent.proc_settings import ProcSettings
 from monarch_hpc.agent.procs.mpi_step import MpiSteps, StepSettings
@@ -24,26 +25,25 @@ from monarch_hpc.agent.procs.zygote_launch import StartingZygote, ZygoteSettings
 from monarch_hpc.agent.procs.zygote_pool import ZygotePool
 from monarch_hpc.agent.programs.program import settings_of
 from monarch_hpc.agent.programs.table import Programs, Request
-from monarch_hpc.agent.ready_report import report_ready
+from monarch_hpc.agent.ready_report import make_entry
+from monarch_hpc.agent.reports import Reports
 from monarch_hpc.agent.resources import cgroup
 from monarch_hpc.agent.resources.grant import Grant
 from monarch_hpc.agent.resources.shm_folder import make_segments
 from monarch_hpc.agent.termination import Termination
 from monarch_hpc.allocation.files import report_host
-from monarch_hpc.allocation.heads import HeadPlace, claim, read_head, write_head
+from monarch_hpc.allocation.heads import HeadPlace, claim, read_head
 from monarch_hpc.config import Config
 from monarch_hpc.core.clock import Deadline
-from monarch_hpc.core.errors import FrameError, TransportError
+from monarch_hpc.core.errors import FrameError, PeerLost, TransportError
 from monarch_hpc.core.ids import Identity, Role, SlurmIds, new_incarnation
 from monarch_hpc.core.logger import Logger
-from monarch_hpc.core.version import PYTHON_VERSION, __version__
 from monarch_hpc.supervision.lease import Lease, Liveness
-from monarch_hpc.telemetry.observer import open_witness
 from monarch_hpc.transport.api import FrameChannel
 from monarch_hpc.transport.engine.engine import Engine
 from monarch_hpc.transport.heartbeat import Heartbeat
 from monarch_hpc.transport.node import Node
-from monarch_hpc.wire.control.allocation import HostEntry, Join, Roster, ShutDown, ShutDownDone
+from monarch_hpc.wire.control.allocation import Join, Roster, ShutDown, ShutDownDone
 from monarch_hpc.wire.control.message import Message
 from monarch_hpc.wire.control.questions import AskHosts
 from monarch_hpc.wire.control.refusal import Refused, refuse
@@ -53,7 +53,6 @@ from monarch_hpc.wire.frames import Frame, Kind
 
 __all__ = ["Service"]
 
-_DIAL_RETRY_S = 0.1
 _POLL_S = 0.05
 _FLUSH_S = 2.0
 """Time that a final message may take to be sent before the process ends."""
@@ -87,24 +86,14 @@ class Service:
         self._args = args
         self._config = config
         self._finished = finished
+        self._leaving = False
         limits = config.transport
         identity = Identity(args.allocation, Role.AGENT, args.name, new_incarnation())
         self._proc_addresses = ProcAddresses()
         self._node = Node(engine, identity, args.key, self, limits, forwards=self._proc_addresses.addresses)
         self._deadline = Deadline(config.slurm.bootstrap_s, engine.clock)
         listen_hosts = list(grant.interfaces.values())
-        self._host_entry = HostEntry(
-            rank=args.rank,
-            name=args.name,
-            addresses=self._node.listen(listen_hosts),
-            pid=os.getpid(),
-            python=PYTHON_VERSION,
-            package=__version__,
-            cpus=grant.cpus,
-            gpus=grant.gpus,
-            memory_bytes=grant.memory_bytes,
-            interfaces=grant.interfaces,
-        )
+        self._host_entry = make_entry(args, grant, self._node.listen(listen_hosts))
         self._reaper = Reaper(engine, cgroup.num_oom_kills)
         self._zygotes = ZygotePool(engine, self._reaper, zygote_settings)
         self._first_zygote = first_zygote
@@ -151,11 +140,15 @@ class Service:
         self.termination = Termination(engine, args, config, segments, lambda: self._head_link, self.end)
         self._links: dict[FrameChannel, ChannelLink] = {}
         self._head_link: Link = LocalLink(lambda _message: None, lambda _reason: None)  # until the head is known
-        self._head: Head | None = None
-        self._idle: IdleRelease | None = None
-        self._retention: Retention | None = None
+        self._office: HeadOffice | None = None
+        self._reports = Reports()
+        end = ElectionsEnd(self._take_office, self._follow, self._fence)
+        self._elections = Elections(engine, self._node, self._host_entry, config.liveness.fence_s, end)
+        self._search = HeadSearch(
+            *(engine, self._node, self._elections, args.folder, self._deadline, self._forwarders),
+            *(lambda: self._leaving, self._join, self._on_head_lost, self._fail),
+        )
         self._sent_goodbye = False
-        self._leaving = False
         self._code = 0
 
     def start(self) -> None:
@@ -170,36 +163,53 @@ class Service:
         problem = report_host(self._args.folder, self._host_entry)
         if self._args.rank == 0 and read_head(self._args.folder) is None:
             claim(self._args.folder, f"process {os.getpid()} on {self._args.name}")
-            self._start_head(problem, term=1)
+            self._start_head(problem, HeadPlace(1, 0, self._host_entry.addresses))
         else:
-            self._find_head(problem)
+            self._search.find(problem)
 
-    def _start_head(self, problem: str, term: int) -> None:
-        self._retention = Retention(self._args.directory, self._config.logs.keep_runs)
+    @property
+    def _head(self) -> Head | None:
+        return None if self._office is None else self._office.head
+
+    def _start_head(self, problem: str, place: HeadPlace) -> None:
         self._agent.seated = True
-        head = self._head = Head(
-            self._args.num_hosts,
-            self._engine.clock,
-            self._engine.call_later,
-            self._config.agent.grace_s,
-            partial(report_ready, self._args, term),
-            self._on_all_left,
-            open_witness,
-            self._config.telemetry.max_answer_bytes,
-            self._config.slurm.notice_s,
-            rank=self._args.rank,
-            term=term,
+        office = self._office = HeadOffice(
+            self._engine, self._args, self._config, place.term, self._on_complete, self._on_all_left
         )
+        head = office.head
         agent_link = LocalLink(lambda message: self._engine.call_soon(partial(self._on_order, message)), self._refused)
         self._head_link = LocalLink(
             lambda message: self._engine.call_soon(partial(head.on_agent, agent_link, message)), lambda _reason: None
         )
-        self._engine.call_later(self._deadline.left_s(), head.on_bootstrap_deadline)
-        self._forwarders[:] = self._host_entry.addresses
-        write_head(self._args.folder, HeadPlace(term, self._args.rank, self._host_entry.addresses))
+        self._forwarders[:] = place.addresses
+        office.open(place, self._deadline.left_s(), self._elections.hosts)
         head.on_join(agent_link, Join(self._host_entry, problem))
-        self._idle = watch_idle(head, self._config, self._args, self._engine.call_later, self._engine.clock)
         self.termination.start_head(head.deadline)
+
+    def _on_complete(self) -> None:
+        if self._office is not None:
+            self._elections.found(self._office.head.agents)
+
+    def _take_office(self, term: int) -> None:
+        if not self._leaving:
+            self._start_head("", HeadPlace(term, self._args.rank, self._host_entry.addresses))
+            self._reports.tell_again(self._head_link.send)
+            assert self._head is not None
+            self._elections.lead(self._head.agents)
+
+    def _on_head_lost(self, error: TransportError) -> None:
+        if self._leaving:
+            return
+        if (isinstance(error, PeerLost) and error.farewell) or not self._elections.seek(str(error)):
+            _log.warning("lost the head: %s", error)
+            self.leave(self._config.agent.grace_s)
+
+    def _follow(self, heir: HeadPlace) -> None:
+        self._search.follow(heir)
+
+    def _fence(self, why: str) -> None:
+        _log.error("this agent ends: %s", why)
+        self.end()
 
     def _own_run(self, deliver: Callable[[Message], None]) -> tuple[Callable[[Message], None], Callable[[], None]]:
         """Make this agent the owner of a run at its own head, see `agent.programs.table.OwnRun`."""
@@ -210,34 +220,18 @@ class Service:
 
     # ---- the link to the head ----
 
-    def _find_head(self, problem: str) -> None:
-        if self._leaving:
-            return
-        head = read_head(self._args.folder)
-        if head is not None:
-            self._forwarders[:] = head.addresses
-            self._node.dial(head.addresses, 0, partial(self._dialled, problem))
-        elif self._deadline.passed():
-            self._fail(f"no head after {self._deadline.timeout_s:.0f} s: {self._args.folder} has no head.<term>.json")
-        else:
-            self._engine.call_later(_POLL_S, partial(self._find_head, problem))
-
-    def _dialled(self, problem: str, result: FrameChannel | TransportError) -> None:
-        if not isinstance(result, TransportError):
-            link = self._links[result] = ChannelLink(result)
-            self._head_link = link
-            self._heartbeat.watch(result)
-            link.send(Join(self._host_entry, problem))
-        elif result.retryable and not self._deadline.passed():
-            self._engine.call_later(_DIAL_RETRY_S, partial(self._find_head, problem))
-        else:
-            self._fail(f"cannot reach the head: {result}")
+    def _join(self, channel: FrameChannel, problem: str) -> None:
+        link = self._head_link = self._links[channel] = ChannelLink(channel)
+        self._heartbeat.watch(channel)
+        link.send(Join(self._host_entry, problem))
+        self._reports.tell_again(self._head_link.send)
 
     def _send_up(self, message: Message) -> None:
         self._proc_addresses.note(message)
         self._casts.note(message)
-        if self._retention is not None and isinstance(message, RunClosed):
-            self._retention.ended(message.run)
+        self._reports.note(message)
+        if self._office is not None:
+            self._office.note(message)
         self._head_link.send(message)
 
     def _on_order(self, message: Message) -> None:
@@ -252,6 +246,7 @@ class Service:
                 _log.warning("the head refused %s: %s", message.request, message.problem)
             case Roster():
                 self._casts.on_roster(message.hosts)
+                self._elections.on_roster(message.hosts)
             case AskHosts():
                 self._casts.on_ask(message, self._head_link.send)
             case _:
@@ -281,9 +276,9 @@ class Service:
         """Handle a control message or a frame of a cast; frames of other kinds close the channel."""
         if channel.error is not None:
             return  # sent before the peer noticed that this side closed
-        if self._casts.on_frame(channel, frame):
-            return
         link = self._links.get(channel)
+        if (link is None and self._elections.on_frame(channel, frame)) or self._casts.on_frame(channel, frame):
+            return
         if link is None or frame.kind is not Kind.CONTROL:
             channel.close(f"an agent does not accept {frame.kind.name} frames")
             return
@@ -303,8 +298,11 @@ class Service:
 
     def _on_message(self, channel: FrameChannel, link: ChannelLink, message: Message) -> None:
         head = self._head
+        if channel.peer.role is Role.AGENT and self._elections.on_message(channel, message):
+            return
         if head is None:
-            self._on_order(message)
+            if link is self._head_link:
+                self._on_order(message)
         elif channel.peer.role is not Role.AGENT and isinstance(message, Request):
             self._programs.handle(message, link.send)
         elif channel.peer.role is not Role.AGENT:
@@ -313,6 +311,7 @@ class Service:
                 self._heartbeat.watch(channel)
         elif isinstance(message, Join):
             head.on_join(link, message)
+            self._elections.greet(link)
         else:
             self._proc_addresses.note(message)
             head.on_agent(link, message)
@@ -326,11 +325,10 @@ class Service:
         if self._casts.on_lost(channel, error) or link is None:
             return
         if self._head is None:
-            if not self._leaving:
-                _log.warning("lost the head: %s", error)
-                self.leave(self._config.agent.grace_s)
-            elif self._sent_goodbye:
+            if self._leaving and self._sent_goodbye:
                 self._end()
+            elif link is self._head_link:
+                self._on_head_lost(error)
             return
         # The peer was declared lost here and in its run. If only its network was cut, it must not return: fence it.
         fenced = [] if channel.peer.role is Role.TOOL else [channel.peer.incarnation]
@@ -360,6 +358,7 @@ class Service:
         """End this host's procs and what they left behind, report to the head, and end."""
         if not self._leaving:
             self._leaving = True
+            self._elections.close()
             self._agent.leave(grace_s, self._on_left)
 
     def _on_left(self, num_left: int) -> None:
@@ -374,8 +373,8 @@ class Service:
             self._engine.call_later(_FLUSH_S, self._end)
 
     def _on_all_left(self) -> None:
-        if self._idle is not None:
-            self._idle.finish()
+        if self._office is not None:
+            self._office.finish()
         self._node.close("the allocation is over")
         self._engine.call_later(_FLUSH_S, self._end)
         self._end_when_closed()
@@ -395,6 +394,6 @@ class Service:
     def _end(self) -> None:
         finished, self._finished = self._finished, lambda _code: None
         self._files.close(_FLUSH_S)
-        if self._retention is not None:
-            self._retention.close(_FLUSH_S)
+        if self._office is not None:
+            self._office.close(_FLUSH_S)
         finished(self._code)

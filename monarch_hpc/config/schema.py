@@ -119,6 +119,7 @@ class LivenessConfig:
     heartbeat_s: float
     suspect_s: float
     dead_s: float
+    fence_s: float
 
 
 @dataclass(frozen=True)

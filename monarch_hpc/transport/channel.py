@@ -13,6 +13,7 @@ import socket
 
 from monarch_hpc.config.schema import TransportConfig
 from monarch_hpc.core.errors import ChannelClosed, FrameError, PeerLost, TransportError
+from monarch_hpc.core.errors.transport import FAREWELL
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.transport.api import Fabric, FabricKind, Lane, Listener, Peer
 from monarch_hpc.transport.connect.introduction import Introduction
@@ -287,7 +288,7 @@ class PeerChannel:
                     self._listener.on_frame(self, frame)
             elif frame.kind is _BYE:
                 self._peer_left = True
-                self._end(PeerLost(str(self.peer), f"it left: {read_reason(frame)}"))
+                self._end(PeerLost(str(self.peer), f"{FAREWELL}{read_reason(frame)}"))
             else:
                 self._take(frame)
         except TransportError as error:

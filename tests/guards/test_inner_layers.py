@@ -24,7 +24,7 @@ INNER = {
     ),
     "attach": (
         {"job_end"},
-        {"attach", "embedded", "workers"},
+        {"attach", "embedded", "heir", "workers"},
         {"local_agents", "slurm_relay"},
     ),
     "actor": (
@@ -40,10 +40,11 @@ INNER = {
     "agent": (
         {"__main__"},
         {"service"},
-        {"termination"},
+        {"head_search"},
+        {"elections", "head_office", "termination"},
         {"agent", "casts", "head", "ready_report"},
         {"procs", "programs"},
-        {"children", "output", "proc_addresses", "proc_settings", "questions"},
+        {"children", "output", "proc_addresses", "proc_settings", "questions", "reports"},
         {"resources"},
         {"agent_args"},
     ),

@@ -23,6 +23,7 @@ __all__ = [
     "HostGone",
     "HostJoined",
     "HostLifeChanged",
+    "HostMissed",
     "MeshLeftHost",
     "MeshReport",
     "MeshRequested",
@@ -61,6 +62,14 @@ class HostGone:
     """A host is lost, with all its procs."""
 
     rank: int
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostMissed:
+    """A host of the head before has not joined this one."""
+
+    entry: HostEntry
     cause: str
 
 
@@ -185,6 +194,7 @@ class HostEmptied:
 Event = (
     HostJoined
     | HostLifeChanged
+    | HostMissed
     | HostGone
     | DeadlinePassed
     | RunAttached

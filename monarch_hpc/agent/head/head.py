@@ -12,12 +12,13 @@ from functools import partial
 from monarch_hpc.agent.head import events
 from monarch_hpc.agent.head.deadline import HeadDeadline, Later
 from monarch_hpc.agent.head.departures import Departures
+from monarch_hpc.agent.head.inheritance import Inheritance
 from monarch_hpc.agent.head.link import Link
 from monarch_hpc.agent.head.peers import HeadPeers
 from monarch_hpc.agent.head.questions import HeadQuestions
-from monarch_hpc.agent.head.request_checks import problem_of, problem_of_links, problem_of_run
+from monarch_hpc.agent.head.request_checks import problem_of, problem_of_links
 from monarch_hpc.agent.head.roster import HostRoster, HostSlot
-from monarch_hpc.agent.head.runs import OpenWitness, RunPeers, report
+from monarch_hpc.agent.head.runs import OpenWitness, RunPeers, opened, refusal, report
 from monarch_hpc.agent.head.state import HeadState, RunState, apply
 from monarch_hpc.core.ids import first_member
 from monarch_hpc.core.logger import Logger
@@ -47,7 +48,7 @@ from monarch_hpc.wire.control.procs import (
 )
 from monarch_hpc.wire.control.questions import Ask, Rows
 from monarch_hpc.wire.control.refusal import Refused, refuse
-from monarch_hpc.wire.control.runs import CloseRun, OpenRun, Recording, RunClosed, RunLinks, RunOpened
+from monarch_hpc.wire.control.runs import CloseRun, OpenRun, Recording, RunClosed, RunLinks
 from monarch_hpc.wire.proc_key import ProcKey
 
 __all__ = ["Head"]
@@ -75,8 +76,7 @@ class Head:
         max_answer_bytes: config key `telemetry.max_answer_bytes`.
         notice_s: config key `slurm.notice_s`.
         journal: called with each event after it has changed `state`.
-        rank: rank of the head's host.
-        term: number of the head's term.
+        rank, term: rank of the head's host, and number of its term.
     """
 
     def __init__(
@@ -91,7 +91,6 @@ class Head:
         max_answer_bytes: int,
         notice_s: float,
         journal: Callable[[events.Event], None] = lambda _event: None,
-        *,
         rank: int = 0,
         term: int = 1,
     ) -> None:
@@ -106,6 +105,7 @@ class Head:
         self._peers = HeadPeers()
         self._questions = HeadQuestions(self.state, self._peers, self._run_peers, later, max_answer_bytes)
         self.idle_left_s = -1.0  # see `StatusReport`
+        self.inheritance = Inheritance(self.state, self._peers, self._apply, self._send, self._to_controller, stop_s)
         self._departures = Departures(self.state, self._apply, self._send, later, self._announce, ended)
         self.deadline = HeadDeadline(
             self.state, self._peers, clock, later, partial(self.shut_down, requester=None), notice_s
@@ -254,6 +254,10 @@ class Head:
         """End all procs; report to *requester* the number of processes left by host, -1 where it is unknown."""
         self._departures.shut_down(grace_s, requester)
 
+    def agents(self) -> list[Link]:
+        """The links to the agents, by rank of their hosts."""
+        return self._peers.of(slot.peer for slot in self.state.roster.all() if slot.peer is not None)
+
     @property
     def num_programs(self) -> int:
         """Number of connected programs that have opened a run, also of those whose run is over."""
@@ -266,12 +270,8 @@ class Head:
     # ---- runs ----
 
     def _open(self, link: Link, message: OpenRun) -> None:
-        run, problem = self.state.runs.get(message.run), problem_of_run(message.run)
-        if self.state.shutting_down is not None:
-            problem = "the allocation is being released"
-        elif run is not None and run.closing is not None:
-            problem = f"run {message.run} is over"
-        if problem:
+        run = self.state.runs.get(message.run)
+        if problem := refusal(self.state, message):
             link.send(refuse(message, problem))
             return
         peer = self._peers.add(link)
@@ -285,8 +285,8 @@ class Head:
         if message.owner:
             self._run_peers[message.run].on_owner(link)
         self.deadline.report(link)  # first: an open run knows its time
-        state = self.state
-        link.send(RunOpened(message.run, state.runs[message.run].epoch, state.num_attached, state.roster.hosts()))
+        link.send(opened(self.state, message))
+        self.inheritance.reopen(peer, message)
 
     def _spawn(self, link: Link, message: SpawnProcs) -> None:
         if problem := problem_of(message):
@@ -360,7 +360,10 @@ class Head:
 
     def _to_controller(self, message: events.MeshReport) -> None:
         mesh = self.state.mesh(message.run, message.mesh)
-        link = None if mesh is None else self._peers.links.get(mesh.peer)
+        if mesh is None:
+            self.inheritance.keep(message)
+            return
+        link = self._peers.links.get(mesh.peer)
         if (event := events.of_report(message)) is not None:
             self._apply(event)
         if link is None:
@@ -393,5 +396,5 @@ class Head:
         if missing and not self.state.past_deadline:
             return
         hosts = roster.connected()
-        self._changed(hosts, missing)
         self._send([host.rank for host in hosts], Roster(hosts))
+        self._changed(hosts, missing)

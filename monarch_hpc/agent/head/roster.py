@@ -53,6 +53,10 @@ class HostRoster:
         """Add an agent, in place of a lost one."""
         self._slots[entry.rank] = HostSlot(entry, problem, peer)
 
+    def miss(self, entry: HostEntry, cause: str) -> None:
+        """Add a host that the head before had, and whose agent has not joined this one."""
+        self._slots[entry.rank] = HostSlot(entry, "", None, Liveness.DEAD, cause)
+
     def lose(self, rank: int, cause: str) -> None:
         """Mark the agent of a host as lost."""
         slot = self._slots[rank]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import field, replace
 
 from monarch_hpc.agent.head.link import Link
+from monarch_hpc.agent.head.request_checks import problem_of_opening
 from monarch_hpc.agent.head.state import HeadState
 from monarch_hpc.agent.output.rate_limit import TokenBucket, cost_bytes
 from monarch_hpc.core.dataclass import dataclass
@@ -14,11 +15,11 @@ from monarch_hpc.wire.control.allocation import StatusReport
 from monarch_hpc.wire.control.output import Output
 from monarch_hpc.wire.control.procs import ProcEnded, SpawnFailed
 from monarch_hpc.wire.control.questions import Ask, Portion
-from monarch_hpc.wire.control.runs import Recording, RunLinks
+from monarch_hpc.wire.control.runs import OpenRun, Recording, RunLinks, RunOpened
 from monarch_hpc.wire.proc_key import ProcKey
 from monarch_hpc.wire.tables.answer import answer
 
-__all__ = ["OpenWitness", "RunPeers", "report"]
+__all__ = ["OpenWitness", "RunPeers", "opened", "refusal", "report"]
 
 OpenWitness = Callable[[Recording], Witness | None]
 
@@ -118,6 +119,22 @@ class RunPeers:
             for stream in ("out", "err")
             if (num_lines := self.dropped.pop((ended.proc, stream), 0))
         ]
+
+
+def refusal(state: HeadState, message: OpenRun) -> str:
+    """Return why a run cannot be opened, or attached to; empty if it can."""
+    run = state.runs.get(message.run)
+    if state.shutting_down is not None:
+        return "the allocation is being released"
+    if run is not None and run.closing is not None:
+        return f"run {message.run} is over"
+    return problem_of_opening(message)
+
+
+def opened(state: HeadState, message: OpenRun) -> RunOpened:
+    """Return the answer to the last peer that opened a run, or attached to it."""
+    member = message.member or state.num_attached
+    return RunOpened(message.run, state.runs[message.run].epoch, member, state.roster.hosts())
 
 
 def report(

@@ -16,6 +16,7 @@ from monarch_hpc.agent.head.events import (
     HostGone,
     HostJoined,
     HostLifeChanged,
+    HostMissed,
     MeshLeftHost,
     MeshRequested,
     PeerEnteredRun,
@@ -120,6 +121,8 @@ def apply(state: HeadState, event: Event) -> None:
                 _leave_host(state, name, event.rank)
             if state.shutting_down is not None:
                 state.shutting_down.discard(event.rank)
+        case HostMissed():
+            state.roster.miss(event.entry, event.cause)
         case HostDrained():
             state.roster.drain(event.rank, event.reason)
         case HostFreed():
@@ -159,7 +162,7 @@ def _attach(state: HeadState, event: RunAttached) -> None:
     opened = _shorten(event.opened)
     run = state.runs.get(opened.run)
     if run is None:
-        run = state.runs[opened.run] = RunState(opened, event.time_s, state.num_attached)
+        run = state.runs[opened.run] = RunState(opened, event.time_s, opened.epoch or state.num_attached)
     if opened.owner:
         if run.owner not in (None, event.peer):
             run.epoch = state.num_attached

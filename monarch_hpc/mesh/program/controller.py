@@ -20,7 +20,9 @@ from monarch_hpc.actor.future import Future
 from monarch_hpc.actor.messages.line import MessageLink
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.runtime import Runtime
+from monarch_hpc.allocation.ready import Ready
 from monarch_hpc.allocation.settings import read_config
+from monarch_hpc.attach.heir import seek_heir
 from monarch_hpc.config.load import load
 from monarch_hpc.config.program import read_program
 from monarch_hpc.config.schema import Config
@@ -286,14 +288,32 @@ class Controller(Runtime):
             _log.warning("unexpected message from %s: %s", peer, type(message).__name__)
 
     def on_lost(self, channel: FrameChannel, error: TransportError) -> None:
-        """Handle the loss of a channel. Losing the head of an allocation ends the run there."""
+        """Handle the loss of a channel. Losing the head of an allocation ends the run there, unless it has an heir."""
         tenancy = self.tenancies.get(channel.peer.allocation)
         if tenancy is not None and channel is tenancy.head and not self._closed and not tenancy.over:
-            tenancy.on_head_lost(error)
-            self.node.leave(tenancy.allocation, tenancy.over)
-            self.tenancies.lose(tenancy)
+            self._on_head_lost(tenancy, error)
         self._heartbeat.forget(channel)
         super().on_lost(channel, error)
+
+    def _on_head_lost(self, tenancy: Tenancy, error: TransportError) -> None:
+        def found(ready: Ready, channel: FrameChannel) -> None:
+            if tenancy.over or self._closed:
+                channel.close("the program has left")
+            else:
+                tenancy.follow(ready, channel)
+                self._on_tenancy_open(tenancy)
+
+        def failed() -> None:
+            if not tenancy.over and not self._closed:
+                tenancy.on_head_lost(error)
+                self.node.leave(tenancy.allocation, tenancy.over)
+                self.tenancies.lose(tenancy)
+
+        wait_s = self._config.liveness.fence_s
+        if seek_heir(self.node, tenancy.directory, tenancy.ready, len(tenancy.hosts), error, wait_s, found, failed):
+            tenancy.be_headless()
+        else:
+            failed()
 
     def _on_fault(self, what: str, error: BaseException) -> None:
         log_fault(what, error)

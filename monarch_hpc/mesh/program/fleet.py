@@ -230,6 +230,12 @@ class Fleet:
             mesh.stopping.clear()  # without the head the procs end by themselves
             self._forget(mesh)
 
+    def stops(self) -> list[StopProcs]:
+        """The orders to end meshes, or parts of them, that are not carried out yet."""
+        ending = [(mesh.number, mesh.stopping) for mesh in self._meshes.values() if mesh.stopping]
+        ending += [(mesh.number, hosts) for mesh in self._meshes.values() for hosts, _ in mesh.parting]
+        return [StopProcs(self._run, number, sorted(hosts), self._config.stop_s) for number, hosts in ending]
+
     def _forget(self, mesh: _MeshState) -> None:
         if self._meshes.pop(mesh.number, None) is None:
             return

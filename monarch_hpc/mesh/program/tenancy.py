@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator
 from monarch_hpc.actor.fault import MeshFailure
 from monarch_hpc.actor.messages.proc_ref import ProcRef
 from monarch_hpc.actor.runtime.runtime import Runtime
-from monarch_hpc.allocation.ready import check_allocation
+from monarch_hpc.allocation.ready import Ready, check_allocation
 from monarch_hpc.attach.attach import join
 from monarch_hpc.core.errors import AllocationError, SpawnError, TransportError
 from monarch_hpc.core.logger import Logger
@@ -30,7 +30,7 @@ from monarch_hpc.wire.control.allocation import HostEnded, HostEntry
 from monarch_hpc.wire.control.deadline import DeadlineNear, JobEnd
 from monarch_hpc.wire.control.message import Message, encode
 from monarch_hpc.wire.control.output import LogsSet, Output
-from monarch_hpc.wire.control.procs import ProcEnded, ProcLife, ProcReady, ProcsStopped, SpawnFailed
+from monarch_hpc.wire.control.procs import ProcEnded, ProcLife, ProcReady, ProcsStopped, SpawnFailed, SpawnProcs
 from monarch_hpc.wire.control.questions import Ask, Rows
 from monarch_hpc.wire.control.refusal import Refused
 from monarch_hpc.wire.control.runs import OpenRun, Recording, RunLinks, RunOpened
@@ -114,6 +114,9 @@ class Tenancy:
         self._report = LinkReport(engine.call_later, self._summarize, self._send_links)
         self._opened = Flag(engine)
         self._refusal = ""
+        self._epoch = 0
+        self._lost: set[int] = set()  # hosts whose loss was shown; the next head reports them again
+        self._waiting: list[Message] | None = None  # for the next head; None while there is one
 
     @property
     def hosts(self) -> dict[int, HostEntry]:
@@ -130,12 +133,11 @@ class Tenancy:
         node = self._runtime.node
         here = os.uname().nodename
         self.head = join(node, self.directory).channel
-        incarnation = f"{node.identity.incarnation:x}"
         try:
-            self.send(OpenRun(self.run, " ".join(sys.argv) or "python", here, os.getpid(), self._owner))
+            self.send(self._opening([]))
             if not self._opened.wait(self._answer_s) or self._refusal:
                 raise AllocationError(self.name, self._refusal or "its head agent does not answer")
-            self.send(Recording(self.run, read_place(), here, os.getpid(), self._record_fd, incarnation))
+            self.send(self._recording())
         except BaseException as error:
             node.leave(self.allocation, "the run could not be opened")
             if isinstance(error, TransportError):
@@ -151,7 +153,33 @@ class Tenancy:
             TransportError: the channel is closed.
         """
         assert self.head is not None, "open() comes first"
+        if self._waiting is not None:
+            self._waiting.append(message)
+            return
         self.head.send(Frame(Kind.CONTROL, body=encode(message)))
+
+    def _opening(self, meshes: list[list[int]]) -> OpenRun:
+        title, here = " ".join(sys.argv) or "python", os.uname().nodename
+        return OpenRun(self.run, title, here, os.getpid(), self._owner, self._epoch, self.fleet.member, meshes)
+
+    def _recording(self) -> Recording:
+        incarnation = f"{self._runtime.node.identity.incarnation:x}"
+        return Recording(self.run, read_place(), os.uname().nodename, os.getpid(), self._record_fd, incarnation)
+
+    def be_headless(self) -> None:
+        """Keep messages for the head of the next term: calls between procs and the program go on. On the driver."""
+        self._waiting = []
+
+    def follow(self, ready: Ready, head: FrameChannel) -> None:
+        """Tell the head of a later term of the run and its meshes, and all that it was to be told. On the driver."""
+        waiting, self._waiting = self._waiting or [], None
+        self.ready, self.head = ready, head
+        unsent = {message.mesh for message in waiting if isinstance(message, SpawnProcs)}
+        meshes = [[number, *hosts] for number, hosts in self.fleet.meshes() if number not in unsent]
+        with contextlib.suppress(TransportError):  # its end is reported
+            for message in (self._opening(meshes), self._recording(), *self.fleet.stops(), *waiting):
+                self.send(message)
+        self._report.changed()
 
     def stop_procs(self, cause: str) -> None:
         """End all procs; returns when none is left."""
@@ -179,8 +207,9 @@ class Tenancy:
         """Handle a message of the head."""
         match message:
             case RunOpened():
-                self.fleet.hosts = {host.rank: host for host in message.hosts}
-                self.fleet.member = message.member
+                self.fleet.hosts |= {host.rank: host for host in message.hosts}
+                self._lost.difference_update(host.rank for host in message.hosts)
+                self.fleet.member, self._epoch = message.member, message.epoch
                 self._runtime.node.set_epoch(message.epoch, self.allocation)
                 self._opened.set()
             case ProcReady():
@@ -306,8 +335,9 @@ class Tenancy:
 
     def _on_host_lost(self, host: int, cause: str) -> None:
         name = self._place(self.hosts[host].name)
-        if host not in self.given_up:
+        if host not in self.given_up and host not in self._lost:
             self._printer.put(f"monarch-hpc: host {name} is lost: {cause}\n")
+        self._lost.add(host)
         for key, proc in list(self.procs.items()):
             if proc.host_rank == host:
                 del self.procs[key]

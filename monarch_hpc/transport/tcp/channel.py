@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from monarch_hpc.config.schema import TransportConfig
 from monarch_hpc.core.errors import ChannelClosed, FrameError, PeerLost, TransportError
+from monarch_hpc.core.errors.transport import FAREWELL
 from monarch_hpc.core.logger import Logger
 from monarch_hpc.transport.api import Peer
 from monarch_hpc.transport.engine.engine import Engine
@@ -322,7 +323,7 @@ class TcpChannel:
         if frame.kind is _PING:
             return
         if frame.kind is _BYE:
-            raise PeerLost(str(self._peer), f"it left: {read_reason(frame)}")
+            raise PeerLost(str(self._peer), f"{FAREWELL}{read_reason(frame)}")
         try:
             self._on_frame(frame)
         except TransportError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import field
+
 from monarch_hpc.core.dataclass import dataclass
 from monarch_hpc.wire.control.allocation import HostEntry
 from monarch_hpc.wire.control.message import Message
@@ -14,6 +16,10 @@ class OpenRun(Message):
     """Controller to head: open a run, or join the run with the same id.
 
     The run ends with its *owner*, the first process of the run to attach.
+
+    Args:
+        epoch: the run's, if the head of an earlier term has opened it; 0 if not. *member* likewise.
+        meshes: number and hosts of each mesh that this program has requested.
     """
 
     run: str
@@ -21,6 +27,9 @@ class OpenRun(Message):
     controller_host: str
     pid: int
     owner: bool
+    epoch: int = 0
+    member: int = 0
+    meshes: list[list[int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

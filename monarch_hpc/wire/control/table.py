@@ -56,6 +56,7 @@ from monarch_hpc.wire.control.programs import (
 from monarch_hpc.wire.control.questions import Ask, AskHosts, Rows
 from monarch_hpc.wire.control.refusal import Refused
 from monarch_hpc.wire.control.runs import CloseRun, OpenRun, Recording, RunClosed, RunLinks, RunOpened
+from monarch_hpc.wire.control.succession import Acknowledge, Announce, AskVoice, GiveVoice, Rules
 from monarch_hpc.wire.document import build
 
 __all__ = ["MESSAGES", "decode"]
@@ -113,6 +114,11 @@ MESSAGES: dict[str, type[Message]] = {
         ReadOutput,
         ProgramOutput,
         ProgramEnded,
+        Announce,
+        Acknowledge,
+        AskVoice,
+        GiveVoice,
+        Rules,
         Refused,
     )
 }
