@@ -84,6 +84,7 @@ class Fleet:
         self._send = send
         self._numbers = numbers
         self._meshes: dict[int, _MeshState] = {}
+        self._procs: dict[int, ProcRef] = {}  # of all meshes, by incarnation
         self._over = ""
         self._dead: Recent[int, bool] = Recent(_KEEP_DEAD)
         self._names: Recent[int, str] = Recent(_KEEP_NAMES)
@@ -233,6 +234,8 @@ class Fleet:
     def _forget(self, mesh: _MeshState) -> None:
         if self._meshes.pop(mesh.number, None) is None:
             return
+        for proc in mesh.procs.values():
+            self._procs.pop(proc.incarnation, None)
         late = [self.hosts[host].name for host in sorted(mesh.stopping or ())]
         for stopped in [*mesh.stopped, *(stopped for _, stopped in mesh.parting)]:
             stopped(late)
@@ -244,7 +247,11 @@ class Fleet:
         mesh = self._meshes.get(proc.mesh)
         if mesh is None or mesh.done is None:
             return False
+        earlier = mesh.procs.get(proc.rank, proc)
         mesh.procs.put(proc.rank, proc)
+        self._procs.pop(earlier.incarnation, None)
+        current = mesh.procs[proc.rank]
+        self._procs[current.incarnation] = current
         return True
 
     def on_reached(self, proc: ProcRef) -> None:
@@ -313,11 +320,11 @@ class Fleet:
 
     def is_ending(self, incarnation: int) -> bool:
         """Whether a proc was asked to end, and its host has not reported yet that none is left; from any thread."""
-        for mesh in list(self._meshes.values()):
-            hosts = set(mesh.stopping or ()).union(*(part for part, _ in mesh.parting))
-            if any(proc.incarnation == incarnation and proc.host_rank in hosts for proc in list(mesh.procs.values())):
-                return True
-        return False
+        proc = self._procs.get(incarnation)
+        mesh = None if proc is None else self._meshes.get(proc.mesh)
+        if proc is None or mesh is None:
+            return False
+        return any(proc.host_rank in hosts for hosts in (mesh.stopping or (), *(part for part, _ in mesh.parting)))
 
     def name_of(self, number: int) -> str:
         """The name of a mesh; also for a while after its end, when its last lines may arrive."""
