@@ -116,20 +116,6 @@ def hosts() -> Iterator[HostMesh]:
         yield hosts
 
 
-@pytest.fixture(scope="module")
-def proc(hosts: HostMesh) -> ProcMesh:
-    proc = hosts.slice(hosts=0).spawn_procs()
-    settle(proc)
-    return proc
-
-
-@pytest.fixture
-def fifo(tmp_path: Path) -> str:
-    path = tmp_path / "fifo"
-    os.mkfifo(path)
-    return str(path)
-
-
 def test_a_coroutine_that_never_returns_is_cancelled_and_what_waits_fails(proc: ProcMesh, tmp_path: Path) -> None:
     actor = proc.spawn("endless", Endless, str(tmp_path))
     running, queued = actor.wait.call_one(), actor.alive.call_one()

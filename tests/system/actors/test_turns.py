@@ -9,7 +9,6 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -146,21 +145,6 @@ def hosts() -> Iterator[HostMesh]:
         with hosts.spawn_procs() as procs:
             settle(procs)
         yield hosts
-
-
-@pytest.fixture(scope="module")
-def proc(hosts: HostMesh) -> ProcMesh:
-    """One proc for all tests."""
-    proc = hosts.slice(hosts=0).spawn_procs()
-    settle(proc)
-    return proc
-
-
-@pytest.fixture
-def fifo(tmp_path: Path) -> str:
-    path = tmp_path / "fifo"
-    os.mkfifo(path)
-    return str(path)
 
 
 @pytest.mark.parametrize("cls", [Waiting, Blocking])
